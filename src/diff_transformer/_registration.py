@@ -1,0 +1,44 @@
+"""Makes ``import diff_transformer`` enough for transformers' Auto classes, without importing transformers for it."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class _LoadThenRegister(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        importlib.import_module("diff_transformer.model")
+
+
+class _RegisterOnImport(MetaPathFinder):
+    """Waits for the first import of transformers, registers the model after it, and is gone."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "transformers":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _LoadThenRegister(spec.loader)
+        return spec
+
+
+def register_with_transformers() -> None:
+    """Register the model's Auto classes now if transformers is imported already, else as soon as it is."""
+    if "transformers" in sys.modules:
+        importlib.import_module("diff_transformer.model")
+    else:
+        sys.meta_path.insert(0, _RegisterOnImport())

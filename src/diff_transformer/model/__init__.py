@@ -1,0 +1,29 @@
+"""Configuration and causal language model for transformers, one implementation for all attention types.
+
+Importing this room registers the model with transformers' Auto classes and our operator with its attention interface.
+"""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from diff_transformer.model.attention import AttentionMaps, register_attention
+from diff_transformer.model.configuration import DiffTransformerConfig
+from diff_transformer.model.maps import attention_maps
+from diff_transformer.model.modeling import (
+    DiffTransformerForCausalLM,
+    DiffTransformerModel,
+    DiffTransformerPreTrainedModel,
+)
+
+register_attention()
+AutoConfig.register(DiffTransformerConfig.model_type, DiffTransformerConfig, exist_ok=True)
+AutoModel.register(DiffTransformerConfig, DiffTransformerModel, exist_ok=True)
+AutoModelForCausalLM.register(DiffTransformerConfig, DiffTransformerForCausalLM, exist_ok=True)
+
+__all__ = [
+    "AttentionMaps",
+    "DiffTransformerConfig",
+    "DiffTransformerForCausalLM",
+    "DiffTransformerModel",
+    "DiffTransformerPreTrainedModel",
+    "attention_maps",
+]

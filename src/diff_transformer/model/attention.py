@@ -1,0 +1,213 @@
+"""Attention layers as transformers calls them: one call through its attention interface for each layer.
+
+The cache holds H_kv heads of keys [k1; k2] and values, both 2d wide (DIFF), so any cache or server that holds Llama's
+holds ours. Our own implementations receive the tensors of that one ordinary call and skip its zeros; every other
+implementation computes the call as it is, and the two maps' outputs are subtracted afterwards.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+from diff_transformer.model.configuration import DiffTransformerConfig
+from diff_transformer.nn import Attention, DiffAttention, DiffAttentionV2, DifferentialAttention, SoftmaxAttention
+from diff_transformer.ops import diff_attention, diff_attention_maps
+from diff_transformer.ops.backends import BACKENDS
+
+# "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
+OWN_IMPLEMENTATION = "diff_attention"
+OWN_IMPLEMENTATIONS = {OWN_IMPLEMENTATION: "auto"} | {f"{OWN_IMPLEMENTATION}_{name}": name for name in BACKENDS}
+
+
+class AttentionMaps(NamedTuple):
+    """The maps of one layer, each (B, H, N, S) in float32; without A1 and A2 for ordinary attention.
+
+    Attributes:
+        first: A1, or None.
+        second: A2, or None.
+        difference: A1 − λA2, or the ordinary map.
+    """
+
+    first: Tensor | None
+    second: Tensor | None
+    difference: Tensor
+
+
+def zero_padded(queries: Tensor) -> Tensor:
+    """(B, N, 2H, d) → the one call's queries (B, 2H, N, 2d): head 2h = [q1; 0], head 2h + 1 = [0; q2]."""
+    pairs = queries.unflatten(2, (-1, 2))
+    padded = torch.diag_embed(pairs.transpose(-1, -2), dim1=-3, dim2=-2)  # (B, N, H, 2, 2, d)
+    return padded.flatten(-2).flatten(2, 3).transpose(1, 2)
+
+
+def without_zeros(query: Tensor) -> Tensor:
+    """The inverse of :func:`zero_padded`, as the operator takes it: a view (B, H, 2, N, d)."""
+    blocks = query.unflatten(1, (-1, 2)).unflatten(-1, (2, -1))  # (B, H, map, N, slot, d)
+    return blocks.diagonal(dim1=2, dim2=4).permute(0, 1, 4, 2, 3)
+
+
+class InterfaceAttention(Attention):
+    """Mixin: ``forward`` with transformers' signature, attending through transformers' attention interface."""
+
+    def __init__(self, config: DiffTransformerConfig, layer: int, **kwargs: Any) -> None:
+        super().__init__(
+            config.hidden_size, config.num_attention_heads, layer, config.num_key_value_heads, config.head_dim, **kwargs
+        )
+        self.config = config
+        self.is_causal = True
+        query_heads = self.q_proj.out_features // self.head_dim
+        self.num_key_value_groups = query_heads // (self.k_proj.out_features // self.cache_width)
+
+    def forward(  # type: ignore[override]  # transformers' signature and pair of results
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, N, D) → the output (B, N, D), and the attention weights (B, H, N, S) if asked for, else None."""
+        queries, keys, values = self.project(hidden_states, position_embeddings)
+        if past_key_values is not None:
+            keys, values = past_key_values.update(keys, values, self.layer_idx)
+        wants_weights = kwargs.get("output_attentions", self.config.output_attentions)
+        heads, weights = self.call(hidden_states, queries, keys, values, attention_mask, **kwargs)
+        return self.combine(heads), weights if wants_weights else None
+
+    def call(
+        self,
+        hidden_states: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The one call: heads (B, N, H, dv) and, where the implementation has them, weights (B, H, N, S)."""
+        heads, weights = self.interface(
+            self, queries.transpose(1, 2), keys, values, attention_mask, dropout=0.0, scaling=self.scaling, **kwargs
+        )
+        return heads.reshape(*queries.shape[:2], -1, self.cache_width), weights
+
+    @property
+    def interface(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        return ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+
+
+class DifferentialInterfaceAttention(InterfaceAttention, DifferentialAttention):
+    """Mixin of both DIFF versions: λ goes into our own implementations, and is applied after any other."""
+
+    def call(
+        self,
+        hidden_states: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        lam = self.lambdas(hidden_states)
+        query = zero_padded(queries) if self.pairs_kv_heads else queries.transpose(1, 2)
+        arguments = {"dropout": 0.0, "scaling": self.scaling, **kwargs}
+        shape = (*queries.shape[:2], -1)
+        if self.config._attn_implementation in OWN_IMPLEMENTATIONS:
+            heads, weights = self.interface(self, query, keys, values, attention_mask, lam=lam, **arguments)
+            return heads.reshape(*shape, self.cache_width), weights
+        heads, weights = self.interface(self, query, keys, values, attention_mask, **arguments)
+        first, second = heads.reshape(*shape, 2, self.cache_width).unbind(-2)
+        # λ (B, H, N) or a scalar; heads are (B, N, H, dv) here.
+        per_head = lam if lam.dim() == 0 else lam.transpose(1, 2).unsqueeze(-1)
+        heads = (first - per_head * second).to(first.dtype)
+        if weights is not None:
+            per_row = lam if lam.dim() == 0 else lam.unsqueeze(-1)
+            weights = weights[:, 0::2] - per_row * weights[:, 1::2]
+        return heads, weights
+
+
+class InterfaceDiffAttention(DifferentialInterfaceAttention, DiffAttention):
+    """:class:`DiffAttention` in a transformers model."""
+
+    def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
+        super().__init__(config, layer, lambda_init=config.lambda_init, norm_eps=config.rms_norm_eps)
+
+
+class InterfaceDiffAttentionV2(DifferentialInterfaceAttention, DiffAttentionV2):
+    """:class:`DiffAttentionV2` in a transformers model."""
+
+
+class InterfaceSoftmaxAttention(InterfaceAttention, SoftmaxAttention):
+    """The twin in a transformers model."""
+
+
+LAYER_CLASSES: dict[str, Callable[[DiffTransformerConfig, int], InterfaceAttention]] = {
+    "diff": InterfaceDiffAttention,
+    "diff_v2": InterfaceDiffAttentionV2,
+    "softmax": InterfaceSoftmaxAttention,
+}
+
+
+def own_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    lam: Tensor | float = 0.0,
+    maps: list[AttentionMaps] | None = None,
+    *,
+    backend: str,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Our operator behind transformers' attention interface; ordinary attention for the twin.
+
+    Args:
+        query: (B, heads, N, width), for DIFF as :func:`zero_padded` makes it.
+        key, value: (B, H_kv, S, width), as cached.
+        attention_mask: boolean or additive (B, 1, N, S), or None for plain causality.
+        lam: λ, broadcastable to (B, H, N).
+        maps: where given, the layer's attention maps are appended.
+
+    Returns:
+        (B, N, H, dv), and the attention weights (B, H, N, S) with ``output_attentions``, else None.
+    """
+    n, s = query.shape[2], key.shape[2]
+    is_causal = attention_mask is None and n > 1
+    if is_causal and s > n:
+        # transformers leaves the mask out here only while filling an empty static cache, whose later slots are unused.
+        key, value = key[:, :, :n], value[:, :, :n]
+    settings: dict[str, Any] = {"is_causal": is_causal, "attn_mask": attention_mask, "scale": scaling}
+    if isinstance(module, DifferentialAttention):
+        q = without_zeros(query) if module.pairs_kv_heads else query.unflatten(1, (-1, 2))
+        k = module.split_keys(key)
+        out = diff_attention(q, k, value, lam, backend=backend, **settings).transpose(1, 2)
+    else:
+        # One map and no λ; for looking at, it is the first of two equal maps.
+        q, k, lam = query.unsqueeze(2).expand(-1, -1, 2, -1, -1), key.unsqueeze(2), 0.0
+        out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling)
+    if maps is None and not kwargs.get("output_attentions", False):
+        return out, None
+    first, second, difference = diff_attention_maps(q, k, lam, **settings)
+    if maps is not None:
+        maps.append(
+            AttentionMaps(first, second, difference)
+            if isinstance(module, DifferentialAttention)
+            else AttentionMaps(None, None, first)
+        )
+    return out, difference
+
+
+def register_attention() -> None:
+    """Make our operator known to transformers under its own names, each with its mask function."""
+    for name, backend in OWN_IMPLEMENTATIONS.items():
+        AttentionInterface.register(name, partial(own_attention_forward, backend=backend))
+        AttentionMaskInterface.register(name, sdpa_mask)

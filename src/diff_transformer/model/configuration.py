@@ -1,0 +1,87 @@
+"""One configuration for both twins: flipping ``attention_type`` changes nothing else."""
+
+import math
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from diff_transformer.nn.attention import check_heads
+
+ATTENTION_TYPES = ("diff", "diff_v2", "softmax")
+
+
+@strict
+class DiffTransformerConfig(PreTrainedConfig):
+    """Sizes of a DIFF Transformer, its second version, or the parameter-matched Transformer.
+
+    Args:
+        attention_type: "diff" (Equations 1 to 3), "diff_v2" (the authors' second version) or "softmax" (the twin).
+        num_attention_heads: always the twin Transformer's count A; a DIFF layer has A / 2 heads of value width 2d.
+        num_key_value_heads: the twin's key/value heads, for grouped queries; A unless given.
+        head_dim: width d of a query or key; hidden_size / A unless given.
+        lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant for all layers.
+        hidden_size, intermediate_size, num_hidden_layers, vocab_size, max_position_embeddings: sizes.
+        rope_parameters: transformers' rotary settings, e.g. {"rope_type": "default", "rope_theta": 10000.0}.
+        rms_norm_eps: eps of every norm, the headwise one included.
+        initializer_range: standard deviation of the weight matrices at the start.
+        tie_word_embeddings: whether the output head shares the embedding's weight.
+
+    Raises:
+        ValueError: sizes that do not fit each other, an unknown attention type, a λ_init that is no number.
+    """
+
+    model_type = "diff_transformer"
+    keys_to_ignore_at_inference = ("past_key_values",)
+
+    vocab_size: int = 32000
+    hidden_size: int = 768
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    attention_type: str = "diff"
+    lambda_init: float | int | str = "schedule"
+    max_position_embeddings: int = 2048
+    rope_parameters: dict | None = None
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = False
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        self._check()
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        super().__post_init__(**kwargs)
+
+    def _check(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
+        if self.attention_type not in ATTENTION_TYPES:
+            raise ValueError(
+                f"attention_type must be one of {', '.join(map(repr, ATTENTION_TYPES))}, got {self.attention_type!r}."
+            )
+        if isinstance(self.lambda_init, str) and self.lambda_init != "schedule":
+            raise ValueError(f"lambda_init must be 'schedule' or a number, got {self.lambda_init!r}.")
+        if not isinstance(self.lambda_init, str) and not math.isfinite(self.lambda_init):
+            raise ValueError(f"lambda_init must be 'schedule' or a finite number, got {self.lambda_init!r}.")
+        check_heads(
+            "DiffTransformerConfig",
+            self.hidden_size,
+            self.num_attention_heads,
+            self.num_key_value_heads or self.num_attention_heads,
+            self.head_dim,
+            # The twins share one config, so what the DIFF model needs is asked of both.
+            pairs_kv_heads=self.attention_type != "diff_v2",
+        )
+        width = self.head_dim or self.hidden_size // self.num_attention_heads
+        if width % 2:
+            raise ValueError(f"head_dim must be even for the rotary embedding, got {width}.")

@@ -1,0 +1,193 @@
+"""The causal language model, built so that everything that runs Llama can run it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from diff_transformer.model.attention import LAYER_CLASSES, OWN_IMPLEMENTATION, InterfaceAttention
+from diff_transformer.model.configuration import DiffTransformerConfig
+from diff_transformer.nn import DecoderLayer, Lambda, RMSNorm
+
+
+class DiffTransformerDecoderLayer(GradientCheckpointingLayer, DecoderLayer):
+    """:class:`DecoderLayer` over transformers' attention interface."""
+
+    def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
+        attention = LAYER_CLASSES[config.attention_type](config, layer)
+        super().__init__(attention, config.hidden_size, config.intermediate_size, config.rms_norm_eps)
+
+    def attend(self, normed: Tensor, **kwargs: Any) -> Tensor:
+        output, _ = self.self_attn(normed, **kwargs)
+        return output
+
+
+class DiffTransformerPreTrainedModel(PreTrainedModel):
+    """What the models share: initial weights, supported features, our operator as the default attention."""
+
+    config_class = DiffTransformerConfig
+    config: DiffTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("DiffTransformerDecoderLayer",)
+    _skip_keys_device_placement = ("past_key_values",)
+    _keep_in_fp32_modules_strict = frozenset({"lam"})
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {  # noqa: RUF012  # transformers reads a plain dict
+        "hidden_states": DiffTransformerDecoderLayer,
+        "attentions": InterfaceAttention,
+    }
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Our operator unless another implementation is asked for."""
+        return super().get_correct_attn_implementation(requested_attention or OWN_IMPLEMENTATION, is_init_check)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, Lambda):
+            for vector in module.parameters():
+                init.normal_(vector, mean=0.0, std=Lambda.STD)
+
+    def lambdas(self) -> list[float] | None:
+        """λ of each layer as it is now, or None where there is none to a layer ("diff_v2", "softmax")."""
+        values = [module().item() for module in self.modules() if isinstance(module, Lambda)]
+        return values or None
+
+
+class DiffTransformerModel(DiffTransformerPreTrainedModel):
+    """Embedding, decoder layers and final norm."""
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        super().__init__(config)
+        self.padding_idx = config.pad_token_id
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        self.layers = nn.ModuleList(
+            [DiffTransformerDecoderLayer(config, layer) for layer in range(1, config.num_hidden_layers + 1)]
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states of every token.
+
+        Args:
+            input_ids: (B, N) tokens, or ``inputs_embeds`` (B, N, D) in their place.
+            attention_mask: (B, S), 0 at padding; or an attention mask (B, 1, N, S).
+            position_ids: (B, N); counted from what the cache holds unless given.
+            past_key_values: a cache of transformers'.
+            use_cache: whether to return one.
+
+        Raises:
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            past = past_key_values.get_seq_length() if past_key_values is not None else 0
+            position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past).unsqueeze(0)
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        position_embeddings = self.rotary_emb(inputs_embeds, position_ids=position_ids)
+        hidden_states = inputs_embeds
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                attention_mask=mask,
+                position_embeddings=position_embeddings,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                **kwargs,
+            )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+
+
+class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin):
+    """The language model: :class:`DiffTransformerModel` and an output head."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        super().__init__(config)
+        self.model = DiffTransformerModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits of the next token, and the loss where ``labels`` are given.
+
+        Args: as :meth:`DiffTransformerModel.forward`, and
+            labels: (B, N), shifted inside; −100 is left out. The mean over tokens, or the sum divided by
+                ``num_items_in_batch`` where that is given.
+            logits_to_keep: how many last positions (0 for all), or which, get logits.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, keep, :])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )

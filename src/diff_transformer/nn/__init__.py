@@ -1,0 +1,29 @@
+"""Modules that own parameters; each is usable alone in somebody's own model. Needs torch alone."""
+
+from diff_transformer.nn.attention import (
+    Attention,
+    DiffAttention,
+    DiffAttentionV2,
+    DifferentialAttention,
+    KeyValueCache,
+    SoftmaxAttention,
+)
+from diff_transformer.nn.lambdas import Lambda
+from diff_transformer.nn.layer import DecoderLayer, SwiGLU
+from diff_transformer.nn.norm import HeadwiseRMSNorm, RMSNorm
+from diff_transformer.nn.rotary import RotaryEmbedding
+
+__all__ = [
+    "Attention",
+    "DecoderLayer",
+    "DiffAttention",
+    "DiffAttentionV2",
+    "DifferentialAttention",
+    "HeadwiseRMSNorm",
+    "KeyValueCache",
+    "Lambda",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "SoftmaxAttention",
+    "SwiGLU",
+]

@@ -1,0 +1,287 @@
+"""Multi-head differential attention (Equations 2 and 3), its second version, and the twin they are compared with.
+
+All three take the *same* ``num_attention_heads``: that of the twin Transformer, D / d. Nobody halves anything.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diff_transformer.nn.lambdas import Lambda
+from diff_transformer.nn.norm import HeadwiseRMSNorm
+from diff_transformer.ops import apply_rotary, diff_attention
+
+
+class KeyValueCache(Protocol):
+    """What a cache must do; every cache of transformers does."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Append (B, heads, N, width) keys and values of a layer, counted from 0; return all of the layer's."""
+        ...
+
+
+class Attention(nn.Module):
+    """What the three attentions share: four projections, rotary embedding, an optional cache, one call.
+
+    Args:
+        hidden_size: width D of the input.
+        num_attention_heads: A, the twin Transformer's heads.
+        layer: the layer's number l, counted from 1 (sets λ_init, and the place in a cache).
+        num_key_value_heads: key/value heads of the twin Transformer; A unless given.
+        head_dim: width d of a query or key; D / A unless given.
+
+    Raises:
+        ValueError: sizes that do not fit each other.
+    """
+
+    pairs_kv_heads = False  # whether two key/value heads of the twin make one differential head
+    queries_per_head = 1  # heads of W_Q to a head of the twin
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        layer: int,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        check_heads(type(self).__name__, hidden_size, num_attention_heads, kv_heads, head_dim, self.pairs_kv_heads)
+        if layer < 1:
+            raise ValueError(f"layer must be 1 or more (the paper counts layers from 1), got {layer}.")
+        self.layer_idx = layer - 1
+        self.head_dim = head_dim or hidden_size // num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        width = num_attention_heads * self.head_dim
+        self.q_proj = nn.Linear(hidden_size, width * self.queries_per_head, bias=False)
+        self.k_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(width, hidden_size, bias=False)
+
+    @property
+    def cache_width(self) -> int:
+        """Width of a key or value in the cache."""
+        return self.head_dim * (2 if self.pairs_kv_heads else 1)
+
+    def project(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, N, D) → queries (B, N, heads of W_Q, d), and keys and values as they are cached, (B, heads, N, width)."""
+        shape = hidden_states.shape[:-1]
+        queries = self.q_proj(hidden_states).view(*shape, -1, self.head_dim)
+        keys = self.k_proj(hidden_states).view(*shape, -1, self.head_dim)
+        if position_embeddings is not None:
+            cos, sin = (table.unsqueeze(-2) for table in position_embeddings)
+            queries, keys = apply_rotary(queries, cos, sin), apply_rotary(keys, cos, sin)
+        keys = keys.reshape(*shape, -1, self.cache_width).transpose(1, 2)
+        values = self.v_proj(hidden_states).view(*shape, -1, self.cache_width).transpose(1, 2)
+        return queries, keys, values
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Attend.
+
+        Args:
+            hidden_states: (B, N, D).
+            position_embeddings: cos and sin, each broadcastable to (B, N, d), from :class:`RotaryEmbedding`.
+            attn_mask: broadcastable to (B, heads, N, S), boolean (True = may attend) or additive.
+            is_causal: query i sees key j where j ≤ i + S − N; as in the operator, off unless asked for.
+            cache: keys and values of earlier tokens; those of this call are appended.
+
+        Returns:
+            (B, N, D).
+        """
+        if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.q_proj.in_features:
+            raise ValueError(
+                f"hidden_states must be (B, N, {self.q_proj.in_features}), got {tuple(hidden_states.shape)}."
+            )
+        queries, keys, values = self.project(hidden_states, position_embeddings)
+        if cache is not None:
+            keys, values = cache.update(keys, values, self.layer_idx)
+        heads = self.attend(hidden_states, queries, keys, values, attn_mask, is_causal)
+        return self.combine(heads.transpose(1, 2))
+
+    def attend(
+        self,
+        hidden_states: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> Tensor:
+        """Queries, cached keys and values → heads (B, H, N, dv)."""
+        raise NotImplementedError
+
+    def combine(self, heads: Tensor) -> Tensor:
+        """Heads (B, N, H, dv) → (B, N, D)."""
+        return self.o_proj(heads.flatten(-2))
+
+
+class DifferentialAttention(Attention):
+    """What both versions of differential attention share: pairs of query heads, a λ, one call of the operator."""
+
+    def lambdas(self, hidden_states: Tensor) -> Tensor:
+        """λ, broadcastable to (B, H, N), in float32 at least."""
+        raise NotImplementedError
+
+    def split_keys(self, keys: Tensor) -> Tensor:
+        """Cached keys (B, H_kv, S, width) → (B, H_kv, 2 or 1, S, d), a view."""
+        raise NotImplementedError
+
+    def attend(
+        self,
+        hidden_states: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> Tensor:
+        return diff_attention(
+            queries.unflatten(2, (-1, 2)).permute(0, 2, 3, 1, 4),
+            self.split_keys(keys),
+            values,
+            self.lambdas(hidden_states),
+            is_causal=is_causal,
+            attn_mask=attn_mask,
+            scale=self.scaling,
+        )
+
+
+class DiffAttention(DifferentialAttention):
+    """Multi-head differential attention, Equations 2 and 3.
+
+    A/2 heads, each with two queries and two keys of width d and a value of width 2d; λ shared by the heads of the
+    layer; headwise RMSNorm times (1 − λ_init) before the output projection. 4d + 2d parameters more than
+    :class:`SoftmaxAttention` of the same arguments.
+
+    Args: as :class:`Attention`, and
+        lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant.
+        norm_eps: eps of the headwise norm.
+    """
+
+    pairs_kv_heads = True
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        layer: int,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        lambda_init: float | str = "schedule",
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__(hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim)
+        self.lam = Lambda(self.head_dim, layer, lambda_init)
+        self.head_norm = HeadwiseRMSNorm(2 * self.head_dim, self.lam.lambda_init, norm_eps)
+
+    def lambdas(self, hidden_states: Tensor) -> Tensor:
+        """λ of the layer, a float32 scalar: the same for every token."""
+        return self.lam()
+
+    def split_keys(self, keys: Tensor) -> Tensor:
+        return keys.unflatten(-1, (2, -1)).transpose(2, 3)
+
+    def combine(self, heads: Tensor) -> Tensor:
+        return super().combine(self.head_norm(heads))
+
+
+class DiffAttentionV2(DifferentialAttention):
+    """DIFF V2 (the authors, January 2026): A heads with two queries each over *shared* keys and values of width d.
+
+    λ = sigmoid(X W_λ), one for each token and head; no headwise norm, no λ_init. W_Q is twice as large as the twin's,
+    the cache is the same. Both queries of a head use the key/value head of its group.
+    """
+
+    queries_per_head = 2
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        layer: int,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+    ) -> None:
+        super().__init__(hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim)
+        self.lambda_proj = nn.Linear(hidden_size, num_attention_heads, bias=False)
+
+    def lambdas(self, hidden_states: Tensor) -> Tensor:
+        """λ of each head and token, (B, A, N), in float32 at least."""
+        logits = self.lambda_proj(hidden_states)
+        return torch.sigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).transpose(1, 2)
+
+    def split_keys(self, keys: Tensor) -> Tensor:
+        return keys.unsqueeze(2)
+
+
+class SoftmaxAttention(Attention):
+    """The twin: ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``."""
+
+    def attend(
+        self,
+        hidden_states: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> Tensor:
+        n, s = queries.shape[1], keys.shape[2]
+        if is_causal and (n != s or attn_mask is not None):
+            # torch aligns its own causality to the start of the keys and takes no mask beside it.
+            visible = torch.ones(n, s, dtype=torch.bool, device=keys.device).tril(s - n)
+            if attn_mask is None:
+                attn_mask = visible
+            elif attn_mask.dtype == torch.bool:
+                attn_mask = attn_mask & visible
+            else:
+                attn_mask = attn_mask.masked_fill(~visible, float("-inf"))
+            is_causal = False
+        return F.scaled_dot_product_attention(
+            queries.transpose(1, 2),
+            keys,
+            values,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            scale=self.scaling,
+            enable_gqa=keys.shape[1] != queries.shape[2],
+        )
+
+
+def check_heads(
+    owner: str, hidden_size: int, heads: int, kv_heads: int, head_dim: int | None, pairs_kv_heads: bool
+) -> None:
+    """Refuse sizes that do not fit each other, before any parameter is made.
+
+    Raises:
+        ValueError: one sentence that names the sizes.
+    """
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ValueError(
+            f"{owner}: num_attention_heads must be a positive multiple of num_key_value_heads, "
+            f"got {heads} and {kv_heads}."
+        )
+    if pairs_kv_heads and (heads % 2 or kv_heads % 2):
+        raise ValueError(
+            f"{owner}: num_attention_heads and num_key_value_heads are the twin Transformer's and must be even "
+            f"(a differential head takes two), got {heads} and {kv_heads}."
+        )
+    if head_dim is None and hidden_size % heads:
+        raise ValueError(
+            f"{owner}: hidden_size must be a multiple of num_attention_heads, or head_dim be given, "
+            f"got {hidden_size} and {heads}."
+        )
+    if head_dim is not None and head_dim < 1:
+        raise ValueError(f"{owner}: head_dim must be 1 or more, got {head_dim}.")

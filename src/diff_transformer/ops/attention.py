@@ -1,0 +1,192 @@
+"""The public operator: check the request, choose a backend, call it."""
+
+import math
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from diff_transformer.ops.backends import resolve
+from diff_transformer.ops.reference import softmax_maps
+
+
+def diff_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor | float,
+    *,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Differential attention, (softmax(Q1 K1ᵀ·s) − λ · softmax(Q2 K2ᵀ·s)) V (Equation 1).
+
+    B is the batch, H the differential heads, H_kv the key/value heads (H is a multiple of H_kv; head h reads key head
+    h // (H / H_kv)), N and S the query and key lengths, d the width of a query or key, dv that of a value. The axis of
+    size 2 holds the two maps: a head's two queries always meet their own two keys.
+
+    Args:
+        q: (B, H, 2, N, d), floating.
+        k: (B, H_kv, 2, S, d), or (B, H_kv, 1, S, d) where both maps share their keys (DIFF V2).
+        v: (B, H_kv, S, dv).
+        lam: λ, a number or a floating tensor broadcastable to (B, H, N); differentiable.
+        is_causal: query i sees key j where j ≤ i + S − N: aligned to the *end* of the keys.
+        attn_mask: broadcastable to (B, H, N, S); boolean (True = may attend) or additive, for both maps.
+            Combines with ``is_causal`` and ``window``.
+        scale: factor s of the scores, 1/√d unless given.
+        window: how many keys a query may look back on, itself included: key j is hidden where j ≤ i + S − N − window.
+        backend: "auto", "reference", "blockwise" or "sdpa". A backend asked for by name runs or raises.
+
+    Returns:
+        (B, H, N, dv) in the dtype of q, k and v (under autocast, in autocast's). A query that sees no key gives 0,
+        with gradient 0. The softmax runs in float32 at least.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit, a λ or mask that does not broadcast, an unknown backend,
+            or a named backend that cannot run the request.
+        TypeError: an argument that is no tensor where one is needed.
+    """
+    q, k, v = _autocast(q, k, v)
+    _check_queries_and_keys(q, k)
+    _check_values(k, v)
+    scale, window = _check_scale(scale, q), _check_window(window)
+    attn_mask = _check_mask(attn_mask, q, k)
+    lambdas = _check_lambda(lam, q)
+    attend = resolve(backend, q, k, attn_mask)
+    return attend(q, k, v, lambdas, attn_mask, is_causal, scale, window)
+
+
+def diff_attention_maps(
+    q: Tensor,
+    k: Tensor,
+    lam: Tensor | float,
+    *,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The maps A1, A2 and A1 − λA2 of Equation 1, for looking at; memory grows with N·S.
+
+    Args: as in :func:`diff_attention`.
+
+    Returns:
+        Three tensors (B, H, N, S), float32 at least. The rows of A1 and A2 add up to 1 (to 0 where a query sees
+        nothing); the weights of A1 − λA2 can be negative.
+
+    Raises:
+        ValueError, TypeError: as in :func:`diff_attention`.
+    """
+    _check_queries_and_keys(q, k)
+    scale, window = _check_scale(scale, q), _check_window(window)
+    attn_mask = _check_mask(attn_mask, q, k)
+    lambdas = _check_lambda(lam, q)
+    first, second = softmax_maps(q, k, attn_mask, is_causal, scale, window)
+    return first, second, first - lambdas.unsqueeze(-1).to(first.dtype) * second
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast, take what torch's own attention would take: everything in autocast's dtype."""
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"q, k and v must be tensors, got {type(tensor).__name__}.")
+    device = tensors[0].device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(str(size) for size in tensor.shape)})"
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _check_queries_and_keys(q: Tensor, k: Tensor) -> None:
+    for name, tensor in (("q", q), ("k", k)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}.")
+    if q.dim() != 5 or q.shape[2] != 2:
+        _refuse(f"q must be (B, H, 2, N, d), two maps to a head, got {_shape(q)}.")
+    if k.dim() != 5 or k.shape[2] not in (1, 2):
+        _refuse(f"k must be (B, H_kv, 2, S, d), or (B, H_kv, 1, S, d) for keys shared by the maps, got {_shape(k)}.")
+    if not q.is_floating_point() or q.dtype != k.dtype:
+        _refuse(f"q and k must have one floating dtype, got {q.dtype} and {k.dtype}.")
+    if q.device != k.device:
+        _refuse(f"q and k must be on one device, got {q.device} and {k.device}.")
+    if q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1]:
+        _refuse(f"q and k must agree in batch and head width, got q {_shape(q)} and k {_shape(k)}.")
+    if 0 in q.shape[1:] or 0 in k.shape[1:]:
+        _refuse(f"q and k must have at least one head, token and channel, got q {_shape(q)} and k {_shape(k)}.")
+    if q.shape[1] % k.shape[1] != 0:
+        _refuse(f"the heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}.")
+
+
+def _check_values(k: Tensor, v: Tensor) -> None:
+    if v.dim() != 4 or v.shape[-1] == 0:
+        _refuse(f"v must be (B, H_kv, S, dv), got {_shape(v)}.")
+    if v.dtype != k.dtype or v.device != k.device:
+        _refuse(f"v must have the dtype and device of k, {k.dtype} on {k.device}, got {v.dtype} on {v.device}.")
+    if v.shape[:2] != k.shape[:2] or v.shape[2] != k.shape[3]:
+        _refuse(f"v must agree with k in batch, heads and length, got k {_shape(k)} and v {_shape(v)}.")
+
+
+def _check_scale(scale: float | None, q: Tensor) -> float:
+    if scale is None:
+        return q.shape[-1] ** -0.5
+    if isinstance(scale, Tensor) or not math.isfinite(scale):
+        _refuse(f"scale must be a finite number, got {scale!r}.")
+    return float(scale)
+
+
+def _check_window(window: int | None) -> int | None:
+    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        _refuse(f"window must be None or a whole number of keys, 1 or more, got {window!r}.")
+    return window
+
+
+def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
+    if len(shape) > len(target):
+        return False
+    return all(a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False))
+
+
+def _check_mask(attn_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The mask with all four axes, none of them expanded."""
+    if attn_mask is None:
+        return None
+    if not isinstance(attn_mask, Tensor):
+        raise TypeError(f"attn_mask must be a tensor or None, got {type(attn_mask).__name__}.")
+    target = (q.shape[0], q.shape[1], q.shape[3], k.shape[3])
+    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+        _refuse(f"attn_mask must be boolean (True = may attend) or floating (added), got {attn_mask.dtype}.")
+    if not _broadcasts(attn_mask.shape, target):
+        _refuse(f"attn_mask must broadcast to (B, H, N, S) = {target}, got {_shape(attn_mask)}.")
+    if attn_mask.device != q.device:
+        _refuse(f"attn_mask must be on the device of q, {q.device}, got {attn_mask.device}.")
+    return attn_mask[(None,) * (4 - attn_mask.dim())]
+
+
+def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
+    """λ as (B, H, N), float32 at least; expanded, so that autograd adds its gradient up to λ's own shape."""
+    target = (q.shape[0], q.shape[1], q.shape[3])
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    if isinstance(lam, Tensor):
+        if not lam.is_floating_point():
+            _refuse(f"lam must be floating, got {lam.dtype}.")
+        if lam.device != q.device and lam.dim() > 0:
+            _refuse(f"lam must be on the device of q, {q.device}, got {lam.device}.")
+        if not _broadcasts(lam.shape, target):
+            _refuse(f"lam must broadcast to (B, H, N) = {target}, got {_shape(lam)}.")
+        return lam.to(device=q.device, dtype=dtype).expand(target)
+    if isinstance(lam, bool) or not isinstance(lam, int | float):
+        raise TypeError(f"lam must be a number or a tensor, got {type(lam).__name__}.")
+    if not math.isfinite(lam):
+        _refuse(f"lam must be finite, got {lam!r}.")
+    return torch.full((), lam, dtype=dtype, device=q.device).expand(target)

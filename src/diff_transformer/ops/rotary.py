@@ -1,0 +1,41 @@
+"""Rotary position embedding in the half-split layout ("rotate half")."""
+
+import torch
+from torch import Tensor
+
+
+def rotary_tables(positions: Tensor, head_dim: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotation angles positions · theta^(−2i / head_dim).
+
+    Args:
+        positions: (…, N) token positions, any real dtype.
+        head_dim: width d of a head; even.
+        theta: base of the frequencies.
+
+    Returns:
+        cos and sin, each (…, N, d) in float32; the two halves of the last axis are equal.
+
+    Raises:
+        ValueError: if ``head_dim`` is odd.
+    """
+    if head_dim % 2:
+        raise ValueError(f"head_dim must be even for a rotary embedding, got {head_dim}.")
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    angles = positions.float().unsqueeze(-1) * theta**-exponents
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate every pair (x_i, x_{i + d/2}) of the last axis by its angle.
+
+    Args:
+        x: (…, N, d).
+        cos, sin: (…, N, d), broadcastable to ``x``.
+
+    Returns:
+        Like ``x``.
+    """
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return (x * cos + turned * sin).to(x.dtype)

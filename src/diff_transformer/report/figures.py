@@ -1,0 +1,268 @@
+"""Figures of a report: matplotlib Figures without pyplot's global state, one axes each, as SVG for inlining.
+
+Every figure is small and lone, so that a page can set them side by side on a wide screen and below each other on a
+phone, with text that stays legible. The colours of lines and text are named in `THEME`; `svg` replaces them by CSS
+variables, so that a figure follows the page into dark mode.
+"""
+
+import functools
+import io
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import FuncNorm, LinearSegmentedColormap, to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+# CSS variable → (light, dark). The arms' hues are Okabe and Ito's blue and vermilion, told apart by every kind of
+# colour vision; each shade has a contrast of at least 3 to the page behind it.
+THEME = {
+    "ink": ("#1c2128", "#e6e9ee"),
+    "muted": ("#57606a", "#9aa4b0"),
+    "rule": ("#d4d9df", "#3a414b"),
+    "diff": ("#0072b2", "#4aa8e0"),
+    "softmax": ("#d55e00", "#ff8b3d"),
+    "third": ("#00795c", "#2fbf95"),
+    "fourth": ("#a8508c", "#d88abf"),
+    "fifth": ("#7a6a00", "#c9b22b"),
+    "sixth": ("#5b5bd6", "#9a9aff"),
+}
+INK, MUTED, RULE = (THEME[name][0] for name in ("ink", "muted", "rule"))
+ARM_COLOURS = {"diff": THEME["diff"][0], "softmax": THEME["softmax"][0], "diff_v2": THEME["third"][0]}
+ARM_MARKERS = {"diff": "o", "softmax": "s", "diff_v2": "^"}
+_CYCLE = [THEME[name][0] for name in ("diff", "softmax", "third", "fourth", "fifth", "sixth")]
+_DASHES = ("-", "--", "-.", ":")
+# Layers are ordered: one ramp of middle lightness, legible on white and on black.
+_RAMP = LinearSegmentedColormap.from_list("layers", ["#8e44ad", "#2e86c1", "#17a589", "#b7950b"])
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.titlesize": 11,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "axes.titlelocation": "left",
+}
+# A curve of more points than this is drawn faintly as it is and boldly as a running mean.
+MANY = 60
+
+
+P = ParamSpec("P")
+
+
+def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw under this module's style and leave the caller's matplotlib as it was."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named line: x and y of the same length, with 95 % intervals of y where they are known."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str | None = None
+    intervals: Sequence[tuple[float, float] | None] = ()
+    marker: str = "o"
+
+
+@_styled
+def curves(
+    series: Sequence[Series], *, checks: Sequence[Series] = (), title: str, ylabel: str, noisy: bool = True
+) -> Figure:
+    """Measures over training steps, many noisy points with a running mean; `checks`, made now and then, have markers."""
+    figure, axes = _axes(title, "training step", ylabel)
+    for number, (line, colour) in enumerate(zip(series, _colours(series), strict=True)):
+        # The first is drawn wider, so that it shows on both sides of a second that covers it.
+        style: dict[str, Any] = {
+            "color": colour,
+            "linestyle": _DASHES[number // len(_CYCLE) % 4],
+            "linewidth": 1.5 if number else 2.6,
+        }
+        if noisy and len(line.x) > MANY:
+            axes.plot(line.x, line.y, color=colour, linewidth=0.6, alpha=0.35)
+            axes.plot(line.x, running_mean(line.y), label=line.label, **style)
+        else:
+            axes.plot(line.x, line.y, label=line.label, **style)
+    for line, colour in zip(checks, _colours(checks), strict=True):
+        style = {"color": colour, "linestyle": "--", "linewidth": 1, "marker": line.marker, "markersize": 4}
+        axes.plot(line.x, line.y, label=line.label, **style)
+    axes.legend(fontsize=9)
+    return figure
+
+
+@_styled
+def by_group(series: Sequence[Series], groups: Sequence[str], *, title: str, xlabel: str) -> Figure:
+    """A measure in each group (depth), a dodged point with its 95 % interval per arm; `x` counts groups."""
+    figure, axes = _axes(title, xlabel, "")
+    for number, (line, colour) in enumerate(zip(series, _colours(series), strict=True)):
+        x = [place + 0.14 * (number - (len(series) - 1) / 2) for place in line.x]
+        axes.plot(x, line.y, color=colour, linewidth=0.8, alpha=0.5)
+        for place, value, interval in zip(x, line.y, line.intervals or [None] * len(x), strict=True):
+            if interval is not None:
+                axes.plot([place, place], interval, color=colour, linewidth=1.8, solid_capstyle="butt")
+            axes.plot([place], [value], color=colour, marker=line.marker, markersize=6)
+        axes.plot([], [], color=colour, marker=line.marker, markersize=6, linewidth=1.8, label=line.label)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set_xlim(-0.5, len(groups) - 0.5)
+    low, high = axes.get_ylim()
+    # A share is read against nothing at all: the axis shows zero, and leaves room for the legend above.
+    axes.set_ylim(min(low, 0.0), max(high, 0.0) + 0.22 * (max(high, 0.0) - min(low, 0.0)))
+    axes.legend(fontsize=9, loc="upper center", ncols=max(1, len(series)))
+    return figure
+
+
+@_styled
+def lambdas(
+    steps: Sequence[int], layers: Sequence[Sequence[float]], initial: Sequence[float] | None, *, title: str
+) -> Figure:
+    """λ of every layer over training: layers[l][i] is λ of layer l + 1 at steps[i]; `initial` marks λ_init."""
+    figure, axes = _axes(title, "training step", "λ")
+    span = (max(steps) - min(steps)) or 1
+    ends = _apart([values[-1] for values in layers], [value for values in layers for value in values])
+    for number, (values, place) in enumerate(zip(layers, ends, strict=True)):
+        colour = to_hex(_RAMP(number / max(1, len(layers) - 1)))
+        axes.plot(steps, values, color=colour, linewidth=1.8)
+        if initial is not None:
+            axes.plot(
+                [min(steps) - 0.03 * span], [initial[number]], marker=">", markersize=6, color=colour, clip_on=False
+            )
+        axes.text(max(steps) + 0.02 * span, place, f"layer {number + 1}", color=colour, va="center", fontsize=9)
+    axes.set_xlim(min(steps) - 0.05 * span, max(steps) + 0.2 * span)
+    return figure
+
+
+@_styled
+def attention_map(
+    rows: Sequence[Sequence[float]],
+    *,
+    title: str,
+    largest: float,
+    query: int,
+    needles: Sequence[int],
+    answers: Sequence[int],
+) -> Figure:
+    """One causal map (N, N) on a scale from −`largest` to `largest`, zero white, growing as the square root."""
+    figure = Figure(figsize=(4.8, 4.3), layout="constrained")
+    axes = figure.add_subplot()
+    norm = FuncNorm((_signed_root, _signed_square), vmin=-largest, vmax=largest)
+    visible = np.tril(np.ones((len(rows), len(rows)), dtype=bool))
+    image = axes.imshow(np.where(visible, rows, np.nan), cmap="RdBu_r", norm=norm, interpolation="nearest")
+    ticks = [share * largest for share in (-1, -0.25, 0, 0.25, 1)]
+    bar = figure.colorbar(image, ax=axes, ticks=ticks, shrink=0.8)
+    bar.ax.set_yticklabels([f"{tick:.2f}".replace("-", "−") for tick in ticks])
+    size = len(rows)
+    above = -0.02 * size
+    for places, colour in ((needles, MUTED), (answers, INK)):
+        axes.plot(places, [above] * len(places), linestyle="", marker="v", markersize=5, color=colour, clip_on=False)
+    axes.plot([above], [query], linestyle="", marker=">", color=INK, clip_on=False)
+    axes.set(xlabel="position attended to", ylabel="position attending", xlim=(-0.5, size - 0.5))
+    axes.set_ylim(size - 0.5, -0.5)
+    axes.set_title(title, pad=12)
+    axes.grid(visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    return figure
+
+
+@_styled
+def attention_row(
+    weights: Mapping[str, Sequence[float]],
+    colours: Sequence[str],
+    *,
+    title: str,
+    limits: tuple[float, float],
+    needles: Sequence[int],
+    answers: Sequence[int],
+) -> Figure:
+    """What one query attends to: a line per map over the positions up to it; needles shaded, the answer marked."""
+    figure, axes = _axes(title, "position attended to", "weight")
+    for place in needles:
+        axes.axvspan(place - 0.5, place + 0.5, color=RULE, linewidth=0, zorder=0)
+    for number, ((label, values), colour) in enumerate(zip(weights.items(), colours, strict=True)):
+        last = number == len(weights) - 1
+        axes.plot(range(len(values)), values, color=colour, linewidth=1.6 if last else 0.9, label=label)
+    axes.set_ylim(*limits)
+    axes.plot(answers, [limits[1]] * len(answers), linestyle="", marker="v", color=INK, clip_on=False, label="answer")
+    axes.legend(fontsize=9)
+    return figure
+
+
+def running_mean(values: Sequence[float]) -> list[float]:
+    """The mean of a window of a twentieth of the curve around each point, narrower at the ends."""
+    half = max(1, len(values) // 40)
+    windows = (values[max(0, place - half) : place + half + 1] for place in range(len(values)))
+    return [math.fsum(window) / len(window) for window in windows]
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an <svg> element: text stays text, theme colours become CSS variables, nothing names a network."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": "diff-transformer"}):
+        # No metadata: it carries the date (the same results give the same page) and addresses of vocabularies.
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing, dpi=150)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', text, count=1)
+    # Names of groups repeat from figure to figure; an id must be the page's only one.
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    for name, (light, _) in THEME.items():
+        text = text.replace(light, f"var(--{name})")
+    return text.replace("xlink:href", "href")
+
+
+def _axes(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(4.8, 3.1), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    return figure, axes
+
+
+def _colours(series: Sequence[Series]) -> list[str]:
+    return [line.colour or _CYCLE[number % len(_CYCLE)] for number, line in enumerate(series)]
+
+
+def _apart(places: Sequence[float], everything: Sequence[float]) -> list[float]:
+    """Heights for labels at `places`, moved apart where they would cover each other."""
+    gap = 0.06 * ((max(everything) - min(everything)) or 1)
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    heights = list(places)
+    for lower, upper in itertools.pairwise(order):
+        heights[upper] = max(heights[upper], heights[lower] + gap)
+    return heights
+
+
+def _signed_root(values: np.ndarray) -> np.ndarray:
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _signed_square(values: np.ndarray) -> np.ndarray:
+    return np.sign(values) * np.square(values)

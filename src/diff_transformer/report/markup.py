@@ -1,0 +1,136 @@
+"""The pieces of a page: text, tables, figures and the frame around them. Everything that is not markup is escaped."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from matplotlib.figure import Figure
+
+from diff_transformer.report.figures import THEME, svg
+
+_LIGHT = "".join(f"--{name}: {light}; " for name, (light, _) in THEME.items())
+_DARK = "".join(f"--{name}: {dark}; " for name, (_, dark) in THEME.items())
+_STYLE = f"""
+:root {{ color-scheme: light dark; --page: #ffffff; --panel: #f4f6f8; {_LIGHT}}}
+@media (prefers-color-scheme: dark) {{ :root {{ --page: #14171c; --panel: #1d2229; {_DARK}}} }}
+* {{ box-sizing: border-box; }}
+body {{ margin: 0 auto; max-width: 64rem; padding: 1.5rem 1rem 4rem; background: var(--page); color: var(--ink);
+  font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; overflow-wrap: break-word; }}
+h1 {{ font-size: 1.7rem; line-height: 1.2; margin: 0 0 .5rem; }}
+h2 {{ font-size: 1.25rem; margin: 2.75rem 0 .5rem; padding-top: .75rem; border-top: 1px solid var(--rule); }}
+h3 {{ font-size: 1rem; margin: 1.5rem 0 .25rem; }}
+p {{ max-width: 46rem; margin: .5rem 0; }}
+.small, figcaption, .note {{ color: var(--muted); font-size: .875rem; }}
+.note {{ border-left: 3px solid var(--rule); padding-left: .75rem; }}
+code, pre {{ font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .875em; }}
+pre {{ background: var(--panel); padding: .75rem; border-radius: 6px; white-space: pre-wrap; margin: .25rem 0; }}
+p.small code {{ font-size: 1em; }}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-size: .9375rem; font-variant-numeric: tabular-nums; margin: .75rem 0; }}
+th, td {{ text-align: left; padding: .3rem 1.1rem .3rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }}
+td.number {{ white-space: nowrap; }}
+th {{ font-weight: 600; }}
+tbody th {{ font-weight: 400; min-width: 9rem; }}
+tr.section th {{ font-weight: 600; padding-top: 1rem; }}
+td.better {{ font-weight: 600; }}
+.grid {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); gap: 1rem 1.75rem; }}
+.grid > * {{ min-width: 0; max-width: 31rem; }}
+figure {{ margin: .75rem 0; }}
+svg {{ display: block; width: 100%; height: auto; }}
+svg text {{ font-family: inherit !important; }}
+summary {{ cursor: pointer; margin: .75rem 0; }}
+dt {{ font-weight: 600; }}
+dd {{ margin: 0 0 .5rem; max-width: 46rem; }}
+"""
+
+
+def page(title: str, sections: Iterable[str]) -> str:
+    """A whole page. Its policy forbids scripts and every load, so that no text in a results file can cause one."""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+{"".join(sections)}</body>
+</html>
+"""
+
+
+def section(heading: str, *parts: str) -> str:
+    return f"<section>\n<h2>{escape(heading)}</h2>\n{''.join(parts)}</section>\n"
+
+
+def header(title: str, *parts: str) -> str:
+    return f"<header>\n<h1>{escape(title)}</h1>\n{''.join(parts)}</header>\n"
+
+
+def heading(text: str) -> str:
+    return f"<h3>{escape(text)}</h3>\n"
+
+
+def paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>\n"
+
+
+def note(text: str) -> str:
+    """Says what a page could not show."""
+    return f'<p class="note">{escape(text)}</p>\n'
+
+
+def code_block(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>\n"
+
+
+def continued(title: str, prompt: str, text: str) -> str:
+    """A titled sample of text: the prompt in bold, and how it goes on."""
+    return f"<div>\n<h3>{escape(title)}</h3>\n<pre><b>{escape(prompt)}</b>{escape(text)}</pre>\n</div>\n"
+
+
+def details(summary: str, *parts: str) -> str:
+    """Folded until asked for."""
+    return f"<details>\n<summary>{escape(summary)}</summary>\n{''.join(parts)}</details>\n"
+
+
+def grid(*parts: str) -> str:
+    """Parts side by side where the screen is wide enough, else below each other."""
+    return f'<div class="grid">\n{"".join(parts)}</div>\n'
+
+
+def figure(drawing: Figure, alt: str, caption: str = "") -> str:
+    """A drawing with what it shows in words (`alt`), for those who do not see it."""
+    below = f"<figcaption>{escape(caption)}</figcaption>\n" if caption else ""
+    return f'<figure>\n<div role="img" aria-label="{escape(alt)}">{svg(drawing)}</div>\n{below}</figure>\n'
+
+
+def command_line(command: str, *remarks: str) -> str:
+    """What was run, and what there is to say of it, in small print."""
+    return f'<p class="small"><code>{escape(command)}</code><br>{escape(" · ".join(remarks))}</p>\n'
+
+
+def definitions(pairs: Iterable[tuple[str, str]]) -> str:
+    return "<dl>\n" + "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>\n" for term, text in pairs) + "</dl>\n"
+
+
+def table(head: Sequence[str], rows: Iterable[str]) -> str:
+    """A table that scrolls by itself where the screen is narrow; `rows` come from `row` and `section_row`."""
+    cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    inner = f"<thead><tr>{cells}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody>"
+    return f'<div class="scroll"><table>\n{inner}</table></div>\n'
+
+
+def section_row(text: str, columns: int) -> str:
+    return f'<tr class="section"><th scope="colgroup" colspan="{columns}">{escape(text)}</th></tr>\n'
+
+
+def row(head: str, cells: Sequence[str], better: Sequence[bool] = ()) -> str:
+    """A row: its head, then its cells; those that `better` marks are set in semibold, whoever's they are."""
+    marks = better or [False] * len(cells)
+    filled = "".join(
+        f'<td class="number{" better" if mark else ""}">{escape(cell)}</td>'
+        for cell, mark in zip(cells, marks, strict=True)
+    )
+    return f'<tr><th scope="row">{escape(head)}</th>{filled}</tr>\n'

@@ -1,0 +1,42 @@
+"""Reports as single files: of a demo (twins side by side) and of any training runs."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from diff_transformer.report import demo, markup, runs
+from diff_transformer.results import write_text
+
+
+def build_demo_report(run_dir: str | Path) -> Path:
+    """Write `run_dir/report.html` from the result files in `run_dir`; parts that are missing leave a note.
+
+    Raises FileNotFoundError where `run_dir` holds nothing of a demo, ValueError where a file is not what it should be.
+    """
+    run_dir = Path(run_dir)
+    if not demo.is_demo(run_dir):
+        raise FileNotFoundError(f"{run_dir} holds no demo: neither results.json nor a run such as retrieval-diff")
+    return write_text(run_dir / "report.html", markup.page(*demo.page_of(run_dir)))
+
+
+def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
+    """Write a report of training runs side by side; a demo folder alone gives the demo's report.
+
+    Among several folders a demo's stands for the runs inside it. Without `output` the report is `report.html` in the
+    folder of a single run, `comparison.html` in the nearest folder that holds all of several.
+    Raises FileNotFoundError for a folder that is missing, ValueError for one that is not a run's.
+    """
+    folders = [Path(run_dir) for run_dir in run_dirs]
+    if not folders:
+        raise ValueError("a report needs at least one run folder")
+    if output is not None and not Path(output).parent.is_dir():
+        raise FileNotFoundError(f"the folder of {output} does not exist")
+    if len(folders) == 1 and demo.is_demo(folders[0]):
+        content = demo.page_of(folders[0])
+        default = folders[0] / "report.html"
+    else:
+        found = list(dict.fromkeys(run for folder in folders for run in runs.runs_in(folder)))
+        content = runs.page_of(found)
+        shared = Path(os.path.commonpath([run.resolve().parent for run in found]))
+        default = found[0] / "report.html" if len(found) == 1 else shared / "comparison.html"
+    return write_text(default if output is None else output, markup.page(*content))

@@ -1,0 +1,222 @@
+"""The training loop."""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import set_seed
+from torch import Tensor
+
+from diff_transformer.data.batches import Batches
+from diff_transformer.train.checkpoint import Checkpoints, RunState, load_checkpoint, save_model, written_whole
+from diff_transformer.train.metrics import Metrics, read_metrics
+from diff_transformer.train.optimizer import build_optimizer, learning_rate
+from diff_transformer.train.progress import NonFiniteLossError, Progress, Silent, TrainingInterrupted, catch_interrupt
+from diff_transformer.train.recipe import Recipe, TrainRecipe
+from diff_transformer.train.run_folder import (
+    CHECKPOINTS,
+    METRICS,
+    MODEL,
+    TENSORBOARD,
+    begin_run_folder,
+    check_run_folder,
+)
+from diff_transformer.train.setup import Data, build_data, build_model
+
+# (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
+Evaluate = Callable[[Any, int], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run.
+
+    Attributes:
+        folder: the run's folder.
+        model_folder: the trained model in it (`save_pretrained`), with its tokenizer if there is one.
+        model: the same model, still on its device, in evaluation mode.
+        parameters: how many it has.
+        seconds: time spent in training steps, those before an interruption included; no evaluation, no saving.
+        last: the last line of `metrics.jsonl`.
+    """
+
+    folder: Path
+    model_folder: Path
+    model: Any
+    parameters: int
+    seconds: float
+    last: dict[str, Any]
+
+
+def train(
+    recipe: Recipe,
+    output_dir: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    on_evaluate: Evaluate | None = None,
+    data: Data | None = None,
+) -> TrainedRun:
+    """Train the model of a recipe.
+
+    Writes into `output_dir`: `recipe.yaml`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-000100/` and, at the
+    end, `model/`. A resumed run ends with the very weights it would have had without the interruption (on one device,
+    with the same number of threads).
+
+    Args:
+        recipe: what to train.
+        output_dir: the folder of the run: new or empty, unless one of the next two says otherwise.
+        resume: go on from the newest checkpoint of the run in `output_dir`.
+        overwrite: replace the run in `output_dir`.
+        progress: is told about every step.
+        on_evaluate: called every `evaluate_every` steps and after the last one; what it returns is logged.
+        data: the recipe's data, if `build_data(recipe)` has been called already.
+
+    Raises:
+        FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
+        NonFiniteLossError: the loss or gradient stopped being finite.
+        TrainingInterrupted: Ctrl-C; a checkpoint was saved.
+    """
+    folder, settings = Path(output_dir), recipe.train
+    check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
+    accelerator = _accelerator(settings)
+    data = data or build_data(recipe)
+    set_seed(settings.seed)
+    model = build_model(recipe, data)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    model, optimizer = accelerator.prepare(model, build_optimizer(model, settings))
+
+    checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep_checkpoints)
+    state = RunState(data=_fingerprint(data.batches))
+    if not resume:
+        begin_run_folder(folder, recipe)
+    elif newest := checkpoints.newest():
+        state = _restore(newest, model, optimizer, accelerator, state.data)
+
+    progress = progress or Silent()
+    with Metrics(folder / METRICS, folder / TENSORBOARD, state.step) as metrics, catch_interrupt() as interrupt:
+        progress.start(settings.steps, f"{recipe.name} · {recipe.model.attention_type}")
+        try:
+            model.train()
+            tokens, since = 0, state.seconds  # since the last logged step
+            while state.step < settings.steps:
+                step = state.step + 1
+                started = time.perf_counter()
+                batch = data.batches.train_batch(step)
+                rate = learning_rate(step, settings)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                loss = _backward(model, batch, accelerator, settings.accumulation)
+                norm = float(accelerator.clip_grad_norm_(model.parameters(), settings.max_grad_norm or math.inf))
+                _require_finite(step, loss, norm, settings, checkpoints.newest())
+                optimizer.step()
+                optimizer.zero_grad()
+                state.step = step
+                state.seconds += time.perf_counter() - started
+                tokens += batch["input_ids"].numel()
+                speed = tokens / (state.seconds - since)
+                progress.update(step, loss, speed)
+
+                last = step == settings.steps
+                evaluating = on_evaluate is not None and (last or _due(step, settings.evaluate_every))
+                if last or evaluating or _due(step, settings.log_every):
+                    line = {"step": step, "loss": loss, "learning_rate": rate, "grad_norm": norm}
+                    line |= {"tokens_per_second": speed, "lambdas": model.lambdas()}
+                    if on_evaluate is not None and evaluating:
+                        line |= _evaluate(model, step, on_evaluate)
+                    metrics.log(line)
+                    tokens, since = 0, state.seconds
+
+                if last or interrupt.requested or _due(step, settings.checkpoint_every):
+                    state.scaler = accelerator.scaler.state_dict() if accelerator.scaler is not None else None
+                    checkpoint = checkpoints.save(state, model, optimizer, data.tokenizer)
+                    if interrupt.requested and not last:
+                        raise TrainingInterrupted(
+                            f"Stopped after step {step} of {settings.steps}; {checkpoint} holds the run. "
+                            "The same command with --resume (in Python: resume=True) goes on from there."
+                        )
+        finally:
+            progress.stop()
+
+    model = accelerator.unwrap_model(model, keep_fp32_wrapper=False).eval()
+    with written_whole(folder / MODEL) as target:
+        save_model(target, model, data.tokenizer)
+    return TrainedRun(
+        folder=folder,
+        model_folder=folder / MODEL,
+        model=model,
+        parameters=model.num_parameters(),
+        seconds=state.seconds,
+        last=read_metrics(folder / METRICS)[-1],
+    )
+
+
+def _accelerator(settings: TrainRecipe) -> Accelerator:
+    """The device and its precision, or the reason why not."""
+    cpu = settings.device == "cpu"
+    device = PartialState(cpu=cpu)
+    if device.num_processes > 1:
+        raise ValueError(f"Training runs in one process, but {device.num_processes} were launched.")
+    if settings.precision == "fp16" and device.device.type == "cpu":
+        raise ValueError("train.precision 'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'.")
+    return Accelerator(cpu=cpu, mixed_precision=settings.precision)
+
+
+def _fingerprint(batches: Batches) -> str:
+    """A number for the data: other text, another tokenizer or another seed give another first batch."""
+    return hashlib.sha256(batches.train_batch(1)["input_ids"].numpy().tobytes()).hexdigest()
+
+
+def _restore(
+    checkpoint: Path, model: Any, optimizer: torch.optim.Optimizer, accelerator: Accelerator, fingerprint: str
+) -> RunState:
+    state = load_checkpoint(checkpoint, model, optimizer)
+    if state.data != fingerprint:
+        raise ValueError(f"The data is not what the run in {str(checkpoint.parents[1])!r} was started on.")
+    if state.scaler is not None:
+        accelerator.scaler.load_state_dict(state.scaler)
+    return state
+
+
+def _backward(model: Any, batch: dict[str, Tensor], accelerator: Accelerator, parts: int) -> float:
+    """Gradients of one step's loss: the mean over all its targets, however they are spread over the parts."""
+    targets = (batch["labels"][:, 1:] != -100).sum()
+    total = torch.zeros((), device=accelerator.device)
+    for part in range(parts):
+        piece = {name: tensor.chunk(parts)[part].to(accelerator.device) for name, tensor in batch.items()}
+        loss = model(**piece, num_items_in_batch=targets).loss
+        accelerator.backward(loss)
+        total += loss.detach()
+    return float(total)
+
+
+def _require_finite(step: int, loss: float, norm: float, settings: TrainRecipe, checkpoint: Path | None) -> None:
+    # In fp16 a gradient that overflows is part of the game: the scaler skips the step and scales less.
+    if math.isfinite(loss) and (math.isfinite(norm) or settings.precision == "fp16"):
+        return
+    what = f"the gradient norm became {norm}" if math.isfinite(loss) else f"the loss became {loss}"
+    where = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+    raise NonFiniteLossError(
+        f"At step {step} {what}; {where}. A lower train.learning_rate (now {settings.learning_rate}) "
+        "or a longer warm-up usually helps."
+    )
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
+
+
+def _evaluate(model: Any, step: int, on_evaluate: Evaluate) -> dict[str, float]:
+    model.eval()
+    with torch.no_grad():
+        results = on_evaluate(model, step)
+    model.train()
+    return results

@@ -1,0 +1,190 @@
+"""Recipes: strict YAML files that say what is trained, on what, and how."""
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from transformers import PreTrainedTokenizerFast
+
+from diff_transformer.model import DiffTransformerConfig
+from diff_transformer.train.schema import ModelRecipe, Recipe, RetrievalData, TextData, TrainRecipe
+from diff_transformer.train.yaml_reader import read_yaml
+
+__all__ = ["ModelRecipe", "Recipe", "RetrievalData", "TextData", "TrainRecipe"]
+__all__ += ["build_config", "differences", "dump_recipe", "load_recipe", "parse_recipe", "shipped_recipes"]
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    package = Path(__file__).resolve().parents[1]
+    folders = (package / "recipes", package.parents[1] / "recipes")  # an installed wheel, a checkout
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe from a file, or one that is shipped by its bare name.
+
+    Args:
+        recipe: a path, or the name of a shipped recipe ("tiny").
+        overrides: settings that replace the file's, "train.steps=100"; values are YAML.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not YAML, or a key or value is not allowed. An unknown key's message names the nearest.
+    """
+    path = Path(recipe)
+    shipped = shipped_recipes()
+    if not path.exists() and str(recipe) in shipped:
+        path = shipped[str(recipe)]
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"There is no recipe {str(recipe)!r}; shipped ones are {', '.join(map(repr, sorted(shipped)))}."
+        )
+    try:
+        settings = read_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is not a recipe: it holds {settings!r}, not sections of settings.")
+    for override in overrides:
+        _apply(settings, override)
+    return parse_recipe(settings, source=str(path))
+
+
+def parse_recipe(settings: dict[str, Any], *, source: str = "the recipe") -> Recipe:
+    """Check plain settings. Raises ValueError with one sentence about the first thing that is not allowed."""
+    try:
+        return Recipe.model_validate(settings)
+    except ValidationError as error:
+        raise ValueError(_explain(error, source)) from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """A recipe as YAML with every default spelled out; `load_recipe` reads it back as it was."""
+    return yaml.safe_dump(recipe.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+def differences(first: Recipe, second: Recipe) -> list[str]:
+    """The settings that two recipes do not share: "train.steps (100, 200)"."""
+    settings = [dict(_flatten(recipe.model_dump())) for recipe in (first, second)]
+    keys = dict.fromkeys(key for flat in settings for key in flat)
+    return [
+        f"{key} ({settings[0].get(key, 'absent')!r}, {settings[1].get(key, 'absent')!r})"
+        for key in keys
+        if key not in settings[0] or key not in settings[1] or settings[0][key] != settings[1][key]
+    ]
+
+
+def build_config(
+    recipe: Recipe, vocab_size: int, tokenizer: PreTrainedTokenizerFast | None = None
+) -> DiffTransformerConfig:
+    """The configuration of a recipe's model.
+
+    Args:
+        recipe: the recipe.
+        vocab_size: tokens in the data's vocabulary.
+        tokenizer: where there is one, its end of text becomes the model's (to start, end and pad with).
+    """
+    model = recipe.model
+    end = tokenizer.eos_token_id if tokenizer is not None else None
+    return DiffTransformerConfig(
+        vocab_size=vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.num_hidden_layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.num_key_value_heads,
+        head_dim=model.head_dim,
+        attention_type=model.attention_type,
+        lambda_init=model.lambda_init,
+        max_position_embeddings=model.max_position_embeddings or recipe.data.length,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        rms_norm_eps=model.rms_norm_eps,
+        initializer_range=model.initializer_range,
+        tie_word_embeddings=model.tie_word_embeddings,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
+
+
+def _apply(settings: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise ValueError(f"{override!r} is not an override; write section.key=value, for example train.steps=100.")
+    *sections, last = key.split(".")
+    place = settings
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ValueError(f"Cannot set {key!r}: {section!r} is a setting, not a section.")
+    try:
+        place[last] = read_yaml(value)
+    except yaml.YAMLError:
+        raise ValueError(f"The value of {override!r} is not valid YAML.") from None
+
+
+def _explain(error: ValidationError, source: str) -> str:
+    """One sentence. Unknown keys first: a mistyped key often is the reason why another one is missing."""
+    problems = sorted(error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden")
+    problem = problems[0]
+    # Pydantic puts the chosen kind of data between "data" and the key; a user never wrote it there.
+    parts = [str(part) for part in problem["loc"]]
+    kind = parts.pop(1) if parts[:1] == ["data"] and parts[1:2] in (["text"], ["retrieval"]) else None
+    key = ".".join(parts)
+    match problem["type"]:
+        case "extra_forbidden":
+            return f"{source}: unknown key {key!r}{_suggestion(key, kind)}"
+        case "missing":
+            return f"{source}: {key!r} is missing."
+        case "union_tag_invalid" | "union_tag_not_found":
+            return f"{source}: 'data.kind' is 'text' or 'retrieval', got {_given(problem).get('kind')!r}."
+        case "value_error":
+            where = f" in {key!r}" if key else ""
+            return f"{source}: {problem['ctx']['error']}{where}."
+    return f"{source}: {key!r} is {problem['input']!r}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
+
+
+def _given(problem: Any) -> dict[str, Any]:
+    return problem["input"] if isinstance(problem["input"], dict) else {}
+
+
+def _suggestion(key: str, kind: str | None) -> str:
+    allowed = list(_keys(kind))
+    section, _, name = key.rpartition(".")
+    here = [candidate for candidate in allowed if candidate.rpartition(".")[0] == section]
+    near = _nearest(name, here) or _nearest(name, allowed)
+    if near:
+        return f"; did you mean {near!r}?"
+    return f"; allowed are {', '.join(map(repr, here or allowed))}."
+
+
+def _nearest(name: str, candidates: Iterable[str]) -> str | None:
+    by_name = {candidate.rpartition(".")[2]: candidate for candidate in candidates}
+    found = difflib.get_close_matches(name, by_name, n=1)
+    return by_name[found[0]] if found else None
+
+
+def _keys(kind: str | None) -> Iterator[str]:
+    """All keys of a recipe, dotted; where the kind of data is not known, those of both."""
+    data: dict[str | None, list[type[BaseModel]]] = {"text": [TextData], "retrieval": [RetrievalData]}
+    sections: dict[str, list[type[BaseModel]]] = {
+        "model": [ModelRecipe],
+        "data": data.get(kind, [TextData, RetrievalData]),
+        "train": [TrainRecipe],
+    }
+    for name in Recipe.model_fields:
+        yield name
+        for section in sections.get(name, []):
+            yield from (f"{name}.{key}" for key in section.model_fields)
+
+
+def _flatten(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,70 @@
+"""The folder of a run: who may write into it, and what may be deleted."""
+
+import shutil
+from pathlib import Path
+
+from diff_transformer.train.recipe import Recipe, differences, dump_recipe, load_recipe
+
+RECIPE = "recipe.yaml"
+METRICS = "metrics.jsonl"
+TENSORBOARD = "tensorboard"
+CHECKPOINTS = "checkpoints"
+MODEL = "model"
+_OURS = (RECIPE, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, f".unfinished-{MODEL}")
+_HEADING = "# A training run of diff-transformer, every setting spelled out.\n"
+
+
+def check_run_folder(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+    """Say why a run of `recipe` cannot have `folder`, if so. Changes nothing.
+
+    Raises:
+        ValueError: both `resume` and `overwrite` are asked for; or the run to resume had another recipe.
+        FileNotFoundError: there is no run to resume.
+        FileExistsError: the folder holds a run (and neither is asked for), or something that is not a run.
+    """
+    if resume and overwrite:
+        raise ValueError("A run is either resumed or overwritten, not both.")
+    is_run = is_run_folder(folder)
+    if resume:
+        if not is_run:
+            raise FileNotFoundError(f"There is no run to resume in {str(folder)!r}.")
+        changed = differences(load_recipe(folder / RECIPE), recipe)
+        if changed:
+            raise ValueError(
+                f"The run in {str(folder)!r} was started with another recipe; (then, now) differ in: "
+                f"{', '.join(changed)}."
+            )
+        return
+    if is_run and not overwrite:
+        raise FileExistsError(
+            f"The output folder {str(folder)!r} already holds a run; "
+            "choose another one, or ask to overwrite or to resume it."
+        )
+    if not is_run and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{str(folder)!r} exists and is not a run of ours, so nothing is written there.")
+
+
+def begin_run_folder(folder: Path, recipe: Recipe) -> None:
+    """Make `folder`, which `check_run_folder` has allowed, ready for a new run of `recipe`.
+
+    Overwriting deletes what a run writes (`recipe.yaml`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `model/`)
+    and nothing else, and only in a folder whose `recipe.yaml` a run has written.
+    """
+    if is_run_folder(folder):
+        for name in _OURS:
+            _delete(folder / name)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RECIPE).write_text(_HEADING + dump_recipe(recipe), encoding="utf-8")
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether a training run has written this folder."""
+    recipe = folder / RECIPE
+    return recipe.is_file() and recipe.read_text(encoding="utf-8", errors="replace").startswith(_HEADING)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

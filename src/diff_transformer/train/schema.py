@@ -1,0 +1,149 @@
+"""What a recipe may say. Every key is checked: its name, its type and its range."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A part of a recipe: no unknown keys, no conversions ("3" is not 3), no changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelRecipe(Section):
+    """The model; the names are those of `DiffTransformerConfig`. Twins differ in `attention_type` alone.
+
+    `num_attention_heads` is the twin Transformer's count; left out, it is hidden_size / head_dim.
+    `max_position_embeddings` left out is the length of the training sequences.
+    """
+
+    attention_type: Literal["diff", "diff_v2", "softmax"] = "diff"
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count | None = None
+    num_key_value_heads: Count | None = None
+    head_dim: Count | None = None
+    lambda_init: Literal["schedule"] | float = "schedule"
+    max_position_embeddings: Count | None = None
+    rope_theta: Positive = 10000.0
+    rms_norm_eps: Positive = 1e-5
+    initializer_range: Positive = 0.02
+    tie_word_embeddings: bool = False
+
+    @model_validator(mode="after")
+    def _heads_are_known(self) -> "ModelRecipe":
+        if self.num_attention_heads is None and self.head_dim is None:
+            raise ValueError("give head_dim or num_attention_heads")
+        if self.num_attention_heads is None and self.head_dim is not None and self.hidden_size % self.head_dim:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of head_dim={self.head_dim}, "
+                "so num_attention_heads must be given"
+            )
+        return self
+
+    @property
+    def heads(self) -> int:
+        """The twin Transformer's attention heads."""
+        if self.num_attention_heads is not None:
+            return self.num_attention_heads
+        assert self.head_dim is not None  # _heads_are_known
+        return self.hidden_size // self.head_dim
+
+
+class TextData(Section):
+    """Language modelling of real text; see `diff_transformer.data.batches.TextBatches`.
+
+    `paths` null is the source of Python's standard library. `batch_size` is the number of sequences of one optimizer
+    step. `vocab_size` belongs to the "bpe" tokenizer, which is trained on the training documents.
+    """
+
+    kind: Literal["text"] = "text"
+    paths: list[str] | None = None
+    text_field: str = "text"
+    tokenizer: Literal["bytes", "bpe"] = "bytes"
+    vocab_size: Annotated[int, Field(gt=257)] | None = None
+    length: Annotated[int, Field(ge=2)]
+    batch_size: Count
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    validation_tokens: Count | None = 100_000
+
+    @field_validator("paths", mode="before")
+    @classmethod
+    def _one_path(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _vocabulary_fits(self) -> "TextData":
+        if (self.tokenizer == "bpe") != (self.vocab_size is not None):
+            raise ValueError('vocab_size is given with tokenizer "bpe", and only then')
+        return self
+
+
+class RetrievalData(Section):
+    """Multi-needle retrieval among noise tokens; see `diff_transformer.data.retrieval.RetrievalBatches`."""
+
+    kind: Literal["retrieval"] = "retrieval"
+    num_pairs: Count = 4
+    length: Count = 128
+    num_queries: Count | None = None
+    batch_size: Count = 32
+    num_keys: Count = 64
+    num_values: Count = 64
+    num_noise: Count = 128
+    validation_sequences: Count = 1024
+
+
+class TrainRecipe(Section):
+    """How to train. Units: steps are optimizer steps; `learning_rate` is the highest one, after warm-up.
+
+    `final_learning_rate` is the fraction of it that is left at the end. Weight decay applies to matrices only.
+    `accumulation` splits the batch of a step into so many parts, one after the other: less memory, the same result.
+    `max_grad_norm` null does not clip. `log_every`, `evaluate_every` and `checkpoint_every` count steps; the last
+    step is always logged and evaluated.
+    """
+
+    steps: Count
+    learning_rate: Positive
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    final_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.1
+    betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = [0.9, 0.95]
+    eps: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    max_grad_norm: Positive | None = 1.0
+    accumulation: Count = 1
+    precision: Literal["no", "bf16", "fp16"] = "no"
+    device: Literal["auto", "cpu"] = "auto"
+    gradient_checkpointing: bool = False
+    seed: Annotated[int, Field(ge=0)] = 0
+    log_every: Count = 10
+    evaluate_every: Count | None = None
+    checkpoint_every: Count | None = None
+    keep_checkpoints: Count = 2
+
+
+class Recipe(Section):
+    """A whole training run."""
+
+    name: Annotated[str, Field(min_length=1)]
+    model: ModelRecipe
+    data: Annotated[TextData | RetrievalData, Field(discriminator="kind")]
+    train: TrainRecipe
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "Recipe":
+        if self.data.batch_size % self.train.accumulation:
+            raise ValueError(
+                f"train.accumulation={self.train.accumulation} does not divide data.batch_size={self.data.batch_size}"
+            )
+        positions = self.model.max_position_embeddings
+        if positions is not None and positions < self.data.length:
+            raise ValueError(
+                f"model.max_position_embeddings={positions} is shorter than data.length={self.data.length}"
+            )
+        return self

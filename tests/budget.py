@@ -1,0 +1,295 @@
+"""Problems for the operator, and how far from the float64 oracle an answer in a given dtype may be.
+
+No tolerance here is guessed. An answer in dtype T passes when every entry of the output and of every gradient satisfies
+
+    |answer − oracle|  ≤  2 · max |plain − oracle|  +  band
+
+`plain` is the straight formula, softmax minus λ softmax times V, with automatic differentiation, every step in T. The
+band exists because the plain formula may be right by luck where the sizes are tiny, and is what rounding alone can do:
+
+    band = ROUNDINGS · eps(T)/2 · M(P)  +  eps(accumulator) · M(P ⊙ L)  +  ROUNDINGS · smallest(T) · (terms in the sum)
+
+M is the quantity computed with absolute values everywhere, so that nothing cancels: |A1||V| + |λ||A2||V| for the
+output, and likewise for each gradient of Equation 7. A backend rounds to T at most the maps, λ, their difference, dP,
+dS and the result, each by a relative eps(T)/2: four roundings on the way to the output and to dV, six to the others.
+The second term is the error of the logits: a relative error of a weight is an absolute error of its logit, whose
+magnitude is L = |s||q||k| + |mask| (plus its mean over the row, for the normalisation), and which is never computed in
+less than float32. The third is underflow, which matters in float16 only. Where M is 0 (a query that sees nothing, a key
+that nobody sees) the answer has to be exactly 0.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import oracle
+
+Array = NDArray[np.float64]
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+ROUNDINGS = {"out": 4, "v": 4, "q": 6, "k": 6, "lam": 6}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request to the operator. The logits' standard deviation is gain²: 4 by default, so attention is peaked."""
+
+    batch: int = 2
+    heads: int = 2
+    key_heads: int = 2
+    key_maps: int = 2
+    queries: int = 9
+    keys: int = 9
+    d: int = 4
+    dv: int = 8
+    dtype: torch.dtype = torch.float32
+    is_causal: bool = False
+    window: int | None = None
+    mask: str | None = None
+    lam: str = "scalar"
+    scale: float | None = None
+    gain: float = 2.0
+    layout: str = "contiguous"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Tensors (leaves without gradient) and options; `dout` is the gradient that arrives at the output."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    lam: Tensor | float
+    dout: Tensor
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def solve(self, attention: Callable[..., Tensor], **more: Any) -> dict[str, Tensor]:
+        """out and the gradients that `attention(q, k, v, lam, **options)` gives, by name."""
+        leaves = {name: getattr(self, name).detach().requires_grad_() for name in "qkv"}
+        if isinstance(self.lam, Tensor):
+            leaves["lam"] = self.lam.detach().requires_grad_()
+        out = attention(leaves["q"], leaves["k"], leaves["v"], leaves.get("lam", self.lam), **self.options, **more)
+        assert out.shape == self.dout.shape
+        assert out.dtype == self.dout.dtype
+        gradients = torch.autograd.grad(out, list(leaves.values()), self.dout)
+        return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
+MASKS = (
+    "bool (1, 1, N, S)",
+    "bool (B, 1, 1, S)",
+    "bool (B, H, N, S)",
+    "bool (N, S)",
+    "bool (H, 1, S)",
+    "add (1, 1, N, S)",
+    "add (B, H, N, S)",
+    "add (H, N, S)",
+    "add -inf (B, 1, N, S)",
+    "add -inf (N, S)",
+    "add min (B, 1, N, S)",
+)
+LAMBDAS = ("float", "scalar", "one", "per head", "per token", "tokens alone", "full", "above one", "negative", "zero")
+
+
+def _mask(kind: str, case: Case, generator: torch.Generator) -> Tensor:
+    """A mask named "bool SHAPE" or "add [what] SHAPE"; some queries and (with a batch axis) a whole row see nothing."""
+    sizes = {"B": case.batch, "H": case.heads, "N": case.queries, "S": case.keys, "1": 1}
+    kind, shape = kind.split(" (")
+    shape = [sizes[letter] for letter in shape.rstrip(")").split(", ")]
+    may = torch.rand(shape, generator=generator) < 0.6
+    if shape[-2] > 2:
+        may[..., 1, :] = False
+    if len(shape) == 4 and shape[0] > 1:
+        may[-1, ..., : case.keys // 2 + 1] = False  # left padding
+        if shape[-2] == 1 and case.batch > 2:
+            may[0] = False
+    if kind == "bool":
+        return may
+    if kind == "add min":  # finite, so it cannot make a query blind: leave every query its own key
+        may = may | (torch.arange(case.keys) == torch.arange(case.queries)[:, None] + case.keys - case.queries)
+    bias = torch.randn(shape, generator=generator, dtype=torch.float64).mul(2).to(case.dtype)
+    if kind == "add":
+        return bias
+    return bias.masked_fill(~may, float("-inf") if kind == "add -inf" else torch.finfo(case.dtype).min)
+
+
+def _lam(kind: str, case: Case, generator: torch.Generator) -> Tensor | float:
+    """λ: float64 with float64 inputs, otherwise float32, as the model keeps it."""
+    fixed = {"float": 0.7, "scalar": 0.6, "above one": 1.8, "negative": -0.4, "zero": 0.0}
+    dtype = torch.float64 if case.dtype == torch.float64 else torch.float32
+    if kind == "float":
+        return fixed[kind]
+    if kind in fixed:
+        return torch.tensor(fixed[kind], dtype=dtype)
+    shape = {
+        "one": (1,),
+        "per head": (case.heads, 1),
+        "per token": (case.batch, 1, case.queries),
+        "tokens alone": (case.queries,),
+        "full": (case.batch, case.heads, case.queries),
+    }[kind]
+    return torch.rand(shape, generator=generator, dtype=torch.float64).mul(1.5).to(dtype)
+
+
+def build(case: Case) -> Problem:
+    """The problem of a case: the same numbers every time, different ones for every case (but equal across dtypes)."""
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(replace(case, dtype=torch.float32)).encode()))
+
+    def normal(*shape: int, gain: float = 1.0) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).mul(gain).to(case.dtype)
+
+    c, g = case, case.gain
+    if c.layout == "contiguous":
+        q = normal(c.batch, c.heads, 2, c.queries, c.d, gain=g)
+        k = normal(c.batch, c.key_heads, c.key_maps, c.keys, c.d, gain=g)
+        v, dout = normal(c.batch, c.key_heads, c.keys, c.dv), normal(c.batch, c.heads, c.queries, c.dv)
+    elif c.layout == "projection":  # what linear layers give: (batch, length, heads, …)
+        q = normal(c.batch, c.queries, c.heads, 2, c.d, gain=g).permute(0, 2, 3, 1, 4)
+        k = normal(c.batch, c.keys, c.key_heads, c.key_maps, c.d, gain=g).permute(0, 2, 3, 1, 4)
+        v = normal(c.batch, c.keys, c.key_heads, c.dv).transpose(1, 2)
+        dout = normal(c.batch, c.queries, c.heads, c.dv).transpose(1, 2)
+    elif c.layout == "cache":  # what a cache holds: longer than used, the maps' keys side by side in one head
+        q = normal(c.batch, c.heads, c.queries, 2 * c.d + 1, gain=g)[..., 1:].unflatten(-1, (2, c.d)).transpose(2, 3)
+        k = normal(c.batch, c.key_heads, c.keys + 3, c.key_maps * c.d, gain=g)[:, :, : c.keys]
+        k = k.unflatten(-1, (c.key_maps, c.d)).transpose(2, 3)
+        v = normal(c.batch, c.key_heads, c.keys + 3, c.dv)[:, :, 3:]
+        dout = normal(1, 1, 1, 1).expand(c.batch, c.heads, c.queries, c.dv)  # what out.sum() sends back
+    elif c.layout == "expanded":  # one sequence seen by the whole batch, channels not contiguous
+        q = normal(1, c.heads, 2, c.d, c.queries, gain=g).mT.expand(c.batch, -1, -1, -1, -1)
+        k = normal(c.batch, 1, c.key_maps, c.d, c.keys, gain=g).mT.expand(-1, c.key_heads, -1, -1, -1)
+        v = normal(1, 1, c.dv, c.keys).mT.expand(c.batch, c.key_heads, -1, -1)
+        dout = normal(c.dv, c.queries, c.heads, c.batch).permute(3, 2, 1, 0)
+    else:
+        raise KeyError(c.layout)
+    options: dict[str, Any] = {"is_causal": c.is_causal, "scale": c.scale, "window": c.window}
+    if c.mask is not None:
+        options["attn_mask"] = _mask(c.mask, c, generator)
+    return Problem(q, k, v, _lam(c.lam, c, generator), dout, options)
+
+
+def float64(x: Tensor | float) -> Any:
+    return x.detach().double().numpy() if isinstance(x, Tensor) and x.dtype != torch.bool else np.asarray(x)
+
+
+def solve_by_oracle(problem: Problem, rules: oracle.Rules = oracle.SPEC) -> tuple[dict[str, Array], oracle.Forward]:
+    q, k, v, lam, dout = (float64(getattr(problem, name)) for name in ("q", "k", "v", "lam", "dout"))
+    options = dict(problem.options)
+    if options.get("attn_mask") is not None:
+        options["attn_mask"] = float64(options["attn_mask"])
+    forward = oracle.attention(q, k, v, lam, **options, rules=rules)
+    values = {"out": forward.out, **oracle.gradients(q, k, v, lam, dout, forward, rules)}
+    if not isinstance(problem.lam, Tensor):
+        del values["lam"]
+    return values, forward
+
+
+def solve_plainly(problem: Problem, forward: oracle.Forward) -> dict[str, Tensor]:
+    """The straight formula, every step in the problem's dtype; which keys are visible is taken from the oracle."""
+    visible, bias = torch.from_numpy(forward.visible), torch.from_numpy(forward.bias).to(problem.q.dtype)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, lam: Tensor | float, **_: object) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = q @ k.transpose(-1, -2) * forward.scale + bias[:, :, None]
+        hidden = ~visible[:, :, None]
+        nothing = hidden.all(-1, keepdim=True)
+        scores = scores.masked_fill(hidden, float("-inf")).masked_fill(nothing, 0.0)
+        first, second = scores.softmax(-1).masked_fill(hidden, 0.0).unbind(2)
+        if isinstance(lam, Tensor):
+            lam = lam.to(q.dtype).expand(q.shape[0], q.shape[1], q.shape[3])[..., None]
+        return (first - lam * second) @ v
+
+    return replace(problem, options={}).solve(attention)
+
+
+def magnitudes(problem: Problem, forward: oracle.Forward, errors: Array | None = None) -> dict[str, Array]:
+    """M: output and gradients without cancellation.
+
+    With `errors` (2, B, H, N, S), relative errors of the weights: what they add up to, to first order.
+    """
+    q, k, v, dout = (np.abs(float64(x)) for x in (problem.q, problem.k, problem.v, problem.dout))
+    group = q.shape[1] // k.shape[1]
+    kk, vv = np.repeat(np.broadcast_to(k, (*k.shape[:2], 2, *k.shape[3:])), group, 1), np.repeat(v, group, 1)
+    lam, s = np.abs(forward.lam)[..., None], abs(forward.scale)
+    p = np.stack([forward.first, forward.second])
+    e = p if errors is None else p * errors
+    dp = dout @ vv.swapaxes(-1, -2)
+    ds = e * (dp + (p * dp).sum(-1, keepdims=True)) + p * (e * dp).sum(-1, keepdims=True)
+    ds = np.stack([ds[0], lam * ds[1]], 2)
+    weights = e[0] + lam * e[1]
+
+    def ungroup(x: Array) -> Array:
+        return x.reshape(x.shape[0], -1, group, *x.shape[2:]).sum(2)
+
+    dk = ungroup(s * ds.swapaxes(-1, -2) @ q)
+    return {
+        "out": weights @ vv,
+        "q": s * ds @ kk,
+        "k": dk.sum(2, keepdims=True) if k.shape[2] == 1 else dk,
+        "v": ungroup(weights.swapaxes(-1, -2) @ dout),
+        "lam": oracle.sum_to((e[1] * dp).sum(-1), np.shape(problem.lam)),
+    }
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the oracle says, by how much an answer may differ, and how far the plain formula was off."""
+
+    values: dict[str, Array]
+    limits: dict[str, Array]
+    plain_errors: dict[str, float]
+
+    def ratios(self, answer: Mapping[str, Tensor]) -> dict[str, float]:
+        """By name, the largest |answer − oracle| / limit; infinite for a NaN or for anything but 0 where 0 is due."""
+        ratios = {}
+        assert set(answer) == set(self.values)
+        for name, value in self.values.items():
+            got, limit = float64(answer[name]), self.limits[name]
+            assert got.shape == value.shape, f"{name} has shape {got.shape}, not {value.shape}"
+            error = np.abs(got - value)
+            ratio = np.divide(error, limit, out=np.where(error == 0, 0.0, np.inf), where=limit > 0)
+            ratios[name] = float(np.nan_to_num(ratio, nan=np.inf).max(initial=0.0))
+        return ratios
+
+    def check(self, answer: Mapping[str, Tensor]) -> None:
+        ratios = self.ratios(answer)
+        assert max(ratios.values()) <= 1, f"error over budget (1 = the limit): {ratios}"
+
+
+def expect(problem: Problem) -> Expected:
+    """The oracle's answer to a problem and the budget of an answer in the problem's dtype."""
+    values, forward = solve_by_oracle(problem)
+    plain = solve_plainly(problem, forward)
+    plain_errors = {name: float(np.abs(float64(plain[name]) - value).max(initial=0)) for name, value in values.items()}
+    q, k = (np.abs(float64(x)) for x in (problem.q, problem.k))
+    k = np.repeat(k, q.shape[1] // k.shape[1], 1)
+    logits = np.moveaxis(abs(forward.scale) * q @ k.swapaxes(-1, -2), 2, 0) + np.abs(forward.bias)
+    weights = np.stack([forward.first, forward.second])
+    logits = np.where(weights > 0, logits, 0)
+    logits = logits + (weights * logits).sum(-1, keepdims=True)
+    info = torch.finfo(problem.q.dtype)
+    accumulator = min(info.eps, torch.finfo(torch.float32).eps)
+    rounding, logit = magnitudes(problem, forward), magnitudes(problem, forward, logits)
+    limits = {}
+    for name, value in values.items():
+        m = rounding[name]
+        terms = max(problem.q.shape[3], problem.k.shape[3]) * max(1.0, m.max(initial=0))
+        underflow = np.where(m > 0, info.smallest_normal * info.eps * terms, 0)
+        band = ROUNDINGS[name] * (info.eps / 2 * m + underflow) + accumulator * logit[name]
+        limits[name] = np.where(band > 0, 2 * plain_errors[name] + band, 0)
+        assert limits[name].shape == value.shape
+    return Expected(values, limits, plain_errors)
+
+
+@cache
+def prepared(case: Case) -> tuple[Problem, Expected]:
+    """The problem of a case and what is expected of it, computed once for all backends."""
+    problem = build(case)
+    return problem, expect(problem)

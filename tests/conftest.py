@@ -1,0 +1,30 @@
+"""What every test gets: the same random numbers each time, and hypothesis without a clock or a database."""
+
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+
+# The tensors here are tiny, and a second thread costs more than it does: ten times the time on a busy machine.
+torch.set_num_threads(1)
+
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=60)
+hypothesis.settings.load_profile("suite")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """Memory that torch hands out uninitialised is full of NaN, so that reading what was never written shows."""
+    was = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(was[0])
+    torch.utils.deterministic.fill_uninitialized_memory = was[1]

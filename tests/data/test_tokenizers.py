@@ -1,0 +1,66 @@
+"""Tokenizers give every text back."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from diff_transformer.data import byte_tokenizer, bytes_of_tokens, encode_documents, train_bpe
+
+WORDS = ["the cat sat on the mat. " * 20, "def cat(mat):\n    return mat\n" * 20, "äöü 日本 " * 5]
+TOKENIZERS = {"bytes": byte_tokenizer(), "bpe": train_bpe(WORDS, 280)}
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+@settings(deadline=None)
+@given(text=st.text() | st.sampled_from(["", "  a  .\r\n\t!", "<|endoftext|>", "I 'm n't ,", "\x00\ufffd\u0301"]))
+def test_round_trip(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    (plain,) = encode_documents(tokenizer, [text])
+    assert tokenizer.decode(plain) == text
+    sizes = bytes_of_tokens(tokenizer)
+    assert sum(sizes[number] for number in plain) == len(text.encode())
+
+
+def test_tokens_of_the_byte_tokenizer_are_bytes() -> None:
+    tokenizer = TOKENIZERS["bytes"]
+    assert len(tokenizer) == 257
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 256
+    assert tokenizer.encode("aé\n") == list("aé\n".encode())
+    assert bytes_of_tokens(tokenizer) == [1] * 256 + [0]
+
+
+def test_bpe_learns_merges_and_always_the_same_ones() -> None:
+    tokenizer = TOKENIZERS["bpe"]
+    assert len(tokenizer) == 280
+    assert len(tokenizer.encode(WORDS[0])) < len(WORDS[0]) / 2
+    assert train_bpe(WORDS, 280).get_vocab() == tokenizer.get_vocab()
+
+
+def test_the_end_of_text_written_out_in_a_document_is_not_one() -> None:
+    for tokenizer in TOKENIZERS.values():
+        (ids,) = encode_documents(tokenizer, ["a<|endoftext|>b"])
+        assert tokenizer.eos_token_id not in ids
+        assert tokenizer.encode("a<|endoftext|>b").count(tokenizer.eos_token_id) == 1  # and it was only looked up
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+def test_saving_and_loading(kind: str, tmp_path: Path) -> None:
+    TOKENIZERS[kind].save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    text = "the cat  <|endoftext|>\n日本."
+    assert loaded.encode(text) == TOKENIZERS[kind].encode(text)
+    assert loaded.decode(loaded.encode(text)) == text
+    assert loaded.eos_token_id == TOKENIZERS[kind].eos_token_id
+    assert loaded.padding_side == "left"
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ValueError, match="vocab_size=257"):
+        train_bpe(WORDS, 257)
+    with pytest.raises(ValueError, match="no documents"):
+        train_bpe([], 300)

@@ -1,0 +1,312 @@
+"""diff_attention: outputs and every gradient of every backend against the float64 oracle, by error budget."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+from budget import DTYPES, LAMBDAS, MASKS, Case, Problem, build, expect, prepared, solve_by_oracle
+from diff_transformer import diff_attention, diff_attention_maps
+from diff_transformer.ops import blockwise, sdpa
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+BACKENDS = ("reference", "blockwise", "blockwise, 3 rows a block", "sdpa, whole values", "sdpa, values in pieces")
+
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "no mask": {},
+    "causal": {"is_causal": True},
+    "one query, one key": {"queries": 1, "keys": 1, "is_causal": True},
+    "decoding one token": {"queries": 1, "keys": 9, "is_causal": True},
+    "decoding three tokens": {"queries": 3, "keys": 11, "is_causal": True},
+    "more queries than keys, causal": {"queries": 11, "keys": 5, "is_causal": True},
+    "more queries than keys": {"queries": 11, "keys": 5},
+    "more keys than queries": {"queries": 5, "keys": 11},
+    "63 tokens": {"batch": 1, "queries": 63, "keys": 63, "is_causal": True, "d": 8, "dv": 16},
+    "111 tokens, grouped": {"batch": 1, "key_heads": 1, "queries": 111, "keys": 111, "is_causal": True},
+    "257 tokens": {"batch": 1, "heads": 1, "key_heads": 1, "queries": 257, "keys": 257, "is_causal": True, "gain": 1.6},
+    "63 of 111 tokens": {"batch": 1, "heads": 1, "key_heads": 1, "queries": 63, "keys": 111, "is_causal": True},
+    "111 tokens, 63 keys": {"batch": 1, "heads": 1, "key_heads": 1, "queries": 111, "keys": 63, "is_causal": True},
+    "grouped": {"heads": 6, "key_heads": 2},
+    "grouped, causal, decoding": {"heads": 6, "key_heads": 3, "queries": 4, "keys": 7, "is_causal": True},
+    "one key head": {"heads": 4, "key_heads": 1, "is_causal": True},
+    "shared keys": {"key_maps": 1, "is_causal": True},
+    "shared keys, grouped": {"key_maps": 1, "heads": 6, "key_heads": 2, "queries": 5, "dv": 4},
+    "dv = d": {"dv": 4, "is_causal": True},
+    "dv = 1": {"dv": 1},
+    "d and dv odd": {"d": 5, "dv": 7, "is_causal": True},
+    "d > dv": {"d": 13, "dv": 3},
+    "d = 1": {"d": 1, "dv": 2},
+    "window 1": {"window": 1, "is_causal": True},
+    "window 3": {"window": 3, "is_causal": True},
+    "window of all keys": {"window": 9, "is_causal": True},
+    "window beyond all keys": {"window": 10**6, "is_causal": True},
+    "window 3, not causal": {"window": 3},
+    "window 2, decoding": {"window": 2, "is_causal": True, "queries": 3, "keys": 11},
+    "window 2, more queries than keys": {"window": 2, "is_causal": True, "queries": 11, "keys": 5},
+    "window 2, more queries than keys, not causal": {"window": 2, "queries": 11, "keys": 5},
+    "window 17 of 111 tokens": {"batch": 1, "heads": 1, "key_heads": 1, "queries": 111, "keys": 111, "window": 17},
+    "scale 0.9": {"scale": 0.9, "gain": 1.5},
+    "scale 0": {"scale": 0.0, "is_causal": True},
+    "negative scale": {"scale": -0.5, "is_causal": True},
+    "projection layout": {"layout": "projection", "heads": 4, "is_causal": True},
+    "cache layout": {"layout": "cache", "heads": 4, "queries": 5, "is_causal": True},
+    "expanded layout": {"layout": "expanded", "heads": 4, "is_causal": True},
+    "very peaked": {"gain": 6.0, "is_causal": True},
+    "nearly uniform": {"gain": 0.1, "is_causal": True},
+    **{f"mask {kind}": {"mask": kind, "batch": 3, "queries": 7} for kind in MASKS},
+    **{f"causal and mask {kind}": {"mask": kind, "batch": 3, "is_causal": True} for kind in MASKS},
+    "mask, causal, window, grouped, shared keys": {
+        "mask": "bool (B, H, N, S)",
+        "is_causal": True,
+        "window": 4,
+        "heads": 4,
+        "key_maps": 1,
+        "queries": 6,
+        "keys": 11,
+    },
+    "additive mask, causal, window, grouped, cache": {
+        "mask": "add -inf (B, 1, N, S)",
+        "is_causal": True,
+        "window": 6,
+        "heads": 4,
+        "queries": 7,
+        "layout": "cache",
+        "lam": "full",
+    },
+    **{f"λ {kind}": {"lam": kind, "heads": 4, "is_causal": True, "queries": 7} for kind in LAMBDAS},
+}
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each backend; blockwise also in blocks so small that tiny inputs have several, sdpa in each of its two variants."""
+    name, _, variant = request.param.partition(", ")
+    if variant == "3 rows a block":
+        monkeypatch.setattr(blockwise, "MIN_ROWS", 3)
+        monkeypatch.setattr(blockwise, "MAX_ROWS", 3)
+        assert blockwise.rows_per_block(heads=4, n=9, s=9) == 3
+    elif name == "sdpa":
+        monkeypatch.setattr(sdpa, "wide_values_allowed", lambda *_: variant == "whole values")
+    return name
+
+
+def case(situation: str, dtype: torch.dtype = torch.float32) -> Case:
+    return replace(Case(dtype=dtype), **SITUATIONS[situation])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_output_and_gradients(backend: str, situation: str, dtype: torch.dtype) -> None:
+    problem, expected = prepared(case(situation, dtype))
+    expected.check(problem.solve(diff_attention, backend=backend))
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_auto(situation: str) -> None:
+    problem, expected = prepared(case(situation))
+    expected.check(problem.solve(diff_attention))
+
+
+def test_lambda_in_the_inputs_dtype(backend: str) -> None:
+    """DIFF V2 under bfloat16 makes its λ in bfloat16."""
+    problem = build(case("λ full", torch.bfloat16))
+    assert isinstance(problem.lam, Tensor)
+    problem = replace(problem, lam=problem.lam.bfloat16())
+    answer = problem.solve(diff_attention, backend=backend)
+    assert answer["lam"].dtype == torch.bfloat16
+    expect(problem).check(answer)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_additive_mask_in_float32_for_half_precision(backend: str, dtype: torch.dtype) -> None:
+    problem = build(case("mask add (B, H, N, S)", dtype))
+    mask = problem.options["attn_mask"].float() + 0.001
+    problem = replace(problem, options={**problem.options, "attn_mask": mask})
+    expect(problem).check(problem.solve(diff_attention, backend=backend))
+
+
+def test_no_gradient_asked_for(backend: str) -> None:
+    problem, expected = prepared(case("causal"))
+    with torch.no_grad():
+        out = diff_attention(problem.q, problem.k, problem.v, problem.lam, is_causal=True, backend=backend)
+    assert not out.requires_grad
+    assert np.all(np.abs(out.double().numpy() - expected.values["out"]) <= expected.limits["out"])
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "lam"])
+def test_each_gradient_alone(backend: str, wanted: str) -> None:
+    """A frozen projection asks for some of the gradients only."""
+    problem, expected = prepared(case("grouped, causal, decoding"))
+    inputs = {name: getattr(problem, name).detach() for name in ("q", "k", "v", "lam")}
+    inputs[wanted].requires_grad_()
+    out = diff_attention(*inputs.values(), **problem.options, backend=backend)
+    (gradient,) = torch.autograd.grad(out, [inputs[wanted]], problem.dout)
+    error = np.abs(gradient.double().numpy() - expected.values[wanted])
+    assert np.all(error <= expected.limits[wanted])
+
+
+def test_inputs_are_left_alone(backend: str) -> None:
+    problem = build(case("additive mask, causal, window, grouped, cache"))
+    tensors = [problem.q, problem.k, problem.v, problem.lam, problem.dout, problem.options["attn_mask"]]
+    copies = [x.clone() for x in tensors]
+    problem.solve(diff_attention, backend=backend)
+    for x, copy in zip(tensors, copies, strict=True):
+        assert torch.equal(x, copy)
+
+
+@pytest.mark.parametrize("lam", [1.7, -0.6], ids=str)
+def test_neither_lambda_nor_the_difference_is_clamped(backend: str, lam: float) -> None:
+    """At large logits each map picks one key, so the output is v[a] − λ·v[b] for the two keys picked."""
+    k = 100 * torch.eye(4).expand(1, 1, 2, 4, 4)
+    q = torch.stack([torch.eye(4)[[0, 1, 2, 3]], torch.eye(4)[[1, 1, 0, 2]]])[None, None]
+    v = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0], [4.0, 40.0]])
+    out = diff_attention(q, k, v[None, None], lam, backend=backend)
+    assert torch.allclose(out[0, 0], v[[0, 1, 2, 3]] - lam * v[[1, 1, 0, 2]], atol=1e-5)
+
+
+def test_the_two_maps_are_told_apart(backend: str) -> None:
+    problem, expected = prepared(case("causal"))
+    swapped = replace(problem, q=problem.q.flip(2), k=problem.k.flip(2))
+    assert expected.ratios(swapped.solve(diff_attention, backend=backend))["out"] > 100
+    negative = replace(problem, lam=-problem.lam)
+    assert expected.ratios(negative.solve(diff_attention, backend=backend))["out"] > 100
+
+
+WRONG = {
+    "sign of the second map": oracle.Rules(second_map=1.0),
+    "maps swapped": oracle.Rules(swap_maps=True),
+    "pairing under grouped queries": oracle.Rules(own_key=oracle.key_of_the_flattened_heads),
+    "causal, one key too many": oracle.Rules(causal_shift=1),
+    "causal, one key too few": oracle.Rules(causal_shift=-1),
+    "window, one key too many": oracle.Rules(window_shift=1),
+    "window, one key too few": oracle.Rules(window_shift=-1),
+    "sign of λ's gradient": oracle.Rules(lambda_gradient=1.0),
+}
+
+
+@pytest.mark.parametrize("mutation", WRONG)
+def test_a_wrong_oracle_is_noticed(backend: str, mutation: str) -> None:
+    problem, expected = prepared(Case(heads=4, queries=7, keys=9, is_causal=True, window=4, lam="full"))
+    answer = problem.solve(diff_attention, backend=backend)
+    expected.check(answer)
+    wrong, _ = solve_by_oracle(problem, WRONG[mutation])
+    with pytest.raises(AssertionError, match="over budget"):
+        replace(expected, values=wrong).check(answer)
+
+
+@pytest.mark.parametrize(
+    "situation",
+    ["more queries than keys, causal", "causal and mask add -inf (B, 1, N, S)", "causal and mask bool (B, 1, 1, S)"],
+)
+def test_queries_that_see_nothing_and_keys_that_nobody_sees(backend: str, situation: str) -> None:
+    """Output 0 and gradient 0; with every key hidden, all gradients are 0."""
+    problem, _ = prepared(case(situation))
+    _, forward = solve_by_oracle(problem)
+    blind = torch.from_numpy(~forward.visible.any(-1))
+    assert blind.any()
+    answer = problem.solve(diff_attention, backend=backend)
+    assert not answer["out"][blind].any()
+    assert not answer["q"].transpose(1, 2)[blind[:, None].expand(-1, 2, -1, -1)].any()
+    for x in answer.values():
+        assert x.isfinite().all()
+    everything_hidden = torch.zeros(problem.q.shape[3], problem.k.shape[3], dtype=torch.bool)
+    nothing = replace(problem, options={"attn_mask": everything_hidden}).solve(diff_attention, backend=backend)
+    for name, x in nothing.items():
+        assert not x.any(), name
+
+
+@pytest.mark.parametrize("mask_dtype", ["the inputs'", "float32"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_whole_row_of_the_smallest_number_gives_no_nan(backend: str, dtype: torch.dtype, mask_dtype: str) -> None:
+    """transformers' eager masks hide with finfo.min, and a padding row is full of it; under autocast, of float32's."""
+    problem = build(case("causal", dtype))
+    mask = torch.zeros(2, 1, 9, 9, dtype=torch.float32 if mask_dtype == "float32" else dtype)
+    mask[1, :, :, :4] = torch.finfo(mask.dtype).min
+    mask[1, :, 2, :] = torch.finfo(mask.dtype).min
+    answer = replace(problem, options={"attn_mask": mask, "is_causal": True}).solve(diff_attention, backend=backend)
+    for name, x in answer.items():
+        assert x.isfinite().all(), name
+
+
+def test_logits_too_large_for_exp(backend: str) -> None:
+    """Logits around ±30,000 that differ by little: only a softmax that subtracts the row's maximum survives."""
+    base = build(case("causal"))
+    q, k = base.q.clone(), base.k.clone()
+    q[..., 0], k[..., 0] = 256.0, 256.0  # the same large amount, exactly representable, in every logit
+    for sign in (1, -1):
+        problem = replace(base, q=q, k=k * torch.tensor([sign, 1, 1, 1]))
+        expect(problem).check(problem.solve(diff_attention, backend=backend))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Case(batch=1, heads=2, key_heads=1, queries=3, keys=4, d=2, dv=3, lam="full", is_causal=True),
+        Case(batch=1, queries=4, keys=2, d=2, dv=2, key_maps=1, lam="per head", is_causal=True),
+        Case(batch=2, heads=1, key_heads=1, queries=3, keys=3, d=2, dv=1, mask="add -inf (B, 1, N, S)", window=2),
+    ],
+    ids=["grouped", "shared keys and blind queries", "mask and window"],
+)
+def test_gradcheck(backend: str, request_: Case) -> None:
+    problem = build(replace(request_, dtype=torch.float64))
+    inputs = tuple(getattr(problem, name).clone().requires_grad_() for name in ("q", "k", "v", "lam"))
+
+    def call(*tensors: Tensor) -> Tensor:
+        return diff_attention(*tensors, **problem.options, backend=backend)
+
+    assert torch.autograd.gradcheck(call, inputs)
+
+
+def test_empty_batch(backend: str) -> None:
+    problem = Problem(
+        torch.randn(0, 2, 2, 3, 4), torch.randn(0, 2, 2, 3, 4), torch.randn(0, 2, 3, 8), 0.5, torch.randn(0, 2, 3, 8)
+    )
+    for x in problem.solve(diff_attention, backend=backend).values():
+        assert x.numel() == 0
+
+
+# diff_attention_maps
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "situation",
+    [
+        "grouped, causal, decoding",
+        "shared keys, grouped",
+        "more queries than keys, causal",
+        "mask, causal, window, grouped, shared keys",
+        "additive mask, causal, window, grouped, cache",
+        "λ float",
+        "λ full",
+        "scale 0.9",
+    ],
+)
+def test_maps(situation: str, dtype: torch.dtype) -> None:
+    problem, _ = prepared(case(situation, dtype))
+    _, forward = solve_by_oracle(problem)
+    maps = diff_attention_maps(problem.q, problem.k, problem.lam, **problem.options)
+    result = torch.float64 if dtype == torch.float64 else torch.float32
+    logit = np.abs(problem.q.double().numpy()).max() * np.abs(problem.k.double().numpy()).max() * problem.q.shape[-1]
+    tolerance = torch.finfo(result).eps * (4 + 2 * abs(forward.scale) * logit)
+    for got, value in zip(maps, (forward.first, forward.second, forward.difference), strict=True):
+        assert got.dtype == result
+        assert got.shape == value.shape
+        assert np.abs(got.double().numpy() - value).max() <= tolerance
+        assert not got.numpy()[~forward.visible].any()
+
+
+def test_maps_times_values_are_the_output() -> None:
+    problem, _ = prepared(case("causal"))
+    first, second, difference = diff_attention_maps(problem.q, problem.k, problem.lam, is_causal=True)
+    out = diff_attention(problem.q, problem.k, problem.v, problem.lam, is_causal=True, backend="blockwise")
+    assert torch.allclose(difference @ problem.v, out, atol=1e-5)
+    assert torch.allclose(first.sum(-1), torch.ones(2, 2, 9))
+    assert torch.allclose(second.sum(-1), torch.ones(2, 2, 9))
+    assert math.isclose(difference.sum(-1).mean().item(), 1 - float(problem.lam), rel_tol=1e-5)

@@ -1,0 +1,171 @@
+"""The oracle against numbers worked out by hand, against finite differences, and against automatic differentiation."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import oracle
+from budget import DTYPES, Case, build, expect, prepared, solve_by_oracle
+
+
+def test_equation_1_by_hand() -> None:
+    # Two keys, scale 1. Map 1's logits are (ln 3, 0): weights 3/4, 1/4; map 2's are (0, ln 4): weights 1/5, 4/5.
+    q = np.array([1.0, 1.0]).reshape(1, 1, 2, 1, 1)
+    k = np.array([[math.log(3), 0.0], [0.0, math.log(4)]]).reshape(1, 1, 2, 2, 1)
+    v = np.array([[10.0], [100.0]]).reshape(1, 1, 2, 1)
+    forward = oracle.attention(q, k, v, 0.5)
+    assert forward.difference.ravel() == pytest.approx([3 / 4 - 1 / 10, 1 / 4 - 4 / 10])
+    assert forward.out.item() == pytest.approx(10 * (3 / 4 - 1 / 10) + 100 * (1 / 4 - 4 / 10))
+    # dP = dO·V = (10, 100); dλ = −Σ P2·dP
+    gradients = oracle.gradients(q, k, v, 0.5, np.ones((1, 1, 1, 1)), forward)
+    assert gradients["lam"] == pytest.approx(-(10 / 5 + 100 * 4 / 5))
+    assert gradients["v"].ravel() == pytest.approx([3 / 4 - 1 / 10, 1 / 4 - 4 / 10])
+
+
+def test_what_a_query_sees_by_hand() -> None:
+    def seen(n: int, s: int, is_causal: bool, window: int | None) -> list[str]:
+        return [
+            "".join("x" if oracle.position_sees(i, j, n, s, is_causal, window) else "." for j in range(s))
+            for i in range(n)
+        ]
+
+    assert seen(3, 3, True, None) == ["x..", "xx.", "xxx"]
+    assert seen(2, 4, True, None) == ["xxx.", "xxxx"]
+    assert seen(4, 2, True, None) == ["..", "..", "x.", "xx"]
+    assert seen(3, 3, True, 1) == ["x..", ".x.", "..x"]
+    assert seen(2, 4, True, 2) == [".xx.", "..xx"]
+    assert seen(3, 3, False, 2) == ["xxx", "xxx", ".xx"]
+
+
+def test_own_key_by_hand() -> None:
+    # Six heads over two key heads: heads 0–2 read key head 0, heads 3–5 read key head 1, each map its own.
+    assert [oracle.own_key(h, c, 6, 2) for h in range(6) for c in (0, 1)] == [
+        (0, 0), (0, 1), (0, 0), (0, 1), (0, 0), (0, 1),
+        (1, 0), (1, 1), (1, 0), (1, 1), (1, 0), (1, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "lam"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(batch=1, heads=2, key_heads=1, queries=3, keys=4, d=2, dv=3, lam="full", mask="bool (B, H, N, S)"),
+        Case(batch=2, heads=2, key_maps=1, queries=4, keys=3, d=2, dv=1, lam="per head", is_causal=True),
+    ],
+    ids=["grouped and masked", "shared keys and causal"],
+)
+def test_gradients_are_those_of_finite_differences(case: Case, name: str) -> None:
+    problem = build(replace(case, dtype=torch.float64))
+    gradient = solve_by_oracle(problem)[0][name]
+    inputs = getattr(problem, name)
+    for index in np.ndindex(*inputs.shape):
+        ends = []
+        for step in (-1e-5, 1e-5):
+            moved = inputs.clone()
+            moved[index] += step
+            out = solve_by_oracle(replace(problem, **{name: moved}))[0]["out"]
+            ends.append(float((out * problem.dout.numpy()).sum()))
+        assert (ends[1] - ends[0]) / 2e-5 == pytest.approx(gradient[index], rel=1e-6, abs=1e-8)
+
+
+def test_rotary_by_hand() -> None:
+    x = np.array([[1.0, 2.0, 3.0, 4.0]])
+    a, b = 5.0, 5.0 * 100.0**-0.5  # angles of the two channel pairs (0, 2) and (1, 3) at position 5, theta 100
+    expected = [
+        math.cos(a) - 3 * math.sin(a),
+        2 * math.cos(b) - 4 * math.sin(b),
+        3 * math.cos(a) + math.sin(a),
+        4 * math.cos(b) + 2 * math.sin(b),
+    ]
+    assert oracle.rotary(x, [5], theta=100.0)[0] == pytest.approx(expected)
+
+
+def test_layers_agree_where_they_must() -> None:
+    """λ = 0 makes a DIFF layer, but for its norm, ordinary attention; V2 at λ = 1/2 is half a difference; and so on."""
+    generator = np.random.default_rng(0)
+    d_model, heads, d = 8, 2, 2
+    x = generator.normal(size=(2, 3, d_model))
+    wq, wk, wv = (generator.normal(size=(size, d_model)) for size in (2 * heads * d, heads * d, heads * d))
+    wo = np.eye(heads * d)
+    even = wq.reshape(heads, 2, d, d_model)[:, 0].reshape(heads * d, d_model)
+    odd = wq.reshape(heads, 2, d, d_model)[:, 1].reshape(heads * d, d_model)
+    positions = [0, 1, 2]
+    first = oracle.softmax_layer(x, even, wk, wv, wo, heads=heads, positions=positions)
+    second = oracle.softmax_layer(x, odd, wk, wv, wo, heads=heads, positions=positions)
+    zero = np.zeros((heads, d_model))
+    v2 = oracle.diff_v2_layer(x, wq, wk, wv, zero, wo, heads=heads, positions=positions)
+    assert v2 == pytest.approx(first - second / 2)
+
+    # V1 with both maps' keys equal and unit norm weight: the same difference, normalised and scaled by 1 − λ_init.
+    keys = np.repeat(wk.reshape(heads, 1, d, d_model), 2, 1).reshape(2 * heads * d, d_model)
+    vectors = (np.zeros(d),) * 4
+    v1 = oracle.diff_layer(
+        x, wq, keys, wv, wo, vectors, np.ones(d), layer=3, heads=heads, init=0.5, positions=positions, eps=0.0
+    )
+    difference = (first - second / 2).reshape(2, 3, heads, d)
+    normed = difference / np.sqrt((difference**2).mean(-1, keepdims=True))
+    assert v1 == pytest.approx(0.5 * normed.reshape(2, 3, heads * d))
+
+
+def test_lambda_init_by_hand() -> None:
+    assert oracle.lambda_init(1) == pytest.approx(0.2)
+    assert oracle.lambda_init(2) == pytest.approx(0.8 - 0.6 * 0.7408182206817179)
+
+
+# The budget.
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_plain_formula_in_float64_is_the_oracle(dtype: torch.dtype) -> None:
+    """Otherwise twice its error would be a licence for anything. In lower dtypes its error is of the dtype's size."""
+    case = Case(
+        heads=4, queries=7, keys=9, is_causal=True, window=5, mask="add -inf (B, 1, N, S)", lam="full", dtype=dtype
+    )
+    problem, expected = prepared(case)
+    for name, error in expected.plain_errors.items():
+        assert error <= 32 * torch.finfo(dtype).eps * np.abs(expected.values[name]).max(), name
+    expected.check({name: torch.from_numpy(value) for name, value in expected.values.items()})
+    assert set(expected.values) == {"out", "q", "k", "v", "lam"}
+    assert problem.q.dtype == dtype
+
+
+MUTATIONS = {
+    "sign of the second map": oracle.Rules(second_map=1.0),
+    "maps swapped": oracle.Rules(swap_maps=True),
+    "pairing under grouped queries": oracle.Rules(own_key=oracle.key_of_the_flattened_heads),
+    "causal, one key too many": oracle.Rules(causal_shift=1),
+    "causal, one key too few": oracle.Rules(causal_shift=-1),
+    "window, one key too many": oracle.Rules(window_shift=1),
+    "window, one key too few": oracle.Rules(window_shift=-1),
+    "sign of λ's gradient": oracle.Rules(lambda_gradient=1.0),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_the_budget_catches(mutation: str, dtype: torch.dtype) -> None:
+    problem = build(Case(heads=4, queries=7, keys=9, is_causal=True, window=4, lam="full", dtype=dtype))
+    expected = expect(problem)
+    wrong, _ = solve_by_oracle(problem, MUTATIONS[mutation])
+    ratios = expected.ratios({name: torch.from_numpy(value).to(dtype) for name, value in wrong.items()})
+    affected = {"lam"} if mutation == "sign of λ's gradient" else set(ratios)
+    if mutation == "sign of the second map":
+        affected = {"out", "q", "k", "v"}  # dλ = −Σ P2 ⊙ dP whatever the sign in front of λ
+    for name in affected:
+        assert ratios[name] > 1, f"{name} passes: {ratios}"
+
+
+def test_the_budget_wants_exact_zeros_and_no_nan() -> None:
+    _, expected = prepared(Case(queries=5, keys=3, is_causal=True))  # queries 0 and 1 see nothing
+    right = {name: torch.from_numpy(value).float() for name, value in expected.values.items()}
+    expected.check(right)
+    assert not right["out"][:, :, :2].any()
+    for name, index in (("out", (0, 0, 1, 0)), ("q", (0, 0, 0, 1, 0))):
+        for wrong in (1e-30, float("nan")):
+            answer = {**right, name: right[name].clone()}
+            answer[name][index] = wrong
+            with pytest.raises(AssertionError, match="over budget"):
+                expected.check(answer)

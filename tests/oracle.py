@@ -1,0 +1,338 @@
+"""The independent implementation: the paper's equations in float64, as loops, sharing no code with the package.
+
+Numpy arrays in, numpy arrays out. Nothing here is fast and nothing is clever: one batch entry, one head, one map and
+one query at a time, and the gradients are Appendix G's (Equation 7) spelled out, not an automatic derivative. `Rules`
+holds the decisions that are easy to get wrong; tests replace one of them by a known mistake to see that the comparison
+notices.
+
+Symbols: B batch, H differential heads, Hk key/value heads, N queries, S keys, d and dv widths, D model width, A heads
+of the twin Transformer.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+
+def own_key(h: int, c: int, heads: int, key_heads: int) -> tuple[int, int]:
+    """Map c of head h reads key head h // (H / Hk), map c."""
+    return h // (heads // key_heads), c
+
+
+def key_of_the_flattened_heads(h: int, c: int, heads: int, key_heads: int) -> tuple[int, int]:
+    """The known mistake: repeat the 2·Hk flattened key heads; under grouping both maps then meet the same key."""
+    return divmod((2 * h + c) // (heads // key_heads), 2)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the operator decides; the defaults are SPEC's, any other value is a mutation."""
+
+    second_map: float = -1.0  # sign in front of λ·A2
+    own_key: Callable[[int, int, int, int], tuple[int, int]] = own_key
+    causal_shift: int = 0  # a query sees key j where j ≤ i + S − N + causal_shift
+    window_shift: int = 0  # … and j > i + S − N − window − window_shift
+    lambda_gradient: float = -1.0  # sign in front of Σ rowsum(P2 ⊙ dP)
+    swap_maps: bool = False
+
+
+SPEC = Rules()
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Result of `attention`: out (B, H, N, dv); maps, visibility and bias (B, H, N, S); λ broadcast to (B, H, N)."""
+
+    out: Array
+    first: Array
+    second: Array
+    visible: NDArray[np.bool_]
+    bias: Array
+    lam: Array
+    scale: float
+
+    @property
+    def difference(self) -> Array:
+        return self.first - self.lam[..., None] * self.second
+
+
+def position_sees(i: int, j: int, n: int, s: int, is_causal: bool, window: int | None, rules: Rules = SPEC) -> bool:
+    """Whether causality (aligned to the end of the keys) and the window let query i see key j."""
+    own = i + s - n
+    if is_causal and j > own + rules.causal_shift:
+        return False
+    return not (window is not None and j <= own - window - rules.window_shift)
+
+
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    lam: ArrayLike,
+    *,
+    is_causal: bool = False,
+    attn_mask: ArrayLike | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    rules: Rules = SPEC,
+) -> Forward:
+    """Equation 1: q (B, H, 2, N, d), k (B, Hk, 2 or 1, S, d), v (B, Hk, S, dv), λ broadcast to (B, H, N)."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    b_, h_, _, n, d = q.shape
+    hk, maps, s, dv = k.shape[1], k.shape[2], v.shape[2], v.shape[3]
+    scale = 1 / math.sqrt(d) if scale is None else scale
+    lam = np.broadcast_to(np.asarray(lam, np.float64), (b_, h_, n))
+    allowed, bias = _read_mask(attn_mask, (b_, h_, n, s))
+    sees = [[position_sees(i, j, n, s, is_causal, window, rules) for j in range(s)] for i in range(n)]
+    visible = allowed & np.array(sees, bool).reshape(n, s)
+
+    weights = np.zeros((2, b_, h_, n, s))
+    out = np.zeros((b_, h_, n, dv))
+    for b in range(b_):
+        for h in range(h_):
+            for i in range(n):
+                keys = np.flatnonzero(visible[b, h, i])
+                if len(keys) == 0:
+                    continue
+                for c in (0, 1):
+                    kh, kc = rules.own_key(h, c, h_, hk)
+                    key = k[b, kh, kc if maps == 2 else 0, keys]
+                    logits = scale * (key @ q[b, h, c, i]) + bias[b, h, i, keys]
+                    exponentials = np.exp(logits - logits.max())
+                    weights[1 - c if rules.swap_maps else c, b, h, i, keys] = exponentials / exponentials.sum()
+                first, second = weights[:, b, h, i, keys]
+                out[b, h, i] = (first + rules.second_map * lam[b, h, i] * second) @ v[b, h // (h_ // hk), keys]
+    return Forward(out, weights[0], weights[1], visible, bias, lam, scale)
+
+
+def _read_mask(mask: ArrayLike | None, shape: tuple[int, ...]) -> tuple[NDArray[np.bool_], Array]:
+    """A boolean mask (True = may attend) or an additive one, as (may attend, what to add) of the given shape."""
+    if mask is None:
+        return np.ones(shape, bool), np.zeros(shape)
+    mask = np.broadcast_to(np.asarray(mask), shape)
+    if mask.dtype == bool:
+        return mask, np.zeros(shape)
+    hidden = np.isneginf(mask)
+    return ~hidden, np.where(hidden, 0.0, mask.astype(np.float64))
+
+
+def gradients(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, lam: ArrayLike, dout: ArrayLike, forward: Forward, rules: Rules = SPEC
+) -> dict[str, Array]:
+    """Appendix G (Equation 7): gradients of q, k, v and λ, each in its own shape, for a gradient `dout` of out."""
+    q, k, v, dout = (np.asarray(x, np.float64) for x in (q, k, v, dout))
+    b_, h_, _, n, _ = q.shape
+    hk, maps = k.shape[1], k.shape[2]
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    dlam = np.zeros((b_, h_, n))
+    for b in range(b_):
+        for h in range(h_):
+            vh = h // (h_ // hk)
+            for i in range(n):
+                keys = np.flatnonzero(forward.visible[b, h, i])
+                lam_i = forward.lam[b, h, i]
+                p1, p2 = forward.first[b, h, i, keys], forward.second[b, h, i, keys]
+                dp = v[b, vh, keys] @ dout[b, h, i]
+                dlam[b, h, i] = rules.lambda_gradient * np.sum(p2 * dp)
+                dv[b, vh, keys] += np.outer(p1 + rules.second_map * lam_i * p2, dout[b, h, i])
+                for c, p, g in ((0, p1, 1.0), (1, p2, rules.second_map * lam_i)):
+                    kh, kc = rules.own_key(h, c, h_, hk)
+                    kc = kc if maps == 2 else 0
+                    ds = g * p * (dp - np.sum(p * dp))
+                    dq[b, h, c, i] = forward.scale * (ds @ k[b, kh, kc, keys])
+                    dk[b, kh, kc, keys] += forward.scale * np.outer(ds, q[b, h, c, i])
+    return {"q": dq, "k": dk, "v": dv, "lam": sum_to(dlam, np.shape(lam))}
+
+
+def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """The transpose of broadcasting: sum x over the axes along which `shape` was broadcast."""
+    x = x.sum(axis=tuple(range(x.ndim - len(shape))))
+    for axis, size in enumerate(shape):
+        if size == 1:
+            x = x.sum(axis=axis, keepdims=True)
+    return np.asarray(x)
+
+
+def lambda_init(layer: int) -> float:
+    """λ_init(l) = 0.8 − 0.6·exp(−0.3·(l − 1)), l = 1 for the first layer."""
+    return 0.8 - 0.6 * math.exp(-0.3 * (layer - 1))
+
+
+def lambda_value(q1: ArrayLike, k1: ArrayLike, q2: ArrayLike, k2: ArrayLike, init: float) -> float:
+    """Equation 2 for four d-vectors."""
+    first = sum(float(a) * float(b) for a, b in zip(np.asarray(q1), np.asarray(k1), strict=True))
+    second = sum(float(a) * float(b) for a, b in zip(np.asarray(q2), np.asarray(k2), strict=True))
+    return math.exp(first) - math.exp(second) + init
+
+
+def rms_norm(x: ArrayLike, weight: ArrayLike, eps: float) -> Array:
+    """x / sqrt(mean(x²) + eps) · weight over the last axis."""
+    x, weight = np.asarray(x, np.float64), np.asarray(weight, np.float64)
+    out = np.empty_like(x)
+    for index in np.ndindex(*x.shape[:-1]):
+        mean_square = sum(float(a) ** 2 for a in x[index]) / x.shape[-1]
+        out[index] = [a / math.sqrt(mean_square + eps) * w for a, w in zip(x[index], weight, strict=True)]
+    return out
+
+
+def rotary(x: ArrayLike, positions: ArrayLike, theta: float = 10000.0) -> Array:
+    """Half-split rotary embedding of x (..., N, d): channels m and m + d/2 turn by position · theta^(−2m/d)."""
+    x = np.asarray(x, np.float64)
+    half = x.shape[-1] // 2
+    out = np.empty_like(x)
+    for index in np.ndindex(*x.shape[:-2]):
+        for i, position in enumerate(np.asarray(positions)):
+            for m in range(half):
+                angle = position * theta ** (-2 * m / x.shape[-1])
+                a, b = x[(*index, i, m)], x[(*index, i, m + half)]
+                out[(*index, i, m)] = a * math.cos(angle) - b * math.sin(angle)
+                out[(*index, i, m + half)] = b * math.cos(angle) + a * math.sin(angle)
+    return out
+
+
+def _heads(x: Array, weight: ArrayLike, *shape: int) -> Array:
+    """x (B, N, D) through a Linear weight whose rows are (heads, [maps,] width): (B, heads, [maps,] N, width)."""
+    y = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    return np.moveaxis(y.reshape(*y.shape[:2], *shape), 1, -2)
+
+
+def diff_layer(
+    x: ArrayLike,
+    wq: ArrayLike,
+    wk: ArrayLike,
+    wv: ArrayLike,
+    wo: ArrayLike,
+    lambda_vectors: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike],
+    norm_weight: ArrayLike,
+    *,
+    layer: int,
+    heads: int,
+    key_heads: int | None = None,
+    init: float | None = None,
+    eps: float = 1e-5,
+    positions: ArrayLike | None = None,
+    theta: float = 10000.0,
+    is_causal: bool = True,
+    attn_mask: ArrayLike | None = None,
+    window: int | None = None,
+) -> Array:
+    """Equation 3 without its residual: x (B, N, D) → (B, N, D).
+
+    `heads` and `key_heads` are *differential* heads (half the twin's). `lambda_vectors` are (q1, k1, q2, k2), `layer`
+    is 1-based, `init` replaces λ_init(layer); `positions` None means no rotary embedding. Weights are those of
+    nn.Linear (out, in), rows ordered (head, map, channel) for q and k.
+    """
+    x = np.asarray(x, np.float64)
+    key_heads = heads if key_heads is None else key_heads
+    d = np.shape(wq)[0] // (2 * heads)
+    q, k = _heads(x, wq, heads, 2, d), _heads(x, wk, key_heads, 2, d)
+    v = _heads(x, wv, key_heads, np.shape(wv)[0] // key_heads)
+    if positions is not None:
+        q, k = rotary(q, positions, theta), rotary(k, positions, theta)
+    init = lambda_init(layer) if init is None else init
+    lam = lambda_value(*lambda_vectors, init)
+    out = attention(q, k, v, lam, is_causal=is_causal, attn_mask=attn_mask, window=window).out
+    out = (1 - init) * rms_norm(out, norm_weight, eps)
+    return _concatenate(out) @ np.asarray(wo, np.float64).T
+
+
+def diff_v2_layer(
+    x: ArrayLike,
+    wq: ArrayLike,
+    wk: ArrayLike,
+    wv: ArrayLike,
+    w_lambda: ArrayLike,
+    wo: ArrayLike,
+    *,
+    heads: int,
+    key_heads: int | None = None,
+    positions: ArrayLike | None = None,
+    theta: float = 10000.0,
+    is_causal: bool = True,
+    attn_mask: ArrayLike | None = None,
+) -> Array:
+    """DIFF V2: out_i = attn(q_2i, k, v) − λ_i·attn(q_2i+1, k, v), λ = sigmoid(X W_λ).
+
+    `heads` counts output heads (the twin's), so wq has 2·heads·d rows and w_lambda is (heads, D).
+    """
+    x = np.asarray(x, np.float64)
+    key_heads = heads if key_heads is None else key_heads
+    d = np.shape(wq)[0] // (2 * heads)
+    q, k, v = _heads(x, wq, 2 * heads, d), _heads(x, wk, key_heads, d), _heads(x, wv, key_heads, d)
+    if positions is not None:
+        q, k = rotary(q, positions, theta), rotary(k, positions, theta)
+    lam = 1 / (1 + np.exp(-_heads(x, w_lambda, heads, 1)[..., 0]))
+    b_, _, n, _ = q.shape
+    out = np.zeros((b_, heads, n, d))
+    for i in range(heads):
+        group = [i // (heads // key_heads)]
+        first, second = (
+            softmax_attention(q[:, [m]], k[:, group], v[:, group], is_causal, attn_mask)[:, 0]
+            for m in (2 * i, 2 * i + 1)
+        )
+        out[:, i] = first - lam[:, i, :, None] * second
+    return _concatenate(out) @ np.asarray(wo, np.float64).T
+
+
+def softmax_attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, is_causal: bool = True, attn_mask: ArrayLike | None = None
+) -> Array:
+    """Ordinary attention, q (B, A, N, d), k and v (B, Ak, S, ·) → (B, A, N, dv): one of two equal maps at λ = 0."""
+    q, k = np.asarray(q, np.float64), np.asarray(k, np.float64)
+    return attention(np.stack([q, q], 2), k[:, :, None], v, 0.0, is_causal=is_causal, attn_mask=attn_mask).out
+
+
+def softmax_layer(
+    x: ArrayLike,
+    wq: ArrayLike,
+    wk: ArrayLike,
+    wv: ArrayLike,
+    wo: ArrayLike,
+    *,
+    heads: int,
+    key_heads: int | None = None,
+    positions: ArrayLike | None = None,
+    theta: float = 10000.0,
+    is_causal: bool = True,
+    attn_mask: ArrayLike | None = None,
+) -> Array:
+    """The twin's attention layer: `heads` = A heads of d."""
+    x = np.asarray(x, np.float64)
+    key_heads = heads if key_heads is None else key_heads
+    d = np.shape(wq)[0] // heads
+    q, k, v = _heads(x, wq, heads, d), _heads(x, wk, key_heads, d), _heads(x, wv, key_heads, d)
+    if positions is not None:
+        q, k = rotary(q, positions, theta), rotary(k, positions, theta)
+    return _concatenate(softmax_attention(q, k, v, is_causal, attn_mask)) @ np.asarray(wo, np.float64).T
+
+
+def _concatenate(heads: Array) -> Array:
+    """(B, H, N, dv) → (B, N, H·dv)."""
+    return np.concatenate([heads[:, h] for h in range(heads.shape[1])], axis=-1)
+
+
+def swiglu(x: ArrayLike, w_gate: ArrayLike, w_up: ArrayLike, w_down: ArrayLike) -> Array:
+    """(swish(x W_G) ⊙ x W_1) W_2, swish(z) = z · sigmoid(z); Linear weights (out, in)."""
+    x, w_gate, w_up, w_down = (np.asarray(a, np.float64) for a in (x, w_gate, w_up, w_down))
+    gate = x @ w_gate.T
+    return (gate / (1 + np.exp(-gate)) * (x @ w_up.T)) @ w_down.T
+
+
+def decoder_layer(
+    x: ArrayLike,
+    attention_layer: Callable[[Array], Array],
+    w_gate: ArrayLike,
+    w_up: ArrayLike,
+    w_down: ArrayLike,
+    attention_norm: ArrayLike,
+    feed_forward_norm: ArrayLike,
+    eps: float = 1e-5,
+) -> Array:
+    """Y = MultiHead(RMSNorm(X)) + X, X' = SwiGLU(RMSNorm(Y)) + Y; `attention_layer` maps (B, N, D) to (B, N, D)."""
+    y = attention_layer(rms_norm(x, attention_norm, eps)) + np.asarray(x, np.float64)
+    return swiglu(rms_norm(y, feed_forward_norm, eps), w_gate, w_up, w_down) + y

@@ -1,0 +1,402 @@
+"""Training: resuming, overwriting, accumulating, stopping."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.train import (
+    Data,
+    NonFiniteLossError,
+    Recipe,
+    TrainingInterrupted,
+    build_data,
+    build_model,
+    parse_recipe,
+    read_metrics,
+    train,
+)
+
+
+@pytest.fixture(autouse=True)
+def _accelerate_starts_afresh() -> Iterator[None]:
+    """Accelerate fixes device and precision once for a process; each of these tests wants its own."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def recipe(**train_settings: Any) -> Recipe:
+    return parse_recipe(
+        {
+            "name": "test",
+            "model": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 4},
+            "data": {"kind": "retrieval", "num_pairs": 2, "length": 24, "batch_size": 8}
+            | {"num_keys": 4, "num_values": 4, "num_noise": 8, "validation_sequences": 8},
+            "train": {"steps": 6, "learning_rate": 1e-2, "warmup_steps": 2, "log_every": 1, "device": "cpu"}
+            | train_settings,
+        }
+    )
+
+
+def twin(of: Recipe, attention_type: str = "softmax") -> Recipe:
+    settings = of.model_dump()
+    settings["model"]["attention_type"] = attention_type
+    return parse_recipe(settings)
+
+
+def weights(model_folder: Path) -> dict[str, Tensor]:
+    return load_file(model_folder / "model.safetensors")
+
+
+def assert_identical(first: Path, second: Path) -> None:
+    left, right = weights(first), weights(second)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def checkpoint_names(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+class Watcher:
+    """A progress that can press Ctrl-C after a step."""
+
+    def __init__(self, interrupt_after: int | None = None) -> None:
+        self.interrupt_after = interrupt_after
+        self.steps: list[int] = []
+        self.started: list[tuple[int, str]] = []
+        self.stopped = 0
+
+    def start(self, total: int, description: str) -> None:
+        self.started.append((total, description))
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        assert tokens_per_second > 0
+        self.steps.append(step)
+        if step == self.interrupt_after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+class Fixed:
+    """Batches given by a function of the step."""
+
+    def __init__(self, make: Callable[[int], dict[str, Tensor]]) -> None:
+        self.vocab_size = 20
+        self.train_batch = make
+
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+        yield self.train_batch(0)
+
+
+def unequal(step: int) -> dict[str, Tensor]:
+    """A batch whose rows have from one to eight targets."""
+    generator = torch.Generator().manual_seed(step)
+    input_ids = torch.randint(0, 20, (8, 12), generator=generator)
+    keep = torch.arange(12) > torch.arange(3, 11).flip(0)[:, None]
+    return {"input_ids": input_ids, "labels": torch.where(keep, input_ids, -100)}
+
+
+def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
+    watcher = Watcher()
+    calls = []
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        calls.append(step)
+        return {"validation/loss": float(step)}
+
+    settings = recipe(log_every=2, evaluate_every=3, checkpoint_every=4)
+    run = train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
+    assert calls == [3, 6]
+    assert watcher.steps == [1, 2, 3, 4, 5, 6]
+    assert watcher.started == [(6, "test · diff")]
+    assert watcher.stopped == 1
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [2, 3, 4, 6]
+    assert [line.get("validation/loss") for line in lines] == [None, 3.0, None, 6.0]
+    assert set(lines[0]) == {"step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "lambdas"}
+    assert len(lines[0]["lambdas"]) == 2
+    assert run.last == lines[-1]
+    assert run.seconds > 0
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "checkpoints",
+        "metrics.jsonl",
+        "model",
+        "recipe.yaml",
+        "tensorboard",
+    ]
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    assert checkpoint_names(tmp_path / "run") == [
+        "step-000004",
+        "step-000006",
+    ]
+    model = DiffTransformerForCausalLM.from_pretrained(run.model_folder)
+    assert model.num_parameters() == run.parameters
+    batch = build_data(settings).batches.train_batch(1)["input_ids"]
+    assert torch.equal(model(batch).logits, run.model(batch).logits)
+
+
+def test_nothing_is_pickled(tmp_path: Path) -> None:
+    train(recipe(steps=1), tmp_path / "run")
+    endings = {path.suffix for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    endings = {ending for ending in endings if not ending.removeprefix(".").isdigit()}  # TensorBoard's event files
+    assert endings <= {".yaml", ".json", ".jsonl", ".safetensors"}
+
+
+def test_the_loss_falls(tmp_path: Path) -> None:
+    data = Data(Fixed(lambda step: unequal(0)))
+    train(recipe(steps=40), tmp_path / "run", data=data)
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert lines[-1]["loss"] < lines[0]["loss"] - 1
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("attention_type", ["diff", "softmax"])
+def test_an_interrupted_and_resumed_run_ends_with_the_same_weights(
+    tmp_path: Path, attention_type: str, accumulation: int
+) -> None:
+    settings = twin(recipe(accumulation=accumulation, checkpoint_every=2), attention_type)
+    whole = train(settings, tmp_path / "whole")
+    watcher = Watcher(interrupt_after=3)
+    with pytest.raises(TrainingInterrupted, match=r"Stopped after step 3 of 6; .*step-000003 .*--resume") as raised:
+        train(settings, tmp_path / "halves", progress=watcher)
+    assert "\n" not in str(raised.value)
+    assert watcher.steps == [1, 2, 3]
+    assert watcher.stopped == 1
+    assert not (tmp_path / "halves" / "model").exists()
+    torch.rand(3)  # the state of the process does not matter
+    watcher = Watcher()
+    resumed = train(settings, tmp_path / "halves", resume=True, progress=watcher)
+    assert watcher.steps == [4, 5, 6]
+    assert_identical(whole.model_folder, resumed.model_folder)
+    checkpoints = [tmp_path / name / "checkpoints" / "step-000006" for name in ("whole", "halves")]
+    assert_identical(*checkpoints)
+    left, right = (load_file(checkpoint / "optimizer.safetensors") for checkpoint in checkpoints)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    first, second = (read_metrics(run.folder / "metrics.jsonl") for run in (whole, resumed))
+    for line in (*first, *second):
+        del line["tokens_per_second"]
+    assert first == second
+
+
+def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    settings = recipe(checkpoint_every=2, keep_checkpoints=5)
+    whole = train(settings, tmp_path / "run")
+    before = weights(whole.model_folder)
+    # As if the machine had stopped after step 5, in the middle of writing.
+    shutil.rmtree(tmp_path / "run" / "model")
+    os.rename(
+        tmp_path / "run" / "checkpoints" / "step-000006", tmp_path / "run" / "checkpoints" / ".unfinished-step-000006"
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    metrics.write_text("\n".join(lines[:5]) + '\n{"step": 6, "lo')
+    resumed = train(settings, tmp_path / "run", resume=True)
+    after = weights(resumed.model_folder)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert [line["step"] for line in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_resuming_before_the_first_checkpoint_and_after_the_end(tmp_path: Path) -> None:
+    settings = recipe()
+    whole = train(settings, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "early", ignore=shutil.ignore_patterns("checkpoints", "model"))
+    assert_identical(whole.model_folder, train(settings, tmp_path / "early", resume=True).model_folder)
+    watcher = Watcher()
+    again = train(settings, tmp_path / "early", resume=True, progress=watcher)
+    assert watcher.steps == []
+    assert_identical(whole.model_folder, again.model_folder)
+    assert again.last["step"] == 6
+    assert again.seconds > 0
+
+
+def test_tied_weights_are_resumed(tmp_path: Path) -> None:
+    settings = recipe(steps=4).model_dump()
+    settings["model"]["tie_word_embeddings"] = True
+    tied = parse_recipe(settings)
+    whole = train(tied, tmp_path / "whole")
+    with pytest.raises(TrainingInterrupted):
+        train(tied, tmp_path / "halves", progress=Watcher(interrupt_after=2))
+    resumed = train(tied, tmp_path / "halves", resume=True)
+    assert_identical(whole.model_folder, resumed.model_folder)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    train(recipe(checkpoint_every=1, keep_checkpoints=2), tmp_path / "run")
+    assert checkpoint_names(tmp_path / "run") == [
+        "step-000005",
+        "step-000006",
+    ]
+
+
+def test_resuming_with_another_recipe_names_what_differs(tmp_path: Path) -> None:
+    train(recipe(), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"differ in: train\.steps \(6, 8\), train\.seed \(0, 1\)\."):
+        train(recipe(steps=8, seed=1), tmp_path / "run", resume=True)
+
+
+def test_resuming_on_other_data_is_refused(tmp_path: Path) -> None:
+    train(recipe(steps=1), tmp_path / "run", data=Data(Fixed(unequal)))
+    with pytest.raises(ValueError, match="The data is not what the run"):
+        train(recipe(steps=1), tmp_path / "run", resume=True, data=Data(Fixed(lambda step: unequal(step + 1))))
+
+
+def test_a_run_is_never_overwritten_unasked(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(recipe(steps=2), folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        train(recipe(), folder)
+    with pytest.raises(ValueError, match="not both"):
+        train(recipe(), folder, resume=True, overwrite=True)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_overwriting_deletes_what_a_run_wrote_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(recipe(steps=3), folder)
+    (folder / "notes.txt").write_text("mine")
+    train(recipe(steps=2), folder, overwrite=True)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000002"]
+    assert len(read_metrics(folder / "metrics.jsonl")) == 2
+    assert len(list((folder / "tensorboard").iterdir())) == 1
+
+
+def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("name: somebody else's\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "file").write_text("x")
+    for folder in (tmp_path, tmp_path / "file"):
+        for overwrite in (False, True):
+            with pytest.raises(FileExistsError, match="not a run of ours"):
+                train(recipe(), folder, overwrite=overwrite)
+    with pytest.raises(FileNotFoundError, match="no run to resume"):
+        train(recipe(), tmp_path, resume=True)
+    with pytest.raises(FileNotFoundError, match="no run to resume"):
+        train(recipe(), tmp_path / "nowhere", resume=True)
+    assert not (tmp_path / "nowhere").exists()
+    (tmp_path / "empty").mkdir()
+    train(recipe(steps=1), tmp_path / "empty")
+
+
+def test_bad_data_is_found_before_a_run_is_overwritten(tmp_path: Path) -> None:
+    train(recipe(steps=1), tmp_path / "run")
+    settings = recipe().model_dump()
+    settings["data"] = {"kind": "text", "length": 24, "batch_size": 8, "paths": [str(tmp_path / "missing.txt")]}
+    with pytest.raises(FileNotFoundError, match=r"missing\.txt"):
+        train(parse_recipe(settings), tmp_path / "run", overwrite=True)
+    assert (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_accumulation_does_not_change_the_result(tmp_path: Path, accumulation: int) -> None:
+    """The parts of a batch have unequal numbers of targets: a mean of the parts' means would be another loss."""
+    data = Data(Fixed(unequal))
+    one, many = (
+        train(recipe(accumulation=parts, steps=3), tmp_path / str(parts), data=data) for parts in (1, accumulation)
+    )
+    for first, second in zip(*(read_metrics(run.folder / "metrics.jsonl") for run in (one, many)), strict=True):
+        assert first["loss"] == pytest.approx(second["loss"], rel=1e-5)
+        assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=1e-4)
+    left, right = weights(one.model_folder), weights(many.model_folder)
+    assert all(torch.allclose(left[name], right[name], atol=1e-4) for name in left)
+
+
+def test_the_loss_is_the_mean_over_the_targets(tmp_path: Path) -> None:
+    settings, data = recipe(steps=1, accumulation=4), Data(Fixed(unequal))
+    run = train(settings, tmp_path / "run", data=data)
+    batch = unequal(1)
+    logits = build_model(settings, data)(batch["input_ids"]).logits[:, :-1]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
+    assert run.last["loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_twins_start_with_the_same_weights_and_see_the_same_data(tmp_path: Path) -> None:
+    settings = recipe()
+    data = build_data(settings)
+    diff, softmax = (dict(build_model(each, data).named_parameters()) for each in (settings, twin(settings)))
+    assert set(softmax) < set(diff)
+    assert all(torch.equal(softmax[name], diff[name]) for name in softmax)
+    other = dict(build_model(recipe(seed=1), data).named_parameters())
+    assert not torch.equal(other["lm_head.weight"], diff["lm_head.weight"])
+    matrices = [parameter for parameter in diff.values() if parameter.ndim == 2]
+    assert all(0.015 < parameter.std() < 0.025 for parameter in matrices)
+    assert len({parameter.flatten()[0].item() for parameter in matrices}) == len(matrices)  # no stream twice
+    twins = build_data(twin(settings))
+    assert torch.equal(data.batches.train_batch(5)["input_ids"], twins.batches.train_batch(5)["input_ids"])
+
+
+def test_the_softmax_twin_has_no_lambdas(tmp_path: Path) -> None:
+    train(twin(recipe(steps=1)), tmp_path / "run")
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[0]["lambdas"] is None
+
+
+@pytest.mark.parametrize(("bad_step", "saved"), [(3, "step-000002"), (1, "there is no checkpoint yet")])
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path, bad_step: int, saved: str) -> None:
+    class Poisoned(Watcher):
+        def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+            super().update(step, loss, tokens_per_second)
+            if step == bad_step - 1:
+                parameter = next(iter(models[0].parameters()))
+                parameter.data.fill_(float("nan"))
+
+    models: list[Any] = []
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        models[:] = [model]
+        return {}
+
+    settings = recipe(checkpoint_every=1, evaluate_every=1, learning_rate=1e-2)
+    if bad_step == 1:
+        settings = parse_recipe(
+            settings.model_dump() | {"model": settings.model.model_dump() | {"initializer_range": 1e30}}
+        )
+    watcher = Poisoned()
+    with pytest.raises(NonFiniteLossError, match=rf"At step {bad_step} the loss became nan; .*{saved}"):
+        train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
+    assert watcher.stopped == 1
+
+
+def test_bf16(tmp_path: Path) -> None:
+    run = train(recipe(precision="bf16", steps=3, gradient_checkpointing=True), tmp_path / "run")
+    assert run.last["loss"] < 4
+    assert all(tensor.dtype == torch.float32 for tensor in weights(run.model_folder).values())
+    assert run.model(torch.zeros(1, 4, dtype=torch.long)).logits.dtype == torch.float32
+
+
+def test_fp16_needs_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'fp16' needs a GPU"):
+        train(recipe(precision="fp16"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    train(recipe(steps=1), tmp_path / "run")  # and the process can still train
+
+
+def test_text_with_bpe(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat on the mat, and that was that. " * 60)
+    settings = recipe(steps=2).model_dump()
+    settings["data"] = {"kind": "text", "paths": [str(tmp_path / "text.txt")], "tokenizer": "bpe", "vocab_size": 270}
+    settings["data"] |= {"length": 16, "batch_size": 4}
+    run = train(parse_recipe(settings), tmp_path / "run")
+    for folder in (run.model_folder, run.folder / "checkpoints" / "step-000002"):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
+        assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == len(tokenizer)
+        assert tokenizer.eos_token_id == json.loads((folder / "config.json").read_text())["eos_token_id"]
