@@ -240,10 +240,11 @@ def magnitudes(problem: Problem, forward: oracle.Forward, errors: Array | None =
 
 @dataclass(frozen=True)
 class Expected:
-    """What the oracle says, by how much an answer may differ, and how far the plain formula was off."""
+    """What the oracle says, by how much an answer may differ (and the band alone), and how far off the plain formula was."""
 
     values: dict[str, Array]
     limits: dict[str, Array]
+    bands: dict[str, Array]
     plain_errors: dict[str, float]
 
     def ratios(self, answer: Mapping[str, Tensor]) -> dict[str, float]:
@@ -277,15 +278,16 @@ def expect(problem: Problem) -> Expected:
     info = torch.finfo(problem.q.dtype)
     accumulator = min(info.eps, torch.finfo(torch.float32).eps)
     rounding, logit = magnitudes(problem, forward), magnitudes(problem, forward, logits)
-    limits = {}
+    limits, bands = {}, {}
     for name, value in values.items():
         m = rounding[name]
         terms = max(problem.q.shape[3], problem.k.shape[3]) * max(1.0, m.max(initial=0))
         underflow = np.where(m > 0, info.smallest_normal * info.eps * terms, 0)
         band = ROUNDINGS[name] * (info.eps / 2 * m + underflow) + accumulator * logit[name]
+        bands[name] = band
         limits[name] = np.where(band > 0, 2 * plain_errors[name] + band, 0)
         assert limits[name].shape == value.shape
-    return Expected(values, limits, plain_errors)
+    return Expected(values, limits, bands, plain_errors)
 
 
 @cache

@@ -93,12 +93,12 @@ def test_results_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile)
 def test_attention_and_samples_survive_a_round_trip(tmp_path: Path) -> None:
     example = AttentionExample(
         tokens=("a", "b"),
-        layer=1,
-        head=2,
+        layers={"diff": 1},
+        heads={"diff": 2},
         query_position=1,
         answer_positions=(0,),
         needle_positions=(0, 1),
-        maps={"diff": {"A1": [[1.0, 0.0], [0.5, 0.5]]}, "softmax": {}},
+        maps={"diff": {"A1": [[1.0, 0.0], [0.5, 0.5]]}},
         lambda_=0.2,
     )
     path = write_json(tmp_path / "attention.json", example, indent=None)
@@ -190,11 +190,15 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"query_position": 2}, r"positions must lie in 0 … 1, got \(2, 0\)"),
-        ({"maps": {"diff": {"A2": [[1.0]]}}}, "the map A2 of diff must have 2 rows of 2 weights"),
+        ({"layers": {"diff": 1}}, "layers, heads and maps must be of the same arms"),
+        (
+            {"layers": {"a": 1}, "heads": {"a": 1}, "maps": {"a": {"A2": [[1.0]]}}},
+            "the map A2 of a must have 2 rows of 2 weights",
+        ),
     ],
 )
 def test_an_attention_file_whose_parts_disagree_is_refused(tmp_path: Path, change: dict, message: str) -> None:
-    good = {"tokens": ["a", "b"], "layer": 1, "head": 1, "query_position": 1, "answer_positions": [0]}
+    good = {"tokens": ["a", "b"], "layers": {}, "heads": {}, "query_position": 1, "answer_positions": [0]}
     good |= {"needle_positions": [], "maps": {}, "lambda": 0.5}
     with pytest.raises(ValueError, match=message):
         read_attention(write_json(tmp_path / "attention.json", good | change))

@@ -75,14 +75,14 @@ class ResultsFile(Environment):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionExample:
-    """The content of an `attention.json`: the maps of one head for one example, in every arm.
+    """The content of an `attention.json`: the maps of one head of every arm, for one example.
 
-    `maps[arm][map]` is an (N, N) matrix, rows are queries; positions count from 0, `layer` and `head` from 1.
+    `maps[arm][map]` is an (N, N) matrix, rows are queries; positions count from 0, `layers` and `heads` from 1.
     """
 
     tokens: tuple[str, ...]
-    layer: int
-    head: int
+    layers: dict[str, int]
+    heads: dict[str, int]
     query_position: int
     answer_positions: tuple[int, ...]
     needle_positions: tuple[int, ...]
@@ -91,6 +91,8 @@ class AttentionExample:
     lambda_: float
 
     def __post_init__(self) -> None:
+        if not self.layers.keys() == self.heads.keys() == self.maps.keys():
+            raise ValueError("layers, heads and maps must be of the same arms")
         size = len(self.tokens)
         positions = (self.query_position, *self.answer_positions, *self.needle_positions)
         if any(not 0 <= position < size for position in positions):

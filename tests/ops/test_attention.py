@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import oracle
-from budget import DTYPES, LAMBDAS, MASKS, Case, Problem, build, expect, prepared, solve_by_oracle
+from budget import DTYPES, LAMBDAS, MASKS, Case, Problem, build, expect, prepared, solve_by_oracle, solve_plainly
 from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops import blockwise, sdpa
 
@@ -85,7 +85,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each backend; blockwise also in blocks so small that tiny inputs have several, sdpa in each of its two variants."""
+    """Each backend; blockwise also in blocks so small that tiny inputs have several, sdpa in both its variants."""
     name, _, variant = request.param.partition(", ")
     if variant == "3 rows a block":
         monkeypatch.setattr(blockwise, "MIN_ROWS", 3)
@@ -223,8 +223,11 @@ def test_queries_that_see_nothing_and_keys_that_nobody_sees(backend: str, situat
 
 @pytest.mark.parametrize("mask_dtype", ["the inputs'", "float32"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_whole_row_of_the_smallest_number_gives_no_nan(backend: str, dtype: torch.dtype, mask_dtype: str) -> None:
-    """transformers' eager masks hide with finfo.min, and a padding row is full of it; under autocast, of float32's."""
+def test_a_whole_row_of_the_smallest_number_is_a_mean(backend: str, dtype: torch.dtype, mask_dtype: str) -> None:
+    """transformers' eager masks hide with finfo.min, and a padding row is full of it; under autocast, of float32's.
+
+    Such a number is finite: by Equation 1 the logits vanish beside it, and the query attends to all alike.
+    """
     problem = build(case("causal", dtype))
     mask = torch.zeros(2, 1, 9, 9, dtype=torch.float32 if mask_dtype == "float32" else dtype)
     mask[1, :, :, :4] = torch.finfo(mask.dtype).min
@@ -232,6 +235,25 @@ def test_a_whole_row_of_the_smallest_number_gives_no_nan(backend: str, dtype: to
     answer = replace(problem, options={"attn_mask": mask, "is_causal": True}).solve(diff_attention, backend=backend)
     for name, x in answer.items():
         assert x.isfinite().all(), name
+    if torch.float16 not in (dtype, mask.dtype):  # a logit is not negligible beside float16's −65,504
+        values = problem.v[1, :, :3].double()
+        mean = (1 - float(problem.lam)) * values.mean(1)
+        limit = 4 * torch.finfo(dtype).eps * (1 + float(problem.lam)) * values.abs().amax()
+        assert (answer["out"][1, :, 2].double() - mean).abs().max() <= limit
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_softmax_runs_in_float32_at_least(backend: str, dtype: torch.dtype) -> None:
+    """Logits around 128 are off by 1/2 in bfloat16; a backend that holds them so is far outside the rounding band."""
+    base = build(replace(Case(gain=1.0, is_causal=True, heads=4), dtype=dtype))
+    q, k = base.q.clone(), base.k.clone()
+    q[..., 0], k[..., 0] = 16.0, 16.0
+    problem = replace(base, q=q, k=k)
+    expected = expect(problem)
+    by_rounding_alone = replace(expected, limits=expected.bands)
+    _, forward = solve_by_oracle(problem)
+    assert min(by_rounding_alone.ratios(solve_plainly(problem, forward)).values()) > 2
+    by_rounding_alone.check(problem.solve(diff_attention, backend=backend))
 
 
 def test_logits_too_large_for_exp(backend: str) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from diff_transformer.report import markup
 from diff_transformer.results import AttentionExample, Result, ResultsFile, Samples, proportion_interval, write_json
 
-DEPTHS = ("0–25 %", "25–50 %", "50–75 %", "75–100 %")
+DEPTHS = ("0–20 %", "20–40 %", "40–60 %", "60–80 %", "80–100 %")
 LAYERS = 4
 
 
@@ -97,8 +98,8 @@ def _attention(noise: random.Random) -> AttentionExample:
     maps = {"diff": {"A1": first, "A2": second, "difference": difference}, "softmax": {"A": rows(0.2)}}
     return AttentionExample(
         tokens=tuple(tokens),
-        layer=3,
-        head=2,
+        layers={"diff": 3, "softmax": 4},
+        heads={"diff": 2, "softmax": 5},
         query_position=query,
         answer_positions=(answer,),
         needle_positions=needles,
@@ -107,7 +108,7 @@ def _attention(noise: random.Random) -> AttentionExample:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_demo() -> Callable[[Path], Path]:
     """Write a whole demo into a folder."""
 
@@ -142,6 +143,12 @@ def make_demo() -> Callable[[Path], Path]:
         return folder
 
     return make
+
+
+@pytest.fixture
+def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the drawings out, where only what stands around them is looked at."""
+    monkeypatch.setattr(markup, "svg", lambda _: "<svg></svg>")
 
 
 @pytest.fixture

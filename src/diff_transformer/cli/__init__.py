@@ -1,0 +1,42 @@
+"""The command `diff-transformer`. Each command is a module of its own, imported when it is called."""
+
+import sys
+
+# What the extra [train] brings: name to import → name to install.
+TRAIN_EXTRA = {
+    "accelerate": "accelerate",
+    "datasets": "datasets",
+    "matplotlib": "matplotlib",
+    "pydantic": "pydantic",
+    "rich": "rich",
+    "tensorboard": "tensorboard",
+    "typer": "typer",
+    "yaml": "pyyaml",
+}
+
+
+def main() -> None:
+    """Run the command line: exit code 0, or 2 after an error (one line on stderr), or 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a letter shows "?"; the text that a model writes may hold any letter.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        from diff_transformer.cli.app import app
+    except ModuleNotFoundError as error:
+        advice = missing_extra(error)
+        if advice is None:
+            raise
+        sys.stderr.write(f"error: {advice}\n")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    app()
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What to install where the extra [train] is missing; None if the module is none of it."""
+    name = (error.name or "").partition(".")[0]
+    if name not in TRAIN_EXTRA:
+        return None
+    return f'This command needs {TRAIN_EXTRA[name]}, which is not installed: pip install "diff-transformer[train]"'

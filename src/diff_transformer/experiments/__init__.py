@@ -1,0 +1,1 @@
+"""One file for each experiment: which recipes, which measurements."""

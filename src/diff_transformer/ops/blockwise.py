@@ -16,7 +16,7 @@ from diff_transformer.ops.visibility import hide_by_position, softmax_or_zero, v
 # Rows of queries to a block: few enough that the scores of a block stay near the processor, many enough that the
 # matrix products are efficient. docs/backends.md says how the numbers were measured.
 MAX_ROWS = 128
-MIN_ROWS = 16
+MIN_ROWS = 64
 BLOCK_SCORES = 1 << 21
 
 

@@ -5,14 +5,19 @@ from pathlib import Path
 
 from diff_transformer.report import figures, markup
 from diff_transformer.report.figures import ARM_COLOURS, MUTED, THEME
+from diff_transformer.report.rows import arm_label
 from diff_transformer.results import AttentionExample, read_attention
 
 DEFINITIONS = (
-    ("Attention to the answer", "The weight on the answer's position, in the query that has to give this answer."),
-    ("Attention noise", "The weight on positions that have nothing to do with what is asked, in the same query."),
+    (
+        "Attention to the answer",
+        "The weight that the query which has to give an answer puts on this answer's position.",
+    ),
+    ("Attention noise", "The weight that the same query puts on all of the context but the answer and its key."),
     (
         "Signed",
-        "The sum of the weights A there; DIFF's can be negative, and a whole row of them sums to 1 − λ, not to 1.",
+        "The sum of the weights A there. DIFF's can be negative, and a whole row of them sums to 1 − λ, not to 1, so "
+        "its signed sums are smaller before anything is learned.",
     ),
     ("Share", "The sum of |A| there divided by the sum of |A| over the whole row, so that both arms are on one scale."),
 )
@@ -34,19 +39,25 @@ def example_section(path: Path) -> str:
     if not maps:
         return markup.section(title, markup.note("attention.json holds no maps."))
     largest = max(abs(weight) for rows in maps.values() for row in rows for weight in row if math.isfinite(weight))
+
+    def where(arm: str) -> str:
+        strength = f" (λ = {example.lambda_:.3f})" if arm == "diff" else ""
+        return f"head {example.heads[arm]} of layer {example.layers[arm]} of {arm_label(arm)}{strength}"
+
     answers = ", ".join(f"“{example.tokens[place]}” (position {place})" for place in example.answer_positions)
     return markup.section(
         title,
         markup.paragraph(
-            f"Head {example.head} of layer {example.layer} in both models; λ is {example.lambda_:.3f} there. The query "
-            f"“{example.tokens[example.query_position]}” (position {example.query_position}, marked ▸) must find the "
-            f"answer {answers}, marked by a strong ▾; faint ▾ and shading mark the hidden pairs."
+            f"Shown are {' and '.join(map(where, example.layers))}: in each model the head that puts the most of its "
+            f"weight on the answers. The query “{example.tokens[example.query_position]}” (position "
+            f"{example.query_position}, marked ▸) must find the answer {answers}, marked by a strong ▾; faint ▾ and "
+            "shading mark the hidden pairs."
         ),
         markup.grid(*_row_figures(example)),
         markup.paragraph(
-            f"All maps share one scale: white is 0, red is positive, blue is negative, {largest:.2f} is the largest size of "
-            "a weight in any of them, and colours grow as the square root, so that small weights can be seen. What "
-            "comes after a query is hidden from it, and left blank."
+            f"All maps share one scale: white is 0, red is positive, blue is negative, {largest:.2f} is the largest "
+            "size of a weight in any of them, and colours grow as the square root, so that small weights can be seen. "
+            "What comes after a query is hidden from it, and left blank."
         ),
         markup.grid(*(_map_figure(example, rows, TITLES[key], largest or 1.0) for key, rows in maps.items())),
     )

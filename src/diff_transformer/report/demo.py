@@ -82,7 +82,7 @@ def _grid(drawn: Sequence[str]) -> str:
 def _results(results: ResultsFile | None) -> str:
     if results is None:
         return markup.section("Results", markup.note("results.json is missing: the demo has not come to its end."))
-    one_seed = len({record.seed for record in results.records}) <= 1
+    one_seed = len({record.seed for record in results.records} - {None}) <= 1
     return markup.section(
         "Results",
         results_table(results.records),
@@ -158,12 +158,16 @@ def _bars(rows: Sequence[Row]) -> str:
 
 
 def _where_weight_goes(records: Sequence[Result]) -> str:
+    heading = "Where attention goes"
     drawn = [text for name, title in ATTENTION_MEASURES.items() for text in _depth_figure(records, name, title)]
     if not drawn:
-        return markup.section(
-            "Where attention goes", markup.note("The results hold no measures of attention by depth.")
-        )
-    return markup.section("Where attention goes", markup.definitions(attention.DEFINITIONS), markup.grid(*drawn))
+        return markup.section(heading, markup.note("The results hold no measures of attention by depth."))
+    return markup.section(
+        heading,
+        markup.paragraph("The paper's Table 3, averaged over all heads and layers of each model."),
+        markup.definitions(attention.DEFINITIONS),
+        markup.grid(*drawn),
+    )
 
 
 def _samples(path: Path) -> str:

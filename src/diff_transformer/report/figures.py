@@ -10,6 +10,7 @@ import io
 import itertools
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec
@@ -43,6 +44,7 @@ _DASHES = ("-", "--", "-.", ":")
 _RAMP = LinearSegmentedColormap.from_list("layers", ["#8e44ad", "#2e86c1", "#17a589", "#b7950b"])
 _STYLE = {
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "font.family": ["DejaVu Sans"],
     "font.size": 10,
     "figure.facecolor": "none",
@@ -96,7 +98,7 @@ class Series:
 def curves(
     series: Sequence[Series], *, checks: Sequence[Series] = (), title: str, ylabel: str, noisy: bool = True
 ) -> Figure:
-    """Measures over training steps, many noisy points with a running mean; `checks`, made now and then, have markers."""
+    """Measures over training steps, `noisy` ones with a running mean; `checks`, made now and then, have markers."""
     figure, axes = _axes(title, "training step", ylabel)
     for number, (line, colour) in enumerate(zip(series, _colours(series), strict=True)):
         # The first is drawn wider, so that it shows on both sides of a second that covers it.
@@ -113,7 +115,7 @@ def curves(
     for line, colour in zip(checks, _colours(checks), strict=True):
         style = {"color": colour, "linestyle": "--", "linewidth": 1, "marker": line.marker, "markersize": 4}
         axes.plot(line.x, line.y, label=line.label, **style)
-    axes.legend(fontsize=9)
+    _legend(axes)
     return figure
 
 
@@ -129,12 +131,12 @@ def by_group(series: Sequence[Series], groups: Sequence[str], *, title: str, xla
                 axes.plot([place, place], interval, color=colour, linewidth=1.8, solid_capstyle="butt")
             axes.plot([place], [value], color=colour, marker=line.marker, markersize=6)
         axes.plot([], [], color=colour, marker=line.marker, markersize=6, linewidth=1.8, label=line.label)
-    axes.set_xticks(range(len(groups)), groups)
+    axes.set_xticks(range(len(groups)), [_short(group, 16) for group in groups])
     axes.set_xlim(-0.5, len(groups) - 0.5)
     low, high = axes.get_ylim()
     # A share is read against nothing at all: the axis shows zero, and leaves room for the legend above.
     axes.set_ylim(min(low, 0.0), max(high, 0.0) + 0.22 * (max(high, 0.0) - min(low, 0.0)))
-    axes.legend(fontsize=9, loc="upper center", ncols=max(1, len(series)))
+    _legend(axes, loc="upper center", ncols=max(1, len(series)))
     return figure
 
 
@@ -145,15 +147,17 @@ def lambdas(
     """λ of every layer over training: layers[l][i] is λ of layer l + 1 at steps[i]; `initial` marks λ_init."""
     figure, axes = _axes(title, "training step", "λ")
     span = (max(steps) - min(steps)) or 1
-    ends = _apart([values[-1] for values in layers], [value for values in layers for value in values])
-    for number, (values, place) in enumerate(zip(layers, ends, strict=True)):
+    labelled = range(0, len(layers), math.ceil(len(layers) / 8))
+    heights = _apart([layers[number][-1] for number in labelled], [value for values in layers for value in values])
+    for number, values in enumerate(layers):
         colour = to_hex(_RAMP(number / max(1, len(layers) - 1)))
         axes.plot(steps, values, color=colour, linewidth=1.8)
         if initial is not None:
-            axes.plot(
-                [min(steps) - 0.03 * span], [initial[number]], marker=">", markersize=6, color=colour, clip_on=False
-            )
-        axes.text(max(steps) + 0.02 * span, place, f"layer {number + 1}", color=colour, va="center", fontsize=9)
+            mark: dict[str, Any] = {"marker": ">", "markersize": 6, "color": colour, "clip_on": False}
+            axes.plot([min(steps) - 0.03 * span], [initial[number]], **mark)
+        if number in labelled:
+            place = (max(steps) + 0.02 * span, heights[labelled.index(number)])
+            axes.text(*place, f"layer {number + 1}", color=colour, va="center", fontsize=9)
     axes.set_xlim(min(steps) - 0.05 * span, max(steps) + 0.2 * span)
     return figure
 
@@ -210,7 +214,7 @@ def attention_row(
         axes.plot(range(len(values)), values, color=colour, linewidth=1.6 if last else 0.9, label=label)
     axes.set_ylim(*limits)
     axes.plot(answers, [limits[1]] * len(answers), linestyle="", marker="v", color=INK, clip_on=False, label="answer")
-    axes.legend(fontsize=9)
+    _legend(axes)
     return figure
 
 
@@ -224,7 +228,9 @@ def running_mean(values: Sequence[float]) -> list[float]:
 def svg(figure: Figure) -> str:
     """The figure as an <svg> element: text stays text, theme colours become CSS variables, nothing names a network."""
     buffer = io.StringIO()
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": "diff-transformer"}):
+    with warnings.catch_warnings(), matplotlib.rc_context({**_STYLE, "svg.hashsalt": "diff-transformer"}):
+        # Text is set by the browser, which has glyphs that matplotlib's font lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         # No metadata: it carries the date (the same results give the same page) and addresses of vocabularies.
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(buffer, format="svg", metadata=nothing, dpi=150)
@@ -244,6 +250,16 @@ def _axes(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return figure, axes
+
+
+def _legend(axes: Axes, **options: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles, [_short(label, 32) for label in labels], fontsize=9, **options)
+
+
+def _short(label: str, most: int) -> str:
+    """The end of a label that would crowd the figure out: of a path, its end tells the most."""
+    return label if len(label) <= most else "…" + label[1 - most :]
 
 
 def _colours(series: Sequence[Series]) -> list[str]:

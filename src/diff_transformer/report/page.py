@@ -35,7 +35,8 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
         content = demo.page_of(folders[0])
         default = folders[0] / "report.html"
     else:
-        found = list(dict.fromkeys(run for folder in folders for run in runs.runs_in(folder)))
+        # A folder named twice, be it by two paths, is one run.
+        found = list({run.resolve(): run for folder in folders for run in runs.runs_in(folder)}.values())
         content = runs.page_of(found)
         shared = Path(os.path.commonpath([run.resolve().parent for run in found]))
         default = found[0] / "report.html" if len(found) == 1 else shared / "comparison.html"

@@ -35,6 +35,9 @@ class Verdict:
     text: str
 
 
+NONE = Verdict(None, "–")
+
+
 @dataclass(frozen=True)
 class Row:
     """The results of one measure (of one group and seed) in every arm that has one."""
@@ -53,7 +56,7 @@ class Row:
         results = list(self.cells.values())
         directions = {result.better for result in results}
         if len(results) < 2 or len(directions) > 1 or None in directions:
-            return Verdict(None, "–")
+            return NONE
         if not all(math.isfinite(result.value) for result in results):
             return Verdict(None, "not comparable")
         sign = 1 if "higher" in directions else -1
@@ -138,7 +141,7 @@ def _digits(value: float) -> int:
 def _label(name: str, arms: Mapping[str, Result]) -> str:
     label = LABELS.get(name, name.split("/", 1)[-1].replace("_", " "))
     result = next(iter(arms.values()))
-    if result.unit and result.unit != label:
+    if result.unit and result.unit.replace("/", " per ") != label:
         label += f" ({result.unit})"
     return label + {"higher": " ↑", "lower": " ↓", None: ""}[result.better]
 
@@ -156,6 +159,10 @@ def _cell(rows: Sequence[Row], arm: str) -> str:
 def _overall(rows: Sequence[Row]) -> Verdict:
     verdicts = [row.verdict() for row in rows]
     if len(set(verdicts)) == 1:
-        return verdicts[0] if len(rows) == 1 else Verdict(verdicts[0].arm, f"{verdicts[0].text} (all {len(rows)})")
+        return (
+            verdicts[0]
+            if len(rows) == 1 or verdicts[0] == NONE
+            else Verdict(verdicts[0].arm, f"{verdicts[0].text} (all {len(rows)})")
+        )
     counts = Counter(verdict.text for verdict in verdicts)
     return Verdict(None, ", ".join(f"{text} ({count} of {len(rows)})" for text, count in counts.most_common()))

@@ -31,8 +31,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 def page_of(runs: Sequence[Path]) -> tuple[str, list[str]]:
     """The page's title and its sections, for run folders that `runs_in` has found."""
-    names = [run.name for run in runs]
-    folders = dict(zip(names if len(set(names)) == len(names) else map(str, runs), runs, strict=True))
+    folders = dict(zip(_names(runs), runs, strict=True))
     logs = {label: read_metrics(run / "metrics.jsonl") for label, run in folders.items()}
     title = f"Training of {next(iter(folders))}" if len(runs) == 1 else f"Training of {len(runs)} runs"
     drawn = [*_curve_figures(logs)]
@@ -47,6 +46,16 @@ def page_of(runs: Sequence[Path]) -> tuple[str, list[str]]:
         markup.section("λ", markup.grid(*lambdas)) if lambdas else "",
         *(_own_section(label, run) for label, run in folders.items()),
     ]
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    """As many of the last parts of each path as tell the runs apart."""
+    paths = [run.resolve() for run in runs]
+    for count in range(1, max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
 
 
 def _summary(logs: Mapping[str, curves.Metrics]) -> str:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
 
 _PREFIX = "step-"
 
@@ -48,7 +49,13 @@ def written_whole(target: Path) -> Iterator[Path]:
 
 def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None) -> None:
     """Write configuration, weights (one safetensors file) and tokenizer."""
-    model.save_pretrained(folder, max_shard_size="1TB")
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # transformers draws one for each file; training shows its own, or none
+    try:
+        model.save_pretrained(folder, max_shard_size="1TB")
+    finally:
+        if bars:
+            logging.enable_progress_bar()
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 

@@ -91,7 +91,8 @@ def train(
     set_seed(settings.seed)
     model = build_model(recipe, data)
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        # transformers renamed it within version 5; the old name warns where the new one exists.
+        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     model, optimizer = accelerator.prepare(model, build_optimizer(model, settings))
 
     checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep_checkpoints)

@@ -86,7 +86,8 @@ def build_config(
     Args:
         recipe: the recipe.
         vocab_size: tokens in the data's vocabulary.
-        tokenizer: where there is one, its end of text becomes the model's (to start, end and pad with).
+        tokenizer: where there is one, its end of text becomes the model's, to start and to end with. Not to pad with:
+            transformers leaves the embedding of a padding token untrained, and this one is met in training.
     """
     model = recipe.model
     end = tokenizer.eos_token_id if tokenizer is not None else None
@@ -107,7 +108,6 @@ def build_config(
         tie_word_embeddings=model.tie_word_embeddings,
         bos_token_id=end,
         eos_token_id=end,
-        pad_token_id=end,
     )
 
 

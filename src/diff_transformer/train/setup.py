@@ -55,6 +55,8 @@ def build_model(recipe: Recipe, data: Data) -> DiffTransformerForCausalLM:
     common starts with identical numbers, although one of them has modules that the other lacks.
     """
     model = DiffTransformerForCausalLM(build_config(recipe, data.batches.vocab_size, data.tokenizer))
+    if data.tokenizer is not None:
+        model.generation_config.pad_token_id = data.tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         for name, module in model.named_modules():
             digest = hashlib.sha256(f"{recipe.train.seed}/{name}".encode()).digest()

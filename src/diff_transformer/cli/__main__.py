@@ -1,0 +1,5 @@
+"""`python -m diff_transformer.cli`, for where the script `diff-transformer` is not on the path."""
+
+from diff_transformer.cli import main
+
+main()

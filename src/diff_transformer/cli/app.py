@@ -1,0 +1,101 @@
+"""The typer application: a table of commands, and what every command does with errors."""
+
+import functools
+import importlib
+import traceback
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from diff_transformer import __version__
+from diff_transformer.cli import missing_extra
+
+# Command → "module:function".
+COMMANDS = {
+    "demo": "demo:demo",
+    "train": "train:train",
+    "generate": "generate:generate",
+    "eval": "evaluate:evaluate",
+    "report": "report:report",
+    "info": "info:info",
+}
+
+
+class Commands(TyperGroup):
+    """Commands that are imported when they are asked for."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # The names alone: typer looks here for what a mistyped command may have meant.
+        self.commands: Any = dict.fromkeys(COMMANDS)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, function = COMMANDS[cmd_name].split(":")
+        loaded = getattr(importlib.import_module(f"diff_transformer.cli.{module}"), function)
+        alone = typer.Typer(add_completion=False)
+        alone.command(cmd_name)(with_plain_errors(loaded))
+        return typer.main.get_command(alone)
+
+
+def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with expected errors as one line on stderr (exit code 2) and Ctrl-C without a traceback (130)."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt as interrupt:
+            typer.echo(str(interrupt) or "Interrupted.", err=True)
+            raise typer.Exit(130) from None
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            message = _expected(error)
+            if message is None:
+                raise
+            typer.echo(f"error: {' '.join(message.splitlines())}", err=True)
+            raise typer.Exit(2) from None
+
+    return run
+
+
+def _expected(error: Exception) -> str | None:
+    """What to tell the user; None where the error is a bug and not an answer to bad input."""
+    if isinstance(error, ModuleNotFoundError):
+        return missing_extra(error)
+    if isinstance(error, BrokenPipeError):  # `… | head`: typer ends quietly
+        return None
+    if isinstance(error, OSError):
+        return str(error)
+    # A ValueError is a sentence for users if this package raised it; any other is a bug, here or elsewhere.
+    frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
+    return str(error) if frame.f_globals["__name__"].startswith("diff_transformer.") else None
+
+
+app = typer.Typer(
+    cls=Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"diff-transformer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train, try and measure Differential Transformers beside their twins."""

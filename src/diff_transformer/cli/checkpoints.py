@@ -1,0 +1,80 @@
+"""From what the user names to one model, or the reason why it is none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoTokenizer
+
+from diff_transformer.model import DiffTransformerForCausalLM
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The folder that holds the model: `path` itself, a run folder's `model/`, or its newest checkpoint.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`, or no model in it.
+        ValueError: it is a folder of several runs, or the model is not one of ours.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"The checkpoint {str(path)!r} does not exist.")
+    # Steps are counted with leading zeros up to a million; beyond, the longer name is the later one.
+    steps = sorted(path.glob("checkpoints/step-*"), key=lambda folder: (len(folder.name), folder.name))
+    for folder in (path, path / "model", *reversed(steps)):
+        if (folder / "config.json").is_file():
+            _check_ours(folder)
+            return folder
+    models = sorted(folder.parent for folder in path.glob("*/model") if (folder / "config.json").is_file())
+    if models:
+        raise ValueError(f"{str(path)!r} is not a run but holds runs; name one: {', '.join(map(str, models))}.")
+    raise FileNotFoundError(f"{str(path)!r} holds no model: neither config.json nor model/ nor checkpoints/.")
+
+
+def load_model(folder: Path, device: str | None) -> Any:
+    """The model in a folder that `find_checkpoint` found, in evaluation mode, on the device or on the GPU if any.
+
+    Raises:
+        ValueError: the weights cannot be read or are not all there, or the device cannot be used.
+    """
+    place = _device(device)
+    try:
+        model, report = DiffTransformerForCausalLM.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True
+        )
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"The weights in {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+    if report["missing_keys"]:
+        raise ValueError(f"The weights in {str(folder)!r} lack {', '.join(sorted(report['missing_keys']))}.")
+    return model.eval().to(place)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer beside a model. Raises ValueError if there is none."""
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(f"{str(folder)!r} has no tokenizer (tokenizer.json), so the model in it cannot read text.")
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def _check_ours(folder: Path) -> None:
+    config = folder / "config.json"
+    try:
+        settings = json.loads(config.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(config)!r} is not JSON: {error}.") from None
+    kind = settings.get("model_type") if isinstance(settings, dict) else None
+    if kind != DiffTransformerForCausalLM.config_class.model_type:
+        raise ValueError(f"The model in {str(folder)!r} is not one of ours: its model_type is {kind!r}.")
+    if not any(folder.glob("*.safetensors")):
+        raise FileNotFoundError(f"{str(folder)!r} holds no weights: there is no .safetensors file in it.")
+
+
+def _device(name: str | None) -> str:
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown name, or a build without it
+        raise ValueError(f"The device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    return name

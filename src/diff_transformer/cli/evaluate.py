@@ -1,0 +1,95 @@
+"""`diff-transformer eval`"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from diff_transformer.data import Batches
+    from diff_transformer.train import Recipe
+
+# Windows of text, where no recipe tells how long the training's were, and how many at a time.
+DEFAULT_LENGTH, BATCH_SIZE = 1024, 16
+
+
+def evaluate(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A run folder, or a folder with config.json and weights.")
+    ],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Measure on the held-out part of this text (.txt, .jsonl, .parquet or a folder; may be repeated) "
+            "instead of the data that the run's recipe names."
+        ),
+    ] = None,
+    measure: Annotated[
+        list[str] | None, typer.Option(help="Show this measure only, e.g. language/bits_per_byte; may be repeated.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the results to this new JSON file.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run.", show_default="the GPU, if any")] = None,
+) -> None:
+    """Measure a model: loss and bits per byte on text, or accuracy and attention on the retrieval task."""
+    from diff_transformer.cli import console
+    from diff_transformer.cli.checkpoints import find_checkpoint, load_model
+    from diff_transformer.eval import evaluate as evaluate_model
+    from diff_transformer.report import demo_table
+    from diff_transformer.results import capture_results, write_json
+
+    _check_measures(measure or [])
+    if output is not None and (output.exists() or not output.parent.is_dir()):
+        raise FileExistsError(f"--output must be a new file in a folder that exists, got {str(output)!r}.")
+    console.quiet_libraries()
+    folder = find_checkpoint(checkpoint)
+    model = load_model(folder, device)
+    batches = _batches(folder, text, model.config.max_position_embeddings)
+    records = evaluate_model(model, batches, model.config.attention_type)
+    if measure:
+        found = dict.fromkeys(record.name for record in records)
+        records = [record for record in records if record.name in measure]
+        if not records:
+            raise ValueError(f"Nothing of {', '.join(measure)} is measured on this data, only {', '.join(found)}.")
+    settings = {"checkpoint": folder, "text": text}
+    results = capture_results(f"Evaluation of {folder}", settings, records, str(model.device))
+    console.output().print(demo_table(results))
+    if output is not None:
+        write_json(output, results)
+
+
+def _check_measures(names: list[str]) -> None:
+    import difflib
+
+    from diff_transformer.report.rows import LABELS
+
+    for name in names:
+        if name not in LABELS:
+            near = difflib.get_close_matches(name, LABELS, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(LABELS)}."
+            raise ValueError(f"There is no measure {name!r}; {hint}")
+
+
+def _batches(folder: Path, text: list[Path] | None, context: int) -> "Batches":
+    """The data to measure on: the given text, read with the model's own tokenizer, or what the run was trained on."""
+    from diff_transformer.cli.checkpoints import load_tokenizer
+    from diff_transformer.data import TextBatches, load_text
+    from diff_transformer.train import build_data
+
+    recipe = _recipe(folder)
+    if text:
+        tokenizer = load_tokenizer(folder)
+        length = recipe.data.length if recipe else min(context, DEFAULT_LENGTH)
+        return TextBatches(load_text(text), tokenizer, length=length, batch_size=BATCH_SIZE)
+    if recipe is None:
+        raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
+    return build_data(recipe).batches
+
+
+def _recipe(folder: Path) -> "Recipe | None":
+    """The recipe of the run that a model's folder belongs to: beside it, or one or two folders above it."""
+    from diff_transformer.train import load_recipe
+
+    for place in (folder, *list(folder.resolve().parents)[:2]):
+        if (place / "recipe.yaml").is_file():
+            return load_recipe(place / "recipe.yaml")
+    return None

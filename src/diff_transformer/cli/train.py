@@ -1,0 +1,51 @@
+"""`diff-transformer train`"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped recipe such as tiny.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Settings that replace the recipe's: train.steps=100"),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
+) -> None:
+    """Train the model of a recipe; look on with TensorBoard or `diff-transformer report`."""
+    from diff_transformer.cli import console
+    from diff_transformer.cli.progress import Bars
+    from diff_transformer.eval import validation_callback
+    from diff_transformer.train import build_data, load_recipe
+    from diff_transformer.train import train as train_recipe
+    from diff_transformer.train.run_folder import check_run_folder
+
+    console.quiet_libraries()
+    resolved = load_recipe(recipe, settings or ())
+    folder = output or Path("runs") / resolved.name
+    # A folder that is taken is refused before text is read and a tokenizer trained.
+    check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
+    data = build_data(resolved)
+    run = train_recipe(
+        resolved,
+        folder,
+        resume=resume,
+        overwrite=overwrite,
+        progress=Bars(console.messages()),
+        on_evaluate=validation_callback(data.batches),
+        data=data,
+    )
+    measured = ", ".join(
+        f"{name} {value:.4g}" for name, value in run.last.items() if name == "loss" or name.startswith("validation/")
+    )
+    out = console.output()
+    out.print(
+        f"{run.parameters:,} parameters, {run.seconds:.1f} s, last step: {measured}", markup=False, soft_wrap=True
+    )
+    out.print(f"model: {run.model_folder}", markup=False, soft_wrap=True)

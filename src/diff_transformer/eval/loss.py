@@ -1,0 +1,52 @@
+"""Language-modelling loss on held-out text, in nats per token and bits per byte."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from diff_transformer.data import TextBatches
+
+
+@dataclass(frozen=True)
+class LanguageLoss:
+    """Summed negative log-likelihood of a text.
+
+    Attributes:
+        nats: the sum over all targets.
+        targets: how many tokens were predicted.
+        bytes: how many bytes of text they stand for.
+    """
+
+    nats: float
+    targets: int
+    bytes: int
+
+    @property
+    def per_token(self) -> float:
+        """Mean loss in nats per token."""
+        return self.nats / self.targets
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte: does not depend on how the text is cut into tokens."""
+        return self.nats / math.log(2) / self.bytes
+
+
+@torch.no_grad()
+def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
+    """The loss of a causal language model of transformers on the validation windows.
+
+    Args:
+        model: in evaluation mode.
+        batches: the text; see :meth:`TextBatches.validation_batches`.
+    """
+    device = next(model.parameters()).device
+    nats, targets = 0.0, 0
+    for batch in batches.validation_batches():
+        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        # Dividing by one item gives the sum instead of the mean.
+        nats += float(model(**batch, num_items_in_batch=1, use_cache=False).loss)
+        targets += int((batch["labels"][:, 1:] != -100).sum())
+    return LanguageLoss(nats, targets, batches.validation_bytes)

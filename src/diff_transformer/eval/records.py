@@ -1,0 +1,145 @@
+"""Measurements as records: what is measured on which data, with its interval."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diff_transformer.data import Batches, RetrievalBatches, RetrievalSample, TextBatches
+from diff_transformer.eval.loss import language_loss
+from diff_transformer.eval.retrieval import attention_mass, retrieval_answers
+from diff_transformer.results import Interval, Result, mean_interval, proportion_interval
+
+# Table 3 gives five depths; needles lie anywhere, so each depth is a fifth of the context.
+DEPTHS = ("0–20 %", "20–40 %", "40–60 %", "60–80 %", "80–100 %")
+BY_SEQUENCE = "Student's t over sequences (Wilson's interval where none differ)"
+
+
+def evaluate(model: Any, batches: Batches, arm: str, *, sequences: int = 512, seed: int = 0) -> list[Result]:
+    """Every measurement that makes sense on the data.
+
+    Args:
+        model: in evaluation mode.
+        batches: text (loss, bits per byte) or the retrieval task (accuracy, Table 3's measures).
+        arm: what to call the model in the records.
+        sequences: how many sequences of the retrieval task to draw.
+        seed: of these sequences.
+
+    Raises:
+        ValueError: data that is neither, or a vocabulary that is not the model's.
+    """
+    if batches.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"The data has a vocabulary of {batches.vocab_size} tokens, the model only {model.config.vocab_size}."
+        )
+    if isinstance(batches, TextBatches):
+        return language_records(model, batches, arm)
+    if isinstance(batches, RetrievalBatches):
+        return retrieval_records(model, batches, arm, sequences=sequences, seed=seed)
+    raise ValueError(f"There is no measurement for data of type {type(batches).__name__}.")
+
+
+def language_records(model: Any, batches: TextBatches, arm: str) -> list[Result]:
+    """Validation loss in nats per token, and bits per byte."""
+    loss = language_loss(model, batches)
+    shared: dict[str, Any] = {"arm": arm, "better": "lower", "n": loss.targets}
+    return [
+        Result(name="language/bits_per_byte", value=loss.bits_per_byte, unit="bits/byte", **shared),
+        Result(name="language/validation_loss", value=loss.per_token, unit="nats/token", **shared),
+    ]
+
+
+def retrieval_records(
+    model: Any, batches: RetrievalBatches, arm: str, *, sequences: int = 512, seed: int = 0
+) -> list[Result]:
+    """Accuracy, in all and by depth, and Table 3's attention to the answer and to noise by depth.
+
+    The queries of a sequence share its context, so intervals are over sequences wherever a sequence has several.
+    """
+    sample = batches.sample(sequences, seed)
+    right = retrieval_answers(model, sample).float()
+    whole = _mean_over_sequences(right, torch.ones_like(right, dtype=torch.bool))
+    accuracy: dict[str, Any] = {"arm": arm, "better": "higher", "seed": seed}
+    records = [
+        Result(
+            name="retrieval/accuracy",
+            value=right.mean().item(),
+            interval=_share_interval(whole),
+            n=right.numel(),
+            method=BY_SEQUENCE,
+            **accuracy,
+        )
+    ]
+    records += _by_depth("retrieval/accuracy_by_depth", right, sample, _share_interval, **accuracy)
+    mass = attention_mass(model, sample, batches.context_length)
+    for name, better in (("answer", "higher"), ("noise", "lower")):
+        kind = "attention_to_answer" if name == "answer" else "attention_noise"
+        for definition in ("signed", "share"):
+            values = getattr(mass, f"{name}_{definition}")
+            records += _by_depth(
+                f"retrieval/{kind}_{definition}", values, sample, _mean_interval, arm=arm, better=better, seed=seed
+            )
+    return records
+
+
+def _mean_interval(means: Tensor) -> Interval | None:
+    return mean_interval(means.tolist())
+
+
+def _share_interval(means: Tensor) -> Interval | None:
+    """The interval of a mean of shares, inside 0 … 1; Wilson's where all are 0 or all are 1 and show no spread."""
+    if bool((means == means[0]).all()) and float(means[0]) in (0.0, 1.0):
+        return proportion_interval(int(means.sum()), len(means))
+    interval = mean_interval(means.tolist())
+    return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
+
+
+def _by_depth(
+    name: str,
+    values: Tensor,
+    sample: RetrievalSample,
+    interval: Callable[[Tensor], Interval | None],
+    **shared: Any,
+) -> list[Result]:
+    """One record for each depth at which there are needles."""
+    fifth = (sample.depth * len(DEPTHS)).long().clamp(max=len(DEPTHS) - 1)
+    records = []
+    for index, group in enumerate(DEPTHS):
+        here = fifth == index
+        if not here.any():
+            continue
+        means = _mean_over_sequences(values, here)
+        records.append(
+            Result(
+                name=name,
+                value=values[here].mean().item(),
+                interval=interval(means),
+                n=int(here.sum()),
+                group=group,
+                method=BY_SEQUENCE,
+                **shared,
+            )
+        )
+    return records
+
+
+def _mean_over_sequences(values: Tensor, chosen: Tensor) -> Tensor:
+    """The mean of the chosen values of each sequence that has any."""
+    counts = chosen.sum(1)
+    return ((values * chosen).sum(1) / counts.clamp(min=1))[counts > 0]
+
+
+def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
+    """What training logs about its validation data: a function of the model and the step."""
+
+    def on_evaluate(model: Any, step: int) -> dict[str, float]:
+        if isinstance(batches, TextBatches):
+            loss = language_loss(model, batches)
+            return {"validation/loss": loss.per_token, "validation/bits_per_byte": loss.bits_per_byte}
+        if isinstance(batches, RetrievalBatches):
+            right = retrieval_answers(model, batches.sample(256, seed=0))
+            return {"validation/accuracy": right.float().mean().item()}
+        raise ValueError(f"There is no measurement for data of type {type(batches).__name__}.")
+
+    return on_evaluate

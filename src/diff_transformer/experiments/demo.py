@@ -1,0 +1,210 @@
+"""The demo: DIFF and its twin, trained side by side on retrieval and on real text, and compared.
+
+Same configuration but `attention_type`, same data in the same order, same number of steps. Everything is written as
+files; a page and a table are made from these alone.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from diff_transformer.data import RetrievalBatches, TextBatches
+from diff_transformer.eval import evaluate, validation_callback
+from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.results import Result, capture_results, write_json
+from diff_transformer.train import Data, Progress, TrainedRun, build_data, load_recipe, train
+from diff_transformer.train.run_folder import is_run_folder
+
+ARMS = ("diff", "softmax")
+TASKS = ("retrieval", "language")
+RESULTS = "results.json"
+
+# A setting that ends in seconds and shows nothing but that everything runs.
+FAST = {
+    "retrieval": [
+        "train.steps=6",
+        "train.log_every=2",
+        "train.warmup_steps=1",
+        "train.checkpoint_every=3",
+        "model.hidden_size=32",
+        "model.head_dim=8",
+        "model.num_hidden_layers=2",
+        "data.length=48",
+        "data.batch_size=4",
+    ],
+    "language": [
+        "train.steps=6",
+        "train.log_every=2",
+        "train.warmup_steps=1",
+        "train.checkpoint_every=3",
+        "model.hidden_size=32",
+        "model.head_dim=8",
+        "model.num_hidden_layers=2",
+        "data.length=64",
+        "data.batch_size=4",
+        "data.validation_tokens=1024",
+    ],
+}
+SEQUENCES = {False: 512, True: 16}
+SAMPLE_PROMPT, SAMPLE_LENGTH = 64, 160  # tokens
+
+
+def run_demo(
+    output_dir: str | Path,
+    *,
+    text: Sequence[str | Path] | None = None,
+    seed: int = 0,
+    fast: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Train both twins on both tasks, measure them, and write what a report needs.
+
+    Writes into ``output_dir``: a run folder for each task and arm ("retrieval-diff", …, with its model),
+    ``results.json``, ``attention.json`` and ``samples.json``.
+
+    Args:
+        output_dir: new or empty, unless one of the next says otherwise.
+        text: files or folders for the language part; the source of Python's standard library unless given.
+        seed: of weights and data.
+        fast: a tiny setting that ends in seconds, to see that everything runs.
+        resume: keep what an earlier demo in the folder has finished, and go on from there.
+        overwrite: replace an earlier demo in the folder.
+        progress: is told about every step.
+
+    Returns:
+        ``output_dir``.
+
+    Raises:
+        FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
+    """
+    folder = Path(output_dir)
+    _check_folder(folder, resume=resume, overwrite=overwrite)
+    if overwrite:
+        (folder / RESULTS).unlink(missing_ok=True)  # never the old results beside new runs
+    records: list[Result] = []
+    settings: dict[str, Any] = {"seed": seed}
+    for task in TASKS:
+        overrides = [*(FAST[task] if fast else ()), f"train.seed={seed}"]
+        if task == "language" and text:
+            overrides.append(f"data.paths={[str(path) for path in text]}")
+        recipes = {arm: load_recipe(task, [*overrides, f"model.attention_type={arm}"]) for arm in ARMS}
+        settings[task] = recipes[ARMS[0]].model_dump(mode="json", exclude={"model": {"attention_type"}})
+        data = build_data(recipes[ARMS[0]])
+        runs: dict[str, TrainedRun] = {}
+        for arm in ARMS:
+            run_folder = folder / f"{task}-{arm}"
+            run = runs[arm] = train(
+                recipes[arm],
+                run_folder,
+                resume=resume and is_run_folder(run_folder),
+                overwrite=overwrite and is_run_folder(run_folder),
+                progress=progress,
+                on_evaluate=validation_callback(data.batches),
+                data=data,
+            )
+            records += evaluate(run.model, data.batches, arm, sequences=SEQUENCES[fast], seed=seed)
+            records += [
+                Result(name=f"{task}/parameters", arm=arm, value=run.parameters),
+                Result(name=f"{task}/seconds", arm=arm, value=run.seconds, unit="s", better="lower", seed=seed),
+            ]
+        models = {arm: run.model for arm, run in runs.items()}
+        if isinstance(data.batches, RetrievalBatches):
+            write_json(folder / "attention.json", attention_example(models, data.batches, seed), indent=None)
+        else:
+            write_json(folder / "samples.json", text_samples(models, data, seed))
+    title = "A Differential Transformer beside its twin"
+    write_json(folder / RESULTS, capture_results(title, settings, records, device=str(models["diff"].device)))
+    return folder
+
+
+def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise ValueError("A demo is either resumed or overwritten, not both.")
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise FileExistsError(f"{str(folder)!r} is a file, not a folder for the demo.")
+    is_demo = (folder / RESULTS).is_file() or any(is_run_folder(folder / f"{t}-{a}") for t in TASKS for a in ARMS)
+    if is_demo and not (resume or overwrite):
+        raise FileExistsError(
+            f"The output folder {str(folder)!r} already holds a demo; "
+            "choose another one with --output, go on with --resume, or replace it with --overwrite."
+        )
+    if not is_demo and any(folder.iterdir()):
+        raise FileExistsError(f"{str(folder)!r} is not empty and holds no demo, so nothing is written there.")
+
+
+def attention_example(
+    models: dict[str, DiffTransformerForCausalLM], batches: RetrievalBatches, seed: int
+) -> dict[str, Any]:
+    """The maps of one head of each twin for the first evaluation sequence.
+
+    In each model the head is the one that puts most of its weight, positive or negative, on the answers of this
+    sequence: the same rule for both.
+    """
+    sample = batches.sample(1, seed)
+    answers, queries = sample.answer_spans[0], sample.query_positions[0]
+    example: dict[str, Any] = {"layers": {}, "heads": {}, "maps": {}}
+    for arm, model in models.items():
+        layers = attention_maps(model, sample.input_ids.to(model.device))
+        shares = torch.stack([_answer_share(layer.difference[0].cpu(), queries, answers) for layer in layers])
+        layer, head = divmod(int(shares.argmax()), shares.shape[1])
+        chosen = layers[layer]
+        example["layers"][arm], example["heads"][arm] = layer + 1, head + 1
+        if chosen.first is None or chosen.second is None:
+            example["maps"][arm] = {"A": _rounded(chosen.difference[0, head])}
+        else:
+            example["maps"][arm] = {
+                "A1": _rounded(chosen.first[0, head]),
+                "A2": _rounded(chosen.second[0, head]),
+                "difference": _rounded(chosen.difference[0, head]),
+            }
+        lambdas = model.lambdas()
+        if lambdas is not None:
+            example["lambda"] = lambdas[layer]
+    return example | {
+        "tokens": batches.names(sample.input_ids[0]),
+        "query_position": int(queries[0]),
+        "answer_positions": [int(answers[0])],
+        "needle_positions": sorted({int(place) - offset for place in answers for offset in (0, 1)}),
+    }
+
+
+def _answer_share(maps: Tensor, queries: Tensor, answers: Tensor) -> Tensor:
+    """(H, N, N) → (H,): share of each query's absolute weight that lies on its answer, averaged over the queries."""
+    rows = maps[:, queries].abs()
+    return (rows[:, torch.arange(len(queries)), answers] / rows.sum(-1)).mean(-1)
+
+
+def _rounded(matrix: Tensor) -> list[list[float]]:
+    return [[round(weight, 5) for weight in row] for row in matrix.tolist()]
+
+
+def text_samples(models: dict[str, DiffTransformerForCausalLM], data: Data, seed: int) -> dict[str, str]:
+    """How each twin goes on from the beginning of the validation text, drawn at temperature 0.8."""
+    tokenizer, batches = data.tokenizer, data.batches
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    assert isinstance(batches, TextBatches)
+    window = next(iter(batches.validation_batches()))["input_ids"][:1]
+    prompt = window[:, : min(SAMPLE_PROMPT, batches.length // 2)]
+    samples = {"prompt": str(tokenizer.decode(prompt[0]))}
+    for arm, model in models.items():
+        set_seed(seed)
+        room = min(SAMPLE_LENGTH, model.config.max_position_embeddings - prompt.shape[1])
+        prompt = prompt.to(model.device)
+        output = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=room,
+            do_sample=True,
+            temperature=0.8,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        samples[arm] = str(tokenizer.decode(output[0, prompt.shape[1] :], skip_special_tokens=True))
+    return samples

@@ -1,0 +1,166 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from diff_transformer import __version__
+from diff_transformer.cli import TRAIN_EXTRA, app, missing_extra
+from diff_transformer.cli.app import COMMANDS, with_plain_errors
+from diff_transformer.cli.checkpoints import find_checkpoint
+from diff_transformer.train import TrainingInterrupted
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | environment, timeout=300)
+
+
+def test_help_of_every_command_costs_no_torch() -> None:
+    lines = ["import sys", "from diff_transformer.cli import main"]
+    for arguments in (["--help"], *([command, "--help"] for command in COMMANDS)):
+        lines += [f"sys.argv = {['diff-transformer', *arguments]!r}", "try:\n    main()", "except SystemExit as end:"]
+        lines += ["    assert not end.code", "for heavy in ('torch', 'transformers', 'matplotlib', 'datasets'):"]
+        lines += ["    assert heavy not in sys.modules, heavy"]
+    result = python("\n".join(lines))
+    assert result.returncode == 0, result.stderr
+    for command in COMMANDS:
+        assert f"diff-transformer {command}" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_the_module_runs_as_the_script_does() -> None:
+    command = [sys.executable, "-m", "diff_transformer.cli", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stdout) == (0, f"diff-transformer {__version__}\n")
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest(run: Callable[..., Any]) -> None:
+    result = run("trian")
+    assert result.exit_code == 2
+    assert "Did you mean 'train'?" in result.stderr
+
+
+def test_an_option_that_does_not_exist_is_an_error_on_stderr(run: Callable[..., Any]) -> None:
+    result = run("report", "--nonsense")
+    assert result.exit_code == 2
+    assert "--nonsense" in result.stderr
+    assert result.stdout == ""
+
+
+def outcome(command: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    with pytest.raises(typer.Exit) as end:
+        with_plain_errors(command)()
+    out, err = capsys.readouterr()
+    assert out == ""
+    return end.value.exit_code, err
+
+
+def test_an_error_of_ours_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    code, text = outcome(lambda: str(find_checkpoint(tmp_path)), capsys)
+    assert code == 2
+    assert re.fullmatch(r"error: '.*config\.json' is not JSON: .*\n", text)
+
+
+def test_a_file_error_is_one_line_whoever_raised_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = outcome(lambda: str(Path("/nowhere/at all").read_text()), capsys)
+    assert (code, text) == (2, "error: [Errno 2] No such file or directory: '/nowhere/at all'\n")
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        lambda: int("three"),
+        lambda: __import__("no_such_module"),
+        lambda: 1 / 0,
+        lambda: (_ for _ in ()).throw(BrokenPipeError()),
+    ],
+)
+def test_a_bug_is_not_dressed_up_as_bad_input(bug: Callable[[], None]) -> None:
+    with pytest.raises((ValueError, ModuleNotFoundError, ZeroDivisionError, BrokenPipeError)):
+        with_plain_errors(bug)()
+
+
+def test_an_interrupt_ends_with_130_and_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted() -> None:
+        raise TrainingInterrupted("Stopped after step 3.")
+
+    def silently() -> None:
+        raise KeyboardInterrupt
+
+    assert outcome(interrupted, capsys) == (130, "Stopped after step 3.\n")
+    assert outcome(silently, capsys) == (130, "Interrupted.\n")
+
+
+def test_a_missing_extra_is_named_with_its_cure(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in [name for name in sys.modules if name.startswith("diff_transformer.report")]:
+        monkeypatch.delitem(sys.modules, name)
+    result = run("report", tmp_path)
+    assert result.exit_code == 2
+    advice = 'error: This command needs matplotlib, which is not installed: pip install "diff-transformer[train]"\n'
+    assert result.stderr == advice
+    assert missing_extra(ModuleNotFoundError(name="torch")) is None
+
+
+def test_without_typer_the_command_says_what_to_install() -> None:
+    result = python("import sys; sys.modules['typer'] = None\nfrom diff_transformer.cli import main; main()")
+    assert result.returncode == 2
+    assert result.stderr == (
+        'error: This command needs typer, which is not installed: pip install "diff-transformer[train]"\n'
+    )
+
+
+def test_the_extra_is_the_packages_own() -> None:
+    required = [line for line in metadata.requires("diff-transformer") or [] if "extra == 'train'" in line]
+    names = {re.match(r"[\w.-]+", line)[0].lower() for line in required}  # type: ignore[index]
+    assert names == set(TRAIN_EXTRA.values())
+
+
+def test_every_command_of_the_table_exists() -> None:
+    group = typer.main.get_command(app.app)
+    for name in COMMANDS:
+        command = group.get_command(None, name)
+        assert command.name == name
+        assert command.help
+    assert group.get_command(None, "nothing") is None
+
+
+def test_a_letter_that_stdout_cannot_show_is_no_error() -> None:
+    lines = ["import sys; sys.argv[1:] = ['--version']", "from diff_transformer.cli import main"]
+    lines += ["try:\n    main()", "finally:\n    print('λ')"]
+    result = python("\n".join(lines), PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stdout) == (0, f"diff-transformer {__version__}\n?\n")
+
+
+def test_ctrl_c_stops_a_training_without_a_traceback(tmp_path: Path, text_file: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = ["train", "tiny", f"data.paths={text_file}", "train.steps=1000000", "--output", str(folder)]
+    command = [sys.executable, "-m", "diff_transformer.cli", *arguments]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stderr is not None
+        while not (folder / "metrics.jsonl").is_file() or not (folder / "metrics.jsonl").stat().st_size:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert out == ""
+    assert "--resume" in err
+    assert "Traceback" not in err
+    assert "\x1b" not in err

@@ -1,0 +1,239 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diff_transformer.results import read_metrics, read_results
+
+Run = Callable[..., Any]
+
+
+def fails(result: Any, sentence: str) -> None:
+    """A command ended with exit code 2, nothing on stdout, and one line on stderr that holds `sentence`."""
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert sentence in result.stderr
+
+
+def test_train_leaves_a_run_that_says_what_was_measured(run: Run, text_run: Path) -> None:
+    assert (text_run / "model" / "model.safetensors").is_file()
+    assert "validation/bits_per_byte" in read_metrics(text_run / "metrics.jsonl")[-1]
+
+
+def test_train_prints_results_to_stdout_and_progress_to_stderr(
+    run: Run, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("train", "tiny", f"data.paths={text_file}", "train.steps=2", "name=mine")
+    assert result.exit_code == 0
+    assert "37,184 parameters" in result.stdout
+    assert "validation/loss" in result.stdout
+    assert result.stdout.endswith("model: runs/mine/model\n")
+    assert "mine · diff: step 2 of 2, loss" in result.stderr
+    assert "\x1b" not in result.stdout + result.stderr
+    fails(run("train", "tiny", f"data.paths={text_file}", "name=mine"), "already holds a run")
+    again = run("train", "tiny", f"data.paths={text_file}", "train.steps=2", "name=mine", "--resume")
+    assert again.exit_code == 0
+
+
+def test_train_refuses_bad_input_before_it_reads_text(run: Run, text_run: Path, tmp_path: Path) -> None:
+    fails(run("train", "nowhere"), "There is no recipe 'nowhere'")
+    fails(run("train", "tiny", "train.stepz=3"), "did you mean 'train.steps'?")
+    fails(run("train", "tiny", "data.paths=nowhere.txt", "--output", text_run), "already holds a run")
+    fails(run("train", "tiny", "data.paths=nowhere.txt", "--output", tmp_path / "new"), "nowhere.txt")
+    fails(run("train", "tiny", "--resume", "--output", tmp_path / "new"), "no run to resume")
+    assert not (tmp_path / "new").exists()
+
+
+def test_generate_goes_on_from_the_prompt(run: Run, text_run: Path) -> None:
+    def written(*options: Any) -> str:
+        result = run("generate", text_run, "--prompt", "to be", "--max-new-tokens", 12, *options)
+        assert result.exit_code == 0
+        assert result.stderr == ""
+        assert result.stdout.startswith("to be")
+        return result.stdout
+
+    assert written() == written("--seed", 0)
+    assert written("--seed", 1) != written("--seed", 2)
+    assert written("--greedy") == written("--greedy", "--seed", 5)
+    assert written("--temperature", 1e-6) == written("--greedy")
+    assert written("--top-p", 1e-9) == written("--greedy")
+
+
+def test_generate_streams(run: Run, text_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import TextStreamer
+
+    counts = []
+    put = TextStreamer.put
+    monkeypatch.setattr(TextStreamer, "put", lambda self, value: (counts.append(value.numel()), put(self, value))[1])
+    run("generate", text_run, "--prompt", "to be", "--max-new-tokens", 4, "--greedy")
+    assert counts == [5, 1, 1, 1, 1]
+
+
+def test_generate_takes_any_folder_that_holds_the_model(run: Run, text_run: Path) -> None:
+    options = ("--prompt", "to be", "--max-new-tokens", 5, "--greedy")
+    whole = run("generate", text_run, *options).stdout
+    assert run("generate", text_run / "model", *options).stdout == whole
+    assert run("generate", text_run / "checkpoints" / "step-000003", *options).stdout == whole
+
+
+def test_generate_takes_the_newest_checkpoint_of_an_unfinished_run(run: Run, text_run: Path, tmp_path: Path) -> None:
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(text_run, unfinished)
+    shutil.rmtree(unfinished / "model")
+    options = ("--prompt", "to be", "--max-new-tokens", 5, "--greedy")
+    assert run("generate", unfinished, *options).stdout == run("generate", text_run, *options).stdout
+    (unfinished / "checkpoints" / "step-1000000").mkdir()
+    shutil.copy(text_run / "model" / "config.json", unfinished / "checkpoints" / "step-1000000")
+    fails(run("generate", unfinished, *options), "step-1000000' holds no weights")
+
+
+def test_generate_starts_from_nothing_and_fills_the_context(run: Run, text_run: Path) -> None:
+    assert run("generate", text_run, "--prompt", "", "--max-new-tokens", 3).exit_code == 0
+    assert run("generate", text_run, "--prompt", "x" * 60, "--greedy").exit_code == 0
+    assert run("generate", text_run, "--prompt", "x" * 60, "--max-new-tokens", 4).exit_code == 0
+
+
+def test_generate_refuses_what_the_context_cannot_hold(run: Run, text_run: Path) -> None:
+    fails(run("generate", text_run, "--prompt", "x" * 64), "The prompt has 64 tokens, but the model's context holds 64")
+    result = run("generate", text_run, "--prompt", "x" * 60, "--max-new-tokens", 5)
+    fails(
+        result, "60 tokens and 5 new ones are more than the model's context of 64; --max-new-tokens can be at most 4."
+    )
+
+
+def test_generate_refuses_wrong_numbers(run: Run, text_run: Path) -> None:
+    fails(run("generate", text_run, "--prompt", "x", "--temperature", 0), "--temperature must be above 0, got 0.0")
+    fails(run("generate", text_run, "--prompt", "x", "--top-p", 1.5), "--top-p must be above 0 and at most 1, got 1.5")
+    fails(run("generate", text_run, "--prompt", "x", "--device", "abacus"), "The device 'abacus' cannot be used here")
+    assert run("generate", text_run, "--prompt", "x", "--max-new-tokens", 0).exit_code == 2
+
+
+def test_a_checkpoint_that_is_missing_or_not_ours_is_named(
+    run: Run, text_run: Path, retrieval_run: Path, tmp_path: Path
+) -> None:
+    def generate(folder: Path) -> Any:
+        return run("generate", folder, "--prompt", "x")
+
+    fails(generate(tmp_path / "nowhere"), "does not exist")
+    fails(generate(tmp_path), "holds no model: neither config.json nor model/ nor checkpoints/.")
+    fails(generate(text_run.parent), f"is not a run but holds runs; name one: {text_run}.")
+    fails(generate(retrieval_run), "has no tokenizer (tokenizer.json)")
+    model = tmp_path / "model"
+    shutil.copytree(text_run / "model", model)
+    weights = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    fails(generate(model), "cannot be loaded")
+    (model / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    fails(generate(model), "is not one of ours: its model_type is 'llama'.")
+    (model / "config.json").write_text("[]", encoding="utf-8")
+    fails(generate(model), "is not one of ours: its model_type is None.")
+
+
+def test_weights_that_lack_a_part_are_refused(run: Run, text_run: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = tmp_path / "model"
+    shutil.copytree(text_run / "model", model)
+    weights = load_file(model / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    fails(run("generate", model, "--prompt", "x"), "lack model.norm.weight.")
+
+
+def test_eval_measures_a_run_on_its_own_data(run: Run, text_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    result = run("eval", text_run, "--output", output)
+    assert result.exit_code == 0
+    assert "bits per byte ↓" in result.stdout
+    assert "DIFF" in result.stdout
+    records = {record.name: record.value for record in read_results(output).records}
+    last = read_metrics(text_run / "metrics.jsonl")[-1]
+    assert records["language/validation_loss"] == pytest.approx(last["validation/loss"])
+    fails(run("eval", text_run, "--output", output), "--output must be a new file in a folder that exists")
+
+
+def test_eval_measures_on_another_text_and_one_measure(
+    run: Run, text_run: Path, text_file: Path, tmp_path: Path
+) -> None:
+    result = run("eval", text_run, "--text", text_file, "--measure", "language/bits_per_byte")
+    assert result.exit_code == 0
+    assert "bits per byte" in result.stdout
+    assert "validation loss" not in result.stdout
+    alone = tmp_path / "alone"
+    shutil.copytree(text_run / "model", alone)
+    assert run("eval", alone, "--text", text_file).exit_code == 0
+    fails(run("eval", alone), "No recipe.yaml belongs to")
+
+
+def test_eval_measures_the_retrieval_task(run: Run, retrieval_run: Path, text_file: Path) -> None:
+    result = run("eval", retrieval_run, "--measure", "retrieval/accuracy")
+    assert result.exit_code == 0
+    assert "accuracy ↑" in result.stdout
+    assert "attention" not in result.stdout
+    fails(
+        run("eval", retrieval_run, "--measure", "language/bits_per_byte"), "is measured on this data, only retrieval/"
+    )
+    fails(run("eval", retrieval_run, "--text", text_file), "has no tokenizer")
+    fails(run("eval", retrieval_run, "--measure", "accurracy"), "did you mean 'retrieval/accuracy'?")
+    fails(run("eval", retrieval_run, "--measure", "zzzz"), "There is no measure 'zzzz'; known are retrieval/accuracy,")
+
+
+def test_report_prints_where_the_page_is(run: Run, text_run: Path, tmp_path: Path) -> None:
+    result = run("report", text_run)
+    assert (result.exit_code, result.stdout) == (0, f"{text_run / 'report.html'}\n")
+    assert (text_run / "report.html").is_file()
+    result = run("report", text_run, "--output", tmp_path / "page.html")
+    assert result.stdout == f"{tmp_path / 'page.html'}\n"
+    fails(run("report", tmp_path), "is not a run folder")
+    fails(run("report", tmp_path / "nowhere"), "does not exist")
+    assert run("report").exit_code == 2
+
+
+def test_info_tells_versions_and_what_can_run(run: Run) -> None:
+    import torch
+
+    from diff_transformer.ops.backends import BACKENDS
+
+    result = run("info")
+    assert result.exit_code == 0
+    rows = {line[:28].strip() for line in result.stdout.splitlines()}
+    assert torch.__version__ in result.stdout
+    assert "torch threads" in result.stdout
+    for backend in BACKENDS:
+        assert any(row.startswith(f"backend {backend} on cpu") for row in rows)
+    assert "can run" in result.stdout
+
+
+def test_info_says_what_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    version = metadata.version
+
+    def without_tensorboard(name: str) -> str:
+        if name == "tensorboard":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", without_tensorboard)
+    assert 'not installed: pip install "diff-transformer[train]"' in run("info").stdout
+
+
+def test_demo_ends_with_a_table_a_page_and_models(run: Run, text_file: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    result = run("demo", "--fast", "--output", folder, "--text", text_file, "--seed", 1)
+    assert result.exit_code == 0
+    for text in ("accuracy ↑", "bits per byte ↓", "Transformer", f"page:    {folder / 'report.html'}\n"):
+        assert text in result.stdout
+    assert str(folder / "language-softmax" / "model") in result.stdout
+    assert "\x1b" not in result.stdout + result.stderr
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "is missing" not in page
+    assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]["seed"] == 1
+    fails(run("demo", "--fast", "--output", folder), "--overwrite")
+    assert run("generate", folder / "language-diff", "--prompt", "to", "--max-new-tokens", 2).exit_code == 0

@@ -1,0 +1,118 @@
+"""Tiny models whose attention is peaked, and how far apart two answers of theirs may be.
+
+At the usual initial weights attention is nearly uniform and most mistakes pass; here logits have a standard deviation
+of about 4, and λ and the norm weights are far from where they start. Most tests run in float64, where two ways to
+compute the same thing agree to a dozen digits and a mistake stands out.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import diff_transformer.model.attention as model_attention
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.ops import backends
+
+transformers.utils.logging.disable_progress_bar()
+
+KINDS = ("diff", "diff_v2", "softmax")
+VOCABULARY = 29
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+}
+
+# How many eps of its dtype an answer may be off, relative to the largest entry. Logits of the attention reach about 20:
+# rounding them moves its weights by some 10 eps, the rest of a layer adds as much, and the second layer multiplies
+# what the first one did by the size of its logits again.
+ROUNDINGS = 1024
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def make() -> Callable[..., DiffTransformerForCausalLM]:
+    """(kind, dtype=float64, sharp=True, **config) → a model in evaluation mode, the same weights every time."""
+
+    def make(
+        kind: str = "diff", dtype: torch.dtype = torch.float64, sharp: bool = True, **config: Any
+    ) -> DiffTransformerForCausalLM:
+        torch.manual_seed(1)
+        model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **{**SIZES, **config}))
+        if sharp:
+            sharpen(model)
+        return model.to(dtype).eval()
+
+    return make
+
+
+def sharpen(model: DiffTransformerForCausalLM) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight", "lm_head.weight")) else 1.0
+                parameter.normal_(std=gain if "embed" in name else gain * parameter.shape[1] ** -0.5)
+            elif ".lam." in name:
+                parameter.normal_(std=0.6)
+            else:
+                parameter.uniform_(0.5, 1.5)
+
+
+@pytest.fixture
+def tokens() -> Callable[..., Tensor]:
+    """(batch=2, length=9) → random tokens, 0 left out (it is the padding of these tests)."""
+    return lambda batch=2, length=9: torch.randint(1, VOCABULARY, (batch, length))
+
+
+@pytest.fixture
+def check() -> Callable[..., None]:
+    """(answer, expected) → fails if any entry is off by more than rounding in the answer's dtype explains.
+
+    Rounding is relative to the largest expected entry, or to ``least`` where that is larger.
+    """
+
+    def check(answer: Tensor, expected: Tensor, least: float = 0.0, roundings: float = ROUNDINGS) -> None:
+        assert answer.shape == expected.shape
+        limit = roundings * torch.finfo(answer.dtype).eps * max(least, expected.abs().max().item())
+        error = (answer.double() - expected.double()).abs().max().item()
+        assert error <= limit, f"error {error:.3g} over the limit {limit:.3g}"
+
+    return check
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each implementation ran: our backends by name, transformers' "eager", torch's own attention."""
+    counter: Counter[str] = Counter()
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counter[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    for name, function in list(backends._IMPLEMENTATIONS.items()):
+        monkeypatch.setitem(backends._IMPLEMENTATIONS, name, counted(name, function))
+    functional = torch.nn.functional
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", counted("torch", functional.scaled_dot_product_attention)
+    )
+    monkeypatch.setattr(
+        model_attention, "eager_attention_forward", counted("eager", model_attention.eager_attention_forward)
+    )
+    return counter

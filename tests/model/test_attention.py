@@ -1,0 +1,246 @@
+"""The one call of each layer through transformers' attention interface, and that all implementations agree."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.model.attention import OWN_IMPLEMENTATIONS, without_zeros, zero_padded
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+# What each implementation has to have run, for each layer: of DIFF and DIFF V2, and of the twin.
+RUNS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
+    "eager": ({"eager": 1}, {"eager": 1}),
+    "sdpa": ({"torch": 1}, {"torch": 1}),
+    "diff_attention": ({"blockwise": 1}, {"torch": 1}),
+    "diff_attention_reference": ({"reference": 1}, {"torch": 1}),
+    "diff_attention_blockwise": ({"blockwise": 1}, {"torch": 1}),
+    "diff_attention_sdpa": ({"sdpa": 1}, {"torch": 1}),
+}
+
+
+def expect_runs(ran: Counter[str], implementation: str, kind: str, layers: int = 2) -> None:
+    expected = {name: layers * count for name, count in RUNS[implementation][kind == "softmax"].items()}
+    if "sdpa" in expected:  # two calls of torch's attention at least; more where values are cut into pieces
+        assert ran.pop("torch") >= 2 * layers
+    assert ran == expected
+    ran.clear()
+
+
+def answers(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+    """Logits, and the gradient of every parameter for a loss that sees all of them."""
+    model.zero_grad()
+    logits = model(tokens, attention_mask=mask, use_cache=False).logits
+    generator = torch.Generator().manual_seed(3)
+    direction = torch.randn(logits.shape, generator=generator, dtype=torch.float64).to(logits.dtype)
+    if mask is not None:
+        direction = direction * mask[..., None]
+    logits.backward(direction)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert all(gradient is not None for gradient in gradients.values())
+    return {"logits": logits.detach(), **gradients}
+
+
+def test_every_own_implementation_is_listed_here() -> None:
+    assert set(RUNS) == {"eager", "sdpa", *OWN_IMPLEMENTATIONS}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("implementation", RUNS)
+def test_implementations_agree_in_float64(
+    kind: str, implementation: str, padded: bool, make: Any, tokens: Any, ran: Counter[str], check: Any
+) -> None:
+    inputs, mask = tokens(), None
+    if padded:
+        mask = torch.ones_like(inputs)
+        mask[0, :4] = 0
+    truth = answers(make(kind, attn_implementation="eager"), inputs, mask)
+    if padded:
+        # Rows of padding see nothing: 0 in our operator, anything in others. Nobody reads them.
+        truth["logits"] = truth["logits"] * mask[..., None]
+    ran.clear()
+    got = answers(make(kind, attn_implementation=implementation), inputs, mask)
+    expect_runs(ran, implementation, kind)
+    if padded:
+        got["logits"] = got["logits"] * mask[..., None]
+    for name, value in truth.items():
+        check(got[name], value, least=0.1)
+
+
+@pytest.mark.parametrize("implementation", RUNS)
+def test_implementations_agree_in_float32(
+    kind: str, implementation: str, make: Any, tokens: Any, ran: Counter[str]
+) -> None:
+    """Against the same weights in float64: at most twice the error of the plain formula ("eager"), plus a rounding band.
+
+    The band, 64 eps of the largest entry, is there for entries that the plain formula gets right by luck.
+    """
+    inputs, eps = tokens(), torch.finfo(torch.float32).eps
+    single = make(kind, torch.float32, attn_implementation="eager")
+    plain = answers(single, inputs)
+    truth = answers(single.double(), inputs)
+    ran.clear()
+    got = answers(make(kind, torch.float32, attn_implementation=implementation), inputs)
+    expect_runs(ran, implementation, kind)
+    for name, value in truth.items():
+        error, plain_error = ((x[name].double() - value.double()).abs().max().item() for x in (got, plain))
+        limit = 2 * plain_error + 64 * eps * max(0.1, value.abs().max().item())
+        assert error <= limit, f"{name}: error {error:.3g}, the plain formula's {plain_error:.3g}, limit {limit:.3g}"
+
+
+def test_own_operator_is_the_default(kind: str, make: Any, tokens: Any, ran: Counter[str]) -> None:
+    model = make(kind)
+    assert model.config._attn_implementation == "diff_attention"
+    model(tokens())
+    expect_runs(ran, "diff_attention", kind)
+
+
+def test_switching_a_live_model(kind: str, make: Any, tokens: Any, ran: Counter[str], check: Any) -> None:
+    model, inputs = make(kind), tokens()
+    with torch.no_grad():
+        first = model(inputs).logits
+        ran.clear()
+        for implementation in (*RUNS, "diff_attention"):
+            model.set_attn_implementation(implementation)
+            check(model(inputs).logits, first)
+            expect_runs(ran, implementation, kind)
+
+
+def test_unknown_implementation(make: Any) -> None:
+    with pytest.raises(ValueError, match="nonsense"):
+        make(attn_implementation="nonsense")
+
+
+@pytest.fixture
+def calls() -> Iterator[list[dict[str, Any]]]:
+    """The calls of an attention function registered under a name of its own, "spy"."""
+    seen: list[dict[str, Any]] = []
+
+    def spy(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
+        seen.append({"module": module, "query": query, "key": key, "value": value, "kwargs": kwargs})
+        return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+
+    AttentionInterface.register("spy", spy)
+    AttentionMaskInterface.register("spy", sdpa_mask)
+    yield seen
+    del AttentionInterface._global_mapping["spy"]
+    del AttentionMaskInterface._global_mapping["spy"]
+
+
+# Heads and width of the one call's queries, heads and width of its keys and values: A = 8, 4 key/value heads, d = 4.
+CALL = {"diff": (8, 8, 2, 8), "diff_v2": (16, 4, 4, 4), "softmax": (8, 4, 4, 4)}
+
+
+def test_one_call_for_each_layer(kind: str, make: Any, tokens: Any, calls: list[dict[str, Any]], check: Any) -> None:
+    """What Llama's layer would ask for: any kernel, cache or server that answers that call runs ours."""
+    model, inputs = make(kind), tokens()
+    expected = model(inputs).logits
+    model.set_attn_implementation("spy")
+    check(model(inputs).logits, expected)
+    assert [call["module"].layer_idx for call in calls] == [0, 1]
+    query_heads, query_width, kv_heads, kv_width = CALL[kind]
+    for call in calls:
+        assert call["query"].shape == (2, query_heads, 9, query_width)
+        assert call["key"].shape == call["value"].shape == (2, kv_heads, 9, kv_width)
+        assert call["kwargs"]["scaling"] == 4**-0.5
+        assert call["kwargs"]["dropout"] == 0.0
+        assert call["module"].is_causal is True
+        assert call["module"].num_key_value_groups == query_heads // kv_heads
+        assert "lam" not in call["kwargs"]
+        if kind == "diff":
+            assert not call["query"][:, 0::2, :, 4:].any()
+            assert not call["query"][:, 1::2, :, :4].any()
+            assert call["query"][:, 0::2, :, :4].all()
+            assert call["query"][:, 1::2, :, 4:].all()
+
+
+def test_one_call_for_each_layer_while_decoding(kind: str, make: Any, tokens: Any, calls: list[dict[str, Any]]) -> None:
+    model, inputs, cache = make(kind, attn_implementation="spy"), tokens(), DynamicCache()
+    for step, part in enumerate(inputs.split((7, 1, 1), dim=1), start=1):
+        model(part, past_key_values=cache)
+        assert len(calls) == 2 * step
+        assert calls[-1]["key"].shape[2] == (7, 8, 9)[step - 1]
+
+
+@pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
+def test_cache_shapes(kind: str, cache_class: type, make: Any, tokens: Any) -> None:
+    """H_kv heads of keys [k1; k2] (2d) and values (2d); of d, and twice as many, for V2 and the twin: equal bytes."""
+    model = make(kind)
+    cache = cache_class(config=model.config, **({"max_cache_len": 16} if cache_class is StaticCache else {}))
+    out = model(tokens(), past_key_values=cache)
+    assert out.past_key_values is cache
+    assert len(cache.layers) == 2
+    _, _, heads, width = CALL[kind]
+    for layer in cache.layers:
+        assert layer.keys.shape == layer.values.shape == (2, heads, 16 if cache_class is StaticCache else 9, width)
+    assert heads * width == 4 * 4
+
+
+def test_zero_padded() -> None:
+    queries = torch.randn(2, 5, 6, 4)  # (B, N, 2H, d): q1 and q2 of three heads
+    padded = zero_padded(queries)
+    assert padded.shape == (2, 6, 5, 8)
+    for h in range(3):
+        q1, q2, zero = queries[:, :, 2 * h], queries[:, :, 2 * h + 1], torch.zeros(2, 5, 4)
+        assert torch.equal(padded[:, 2 * h], torch.cat((q1, zero), -1))
+        assert torch.equal(padded[:, 2 * h + 1], torch.cat((zero, q2), -1))
+
+
+def test_without_zeros_is_a_view_of_the_pairs() -> None:
+    queries = torch.randn(2, 5, 6, 4)
+    padded = zero_padded(queries)
+    pairs = without_zeros(padded)
+    assert pairs.shape == (2, 3, 2, 5, 4)
+    assert torch.equal(pairs, queries.unflatten(2, (3, 2)).permute(0, 2, 3, 1, 4))
+    assert pairs.untyped_storage().data_ptr() == padded.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "diff_attention"])
+def test_a_mask_of_ones_own(kind: str, implementation: str, make: Any, tokens: Any, check: Any) -> None:
+    """An additive mask (B, 1, N, S) given by the caller is taken as it is, in every implementation."""
+    model, inputs = make(kind), tokens()
+    mask = torch.zeros(2, 1, 9, 9, dtype=torch.float64)
+    mask[:, :, torch.ones(9, 9, dtype=torch.bool).triu(1)] = float("-inf")
+    check(model(inputs, attention_mask=mask).logits, model(inputs).logits)
+    mask[0, 0, 5:, 2] = float("-inf")
+    truth = model(inputs, attention_mask=mask).logits
+    assert (truth - model(inputs).logits)[0, 5:].abs().max() > 0.01
+    model.set_attn_implementation(implementation)
+    check(model(inputs, attention_mask=mask).logits, truth)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "diff_attention"])
+def test_packed_sequences(kind: str, implementation: str, make: Any, tokens: Any, check: Any) -> None:
+    """Positions that start again mark a second sequence in the row; it sees nothing of the first."""
+    model, inputs = make(kind, attn_implementation=implementation), tokens(batch=1)
+    positions = torch.cat((torch.arange(4), torch.arange(5)))[None]
+    packed = model(inputs, position_ids=positions, use_cache=False).logits
+    check(packed[:, :4], model(inputs[:, :4]).logits)
+    check(packed[:, 4:], model(inputs[:, 4:]).logits)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "diff_attention"])
+def test_autocast(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+    """The error against float64 is of bfloat16's size, and gradients arrive in float32 everywhere.
+
+    Two layers of peaked attention: 32 roundings of eps/2 = 1/256 each, root-mean-square, relative to that of the logits.
+    """
+    inputs, model = tokens(), make(kind, torch.float32, attn_implementation=implementation)
+    truth = make(kind)(inputs).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(inputs, labels=inputs)
+    error = (out.logits.double() - truth).square().mean().sqrt() / truth.square().mean().sqrt()
+    assert 0 < error < 32 / 256
+    out.loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.dtype == torch.float32, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name

@@ -1,0 +1,117 @@
+"""DiffTransformerConfig: one config for both twins, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from diff_transformer import DiffTransformerConfig
+
+
+def test_defaults() -> None:
+    config = DiffTransformerConfig()
+    assert config.attention_type == "diff"
+    assert config.lambda_init == "schedule"
+    assert config.num_key_value_heads == config.num_attention_heads == 12
+    assert config.head_dim == 64
+    assert config.rms_norm_eps == 1e-5
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    assert not config.tie_word_embeddings
+
+
+def test_flipping_the_attention_type_changes_nothing_else() -> None:
+    diff, twin = (
+        DiffTransformerConfig(hidden_size=48, num_attention_heads=6, num_key_value_heads=2, attention_type=kind)
+        for kind in ("diff", "softmax")
+    )
+    different = {name for name, value in diff.to_dict().items() if twin.to_dict()[name] != value}
+    assert different == {"attention_type"}
+    assert (diff.head_dim, diff.num_key_value_heads) == (8, 2)
+
+
+FULL: dict[str, Any] = {
+    "vocab_size": 31,
+    "hidden_size": 48,
+    "intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 10,
+    "attention_type": "diff_v2",
+    "lambda_init": 0.5,
+    "max_position_embeddings": 77,
+    "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+    "rms_norm_eps": 1e-6,
+    "initializer_range": 0.01,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    config = DiffTransformerConfig(**FULL)
+    config.save_pretrained(tmp_path)
+    for loaded in (DiffTransformerConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
+        assert type(loaded) is DiffTransformerConfig
+        for name, value in FULL.items():
+            assert getattr(loaded, name) == value, name
+    assert DiffTransformerConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+def test_auto_config_knows_the_name() -> None:
+    config = AutoConfig.for_model("diff_transformer", **FULL)
+    assert type(config) is DiffTransformerConfig
+    assert config.head_dim == 10
+
+
+@pytest.mark.parametrize("old", [{"rope_theta": 500.0}, {"rope_parameters": {"rope_theta": 500.0}}], ids=str)
+def test_rope_theta_alone(old: dict[str, Any]) -> None:
+    assert DiffTransformerConfig(**old).rope_parameters == {"rope_type": "default", "rope_theta": 500.0}
+
+
+@pytest.mark.parametrize("value", [0.8, 0, 1, -0.2])
+def test_lambda_init_may_be_any_number(value: float) -> None:
+    assert DiffTransformerConfig(lambda_init=value).lambda_init == value
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "attention type": ({"attention_type": "diff2"}, r"attention_type must be one of 'diff', .*, got 'diff2'\.$"),
+    "odd heads": ({"num_attention_heads": 3, "hidden_size": 24}, r"must be even .*, got 3 and 3\.$"),
+    "odd heads of the twin": (
+        {"num_attention_heads": 3, "hidden_size": 24, "attention_type": "softmax"},
+        r"must be even .*, got 3 and 3\.$",
+    ),
+    "odd key/value heads": ({"num_key_value_heads": 3}, r"must be even .*, got 12 and 3\.$"),
+    "heads not divisible": ({"num_key_value_heads": 8}, r"positive multiple of num_key_value_heads, got 12 and 8\.$"),
+    "no heads": ({"num_attention_heads": 0}, r"num_attention_heads must be a positive .*, got 0 and"),
+    "no key/value heads": ({"num_key_value_heads": 0}, r"num_key_value_heads, got 12 and 0\.$"),
+    "width not divisible": ({"hidden_size": 100}, r"hidden_size must be a multiple .*, got 100 and 12\.$"),
+    "odd head_dim": ({"head_dim": 7}, r"head_dim must be even for the rotary embedding, got 7\.$"),
+    "odd head_dim from the width": ({"hidden_size": 36}, r"head_dim must be even for the rotary embedding, got 3\.$"),
+    "no head_dim": ({"head_dim": 0}, r"head_dim must be 1 or more, got 0\.$"),
+    "λ_init": ({"lambda_init": "linear"}, r"lambda_init must be 'schedule' or a number, got 'linear'\.$"),
+    "λ_init nan": ({"lambda_init": float("nan")}, r"lambda_init must be .* finite number, got nan\.$"),
+    **{
+        name: ({name: 0}, rf"{name} must be 1 or more, got 0\.$")
+        for name in ("vocab_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings", "hidden_size")
+    },
+    "unknown rotary type": (
+        {"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}},
+        r"rope_type .*got 'nonsense'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_sizes(case: str) -> None:
+    arguments, message = BAD[case]
+    with pytest.raises(ValueError, match=message) as caught:
+        DiffTransformerConfig(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_odd_heads_are_fine_for_the_second_version() -> None:
+    assert DiffTransformerConfig(attention_type="diff_v2", num_attention_heads=3, hidden_size=24).head_dim == 8

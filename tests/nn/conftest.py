@@ -1,0 +1,122 @@
+"""Attention modules whose attention is peaked, and the same layers by the float64 oracle.
+
+At the usual initial weights attention is nearly uniform and most mistakes pass; here logits have a standard deviation
+of about 4, and λ and the norm weights are far from where they start.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oracle
+from diff_transformer.nn import Attention, DiffAttention, DiffAttentionV2, SoftmaxAttention
+
+KINDS: dict[str, type[Attention]] = {"diff": DiffAttention, "diff_v2": DiffAttentionV2, "softmax": SoftmaxAttention}
+WIDTH, HEADS = 24, 8
+
+# How many eps of its dtype an answer may be off, relative to its largest entry. Logits reach about 20, so rounding them
+# moves every weight by up to 10 eps; the projections, the subtraction and the norm add a few eps each, and a sum of
+# twenty products as much again. In half precision the softmax, the norm and all sums run in float32, and what is left
+# is the rounding of queries, keys, values, heads and output. The mistakes looked for are off by a percent or more.
+ROUNDINGS, HALF_ROUNDINGS = 64, 8
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def build() -> Callable[..., Attention]:
+    """(kind, layer=3, dtype=float64, **arguments) → a module with large weights."""
+
+    def build(kind: str, layer: int = 3, dtype: torch.dtype = torch.float64, **arguments: Any) -> Attention:
+        sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "head_dim": 4, **arguments}
+        return sharpen(KINDS[kind](layer=layer, **sizes).to(dtype))
+
+    return build
+
+
+def sharpen(module: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.dim() == 2:
+                gain = 2.0 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0
+                parameter.normal_(std=gain * parameter.shape[1] ** -0.5)
+            elif "lam." in name:
+                parameter.normal_(std=0.6)
+            else:
+                parameter.uniform_(0.5, 1.5)
+    return module
+
+
+@pytest.fixture
+def inputs() -> Callable[..., Tensor]:
+    """(batch, length) → hidden states (batch, length, WIDTH) in float64."""
+    return lambda batch=2, length=7: torch.randn(batch, length, WIDTH, dtype=torch.float64)
+
+
+@pytest.fixture
+def tables() -> Callable[..., tuple[Tensor, Tensor]]:
+    """(positions, head_dim) → cos and sin in float64 (RotaryEmbedding's own are float32 and tested elsewhere)."""
+
+    def tables(positions: range, head_dim: int = 4, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
+        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        angles = torch.tensor(list(positions), dtype=torch.float64)[:, None] * frequencies.repeat(2)
+        return angles.cos(), angles.sin()
+
+    return tables
+
+
+def array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().double().numpy()
+
+
+@pytest.fixture
+def by_oracle() -> Callable[..., np.ndarray]:
+    """(module, x, **options) → what the layer should give, from nothing but the module's parameters."""
+
+    def by_oracle(module: Attention, x: Tensor, attn_mask: Tensor | None = None, **options: Any) -> np.ndarray:
+        options["attn_mask"] = None if attn_mask is None else attn_mask.numpy()
+        options.setdefault("is_causal", False)
+        weights = {name: array(parameter) for name, parameter in module.named_parameters()}
+        wq, wk, wv, wo = (weights[f"{name}_proj.weight"] for name in "qkvo")
+        d = module.head_dim
+        if isinstance(module, DiffAttention):
+            options.setdefault("layer", module.layer_idx + 1)
+            heads, key_heads = len(wq) // (2 * d), len(wk) // (2 * d)
+            vectors = tuple(weights[f"lam.{name}"] for name in ("q1", "k1", "q2", "k2"))
+            norm = weights["head_norm.weight"]
+            return oracle.diff_layer(
+                array(x), wq, wk, wv, wo, vectors, norm, heads=heads, key_heads=key_heads, **options
+            )
+        if isinstance(module, DiffAttentionV2):
+            heads, key_heads, w_lambda = len(wq) // (2 * d), len(wk) // d, weights["lambda_proj.weight"]
+            return oracle.diff_v2_layer(array(x), wq, wk, wv, w_lambda, wo, heads=heads, key_heads=key_heads, **options)
+        heads, key_heads = len(wq) // d, len(wk) // d
+        return oracle.softmax_layer(array(x), wq, wk, wv, wo, heads=heads, key_heads=key_heads, **options)
+
+    return by_oracle
+
+
+@pytest.fixture
+def check() -> Callable[..., None]:
+    """(answer, expected) → fails if any entry is off by more than rounding in the answer's dtype explains.
+
+    Rounding is relative to the largest expected entry, or to ``least`` where that is larger.
+    """
+
+    def check(answer: Tensor, expected: np.ndarray | Tensor, least: float = 0.0) -> None:
+        expected = array(expected) if isinstance(expected, Tensor) else expected
+        assert answer.shape == expected.shape
+        info = torch.finfo(answer.dtype)
+        largest = max(least, np.abs(expected).max())
+        limit = (HALF_ROUNDINGS if info.bits == 16 else ROUNDINGS) * info.eps * largest
+        error = np.abs(array(answer) - expected).max()
+        assert error <= limit, f"error {error:.3g} over the limit {limit:.3g}"
+
+    return check

@@ -1,0 +1,317 @@
+"""DiffAttention, DiffAttentionV2 and SoftmaxAttention against the float64 oracle, and what they refuse."""
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import oracle
+from diff_transformer import DiffAttention, DiffAttentionV2, SoftmaxAttention
+from diff_transformer.nn import RotaryEmbedding
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+CASES: dict[str, dict[str, Any]] = {
+    "no mask": {},
+    "causal": {"is_causal": True},
+    "rotary": {"rotary": True},
+    "causal, rotary": {"is_causal": True, "rotary": True},
+    "causal, rotary, grouped by 2": {"is_causal": True, "rotary": True, "num_key_value_heads": 4},
+    "causal, rotary, grouped by 4": {"is_causal": True, "rotary": True, "num_key_value_heads": 2},
+    "grouped, not causal": {"num_key_value_heads": 2},
+    "head_dim of its own": {"head_dim": 6, "is_causal": True, "rotary": True, "num_key_value_heads": 4},
+    "head_dim from hidden_size": {"head_dim": None, "num_attention_heads": 6, "is_causal": True},
+    "left padding": {"mask": "padding", "is_causal": True, "rotary": True},
+    "left padding, grouped, not causal": {"mask": "padding", "num_key_value_heads": 2},
+    "additive mask": {"mask": "additive"},
+    "additive mask, causal": {"mask": "additive", "is_causal": True, "rotary": True},
+    "mask for each head": {"mask": "heads", "is_causal": True},
+    "one token": {"length": 1, "is_causal": True, "rotary": True},
+    "first layer": {"layer": 1, "is_causal": True},
+    "layer 20": {"layer": 20, "is_causal": True},
+}
+
+
+def a_mask(what: str | None, batch: int, heads: int, length: int) -> Tensor | None:
+    if what is None:
+        return None
+    if what == "padding":
+        mask = torch.ones(batch, 1, 1, length, dtype=torch.bool)
+        mask[0, ..., :3] = False
+        return mask
+    if what == "heads":
+        mask = torch.rand(batch, heads, length, length) < 0.6
+        return mask | torch.eye(length, dtype=torch.bool)
+    mask = 2 * torch.randn(batch, 1, length, length, dtype=torch.float64)
+    return mask.masked_fill(torch.rand(mask.shape) < 0.3, float("-inf"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_against_the_oracle(
+    kind: str, case: str, build: Any, by_oracle: Any, inputs: Any, tables: Any, check: Any
+) -> None:
+    arguments = dict(CASES[case])
+    length, rotary, mask = arguments.pop("length", 7), arguments.pop("rotary", False), arguments.pop("mask", None)
+    is_causal = arguments.pop("is_causal", False)
+    module = build(kind, **arguments)
+    heads = {"diff": module.q_proj.out_features // module.head_dim // 2, "diff_v2": 1, "softmax": 8}[kind]
+    x, attn_mask = inputs(length=length), a_mask(mask, 2, heads, length)
+    answer = module(
+        x, tables(range(length), module.head_dim) if rotary else None, attn_mask=attn_mask, is_causal=is_causal
+    )
+    positions = range(length) if rotary else None
+    expected = by_oracle(module, x, positions=positions, attn_mask=attn_mask, is_causal=is_causal)
+    check(answer, expected)
+
+
+def test_attention_is_peaked(build: Any, inputs: Any) -> None:
+    """What makes the comparisons above worth something: most weight is on one key."""
+    module, x = build("softmax"), inputs(length=12)
+    queries, keys, _ = module.project(x, None)
+    maps = torch.softmax(queries.transpose(1, 2) @ keys.transpose(-1, -2) * module.scaling, dim=-1)
+    assert maps.amax(-1).mean() > 0.6
+
+
+def wrong(weights: dict[str, np.ndarray], mistake: str) -> dict[str, Any]:
+    """diff_layer's arguments with one known mistake in them. 4 differential heads of d = 4, layer 3."""
+    options: dict[str, Any] = {"layer": 3}
+    names = ("q1", "k1", "q2", "k2")
+    wq, wk, wv, wo, norm = (weights[name] for name in ("wq", "wk", "wv", "wo", "norm"))
+    by_map = [weights[f"lam.{name}"] for name in names]
+    if mistake == "heads paired as (h, h + A/2)":
+        wq, wk = (w.reshape(2, 4, 4, -1).swapaxes(0, 1).reshape(w.shape) for w in (wq, wk))
+    elif mistake == "keys of the other map":
+        wk = wk.reshape(4, 2, 4, -1)[:, ::-1].reshape(wk.shape)
+    elif mistake == "queries of the other map":
+        wq = wq.reshape(4, 2, 4, -1)[:, ::-1].reshape(wq.shape)
+    elif mistake == "value of a pair from heads h and h + A/2":
+        wv = wv.reshape(2, 4, 4, -1).swapaxes(0, 1).reshape(wv.shape)
+    elif mistake == "output channels by map first":
+        wo = wo.reshape(-1, 4, 2, 4).swapaxes(1, 2).reshape(wo.shape)
+    elif mistake == "λ with its two exponentials exchanged":
+        by_map = by_map[2:] + by_map[:2]
+    elif mistake == "λ of q1·q2 and k1·k2":
+        by_map = [by_map[0], by_map[2], by_map[1], by_map[3]]
+    elif mistake == "layers counted from 0":
+        options["layer"] = 2
+    elif mistake == "layers counted from 2":
+        options["layer"] = 4
+    elif mistake == "1 − λ with the learned λ":
+        learned = oracle.lambda_value(*by_map, oracle.lambda_init(3))
+        norm = norm * (1 - learned) / (1 - oracle.lambda_init(3))
+    elif mistake == "no norm weight":
+        norm = np.ones_like(norm)
+    elif mistake == "not causal":
+        options["is_causal"] = False
+    elif mistake == "rotary positions from 1 in a decaying base":
+        options["theta"] = 1000.0
+    elif mistake == "interleaved rotary pairs":
+        order = [0, 2, 1, 3]
+        wq, wk = (w.reshape(8, 4, -1)[:, order].reshape(w.shape) for w in (wq, wk))
+    elif mistake == "scale of the pair's width":
+        wq = wq / 2**0.5
+    return {"arguments": (wq, wk, wv, wo, tuple(by_map), norm), **options}
+
+
+MISTAKES = (
+    "heads paired as (h, h + A/2)",
+    "keys of the other map",
+    "queries of the other map",
+    "value of a pair from heads h and h + A/2",
+    "output channels by map first",
+    "λ with its two exponentials exchanged",
+    "λ of q1·q2 and k1·k2",
+    "layers counted from 0",
+    "layers counted from 2",
+    "1 − λ with the learned λ",
+    "no norm weight",
+    "not causal",
+    "rotary positions from 1 in a decaying base",
+    "interleaved rotary pairs",
+    "scale of the pair's width",
+)
+
+
+@pytest.mark.parametrize("mistake", ["none", *MISTAKES])
+def test_a_mistake_would_be_noticed(mistake: str, build: Any, inputs: Any, tables: Any, check: Any) -> None:
+    module, x = build("diff"), inputs()
+    answer = module(x, tables(range(7)), is_causal=True)
+    weights = {name: parameter.detach().numpy() for name, parameter in module.named_parameters()}
+    weights |= {f"w{name}": weights[f"{name}_proj.weight"] for name in "qkvo"} | {"norm": weights["head_norm.weight"]}
+    options = wrong(weights, mistake)
+    expected = oracle.diff_layer(x.numpy(), *options.pop("arguments"), heads=4, positions=range(7), **options)
+    if mistake == "none":
+        check(answer, expected)
+    else:
+        assert np.abs(answer.detach().numpy() - expected).max() > 0.01 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kv_heads", [8, 4])
+@pytest.mark.parametrize("chunks", [(1,) * 7, (4, 3), (2, 1, 3, 1), (6, 1)], ids=str)
+def test_through_a_cache(
+    kind: str, chunks: tuple[int, ...], kv_heads: int, build: Any, by_oracle: Any, inputs: Any, tables: Any, check: Any
+) -> None:
+    """Queries at the end of longer keys (N < S), for two layers that share one cache of transformers'."""
+    first, second = (build(kind, layer, num_key_value_heads=kv_heads) for layer in (1, 2))
+    x, cache, start, parts = inputs(), DynamicCache(), 0, []
+    for size in chunks:
+        stop = start + size
+        position = tables(range(start, stop))
+        hidden = first(x[:, start:stop], position, is_causal=True, cache=cache)
+        parts.append(second(hidden, position, is_causal=True, cache=cache))
+        start = stop
+    middle = torch.from_numpy(by_oracle(first, x, positions=range(7), is_causal=True))
+    check(torch.cat(parts, 1), by_oracle(second, middle, positions=range(7), is_causal=True))
+    width, heads = (8, kv_heads // 2) if kind == "diff" else (4, kv_heads)
+    for layer in cache.layers:
+        assert layer.keys.shape == layer.values.shape == (2, heads, 7, width)
+
+
+def test_cached_keys_are_the_two_maps_side_by_side(build: Any, inputs: Any) -> None:
+    module, x, cache = build("diff", layer=1), inputs(), DynamicCache()
+    module(x, cache=cache)
+    keys = (x @ module.k_proj.weight.T).view(2, 7, 4, 2, 4)
+    for c in range(2):
+        assert torch.equal(cache.layers[0].keys[..., 4 * c : 4 * c + 4], keys[:, :, :, c].transpose(1, 2))
+        assert torch.equal(module.split_keys(cache.layers[0].keys)[:, :, c], keys[:, :, :, c].transpose(1, 2))
+
+
+def test_padding_mask_through_a_cache(kind: str, build: Any, by_oracle: Any, inputs: Any, check: Any) -> None:
+    """A padding mask (B, 1, 1, S) and causality at N < S together."""
+    module, x, cache = build(kind, layer=1), inputs(), DynamicCache()
+    mask = a_mask("padding", 2, 1, 7)
+    module(x[:, :5], is_causal=True, attn_mask=mask[..., :5], cache=cache)
+    answer = module(x[:, 5:], is_causal=True, attn_mask=mask, cache=cache)
+    check(answer, by_oracle(module, x, is_causal=True, attn_mask=mask)[:, 5:])
+    additive = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, float("-inf"))
+    cache.crop(-2)
+    check(module(x[:, 5:], is_causal=True, attn_mask=additive, cache=cache), answer)
+
+
+@pytest.mark.parametrize("form", ["boolean", "additive"])
+def test_a_query_that_sees_nothing(kind: str, form: str, build: Any, inputs: Any) -> None:
+    """Left padding under causality hides everything from the padding: its output and gradient are 0, never NaN."""
+    module, x = build(kind), inputs().requires_grad_()
+    mask = a_mask("padding", 2, 1, 7)
+    if form == "additive":
+        mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, float("-inf"))
+    out = module(x, is_causal=True, attn_mask=mask)
+    assert torch.equal(out[0, :3], torch.zeros_like(out[0, :3]))
+    out.sum().backward()
+    for gradient in (x.grad, *(parameter.grad for parameter in module.parameters())):
+        assert gradient.isfinite().all()
+    assert torch.equal(x.grad[0, :3], torch.zeros_like(x.grad[0, :3]))
+
+
+def test_causality_is_exact(kind: str, build: Any, inputs: Any, tables: Any) -> None:
+    module, x = build(kind, num_key_value_heads=4), inputs()
+    changed = x.clone()
+    changed[:, 4] += 1
+    before, after = (module(value, tables(range(7)), is_causal=True) for value in (x, changed))
+    assert torch.equal(before[:, :4], after[:, :4])
+    assert (before[:, 4:] != after[:, 4:]).any(-1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", [None, "padding", "additive"])
+def test_other_dtypes(
+    kind: str, dtype: torch.dtype, mask: str | None, build: Any, by_oracle: Any, inputs: Any, check: Any
+) -> None:
+    """Weights and input have the dtype's values, so that only the computation differs from the oracle."""
+    module, x = build(kind, dtype=dtype), inputs().to(dtype)
+    attn_mask = a_mask(mask, 2, 4, 7)
+    if mask == "additive":
+        attn_mask = attn_mask.float()  # a mask stays in float32 when a model is cast
+    answer = module(x, is_causal=True, attn_mask=attn_mask)
+    assert answer.dtype == dtype
+    check(answer, by_oracle(module, x, is_causal=True, attn_mask=attn_mask))
+
+
+def test_autocast(kind: str, build: Any, by_oracle: Any, inputs: Any, check: Any) -> None:
+    module, x = build(kind, dtype=torch.bfloat16).float(), inputs().bfloat16().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        answer = module(x, RotaryEmbedding(4).positions(x), is_causal=True)
+    assert answer.dtype == torch.bfloat16
+    check(answer, by_oracle(module, x, positions=range(7), is_causal=True))
+    answer.float().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad.dtype == torch.float32, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("kv_heads", [8, 4, 2])
+def test_parameters(kv_heads: int) -> None:
+    """DIFF has 4d + 2d more than its twin; V2 twice the query projection and a λ for each head."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 8, "layer": 1, "num_key_value_heads": kv_heads, "head_dim": 6}
+    diff, v2, twin = (module(**sizes) for module in (DiffAttention, DiffAttentionV2, SoftmaxAttention))
+    count = {m: sum(p.numel() for p in m.parameters()) for m in (diff, v2, twin)}
+    assert count[twin] == 24 * 6 * (8 + 2 * kv_heads + 8)
+    assert count[diff] - count[twin] == 4 * 6 + 2 * 6
+    assert count[v2] - count[twin] == 24 * 8 * 6 + 24 * 8
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        shape = getattr(twin, name).weight.shape
+        assert getattr(diff, name).weight.shape == shape
+        assert getattr(v2, name).weight.shape == ((2 * shape[0], shape[1]) if name == "q_proj" else shape)
+    assert not [name for m in (diff, v2, twin) for name, _ in m.named_parameters() if "bias" in name]
+
+
+def test_lambda_of_the_second_version(build: Any, inputs: Any, check: Any) -> None:
+    """One for each token and head, between 0 and 1, from the layer's input."""
+    module, x = build("diff_v2"), inputs()
+    lam = module.lambdas(x)
+    check(lam, 1 / (1 + np.exp(-(x.numpy() @ module.lambda_proj.weight.detach().numpy().T).swapaxes(1, 2))))
+    assert lam.std() > 0.1
+    assert module.bfloat16().lambdas(x.bfloat16()).dtype == torch.float32
+
+
+BAD: dict[str, tuple[type, dict[str, Any], str]] = {
+    "odd heads": (DiffAttention, {"num_attention_heads": 3}, r"even .*, got 3 and 3\.$"),
+    "odd key/value heads": (DiffAttention, {"num_key_value_heads": 1}, r"even .*, got 8 and 1\.$"),
+    "heads not divisible": (
+        SoftmaxAttention,
+        {"num_key_value_heads": 3},
+        r"multiple of num_key_value_heads, got 8 and 3",
+    ),
+    "more key/value heads": (DiffAttentionV2, {"num_key_value_heads": 16}, r"got 8 and 16\.$"),
+    "no heads": (DiffAttention, {"num_attention_heads": 0}, r"num_attention_heads must be a positive .*got 0 and 0"),
+    "no key/value heads": (DiffAttention, {"num_key_value_heads": 0}, r"num_key_value_heads.* got 8 and 0\.$"),
+    "width not divisible": (DiffAttention, {"hidden_size": 28}, r"hidden_size must be a multiple .*, got 28 and 8\.$"),
+    "no head_dim": (SoftmaxAttention, {"head_dim": 0}, r"head_dim must be 1 or more, got 0\.$"),
+    "layer 0": (DiffAttention, {"layer": 0}, r"layer must be 1 or more .*counts layers from 1.*, got 0\.$"),
+    "layer 0 of the twin": (SoftmaxAttention, {"layer": 0}, r"layer must be 1 or more .*, got 0\.$"),
+    "λ_init unknown": (DiffAttention, {"lambda_init": "linear"}, r"lambda_init must be .*, got 'linear'\.$"),
+    "λ_init infinite": (DiffAttention, {"lambda_init": float("inf")}, r"lambda_init must be .*, got inf\.$"),
+    "λ_init boolean": (DiffAttention, {"lambda_init": True}, r"lambda_init must be .*, got True\.$"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_sizes(case: str) -> None:
+    module, arguments, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        module(**{"hidden_size": 24, "num_attention_heads": 8, "layer": 1, **arguments})
+
+
+def test_odd_heads_are_fine_without_pairs() -> None:
+    for module in (DiffAttentionV2, SoftmaxAttention):
+        assert module(24, 3, 1, num_key_value_heads=1)(torch.randn(1, 2, 24)).shape == (1, 2, 24)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 23), (5, 24), (1, 2, 5, 24)], ids=str)
+def test_bad_input(kind: str, shape: tuple[int, ...], build: Any) -> None:
+    with pytest.raises(ValueError, match=r"hidden_states must be \(B, N, 24\), got \(" + ", ".join(map(str, shape))):
+        build(kind)(torch.zeros(shape, dtype=torch.float64))
+
+
+def test_the_modules_need_torch_alone() -> None:
+    code = (
+        "import sys; import diff_transformer; assert 'torch' not in sys.modules; from diff_transformer.nn import *;"
+        "assert not {'transformers', 'accelerate', 'pydantic'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -1,0 +1,197 @@
+"""λ (Equation 2): its value, its constant, its dtype, its gradient and how it starts."""
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import oracle
+from diff_transformer import DiffAttention
+from diff_transformer.nn import Lambda
+
+
+def trained(lam: Lambda) -> Lambda:
+    """Vectors as after training: far from 0, so that exp and the dot products matter."""
+    with torch.no_grad():
+        for vector in lam.parameters():
+            vector.normal_(std=0.7)
+    return lam
+
+
+def vectors(lam: Lambda) -> list[Any]:
+    return [getattr(lam, name).detach().double().numpy() for name in ("q1", "k1", "q2", "k2")]
+
+
+@pytest.mark.parametrize("layer", [1, 2, 7, 28])
+def test_equation_2(layer: int) -> None:
+    lam = trained(Lambda(6, layer).double())
+    q1, k1, q2, k2 = vectors(lam)
+    expected = oracle.lambda_value(q1, k1, q2, k2, oracle.lambda_init(layer))
+    assert lam().shape == ()
+    assert lam().item() == pytest.approx(expected, rel=1e-14)
+    for mistake in ((q2, k2, q1, k1), (q1, q2, k1, k2), (q1, k2, q2, k1), (q1, k1, q1, k1)):
+        assert abs(oracle.lambda_value(*mistake, oracle.lambda_init(layer)) - expected) > 0.01
+
+
+def test_layers_are_counted_from_one() -> None:
+    """λ_init is 0.2 in the first layer and 0.8 − 0.6·exp(−0.3) in the second; the vectors at 0 leave λ there."""
+    for layer, init in ((1, 0.2), (2, 0.8 - 0.6 * math.exp(-0.3)), (1000, 0.8)):
+        module = DiffAttention(16, 4, layer)
+        assert module.lam.lambda_init == pytest.approx(init, abs=1e-15)
+        assert module.head_norm.factor == pytest.approx(1 - init, abs=1e-15)
+        for vector in module.lam.parameters():
+            nn.init.zeros_(vector)
+        assert module.lam().item() == pytest.approx(init, abs=1e-7)
+        assert module.layer_idx == layer - 1
+
+
+@pytest.mark.parametrize("constant", [0.8, 0.5, 0, 1, -0.3, 1.4])
+def test_one_constant_for_all_layers(constant: float) -> None:
+    for layer in (1, 9):
+        module = DiffAttention(16, 4, layer, lambda_init=constant)
+        assert module.lam.lambda_init == constant
+        assert module.head_norm.factor == 1 - constant
+        expected = oracle.lambda_value(*vectors(trained(module.lam)), constant)
+        assert module.lam().item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_factor_is_not_the_learned_lambda(build: Any, by_oracle: Any, inputs: Any, check: Any) -> None:
+    module, x = build("diff"), inputs()
+    for scale in (0.0, 1.0, 1.5):
+        with torch.no_grad():
+            for vector in module.lam.parameters():
+                vector.mul_(scale)
+        check(module(x, is_causal=True), by_oracle(module, x, is_causal=True))
+        assert module.head_norm.factor == 1 - oracle.lambda_init(3)
+    assert abs(module.lam().item() - oracle.lambda_init(3)) < 1e-12  # scale 0 came first
+    trained(module.lam)
+    assert abs(module.lam().item() - oracle.lambda_init(3)) > 0.1
+    check(module(x, is_causal=True), by_oracle(module, x, is_causal=True))
+
+
+def test_neither_end_is_clamped() -> None:
+    lam = Lambda(4, 1)
+    for first, second, expected in ((1.0, 0.0, math.e - 1 + 0.2), (0.0, 1.0, 1 - math.e + 0.2)):
+        for name, value in (("q1", first), ("k1", first), ("q2", second), ("k2", second)):
+            nn.init.constant_(getattr(lam, name), value / 2)
+        assert lam().item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_gradient() -> None:
+    lam = trained(Lambda(6, 4).double())
+    lam().backward()
+    q1, k1, q2, k2 = (getattr(lam, name).detach() for name in ("q1", "k1", "q2", "k2"))
+    expected = {
+        "q1": (q1 @ k1).exp() * k1,
+        "k1": (q1 @ k1).exp() * q1,
+        "q2": -(q2 @ k2).exp() * k2,
+        "k2": -(q2 @ k2).exp() * q2,
+    }
+    for name, value in expected.items():
+        torch.testing.assert_close(getattr(lam, name).grad, value, rtol=1e-13, atol=0)
+
+
+CASTS = {
+    "half": lambda m: m.half(),
+    "bfloat16": lambda m: m.bfloat16(),
+    "to(bfloat16)": lambda m: m.to(torch.bfloat16),
+    "to(float16), twice": lambda m: m.to(torch.float16).to("cpu", torch.bfloat16),
+    "type": lambda m: m.type(torch.float16),
+    "copied, then half": lambda m: copy.deepcopy(m).half(),
+    "float": lambda m: m.float(),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_float32_is_kept(cast: str) -> None:
+    module = DiffAttention(16, 4, 3)
+    before = [vector.clone() for vector in trained(module.lam).parameters()]
+    module = CASTS[cast](module)
+    assert {parameter.dtype for parameter in module.lam.parameters()} == {torch.float32}
+    assert all(torch.equal(a, b) for a, b in zip(before, module.lam.parameters(), strict=True))
+    assert module.lam().dtype == torch.float32
+    if cast != "float":
+        assert module.q_proj.weight.dtype.itemsize == module.head_norm.weight.dtype.itemsize == 2
+    for vector in module.lam.parameters():
+        assert vector.requires_grad
+        assert vector.is_leaf
+
+
+def test_gradients_of_a_half_precision_module_reach_lambda_in_float32() -> None:
+    module = DiffAttention(16, 4, 3).bfloat16()
+    module(torch.randn(2, 5, 16, dtype=torch.bfloat16)).float().square().sum().backward()
+    for vector in module.lam.parameters():
+        assert vector.grad.dtype == torch.float32
+        assert vector.grad.any()
+
+
+def test_float64_and_back() -> None:
+    """λ follows to float64, and comes back to float32 — not to less."""
+    module = DiffAttention(16, 4, 3).double()
+    assert module.lam().dtype == torch.float64
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.float64}
+    assert {parameter.dtype for parameter in module.float().parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in module.double().bfloat16().lam.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16], ids=str)
+def test_float32_under_another_default_dtype(default: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        module = DiffAttention(16, 4, 3)
+    finally:
+        torch.set_default_dtype(before)
+    assert module.q_proj.weight.dtype == default
+    assert {parameter.dtype for parameter in module.lam.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_float32_under_autocast(dtype: torch.dtype) -> None:
+    """To the last bit what it is without autocast."""
+    lam = trained(Lambda(64, 3))
+    with torch.autocast("cpu", dtype=dtype):
+        inside = lam()
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, lam())
+
+
+def test_moving_between_devices_keeps_the_dtype() -> None:
+    module = DiffAttention(16, 4, 3).to("meta", torch.bfloat16)
+    assert all(vector.is_meta and vector.dtype == torch.float32 for vector in module.lam.parameters())
+    module = module.to_empty(device="cpu")
+    assert all(not vector.is_meta and vector.dtype == torch.float32 for vector in module.lam.parameters())
+
+
+def test_start() -> None:
+    """N(0, 0.1²): of 4 × 10,000 draws the mean and the deviation are within five standard errors of that."""
+    lam = Lambda(10_000, 1)
+    draws = torch.cat([vector.detach() for vector in lam.parameters()])
+    assert abs(draws.mean().item()) < 5 * 0.1 / 200
+    assert abs(draws.std().item() - 0.1) < 5 * 0.1 / (200 * math.sqrt(2))
+    assert not torch.equal(lam.q1, lam.k1)
+    before = lam.q1.clone()
+    lam.reset_parameters()
+    assert not torch.equal(lam.q1, before)
+
+
+def test_a_checkpoint_in_half_precision_loads_into_float32() -> None:
+    source, target = trained(Lambda(8, 2)), Lambda(8, 2)
+    target.load_state_dict({name: vector.bfloat16() for name, vector in source.state_dict().items()})
+    assert list(target.state_dict()) == ["q1", "k1", "q2", "k2"]
+    assert target.q1.dtype == torch.float32
+    assert torch.equal(target.q1, source.q1.bfloat16().float())
+
+
+@pytest.mark.parametrize(("value", "shown"), [("linear", "'linear'"), (float("nan"), "nan"), (True, "True")])
+def test_bad_lambda_init(value: Any, shown: str) -> None:
+    with pytest.raises(ValueError, match=rf"lambda_init must be 'schedule' or a .*number, got {shown}\.$"):
+        Lambda(4, 1, value)
+
+
+def test_bad_layer() -> None:
+    with pytest.raises(ValueError, match=r"layer must be 1 or more .*, got 0\.$"):
+        Lambda(4, 0)

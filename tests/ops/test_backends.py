@@ -1,0 +1,136 @@
+"""Which backend answers: seen from the operators that torch runs, so that no comparison is of a thing with itself."""
+
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from budget import Case, Problem, build, expect
+from diff_transformer import diff_attention
+from diff_transformer.ops import backends
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that run inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+    def named(self, part: str) -> int:
+        return sum(count for name, count in self.count.items() if part in name)
+
+
+def operators(problem: Problem, **options: Any) -> Operators:
+    """The operators of one forward and backward pass; its answer is held to the budget too."""
+    with Operators() as seen:
+        answer = problem.solve(diff_attention, **options)
+    expect(problem).check(answer)
+    return seen
+
+
+REQUESTS = {
+    "plain": Case(is_causal=True),
+    "dv = d": Case(is_causal=True, dv=4),
+    "masked": Case(mask="bool (B, 1, 1, S)", is_causal=True, window=3),
+    "decoding": Case(queries=1, is_causal=True, key_heads=1),
+    "shared keys": Case(key_maps=1, dtype=torch.float64),
+    "half": Case(is_causal=True, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_the_backend_that_was_named_runs_alone(request_: str) -> None:
+    problem = build(REQUESTS[request_])
+
+    reference = operators(problem, backend="reference")
+    assert reference.named("diff_transformer::") == 0
+    assert reference.named("scaled_dot_product") == 0
+    assert reference.named("aten::_softmax") == 2  # once forward, once backward
+
+    blockwise = operators(problem, backend="blockwise")
+    assert blockwise.count["diff_transformer::blockwise"] == 1
+    assert blockwise.count["diff_transformer::blockwise_backward"] == 1
+    assert blockwise.named("scaled_dot_product") == 0
+    assert blockwise.named("softmax") == 0  # all of it is inside the operator
+
+    sdpa = operators(problem, backend="sdpa")
+    assert sdpa.named("diff_transformer::") == 0
+    assert sdpa.named("aten::_scaled_dot_product") >= 2 or sdpa.named("aten::_safe_softmax") >= 2
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_auto_on_the_cpu_is_blockwise(request_: str) -> None:
+    seen = operators(build(REQUESTS[request_]))
+    assert seen.count["diff_transformer::blockwise"] == 1
+    assert seen.named("scaled_dot_product") == 0
+
+
+def test_auto_with_a_learned_mask_is_a_backend_that_has_its_gradient() -> None:
+    problem = build(Case(mask="add (H, N, S)"))
+    mask = problem.options["attn_mask"].requires_grad_()
+    with Operators() as seen:
+        diff_attention(problem.q, problem.k, problem.v, problem.lam, attn_mask=mask).sum().backward()
+    assert seen.named("diff_transformer::blockwise") == 0
+    assert mask.grad is not None
+
+
+def test_names() -> None:
+    assert backends.BACKENDS == ("reference", "blockwise", "sdpa")
+    assert backends.explain() == dict.fromkeys(backends.BACKENDS)
+    assert backends.explain(dtype=torch.bfloat16) == dict.fromkeys(backends.BACKENDS)
+
+
+def fresh_process(program: str) -> str:
+    """Output of a Python program in a process of its own, where warnings are errors."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_package_itself_imports_nothing_heavy() -> None:
+    program = """
+        import sys
+        import diff_transformer
+        assert "diff_attention" in dir(diff_transformer)
+        heavy = {"torch", "transformers", "numpy", "diff_transformer.ops"} & set(sys.modules)
+        assert not heavy, heavy
+        try:
+            diff_transformer.no_such_name
+        except AttributeError as error:
+            print(error)
+    """
+    assert "no_such_name" in fresh_process(program)
+
+
+def test_the_operator_needs_torch_alone() -> None:
+    """Without triton and transformers (made unimportable), every backend answers; no higher room is loaded."""
+    program = """
+        import sys
+        for name in ("triton", "transformers", "accelerate", "datasets"):
+            sys.modules[name] = None
+        import diff_transformer.ops
+        rooms = {"nn", "model", "data", "train", "eval", "experiments", "report", "cli"}
+        loaded = {name.split(".")[1] for name in sys.modules if name.startswith("diff_transformer.")}
+        assert not loaded & rooms, loaded
+        import torch
+        torch.manual_seed(0)
+        q, k, v = torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 5, 8)
+        first = diff_transformer.diff_attention(q, k, v, 0.5, is_causal=True, backend="reference")
+        for backend in diff_transformer.ops.backends.BACKENDS:
+            out = diff_transformer.diff_attention(q, k, v, 0.5, is_causal=True, backend=backend)
+            assert torch.allclose(out, first, atol=1e-5)
+            print(backend)
+    """
+    assert fresh_process(program).split() == list(backends.BACKENDS)

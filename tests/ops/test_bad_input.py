@@ -1,0 +1,153 @@
+"""Every request that does not fit is refused in one sentence that says what came and what is allowed."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diff_transformer import diff_attention, diff_attention_maps
+
+B, H, HK, N, S, D, DV = 2, 4, 2, 5, 7, 6, 3
+
+
+def fitting() -> dict[str, Any]:
+    return {
+        "q": torch.randn(B, H, 2, N, D),
+        "k": torch.randn(B, HK, 2, S, D),
+        "v": torch.randn(B, HK, S, DV),
+        "lam": 0.5,
+    }
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+# What is changed → what the sentence has to say: the name, what came, and what may come.
+REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "q without a map axis": ({"q": zeros(B, H, N, D)}, ["q", "(2, 4, 5, 6)", "(B, H, 2, N, d)"]),
+    "q with three maps": ({"q": zeros(B, H, 3, N, D)}, ["q", "(2, 4, 3, 5, 6)", "(B, H, 2, N, d)"]),
+    "q with one map": ({"q": zeros(B, H, 1, N, D)}, ["q", "(2, 4, 1, 5, 6)", "(B, H, 2, N, d)"]),
+    "k without a map axis": ({"k": zeros(B, HK, S, D)}, ["k", "(2, 2, 7, 6)", "(B, H_kv, 2, S, d)"]),
+    "k with three maps": ({"k": zeros(B, HK, 3, S, D)}, ["k", "(2, 2, 3, 7, 6)", "(B, H_kv, 1, S, d)"]),
+    "v with a map axis": ({"v": zeros(B, HK, 2, S, DV)}, ["v", "(2, 2, 2, 7, 3)", "(B, H_kv, S, dv)"]),
+    "heads that do not divide": ({"k": zeros(B, 3, 2, S, D), "v": zeros(B, 3, S, DV)}, ["heads", "multiple", "4", "3"]),
+    "more key heads than heads": (
+        {"k": zeros(B, 8, 2, S, D), "v": zeros(B, 8, S, DV)},
+        ["heads", "multiple", "4", "8"],
+    ),
+    "widths of q and k": ({"k": zeros(B, HK, 2, S, 5)}, ["q and k", "width", "(2, 4, 2, 5, 6)", "(2, 2, 2, 7, 5)"]),
+    "batches of q and k": ({"k": zeros(1, HK, 2, S, D)}, ["q and k", "batch", "(2, 4, 2, 5, 6)", "(1, 2, 2, 7, 6)"]),
+    "lengths of k and v": ({"v": zeros(B, HK, 8, DV)}, ["v", "k", "length", "(2, 2, 2, 7, 6)", "(2, 2, 8, 3)"]),
+    "heads of k and v": ({"v": zeros(B, H, S, DV)}, ["v", "k", "heads", "(2, 2, 2, 7, 6)", "(2, 4, 7, 3)"]),
+    "batches of k and v": ({"v": zeros(1, HK, S, DV)}, ["v", "k", "batch", "(2, 2, 2, 7, 6)", "(1, 2, 7, 3)"]),
+    "no query": ({"q": zeros(B, H, 2, 0, D)}, ["q", "(2, 4, 2, 0, 6)", "at least one"]),
+    "no key": ({"k": zeros(B, HK, 2, 0, D), "v": zeros(B, HK, 0, DV)}, ["k", "(2, 2, 2, 0, 6)", "at least one"]),
+    "no value channel": ({"v": zeros(B, HK, S, 0)}, ["v", "(2, 2, 7, 0)"]),
+    "whole numbers": (
+        {name: zeros(*size, dtype=torch.int64) for name, size in (("q", (B, H, 2, N, D)), ("k", (B, HK, 2, S, D)))},
+        ["floating", "torch.int64"],
+    ),
+    "complex numbers": (
+        {name: zeros(*size, dtype=torch.complex64) for name, size in (("q", (B, H, 2, N, D)), ("k", (B, HK, 2, S, D)))},
+        ["floating", "torch.complex64"],
+    ),
+    "dtypes of q and k": (
+        {"k": zeros(B, HK, 2, S, D, dtype=torch.bfloat16)},
+        ["q and k", "torch.float32", "torch.bfloat16"],
+    ),
+    "dtypes of k and v": ({"v": zeros(B, HK, S, DV, dtype=torch.float64)}, ["v", "torch.float32", "torch.float64"]),
+    "q is no tensor": ({"q": [1.0]}, ["q", "tensor", "list"]),
+    "v is no tensor": ({"v": None}, ["v", "tensor", "NoneType"]),
+    "λ of two heads": ({"lam": zeros(2, 1)}, ["lam", "(2, 1)", "(B, H, N)", "(2, 4, 5)"]),
+    "λ with four axes": ({"lam": zeros(B, H, N, 1)}, ["lam", "(2, 4, 5, 1)", "(B, H, N)", "(2, 4, 5)"]),
+    "λ of the keys' length": ({"lam": zeros(S)}, ["lam", "(7)", "(B, H, N)", "(2, 4, 5)"]),
+    "λ in whole numbers": ({"lam": torch.tensor(1)}, ["lam", "floating", "torch.int64"]),
+    "λ not a number": ({"lam": math.nan}, ["lam", "finite", "nan"]),
+    "λ infinite": ({"lam": math.inf}, ["lam", "finite", "inf"]),
+    "λ a string": ({"lam": "0.8"}, ["lam", "number", "str"]),
+    "λ missing": ({"lam": None}, ["lam", "number", "NoneType"]),
+    "mask transposed": ({"attn_mask": zeros(S, N)}, ["attn_mask", "(7, 5)", "(B, H, N, S)", "(2, 4, 5, 7)"]),
+    "mask of key heads": ({"attn_mask": zeros(1, HK, 1, S)}, ["attn_mask", "(1, 2, 1, 7)", "(2, 4, 5, 7)"]),
+    "mask with five axes": ({"attn_mask": zeros(1, 1, 1, N, S)}, ["attn_mask", "(1, 1, 1, 5, 7)", "(2, 4, 5, 7)"]),
+    "mask of a batch (B, S)": ({"attn_mask": zeros(B, S)}, ["attn_mask", "(2, 7)", "(2, 4, 5, 7)"]),
+    "mask in whole numbers": (
+        {"attn_mask": zeros(N, S, dtype=torch.int64)},
+        ["attn_mask", "boolean", "floating", "torch.int64"],
+    ),
+    "mask no tensor": ({"attn_mask": [[True]]}, ["attn_mask", "tensor", "list"]),
+    "window 0": ({"window": 0}, ["window", "0", "1 or more"]),
+    "window negative": ({"window": -1}, ["window", "-1", "1 or more"]),
+    "window a fraction": ({"window": 2.5}, ["window", "2.5", "whole number"]),
+    "window true": ({"window": True}, ["window", "True", "whole number"]),
+    "scale not a number": ({"scale": math.nan}, ["scale", "nan", "finite"]),
+    "scale infinite": ({"scale": -math.inf}, ["scale", "-inf", "finite"]),
+    "scale a tensor": ({"scale": torch.tensor(0.5)}, ["scale", "tensor", "finite number"]),
+    "scale a string": ({"scale": "auto"}, ["scale", "'auto'", "finite number"]),
+    "unknown backend": (
+        {"backend": "flash"},
+        ["backend", "'flash'", "'auto'", "'reference'", "'blockwise'", "'sdpa'"],
+    ),
+    "no backend": ({"backend": None}, ["backend", "None", "'auto'", "'reference'", "'blockwise'", "'sdpa'"]),
+    "blockwise with a learned mask": (
+        {"attn_mask": torch.zeros(N, S, requires_grad=True), "backend": "blockwise"},
+        ["'blockwise'", "attn_mask", "gradient"],
+    ),
+}
+NOT_FOR_MAPS = ("v ", "k and v", "value", "backend", "blockwise")
+
+
+def one_sentence(message: str) -> bool:
+    return message.endswith(".") and "\n" not in message and message.count(". ") == 0 and len(message) < 200
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what: str) -> None:
+    changes, fragments = REFUSED[what]
+    with pytest.raises((ValueError, TypeError)) as refusal:
+        diff_attention(**{**fitting(), **changes})
+    message = str(refusal.value)
+    assert one_sentence(message), message
+    for fragment in fragments:
+        assert fragment in message, f"{fragment!r} is not said: {message}"
+
+
+@pytest.mark.parametrize("what", [what for what in REFUSED if not any(word in what for word in NOT_FOR_MAPS)])
+def test_refused_by_maps(what: str) -> None:
+    changes, fragments = REFUSED[what]
+    arguments = {**fitting(), **changes}
+    del arguments["v"]
+    with pytest.raises((ValueError, TypeError)) as refusal:
+        diff_attention_maps(**arguments)
+    message = str(refusal.value)
+    assert one_sentence(message), message
+    for fragment in fragments:
+        assert fragment in message, f"{fragment!r} is not said: {message}"
+
+
+def test_what_fits_is_not_refused() -> None:
+    assert diff_attention(**fitting()).shape == (B, H, N, DV)
+    for name in ("reference", "blockwise", "sdpa", "auto"):
+        assert diff_attention(**fitting(), backend=name).shape == (B, H, N, DV)
+    lam = torch.rand(H, 1)
+    maps = diff_attention_maps(fitting()["q"], fitting()["k"], lam, window=1, scale=0.25, attn_mask=zeros(1, 1, 1, S))
+    assert [m.shape for m in maps] == [(B, H, N, S)] * 3
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "auto"])
+def test_a_learned_mask_gets_its_gradient_where_it_is_accepted(backend: str) -> None:
+    inputs = fitting()
+    mask = torch.randn(1, H, N, S, requires_grad=True)
+    out = diff_attention(**inputs, attn_mask=mask, backend=backend)
+    (gradient,) = torch.autograd.grad(out.square().sum(), [mask])
+    first, second, _ = diff_attention_maps(inputs["q"], inputs["k"], 0.5, attn_mask=mask)
+    values = inputs["v"].repeat_interleave(H // HK, dim=1)
+    (expected,) = torch.autograd.grad(((first - 0.5 * second) @ values).square().sum(), [mask])
+    torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_arguments_after_lambda_are_named() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        diff_attention(*fitting().values(), True)  # type: ignore[misc]

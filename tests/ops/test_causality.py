@@ -1,0 +1,77 @@
+"""Causality and the window, by what they mean: what a query may not see cannot move a single bit of its output."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from diff_transformer import diff_attention
+
+BACKENDS = ("reference", "blockwise", "sdpa")
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+
+def inputs(n: int, s: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Two heads over one key head, attention peaked. blockwise takes 128 queries a block: 300 are three blocks."""
+    q, k = torch.randn(1, 2, 2, n, 8) * 2, torch.randn(1, 1, 2, s, 8) * 2
+    return q.to(dtype), k.to(dtype), torch.randn(1, 1, s, 16).to(dtype)
+
+
+def changed(x: Tensor, position: int) -> Tensor:
+    """x with other, larger numbers at a position of its second axis from the end."""
+    x = x.clone()
+    x[..., position, :] = torch.randn(x[..., position, :].shape).to(x.dtype) * 50
+    return x
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("n", "s"), [(300, 300), (37, 37), (20, 37), (37, 20), (1, 9)])
+def test_a_change_leaves_all_earlier_outputs_bit_identical(backend: str, n: int, s: int, dtype: torch.dtype) -> None:
+    q, k, v = inputs(n, s, dtype)
+    lam = torch.rand(1, 2, n)
+    before = diff_attention(q, k, v, lam, is_causal=True, backend=backend)
+    for t in {0, 1, s // 3, s // 2, s - 2, s - 1}:
+        i = t + n - s  # the query that stands at key t; before the first query if negative
+        after = diff_attention(
+            changed(q, i) if i >= 0 else q, changed(k, t), changed(v, t), lam, is_causal=True, backend=backend
+        )
+        assert torch.equal(before[:, :, : max(i, 0)], after[:, :, : max(i, 0)])
+        if i >= 0:
+            assert (before[:, :, i] != after[:, :, i]).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("n", "s"), [(300, 300), (37, 37), (20, 37), (37, 20)])
+@pytest.mark.parametrize("window", [1, 5])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_change_beyond_the_window_moves_nothing(
+    backend: str, n: int, s: int, window: int, is_causal: bool, dtype: torch.dtype
+) -> None:
+    q, k, v = inputs(n, s, dtype)
+    options = {"window": window, "is_causal": is_causal, "backend": backend}
+    before = diff_attention(q, k, v, 0.7, **options)
+    for t in {0, 1, s // 2, s - window - 1}:
+        after = diff_attention(q, changed(k, t), changed(v, t), 0.7, **options)
+        last = t + window - 1 + n - s  # the last query that sees key t
+        assert torch.equal(before[:, :, max(last + 1, 0) :], after[:, :, max(last + 1, 0) :])
+        if last >= 0:
+            assert (before[:, :, last] != after[:, :, last]).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("n", "s"), [(300, 300), (20, 37), (37, 20)])
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_querys_gradient_reaches_the_keys_it_sees_and_no_other(
+    backend: str, n: int, s: int, window: int | None
+) -> None:
+    q, k, v = (x.requires_grad_() for x in inputs(n, s, torch.float32))
+    out = diff_attention(q, k, v, 0.7, is_causal=True, window=window, backend=backend)
+    for i in {0, n // 2, n - 1}:
+        own = i + s - n
+        dk, dv = torch.autograd.grad(out[:, :, i].sum(), [k, v], retain_graph=True)
+        seen = torch.zeros(s, dtype=torch.bool)
+        seen[max(0, own + 1 - (window or s)) : max(0, own + 1)] = True
+        assert not dk[..., ~seen, :].any()
+        assert not dv[..., ~seen, :].any()
+        assert dv[..., seen, :].any(-1).all()

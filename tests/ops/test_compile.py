@@ -1,0 +1,182 @@
+"""Under torch's other machinery: opcheck, compile, autocast, checkpointing, second derivatives."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from budget import Case, Problem, build, expect, prepared
+from diff_transformer import diff_attention
+
+BACKENDS = ("reference", "blockwise", "sdpa")
+
+CASES = {
+    "causal": Case(is_causal=True, queries=7),
+    "grouped, masked, windowed": Case(
+        heads=4, mask="bool (B, 1, 1, S)", is_causal=True, window=4, lam="full", layout="projection"
+    ),
+    "shared keys, additive mask, blind queries": Case(
+        key_maps=1, mask="add -inf (B, 1, N, S)", queries=11, lam="per head", is_causal=True, dv=4, layout="cache"
+    ),
+}
+
+
+@pytest.fixture
+def cold() -> Iterator[None]:
+    """Compilation from nothing, and nothing left of it."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# The registered operators.
+
+
+def operator_arguments(case: Case) -> tuple[Any, ...]:
+    """(q, k, v, lam, attn_mask, is_causal, scale, window) as the operators take them."""
+    problem = build(case)
+    assert isinstance(problem.lam, Tensor)
+    lam = problem.lam.expand(case.batch, case.heads, case.queries)
+    mask = problem.options.get("attn_mask")
+    mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]
+    return problem.q, problem.k, problem.v, lam, mask, case.is_causal, case.d**-0.5, case.window
+
+
+def test_every_registered_operator_is_checked_below() -> None:
+    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("diff_transformer::")}
+    assert names == {"diff_transformer::blockwise", "diff_transformer::blockwise_backward"}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_opcheck_forward(case: str, dtype: torch.dtype) -> None:
+    *tensors, mask, is_causal, scale, window = operator_arguments(replace(CASES[case], dtype=dtype))
+    tensors = [x.detach().requires_grad_() for x in tensors]
+    torch.library.opcheck(torch.ops.diff_transformer.blockwise, (*tensors, mask, is_causal, scale, window))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_opcheck_backward(case: str, dtype: torch.dtype) -> None:
+    grad_out = build(replace(CASES[case], dtype=dtype)).dout
+    arguments = operator_arguments(replace(CASES[case], dtype=dtype))
+    torch.library.opcheck(torch.ops.diff_transformer.blockwise_backward, (grad_out, *arguments))
+
+
+# torch.compile.
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_compiled_in_one_graph(backend: str, case: str) -> None:
+    problem, expected = prepared(CASES[case])
+    compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
+    expected.check(problem.solve(compiled, backend=backend))
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_for_changing_lengths(backend: str) -> None:
+    """The second length makes torch compile once more, with the length left open; the third has to fit that."""
+    compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
+    for length in (9, 12, 17):
+        problem, expected = prepared(Case(queries=length, keys=length, is_causal=True, dv=4))
+        expected.check(problem.solve(compiled, backend=backend))
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize(
+    "backend", ["blockwise", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reference", "sdpa"))]
+)
+def test_compiled_to_machine_code(backend: str) -> None:
+    problem, expected = prepared(CASES["causal"])
+    compiled = torch.compile(diff_attention, fullgraph=True)
+    expected.check(problem.solve(compiled, backend=backend))
+
+
+# Autocast and checkpointing.
+
+
+def under_autocast(problem: Problem, backend: str, *, checkpointed: bool = False) -> dict[str, Tensor]:
+    """The problem posed in float32 and solved under bfloat16 autocast; gradients arrive in float32."""
+    leaves = {name: getattr(problem, name).detach().float().requires_grad_() for name in ("q", "k", "v")}
+    assert isinstance(problem.lam, Tensor)
+    leaves["lam"] = problem.lam.detach().requires_grad_()
+
+    def attend(*tensors: Tensor) -> Tensor:
+        return diff_attention(*tensors, **problem.options, backend=backend)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = checkpoint(attend, *leaves.values(), use_reentrant=False) if checkpointed else attend(*leaves.values())
+    assert out.dtype == torch.bfloat16
+    gradients = torch.autograd.grad(out, list(leaves.values()), problem.dout)
+    assert all(gradient.dtype == torch.float32 for gradient in gradients)
+    return {"out": out.detach(), **dict(zip(leaves, gradients, strict=True))}
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_autocast(backend: str, case: str) -> None:
+    problem, expected = prepared(replace(CASES[case], dtype=torch.bfloat16))
+    if case == "shared keys, additive mask, blind queries":  # a mask made outside autocast stays float32
+        problem = replace(problem, options={**problem.options, "attn_mask": problem.options["attn_mask"].float()})
+    expected.check(under_autocast(problem, backend))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_checkpointing_changes_nothing(backend: str, case: str) -> None:
+    problem = build(CASES[case])
+
+    def checkpointed(*tensors: Tensor, **options: Any) -> Tensor:
+        return checkpoint(diff_attention, *tensors, use_reentrant=False, **options)
+
+    plain = problem.solve(diff_attention, backend=backend)
+    again = problem.solve(checkpointed, backend=backend)
+    for name, value in plain.items():
+        assert torch.equal(value, again[name]), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_checkpointing_under_autocast_changes_nothing(backend: str) -> None:
+    problem = build(replace(CASES["grouped, masked, windowed"], dtype=torch.bfloat16))
+    plain = under_autocast(problem, backend)
+    again = under_autocast(problem, backend, checkpointed=True)
+    for name, value in plain.items():
+        assert torch.equal(value, again[name]), name
+
+
+# Second derivatives.
+
+
+def test_blockwise_refuses_second_derivatives() -> None:
+    q, k, v = (x.requires_grad_() for x in operator_arguments(CASES["causal"])[:3])
+    out = diff_attention(q, k, v, 0.5, backend="blockwise")
+    (gradient,) = torch.autograd.grad(out.square().sum(), [q], create_graph=True)
+    with pytest.raises(RuntimeError, match=r"'blockwise' cannot be differentiated twice.*'reference'"):
+        gradient.square().sum().backward()
+
+
+def test_reference_has_second_derivatives() -> None:
+    problem = build(
+        Case(batch=1, heads=2, key_heads=1, queries=2, keys=3, d=2, dv=2, is_causal=True, dtype=torch.float64)
+    )
+    inputs = tuple(getattr(problem, name).requires_grad_() for name in ("q", "k", "v", "lam"))
+
+    def call(*tensors: Tensor) -> Tensor:
+        return diff_attention(*tensors, is_causal=True, backend="reference")
+
+    assert torch.autograd.gradgradcheck(call, inputs)
+
+
+def test_expected_of_the_cases_is_not_trivial() -> None:
+    for name, case in CASES.items():
+        values = expect(build(case)).values
+        assert all(abs(value).max() > 0 for value in values.values()), name

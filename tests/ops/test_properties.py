@@ -1,0 +1,73 @@
+"""Every backend against the float64 oracle on requests that hypothesis makes up, and relations between requests."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from budget import DTYPES, LAMBDAS, MASKS, Case, build, expect
+from diff_transformer import diff_attention, diff_attention_maps
+
+BACKENDS = ("reference", "blockwise", "sdpa")
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    key_heads = draw(st.integers(1, 3))
+    queries, keys = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    masks = [None, *(mask for mask in MASKS if queries <= keys or "min" not in mask)]
+    return Case(
+        batch=draw(st.integers(1, 3)),
+        key_heads=key_heads,
+        heads=key_heads * draw(st.integers(1, 3)),
+        key_maps=draw(st.sampled_from([2, 2, 1])),
+        queries=queries,
+        keys=keys,
+        d=draw(st.integers(1, 9)),
+        dv=draw(st.integers(1, 13)),
+        dtype=draw(st.sampled_from(DTYPES)),
+        is_causal=draw(st.booleans()),
+        window=draw(st.none() | st.integers(1, 11)),
+        mask=draw(st.sampled_from(masks)),
+        lam=draw(st.sampled_from(LAMBDAS)),
+        scale=draw(st.none() | st.sampled_from([0.25, 1.0])),
+        gain=draw(st.sampled_from([0.5, 2.0, 3.0])),
+        layout=draw(st.sampled_from(["contiguous", "projection", "cache", "expanded"])),
+    )
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_every_backend_is_within_budget(case: Case) -> None:
+    problem = build(case)
+    expected = expect(problem)
+    for backend in BACKENDS:
+        expected.check(problem.solve(diff_attention, backend=backend))
+
+
+@given(cases(), st.floats(-2, 2), st.floats(-2, 2))
+def test_the_output_is_affine_in_lambda(case: Case, a: float, b: float) -> None:
+    """out(λ) = out(0) − λ · (out(0) − out(1)), for each backend: the second map's part is subtracted, once."""
+    case = Case(**{**case.__dict__, "dtype": torch.float64})
+    problem = build(case)
+    for backend in BACKENDS:
+        at = {
+            lam: diff_attention(problem.q, problem.k, problem.v, lam, **problem.options, backend=backend)
+            for lam in (0.0, 1.0, a, b)
+        }
+        for lam in (a, b):
+            assert torch.allclose(at[lam], at[0.0] - lam * (at[0.0] - at[1.0]), rtol=0, atol=1e-12)
+
+
+@given(cases())
+def test_maps_are_what_the_operator_multiplies_with_v(case: Case) -> None:
+    case = Case(**{**case.__dict__, "dtype": torch.float64})
+    problem = build(case)
+    first, second, difference = diff_attention_maps(problem.q, problem.k, problem.lam, **problem.options)
+    values = problem.v.repeat_interleave(case.heads // case.key_heads, dim=1)
+    for backend in BACKENDS:
+        out = diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend=backend)
+        assert torch.allclose(difference @ values, out, rtol=0, atol=1e-12)
+    for weights in (first, second):
+        assert (weights >= 0).all()
+        sums = weights.sum(-1)
+        assert ((sums - 1).abs() < 1e-12).logical_or(sums == 0).all()

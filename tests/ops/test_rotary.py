@@ -1,0 +1,72 @@
+"""Rotary embedding in the half-split layout."""
+
+import numpy as np
+import pytest
+import torch
+
+import oracle
+from diff_transformer.ops.rotary import apply_rotary, rotary_tables
+
+
+@pytest.mark.parametrize("d", [2, 4, 10])
+@pytest.mark.parametrize("theta", [100.0, 10000.0])
+def test_against_the_formula(d: int, theta: float) -> None:
+    positions = torch.tensor([0, 1, 2, 7, 63])
+    x = torch.randn(2, 3, 5, d)
+    out = apply_rotary(x, *rotary_tables(positions, d, theta))
+    expected = oracle.rotary(x.numpy(), positions.numpy(), theta)
+    # An angle of up to 63 carries a relative float32 error, and x is turned by it.
+    limit = (64 + 8) * torch.finfo(torch.float32).eps * x.abs().max().item()
+    assert np.abs(out.numpy() - expected).max() <= limit
+
+
+def test_tables() -> None:
+    cos, sin = rotary_tables(torch.arange(6).expand(2, 6), 8)
+    assert cos.shape == sin.shape == (2, 6, 8)
+    assert cos.dtype == sin.dtype == torch.float32
+    assert torch.equal(cos[..., :4], cos[..., 4:])
+    assert torch.equal(cos[:, 0], torch.ones(2, 8))
+    assert torch.equal(sin[:, 0], torch.zeros(2, 8))
+    assert torch.allclose(cos[0, :, 0], torch.arange(6).cos())
+
+
+def test_an_odd_width_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"head_dim must be even.*got 5"):
+        rotary_tables(torch.arange(3), 5)
+
+
+def test_positions_of_each_sequence_and_both_maps() -> None:
+    """(B, N) positions, as with left padding, against x (B, H, 2, N, d): the tables broadcast over heads and maps."""
+    positions = torch.tensor([[0, 1, 2, 3], [5, 6, 7, 8]])
+    cos, sin = (table[:, None, None] for table in rotary_tables(positions, 6))
+    x = torch.randn(2, 3, 2, 4, 6)
+    out = apply_rotary(x, cos, sin)
+    for b in range(2):
+        assert np.abs(out[b].numpy() - oracle.rotary(x[b].numpy(), positions[b].numpy())).max() < 1e-5
+
+
+def test_only_distances_matter() -> None:
+    q, k = torch.randn(1, 6, dtype=torch.float64), torch.randn(1, 6, dtype=torch.float64)
+
+    def product(i: int, j: int) -> float:
+        tables = [rotary_tables(torch.tensor([p]), 6) for p in (i, j)]
+        return float((apply_rotary(q, *tables[0]) * apply_rotary(k, *tables[1])).sum())
+
+    assert product(3, 1) == pytest.approx(product(12, 10), abs=1e-5)
+    assert product(3, 1) != pytest.approx(product(1, 3), abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_the_dtype_is_kept(dtype: torch.dtype) -> None:
+    x = torch.randn(1, 3, 4).to(dtype)
+    out = apply_rotary(x, *rotary_tables(torch.arange(3), 4))
+    assert out.dtype == dtype
+    expected = oracle.rotary(x.double().numpy(), np.arange(3))
+    error = np.abs(out.double().numpy() - expected).max()
+    assert error <= 4 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) * float(x.abs().max())
+
+
+def test_gradients() -> None:
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    cos, sin = (table.double() for table in rotary_tables(torch.arange(3), 4))
+    assert torch.autograd.gradcheck(lambda x: apply_rotary(x, cos, sin), (x,))

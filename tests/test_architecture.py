@@ -1,0 +1,92 @@
+"""Data flows one way: a lower room never imports a higher one (docs/design.md)."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "diff_transformer"
+
+# What each room may import of ours, besides itself. `results` is the record that rooms hand on to each other.
+MAY_IMPORT = {
+    "ops": set(),
+    "nn": {"ops"},
+    "model": {"ops", "nn"},
+    "data": set(),
+    "train": {"ops", "nn", "model", "data"},
+    "eval": {"ops", "nn", "model", "data", "results"},
+    "experiments": {"ops", "nn", "model", "data", "train", "eval", "results"},
+    "report": {"results"},
+    "results": set(),
+    "cli": {"ops", "nn", "model", "data", "train", "eval", "experiments", "report", "results"},
+}
+# The package itself imports nothing but the hook that registers the model with transformers.
+ROOT = {"__init__", "_registration", "__main__"}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imported_rooms(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno} imports relatively"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "diff_transformer" and len(parts) > 1:
+                yield parts[1], node.lineno
+
+
+def test_every_room_is_known() -> None:
+    assert {room_of(path) for path in modules()} <= MAY_IMPORT.keys() | ROOT
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_lower_room_never_imports_a_higher_one(path: Path) -> None:
+    room = room_of(path)
+    if room in ROOT:
+        return
+    allowed = MAY_IMPORT[room] | {room, "__version__"}
+    wrong = [f"{path}:{line} imports {name}" for name, line in imported_rooms(path) if name not in allowed]
+    assert not wrong
+
+
+def test_backends_do_not_import_each_other() -> None:
+    backends = {"reference", "blockwise", "sdpa"}
+    for name in backends:
+        tree = ast.parse((PACKAGE / "ops" / f"{name}.py").read_text(encoding="utf-8"))
+        imported = {
+            node.module.rpartition(".")[2]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("diff_transformer.ops.")
+        }
+        assert not imported & (backends | {"attention", "backends"})
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import diff_transformer", ["torch", "transformers", "numpy"]),
+        ("import diff_transformer.ops", ["transformers", "pydantic", "typer"]),
+        ("import diff_transformer.nn", ["transformers", "pydantic", "typer"]),
+        ("import diff_transformer.results", ["torch", "transformers"]),
+        ("import diff_transformer.model", ["datasets", "pydantic", "typer", "matplotlib", "tensorboard"]),
+    ],
+)
+def test_a_room_loads_only_what_it_needs(statement: str, absent: list[str]) -> None:
+    code = f"import sys; {statement}; print([name for name in {absent!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
