@@ -240,7 +240,7 @@ def magnitudes(problem: Problem, forward: oracle.Forward, errors: Array | None =
 
 @dataclass(frozen=True)
 class Expected:
-    """What the oracle says, by how much an answer may differ (and the band alone), and how far off the plain formula was."""
+    """What the oracle says, by how much an answer may differ, the band in that, and how far off plain is."""
 
     values: dict[str, Array]
     limits: dict[str, Array]

@@ -38,7 +38,7 @@ class _RegisterOnImport(MetaPathFinder):
 
 def register_with_transformers() -> None:
     """Register the model's Auto classes now if transformers is imported already, else as soon as it is."""
-    if "transformers" in sys.modules:
+    if sys.modules.get("transformers") is not None:
         importlib.import_module("diff_transformer.model")
     else:
         sys.meta_path.insert(0, _RegisterOnImport())

@@ -1,5 +1,7 @@
+import io
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,22 @@ def test_generate_streams(run: Run, text_run: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(TextStreamer, "put", lambda self, value: (counts.append(value.numel()), put(self, value))[1])
     run("generate", text_run, "--prompt", "to be", "--max-new-tokens", 4, "--greedy")
     assert counts == [5, 1, 1, 1, 1]
+
+
+def test_control_characters_do_not_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from diff_transformer.cli.streaming import Writer
+    from diff_transformer.data import byte_tokenizer
+
+    def written(terminal: bool) -> str:
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda: terminal)
+        monkeypatch.setattr(sys, "stdout", stream)
+        Writer(byte_tokenizer()).on_finalized_text("a\x1b[31m\tλ\n", stream_end=True)
+        monkeypatch.undo()
+        return stream.getvalue()
+
+    assert written(terminal=False) == "a\x1b[31m\tλ\n\n"
+    assert written(terminal=True) == "a�[31m\tλ\n\n"
 
 
 def test_generate_takes_any_folder_that_holds_the_model(run: Run, text_run: Path) -> None:

@@ -36,7 +36,7 @@ SIZES: dict[str, Any] = {
 # How many eps of its dtype an answer may be off, relative to the largest entry. Logits of the attention reach about 20:
 # rounding them moves its weights by some 10 eps, the rest of a layer adds as much, and the second layer multiplies
 # what the first one did by the size of its logits again.
-ROUNDINGS = 1024
+ROUNDINGS = 256
 
 
 @pytest.fixture(params=KINDS)
@@ -51,7 +51,7 @@ def make() -> Callable[..., DiffTransformerForCausalLM]:
     def make(
         kind: str = "diff", dtype: torch.dtype = torch.float64, sharp: bool = True, **config: Any
     ) -> DiffTransformerForCausalLM:
-        torch.manual_seed(1)
+        torch.manual_seed(6)  # λ of the two layers becomes 0.47 and 1.09
         model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **{**SIZES, **config}))
         if sharp:
             sharpen(model)
@@ -80,14 +80,15 @@ def tokens() -> Callable[..., Tensor]:
 
 @pytest.fixture
 def check() -> Callable[..., None]:
-    """(answer, expected) → fails if any entry is off by more than rounding in the answer's dtype explains.
+    """(answer, expected) → fails if any entry is off by more than rounding in ``dtype``, the answer's, explains.
 
     Rounding is relative to the largest expected entry, or to ``least`` where that is larger.
     """
 
-    def check(answer: Tensor, expected: Tensor, least: float = 0.0, roundings: float = ROUNDINGS) -> None:
+    def check(answer: Tensor, expected: Tensor, least: float = 0.0, dtype: torch.dtype | None = None) -> None:
         assert answer.shape == expected.shape
-        limit = roundings * torch.finfo(answer.dtype).eps * max(least, expected.abs().max().item())
+        eps = torch.finfo(dtype or answer.dtype).eps
+        limit = ROUNDINGS * eps * max(least, expected.abs().max().item())
         error = (answer.double() - expected.double()).abs().max().item()
         assert error <= limit, f"error {error:.3g} over the limit {limit:.3g}"
 

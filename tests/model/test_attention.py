@@ -27,6 +27,10 @@ RUNS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
 }
 
 
+# transformers' eager attention takes the softmax in float32, even of float64.
+COMPUTES_IN = {"eager": torch.float32}
+
+
 def expect_runs(ran: Counter[str], implementation: str, kind: str, layers: int = 2) -> None:
     expected = {name: layers * count for name, count in RUNS[implementation][kind == "softmax"].items()}
     if "sdpa" in expected:  # two calls of torch's attention at least; more where values are cut into pieces
@@ -42,7 +46,8 @@ def answers(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | No
     generator = torch.Generator().manual_seed(3)
     direction = torch.randn(logits.shape, generator=generator, dtype=torch.float64).to(logits.dtype)
     if mask is not None:
-        direction = direction * mask[..., None]
+        # A row of padding sees nothing: 0 in our operator, anything in others. Nobody reads it.
+        logits = logits * mask[..., None]
     logits.backward(direction)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert all(gradient is not None for gradient in gradients.values())
@@ -53,46 +58,52 @@ def test_every_own_implementation_is_listed_here() -> None:
     assert set(RUNS) == {"eager", "sdpa", *OWN_IMPLEMENTATIONS}
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("implementation", RUNS)
+def some_padding(tokens: Tensor) -> Tensor:
+    mask = torch.ones_like(tokens)
+    mask[0, :4] = 0
+    return mask
+
+
+# In float64 transformers' eager attention answers NaN for rows of padding: its mask holds float64's smallest number,
+# which is −∞ to its float32 softmax. In float32 it is compared with padding too.
+@pytest.mark.parametrize(
+    ("implementation", "padded"),
+    [(name, padded) for name in RUNS for padded in (False, True) if not (padded and name == "eager")],
+)
 def test_implementations_agree_in_float64(
     kind: str, implementation: str, padded: bool, make: Any, tokens: Any, ran: Counter[str], check: Any
 ) -> None:
-    inputs, mask = tokens(), None
-    if padded:
-        mask = torch.ones_like(inputs)
-        mask[0, :4] = 0
-    truth = answers(make(kind, attn_implementation="eager"), inputs, mask)
-    if padded:
-        # Rows of padding see nothing: 0 in our operator, anything in others. Nobody reads them.
-        truth["logits"] = truth["logits"] * mask[..., None]
+    inputs = tokens()
+    mask = some_padding(inputs) if padded else None
+    truth = answers(make(kind, attn_implementation="diff_attention_reference"), inputs, mask)
     ran.clear()
     got = answers(make(kind, attn_implementation=implementation), inputs, mask)
     expect_runs(ran, implementation, kind)
-    if padded:
-        got["logits"] = got["logits"] * mask[..., None]
     for name, value in truth.items():
-        check(got[name], value, least=0.1)
+        check(got[name], value, least=0.1, dtype=COMPUTES_IN.get(implementation))
 
 
+@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("implementation", RUNS)
 def test_implementations_agree_in_float32(
-    kind: str, implementation: str, make: Any, tokens: Any, ran: Counter[str]
+    kind: str, implementation: str, padded: bool, make: Any, tokens: Any, ran: Counter[str]
 ) -> None:
-    """Against the same weights in float64: at most twice the error of the plain formula ("eager"), plus a rounding band.
+    """Against the reference in float64: at most twice the error of the plain formula ("eager"), plus a rounding band.
 
-    The band, 64 eps of the largest entry, is there for entries that the plain formula gets right by luck.
+    The band, 256 eps of the largest entry (or of 1: λ's gradient is a sum of terms of order 1 that nearly cancel),
+    is there for what the plain formula gets right by luck.
     """
     inputs, eps = tokens(), torch.finfo(torch.float32).eps
-    single = make(kind, torch.float32, attn_implementation="eager")
-    plain = answers(single, inputs)
-    truth = answers(single.double(), inputs)
+    mask = some_padding(inputs) if padded else None
+    plain = answers(make(kind, torch.float32, attn_implementation="eager"), inputs, mask)
+    rounded = make(kind, torch.float32, attn_implementation="diff_attention_reference").double()
+    truth = answers(rounded, inputs, mask)
     ran.clear()
-    got = answers(make(kind, torch.float32, attn_implementation=implementation), inputs)
+    got = answers(make(kind, torch.float32, attn_implementation=implementation), inputs, mask)
     expect_runs(ran, implementation, kind)
     for name, value in truth.items():
         error, plain_error = ((x[name].double() - value.double()).abs().max().item() for x in (got, plain))
-        limit = 2 * plain_error + 64 * eps * max(0.1, value.abs().max().item())
+        limit = 2 * plain_error + 256 * eps * max(1.0, value.abs().max().item())
         assert error <= limit, f"{name}: error {error:.3g}, the plain formula's {plain_error:.3g}, limit {limit:.3g}"
 
 
@@ -110,7 +121,7 @@ def test_switching_a_live_model(kind: str, make: Any, tokens: Any, ran: Counter[
         ran.clear()
         for implementation in (*RUNS, "diff_attention"):
             model.set_attn_implementation(implementation)
-            check(model(inputs).logits, first)
+            check(model(inputs).logits, first, dtype=COMPUTES_IN.get(implementation))
             expect_runs(ran, implementation, kind)
 
 
@@ -214,7 +225,7 @@ def test_a_mask_of_ones_own(kind: str, implementation: str, make: Any, tokens: A
     truth = model(inputs, attention_mask=mask).logits
     assert (truth - model(inputs).logits)[0, 5:].abs().max() > 0.01
     model.set_attn_implementation(implementation)
-    check(model(inputs, attention_mask=mask).logits, truth)
+    check(model(inputs, attention_mask=mask).logits, truth, dtype=COMPUTES_IN.get(implementation))
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "diff_attention"])
@@ -223,22 +234,23 @@ def test_packed_sequences(kind: str, implementation: str, make: Any, tokens: Any
     model, inputs = make(kind, attn_implementation=implementation), tokens(batch=1)
     positions = torch.cat((torch.arange(4), torch.arange(5)))[None]
     packed = model(inputs, position_ids=positions, use_cache=False).logits
-    check(packed[:, :4], model(inputs[:, :4]).logits)
-    check(packed[:, 4:], model(inputs[:, 4:]).logits)
+    dtype = COMPUTES_IN.get(implementation)
+    check(packed[:, :4], model(inputs[:, :4]).logits, dtype=dtype)
+    check(packed[:, 4:], model(inputs[:, 4:]).logits, dtype=dtype)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "diff_attention"])
 def test_autocast(kind: str, implementation: str, make: Any, tokens: Any) -> None:
     """The error against float64 is of bfloat16's size, and gradients arrive in float32 everywhere.
 
-    Two layers of peaked attention: 32 roundings of eps/2 = 1/256 each, root-mean-square, relative to that of the logits.
+    Two layers of peaked attention: 8 roundings of eps/2 = 1/256 each, in the root mean square of the logits.
     """
     inputs, model = tokens(), make(kind, torch.float32, attn_implementation=implementation)
     truth = make(kind)(inputs).logits
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = model(inputs, labels=inputs)
     error = (out.logits.double() - truth).square().mean().sqrt() / truth.square().mean().sqrt()
-    assert 0 < error < 32 / 256
+    assert 0 < error < 8 / 256
     out.loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad.dtype == torch.float32, name

@@ -100,7 +100,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     },
     "unknown rotary type": (
         {"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}},
-        r"rope_type .*got 'nonsense'",
+        r"rope_type.*'nonsense'",
     ),
 }
 

@@ -245,14 +245,14 @@ def test_a_whole_row_of_the_smallest_number_is_a_mean(backend: str, dtype: torch
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_the_softmax_runs_in_float32_at_least(backend: str, dtype: torch.dtype) -> None:
     """Logits around 128 are off by 1/2 in bfloat16; a backend that holds them so is far outside the rounding band."""
-    base = build(replace(Case(gain=1.0, is_causal=True, heads=4), dtype=dtype))
+    base = build(replace(Case(gain=1.0, is_causal=True, heads=4, lam="full"), dtype=dtype))
     q, k = base.q.clone(), base.k.clone()
     q[..., 0], k[..., 0] = 16.0, 16.0
     problem = replace(base, q=q, k=k)
     expected = expect(problem)
     by_rounding_alone = replace(expected, limits=expected.bands)
     _, forward = solve_by_oracle(problem)
-    assert min(by_rounding_alone.ratios(solve_plainly(problem, forward)).values()) > 2
+    assert min(by_rounding_alone.ratios(solve_plainly(problem, forward)).values()) > 1.5
     by_rounding_alone.check(problem.solve(diff_attention, backend=backend))
 
 

@@ -215,6 +215,17 @@ def test_a_run_that_is_still_starting_and_one_without_a_recipe(tmp_path: Path) -
     assert "recipe.yaml is missing." in text
 
 
+@pytest.mark.usefixtures("no_drawings")
+def test_a_single_evaluation_is_no_curve(demo_dir: Path) -> None:
+    line = {"step": 5, "loss": 1.0, "validation/accuracy": 0.5}
+    for folder in demo_dir.glob("*-*"):
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    for path in (build_demo_report(demo_dir), build_run_report([demo_dir / "retrieval-diff"])):
+        labels = Page(path).labels
+        assert any("oss" in label for label in labels)
+        assert not any(label.startswith(("accuracy of", "Validation: accuracy")) for label in labels)
+
+
 def test_wrong_run_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one run folder"):
         build_run_report([])

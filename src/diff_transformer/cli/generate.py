@@ -33,10 +33,10 @@ def generate(
         raise ValueError(f"--top-p must be above 0 and at most 1, got {top_p}.")
 
     import torch
-    from transformers import TextStreamer
 
     from diff_transformer.cli import console
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
+    from diff_transformer.cli.streaming import Writer
 
     console.quiet_libraries()
     folder = find_checkpoint(checkpoint)
@@ -57,7 +57,7 @@ def generate(
         attention_mask=torch.ones_like(input_ids),
         max_new_tokens=new,
         pad_token_id=tokenizer.pad_token_id,
-        streamer=TextStreamer(tokenizer, skip_special_tokens=True),
+        streamer=Writer(tokenizer, skip_special_tokens=True),
         **sampling,
         **({} if greedy else {"top_k": 0}),
     )

@@ -4,6 +4,7 @@ Same configuration but `attention_type`, same data in the same order, same numbe
 files; a page and a table are made from these alone.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from diff_transformer.data import RetrievalBatches, TextBatches
 from diff_transformer.eval import evaluate, validation_callback
 from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.results import Result, capture_results, write_json
-from diff_transformer.train import Data, Progress, TrainedRun, build_data, load_recipe, train
+from diff_transformer.train import Data, Progress, Recipe, TrainedRun, build_data, load_recipe, train
 from diff_transformer.train.run_folder import is_run_folder
 
 ARMS = ("diff", "softmax")
@@ -85,22 +86,18 @@ def run_demo(
     """
     folder = Path(output_dir)
     _check_folder(folder, resume=resume, overwrite=overwrite)
+    recipes = {task: _twin_recipes(task, text, seed, fast) for task in TASKS}
+    # All data before any training: bad input is said at once, not after minutes.
+    data_of = {task: build_data(recipes[task][ARMS[0]]) for task in TASKS}
     if overwrite:
         (folder / RESULTS).unlink(missing_ok=True)  # never the old results beside new runs
     records: list[Result] = []
-    settings: dict[str, Any] = {"seed": seed}
-    for task in TASKS:
-        overrides = [*(FAST[task] if fast else ()), f"train.seed={seed}"]
-        if task == "language" and text:
-            overrides.append(f"data.paths={[str(path) for path in text]}")
-        recipes = {arm: load_recipe(task, [*overrides, f"model.attention_type={arm}"]) for arm in ARMS}
-        settings[task] = recipes[ARMS[0]].model_dump(mode="json", exclude={"model": {"attention_type"}})
-        data = build_data(recipes[ARMS[0]])
+    for task, data in data_of.items():
         runs: dict[str, TrainedRun] = {}
         for arm in ARMS:
             run_folder = folder / f"{task}-{arm}"
             run = runs[arm] = train(
-                recipes[arm],
+                recipes[task][arm],
                 run_folder,
                 resume=resume and is_run_folder(run_folder),
                 overwrite=overwrite and is_run_folder(run_folder),
@@ -118,9 +115,24 @@ def run_demo(
             write_json(folder / "attention.json", attention_example(models, data.batches, seed), indent=None)
         else:
             write_json(folder / "samples.json", text_samples(models, data, seed))
+    settings = {
+        "seed": seed,
+        **{
+            task: twins[ARMS[0]].model_dump(mode="json", exclude={"model": {"attention_type"}})
+            for task, twins in recipes.items()
+        },
+    }
     title = "A Differential Transformer beside its twin"
     write_json(folder / RESULTS, capture_results(title, settings, records, device=str(models["diff"].device)))
     return folder
+
+
+def _twin_recipes(task: str, text: Sequence[str | Path] | None, seed: int, fast: bool) -> dict[str, Recipe]:
+    """The task's shipped recipe, once for each arm."""
+    overrides = [*(FAST[task] if fast else ()), f"train.seed={seed}"]
+    if task == "language" and text:
+        overrides.append(f"data.paths={json.dumps([str(path) for path in text])}")
+    return {arm: load_recipe(task, [*overrides, f"model.attention_type={arm}"]) for arm in ARMS}
 
 
 def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:

@@ -140,7 +140,7 @@ def _check_values(k: Tensor, v: Tensor) -> None:
 def _check_scale(scale: float | None, q: Tensor) -> float:
     if scale is None:
         return q.shape[-1] ** -0.5
-    if isinstance(scale, Tensor) or not math.isfinite(scale):
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
         _refuse(f"scale must be a finite number, got {scale!r}.")
     return float(scale)
 

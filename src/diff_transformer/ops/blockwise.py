@@ -38,6 +38,7 @@ class _Problem:
     window: int | None
     keys: tuple[Tensor, Tensor]  # each (B·H_kv, S, d)
     values: Tensor  # (B·H_kv, S, dv)
+    groups: int  # query heads to a key head
     dtype: torch.dtype
 
     @classmethod
@@ -56,11 +57,23 @@ class _Problem:
         first = k[:, :, 0].flatten(0, 1).to(dtype)
         second = first if k.shape[2] == 1 else k[:, :, 1].flatten(0, 1).to(dtype)
         values = v.flatten(0, 1).to(dtype)
-        return cls(q, lam.to(dtype), attn_mask, is_causal, scale, window, (first, second), values, dtype)
+        return cls(
+            q,
+            lam.to(dtype),
+            attn_mask,
+            is_causal,
+            scale,
+            window,
+            (first, second),
+            values,
+            q.shape[1] // k.shape[1],
+            dtype,
+        )
 
     def grouped(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Rows start … stop − 1 of x (B, H, N, e) as (B·H_kv, G·rows, e): a group's heads share keys and values."""
-        return x[:, :, start:stop].to(self.dtype).reshape(self.values.shape[0], -1, x.shape[-1])
+        rows = self.groups * (stop - start)
+        return x[:, :, start:stop].to(self.dtype).reshape(self.values.shape[0], rows, x.shape[-1])
 
     def lambdas(self, start: int, stop: int) -> Tensor:
         return self.grouped(self.lam.unsqueeze(-1), start, stop)
@@ -84,7 +97,7 @@ class _Problem:
         mask = mask if mask.shape[-1] == 1 else mask[..., low:high]
         if mask.shape[1] == 1:
             return mask.unsqueeze(2)
-        return mask.unflatten(1, (-1, self.q.shape[1] * self.q.shape[0] // self.values.shape[0]))
+        return mask.unflatten(1, (-1, self.groups))
 
     def maps(self, block: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
         """P1 and P2 of a block, each (B·H_kv, G·rows, keys)."""
@@ -97,7 +110,7 @@ class _Problem:
         for c in range(2):
             queries = self.grouped(self.q[:, :, c], start, stop) * self.scale
             scores = queries @ self.keys[c][:, low:high].transpose(1, 2)
-            tiles = scores.view(batch, -1, heads * batch // self.values.shape[0], stop - start, high - low)
+            tiles = scores.view(batch, heads // self.groups, self.groups, stop - start, high - low)
             hide_by_position(tiles, start, low, n, s, self.is_causal, self.window)
             if mask is not None and mask.dtype == torch.bool:
                 tiles.masked_fill_(~mask, float("-inf"))
@@ -127,7 +140,7 @@ def blockwise_forward(
             first, second = problem.maps(block)
             weights = first.addcmul_(problem.lambdas(start, stop), second, value=-1)
             result = weights @ problem.values[:, low:high]
-            out[:, :, start:stop] = result.view(*out.shape[:2], stop - start, -1)
+            out[:, :, start:stop] = result.view(*out.shape[:2], stop - start, out.shape[-1])
     return out
 
 
@@ -174,7 +187,7 @@ def blockwise_backward(
             weights = torch.addcmul(first, lambdas, second, value=-1)
             value_sum[:, low:high].baddbmm_(weights.transpose(1, 2), grad_block)
             second_sum = torch.linalg.vecdot(second, grad_weights).unsqueeze(-1)
-            grad_lam[:, :, start:stop] = -second_sum.view(batch, heads, -1)
+            grad_lam[:, :, start:stop] = -second_sum.view(batch, heads, stop - start)
             first_sum = torch.linalg.vecdot(first, grad_weights).unsqueeze(-1)
             # dS_c = g_c · P_c ⊙ (dP − rowsum(P_c ⊙ dP)) with g_1 = 1 and g_2 = −λ; in place, the maps are done with.
             grad_scores = (
@@ -185,7 +198,7 @@ def blockwise_backward(
                 queries = problem.grouped(q[:, :, c], start, stop)
                 keys = problem.keys[c][:, low:high]
                 grad_queries = (grad_scores[c] @ keys).mul_(scale)
-                grad_q[:, :, c, start:stop] = grad_queries.view(batch, heads, stop - start, -1)
+                grad_q[:, :, c, start:stop] = grad_queries.view(batch, heads, stop - start, q.shape[-1])
                 sums = key_sums[c % k.shape[2]]
                 sums[:, low:high].baddbmm_(grad_scores[c].transpose(1, 2), queries, alpha=scale)
     grad_k = torch.stack([sums.view(k.shape[0], k.shape[1], *sums.shape[1:]) for sums in key_sums], dim=2)

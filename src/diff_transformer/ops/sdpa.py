@@ -5,6 +5,7 @@ not, V is cut into pieces of width d and each map is one call a piece.
 """
 
 import functools
+import operator
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +15,13 @@ from diff_transformer.ops.visibility import position_mask
 
 
 @torch.compiler.assume_constant_result
-@functools.cache
 def wide_values_allowed(device: str, dtype: torch.dtype, d: int, dv: int, masked: bool) -> bool:
     """Whether a fused kernel of torch's takes values of width ``dv`` with keys of width ``d``, by asking torch."""
+    return _ask(device, dtype, d, dv, masked)
+
+
+@functools.cache
+def _ask(device: str, dtype: torch.dtype, d: int, dv: int, masked: bool) -> bool:
     if d == dv:
         return True
     shape = (1, 1, 64)
@@ -52,10 +57,14 @@ def _combined_mask(
         blind = ~mask.any(-1, keepdim=True)
         return mask | blind, blind
     mask = attn_mask.to(torch.promote_types(attn_mask.dtype, q.dtype))
+    if mask.dtype != q.dtype:
+        # A finite value that q's dtype cannot hold, such as float32's lowest in float16, must not turn into −∞.
+        info = torch.finfo(q.dtype)
+        mask = torch.where(mask == float("-inf"), mask, mask.clamp(info.min, info.max)).to(q.dtype)
     if allowed is not None:
         mask = mask.masked_fill(~allowed, float("-inf"))
     blind = (mask == float("-inf")).all(-1, keepdim=True)
-    return mask.masked_fill(blind, 0.0).to(q.dtype), blind
+    return mask.masked_fill(blind, 0.0), blind
 
 
 def sdpa_attention(
@@ -70,15 +79,17 @@ def sdpa_attention(
 ) -> Tensor:
     """A1 V − λ A2 V. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N)."""
     n, s, d, dv = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
-    # torch aligns its own causality to the start of the keys: the same thing only where N = S.
-    plain_causal = is_causal and n == s and window is None and attn_mask is None
+    # torch aligns its own causality to the start of the keys: the same thing only where N = S. Its fused kernels hide
+    # keys before they scale, which a scale of 0 or less undoes.
+    plain_causal = is_causal and n == s and window is None and attn_mask is None and scale > 0
     mask, blind = (None, None) if plain_causal else _combined_mask(q, k, attn_mask, is_causal, window)
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and q.device.type != "cuda":
         # Outside CUDA torch answers enable_gqa with its plain formula.
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         groups = 1
-    if wide_values_allowed(q.device.type, q.dtype, d, dv, mask is not None):
+    # index() fixes a size that torch.compile would leave open.
+    if wide_values_allowed(q.device.type, q.dtype, operator.index(d), operator.index(dv), mask is not None):
         pieces: tuple[Tensor, ...] = (v,)
     else:
         pieces = tuple(F.pad(piece, (0, d - piece.shape[-1])) for piece in v.split(d, dim=-1))
@@ -96,7 +107,7 @@ def sdpa_attention(
             )
             for piece in pieces
         ]
-        outputs.append(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)[..., :dv])
+        outputs.append((parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))[..., :dv])
     out = outputs[0] - lam.unsqueeze(-1) * outputs[1]
     if blind is not None:
         out = out.masked_fill(blind, 0.0)

@@ -117,7 +117,9 @@ def _training_curves(task: str, runs: dict[tuple[str, str], list[dict]]) -> Iter
         )
     for key in curves.validation_keys(list(logs.values())):
         name = key.removeprefix("validation/").replace("_", " ")
-        if key != "validation/loss" and (found := lines(key)):
+        found = lines(key)
+        # One evaluation, at the end, is no curve: the table has it.
+        if key != "validation/loss" and any(len(line.x) > 1 for line in found):
             yield markup.figure(
                 figures.curves([], checks=found, title=f"Validation: {name}", ylabel=name),
                 f"{name} of the {task} task over training: {curves.in_words(found)}.",
@@ -154,7 +156,7 @@ def _depth_figure(records: Sequence[Result], name: str, title: str) -> Iterator[
 def _bars(rows: Sequence[Row]) -> str:
     results = [result for row in rows for result in row.cells.values() if result.interval is not None]
     methods = "; ".join(dict.fromkeys(result.method for result in results if result.method))
-    return ("Bars: 95 % intervals" + (f" ({methods})." if methods else ".")) if results else ""
+    return f"Bars: 95 % intervals{', ' if methods else ''}{methods}." if results else ""
 
 
 def _where_weight_goes(records: Sequence[Result]) -> str:

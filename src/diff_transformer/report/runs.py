@@ -81,7 +81,8 @@ def _curve_figures(logs: Mapping[str, curves.Metrics]) -> Iterator[str]:
     checks = {key: ("Validation: " + key.partition("/")[2], key) for key in curves.validation_keys(list(logs.values()))}
     for key, (title, label) in {**CURVES, **checks}.items():
         found = [line for name, metrics in logs.items() if (line := curves.series(metrics, key, name))]
-        if found:
+        # One evaluation, at the end, is no curve.
+        if found and (key in CURVES or any(len(line.x) > 1 for line in found)):
             drawing = (
                 figures.curves([], checks=found, title=title, ylabel=label)
                 if key in checks

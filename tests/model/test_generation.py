@@ -1,0 +1,188 @@
+"""Caches against no cache, chunks against the whole, padded batches against single sequences; generate on top.
+
+In float64, so that two logits are never so close that rounding decides which token comes next.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, StaticCache
+
+from diff_transformer import DiffTransformerForCausalLM
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+# transformers' eager attention takes the softmax in float32, even of float64.
+COMPUTES_IN = {"eager": torch.float32}
+IMPLEMENTATIONS = ("diff_attention", "diff_attention_reference", "diff_attention_sdpa", "sdpa", "eager")
+
+
+def a_cache(name: str, model: DiffTransformerForCausalLM) -> Cache:
+    if name == "static":
+        return StaticCache(config=model.config, max_cache_len=16)
+    return DynamicCache(config=model.config)
+
+
+@pytest.mark.parametrize("chunks", [(9,), (8, 1), (1,) * 9, (4, 5), (1, 3, 2, 3)], ids=str)
+@pytest.mark.parametrize("cache_name", ["dynamic", "static"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_chunks_equal_the_whole(
+    kind: str, implementation: str, cache_name: str, chunks: tuple[int, ...], make: Any, tokens: Any, check: Any
+) -> None:
+    """Prefill, chunked prefill and decoding, without a mask."""
+    model, inputs = make(kind, attn_implementation=implementation), tokens()
+    with torch.no_grad():
+        whole = model(inputs, use_cache=False).logits
+        cache = a_cache(cache_name, model)
+        parts = [model(part, past_key_values=cache).logits for part in inputs.split(chunks, dim=1)]
+    assert cache.get_seq_length() == 9
+    # The rotary tables are made anew for each chunk, in float32, but of the same positions: equal to the bit.
+    check(torch.cat(parts, 1), whole, dtype=COMPUTES_IN.get(implementation))
+
+
+@pytest.mark.parametrize("cache_name", ["dynamic", "static"])
+@pytest.mark.parametrize("implementation", ["diff_attention", "sdpa"])
+def test_chunks_of_a_padded_batch(
+    kind: str, implementation: str, cache_name: str, make: Any, tokens: Any, check: Any
+) -> None:
+    model, inputs = make(kind, attn_implementation=implementation), tokens()
+    mask = torch.ones_like(inputs)
+    mask[0, :3] = 0
+    with torch.no_grad():
+        whole = model(inputs, attention_mask=mask, use_cache=False).logits
+        cache, start, parts = a_cache(cache_name, model), 0, []
+        for size in (2, 4, 1, 2):
+            stop = start + size
+            part = model(inputs[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache)
+            parts.append(part.logits)
+            start = stop
+    check(torch.cat(parts, 1) * mask[..., None], whole * mask[..., None])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_equal_single_ones(
+    kind: str, side: str, implementation: str, make: Any, tokens: Any, check: Any
+) -> None:
+    """Logits at real tokens, with positions counted from each row's first token, whatever stands at the padding."""
+    # In float64 transformers' eager attention answers NaN for rows of padding (see test_attention.py).
+    dtype = torch.float32 if implementation == "eager" else torch.float64
+    model, rows = make(kind, dtype, attn_implementation=implementation), [tokens(1, n) for n in (9, 5, 1)]
+    batch, mask = torch.zeros(3, 9, dtype=torch.long), torch.zeros(3, 9, dtype=torch.long)
+    for i, row in enumerate(rows):
+        where = slice(9 - row.shape[1], None) if side == "left" else slice(row.shape[1])
+        batch[i, where], mask[i, where] = row[0], 1
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    for padding in (0, 7):
+        filled = batch.masked_fill(mask == 0, padding)
+        logits = model(filled, attention_mask=mask, position_ids=positions).logits
+        for i, row in enumerate(rows):
+            check(logits[i][mask[i] == 1], model(row).logits[0])
+        if side == "left" and implementation != "eager":
+            assert logits.isfinite().all()
+    # Positions counted over the padding as well: only distances matter, up to the tables' float32.
+    logits = model(batch, attention_mask=mask).logits
+    for i, row in enumerate(rows):
+        check(logits[i][mask[i] == 1], model(row).logits[0], dtype=torch.float32)
+
+
+def test_loss_of_a_padded_batch(kind: str, make: Any, tokens: Any, check: Any) -> None:
+    """Training on padded rows: the loss and its gradient are those of the rows alone, and never NaN."""
+    model, row = make(kind), tokens(1, 6)
+    # Where padding stands left, the first token has a predecessor; it is no target, as it is none alone.
+    labels = torch.cat((torch.full((1, 1), -100), row[:, 1:]), 1)
+    ones, padding = torch.ones_like(row), torch.zeros(1, 3, dtype=torch.long)
+    model(row, labels=labels).loss.backward()
+    alone = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    for left in (True, False):
+        inputs, mask, targets = (
+            torch.cat((extra, part) if left else (part, extra), 1)
+            for part, extra in ((row, padding), (ones, padding), (labels, padding - 100))
+        )
+        model.zero_grad()
+        model(inputs, attention_mask=mask, labels=targets).loss.backward()
+        for name, parameter in model.named_parameters():
+            check(parameter.grad, alone[name], least=0.1, dtype=torch.float32)  # the loss upcasts to float32
+
+
+def generate(model: DiffTransformerForCausalLM, inputs: Tensor, **options: Any) -> Tensor:
+    options.setdefault("attention_mask", torch.ones_like(inputs))
+    settings = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0, **options}
+    return model.generate(inputs, **settings)
+
+
+def greedily(model: DiffTransformerForCausalLM, inputs: Tensor, steps: int = 10) -> Tensor:
+    """The most probable token, appended again and again; no cache, no generate."""
+    with torch.no_grad():
+        for _ in range(steps):
+            logits = model(inputs, use_cache=False).logits[:, -1]
+            top = logits.topk(2).values
+            assert (top[:, 0] - top[:, 1]).min() > 1e-4, "too close to call: choose other weights"
+            inputs = torch.cat((inputs, logits.argmax(-1, keepdim=True)), 1)
+    return inputs
+
+
+STATIC = {"cache_implementation": "static", "disable_compile": True}
+
+
+@pytest.mark.parametrize("implementation", ["diff_attention", "sdpa", "eager"])
+def test_greedy(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+    model, inputs = make(kind, attn_implementation=implementation), tokens()
+    expected = greedily(model, inputs)
+    assert len(expected[:, 9:].unique()) > 5  # no text of one token
+    for options in ({}, {"use_cache": False}, STATIC, {"prefill_chunk_size": 4}):
+        assert torch.equal(generate(model, inputs, **options), expected), options
+
+
+@pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
+def test_beams(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
+    """The cache is reordered between beams: with one it finds what it finds without."""
+    model, inputs = make(kind), tokens()
+    expected = generate(model, inputs, num_beams=4, use_cache=False)
+    assert torch.equal(generate(model, inputs, num_beams=4, **options), expected)
+    assert not torch.equal(expected, greedily(model, inputs))
+
+
+def test_sampling_with_and_without_a_cache(kind: str, make: Any, tokens: Any) -> None:
+    model, inputs = make(kind), tokens()
+    runs = []
+    for use_cache in (True, False):
+        torch.manual_seed(5)
+        runs.append(generate(model, inputs, do_sample=True, temperature=0.7, use_cache=use_cache))
+    assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize("options", [{}, STATIC, {"num_beams": 3}], ids=["dynamic", "static", "beams"])
+def test_left_padded_generation_equals_single(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
+    model, rows = make(kind), [tokens(1, n) for n in (9, 5, 2)]
+    batch = torch.cat([torch.cat((torch.zeros(1, 9 - row.shape[1], dtype=torch.long), row), 1) for row in rows])
+    together = generate(model, batch, attention_mask=(batch != 0).long(), **options)
+    for text, row in zip(together, rows, strict=True):
+        assert torch.equal(text[9:], generate(model, row, **options)[0, row.shape[1] :])
+
+
+def test_going_on_from_a_cache(kind: str, make: Any, tokens: Any) -> None:
+    """A second call of generate, with the cache of the first."""
+    model, inputs = make(kind), tokens()
+    expected, cache = greedily(model, inputs), DynamicCache(config=model.config)
+    first = generate(model, inputs, max_new_tokens=4, past_key_values=cache)
+    assert torch.equal(generate(model, first, max_new_tokens=6, past_key_values=cache), expected)
+
+
+def test_stops_at_the_end_token(make: Any, tokens: Any) -> None:
+    model, inputs = make(), tokens(batch=1)
+    text = greedily(model, inputs)[0, 9:]
+    stop = int(text[3])
+    length = text.tolist().index(stop) + 1
+    assert generate(model, inputs, eos_token_id=stop).shape[1] == 9 + length
+
+
+def test_prompt_given_as_embeddings(make: Any, tokens: Any) -> None:
+    model, inputs = make(), tokens()
+    embeds = model.get_input_embeddings()(inputs)
+    new = model.generate(
+        inputs_embeds=embeds, attention_mask=torch.ones_like(inputs), max_new_tokens=10, do_sample=False
+    )
+    assert torch.equal(new, greedily(model, inputs)[:, 9:])

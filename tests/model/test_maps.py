@@ -1,0 +1,147 @@
+"""Attention maps: output_attentions and attention_maps."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import oracle
+from diff_transformer import DiffTransformerForCausalLM, attention_maps
+
+HEADS = {"diff": 4, "diff_v2": 8, "softmax": 8}
+
+
+def layer_input(model: DiffTransformerForCausalLM, layer: int, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    """What the attention of a layer receives."""
+    seen = []
+    module = model.model.layers[layer].input_layernorm
+    handle = module.register_forward_hook(lambda _, __, output: seen.append(output.detach()))
+    model(tokens, attention_mask=mask, use_cache=False)
+    handle.remove()
+    return seen[0]
+
+
+def maps_by_oracle(
+    model: DiffTransformerForCausalLM, layer: int, tokens: Tensor, mask: Tensor | None = None
+) -> oracle.Forward:
+    """The maps of a layer, from its weights and what its attention receives."""
+    attention = model.model.layers[layer].self_attn
+    x, d, kind = layer_input(model, layer, tokens, mask).numpy(), attention.head_dim, model.config.attention_type
+    wq, wk = (module.weight.detach().numpy() for module in (attention.q_proj, attention.k_proj))
+
+    def heads(w: Any) -> Any:
+        y = (x @ w.T).reshape(*x.shape[:2], -1, d)
+        return oracle.rotary(y.swapaxes(1, 2), range(x.shape[1]))
+
+    q, k = heads(wq), heads(wk)
+    if kind == "diff":
+        vectors = [getattr(attention.lam, name).detach().numpy() for name in ("q1", "k1", "q2", "k2")]
+        lam: Any = oracle.lambda_value(*vectors, oracle.lambda_init(layer + 1))
+        q, k = (y.reshape(y.shape[0], -1, 2, *y.shape[2:]) for y in (q, k))
+    elif kind == "diff_v2":
+        lam = 1 / (1 + torch.exp(-torch.from_numpy(x) @ attention.lambda_proj.weight.detach().T)).numpy().swapaxes(1, 2)
+        q, k = q.reshape(q.shape[0], -1, 2, *q.shape[2:]), k[:, :, None]
+    else:
+        lam, q, k = 0.0, q[:, :, None].repeat(2, 2), k[:, :, None]
+    v = x[:, None, :, :1].repeat(k.shape[1], 1)  # the maps do not depend on it
+    options = {} if mask is None else {"attn_mask": mask.bool().numpy()[:, None, None]}
+    return oracle.attention(q, k, v, lam, is_causal=True, **options)
+
+
+# transformers' rotary tables are float32, and so is its eager softmax.
+def close(answer: Tensor, expected: Any) -> None:
+    torch.testing.assert_close(answer.double(), torch.as_tensor(expected).double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_reference", "eager"])
+def test_output_attentions(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+    """A1 − λA2 of every layer (the ordinary map of the twin): (B, H, N, S), rows that add up to 1 − λ."""
+    model, inputs = make(kind, attn_implementation=implementation), tokens()
+    out = model(inputs, output_attentions=True)
+    assert torch.equal(out.logits, model(inputs).logits)
+    assert [tuple(weights.shape) for weights in out.attentions] == [(2, HEADS[kind], 9, 9)] * 2
+    for layer, weights in enumerate(out.attentions):
+        expected = maps_by_oracle(model, layer, inputs)
+        close(weights, expected.difference)
+        assert not weights.triu(1).any()
+        close(weights.sum(-1), 1 - expected.lam)
+        if kind != "softmax":
+            assert (weights < -0.05).any()  # nothing is clamped
+    if kind == "diff":
+        for weights, lam in zip(out.attentions, model.lambdas(), strict=True):
+            close(weights.sum(-1), torch.full((2, 4, 9), 1 - lam))
+
+
+def test_output_attentions_from_the_configuration(kind: str, make: Any, tokens: Any) -> None:
+    model, inputs = make(kind, attn_implementation="eager"), tokens()
+    expected = model(inputs, output_attentions=True).attentions
+    model.config.output_attentions = True
+    for weights, wanted in zip(model(inputs).attentions, expected, strict=True):
+        assert torch.equal(weights, wanted)
+
+
+def test_output_attentions_through_a_cache(kind: str, make: Any, tokens: Any) -> None:
+    """N < S: the last rows of the whole maps."""
+    model, inputs = make(kind), tokens()
+    whole = model(inputs, output_attentions=True).attentions
+    cache = model(inputs[:, :6]).past_key_values
+    parts = model(inputs[:, 6:], past_key_values=cache, output_attentions=True).attentions
+    for part, full in zip(parts, whole, strict=True):
+        assert part.shape == (2, HEADS[kind], 3, 9)
+        close(part, full[:, :, 6:])
+
+
+@pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_sdpa", "sdpa", "eager"])
+def test_attention_maps(kind: str, implementation: str, make: Any, tokens: Any) -> None:
+    """The same maps whatever the model is set to, which stays as it was."""
+    model, inputs = make(kind, torch.float32, attn_implementation=implementation), tokens()
+    maps = attention_maps(model, inputs)
+    assert model.config._attn_implementation == implementation
+    assert len(maps) == 2
+    model = model.double()
+    for layer, (first, second, difference) in enumerate(maps):
+        expected = maps_by_oracle(model, layer, inputs)
+        # float32 throughout: logits up to 20 are off by 20 eps, and the second layer's inputs by what the first made.
+        limit = {"rtol": 0, "atol": 500 * torch.finfo(torch.float32).eps}
+        assert difference.shape == (2, HEADS[kind], 9, 9)
+        assert difference.dtype == torch.float32
+        assert not difference.requires_grad
+        torch.testing.assert_close(difference.double(), torch.from_numpy(expected.difference), **limit)
+        if kind == "softmax":
+            assert first is None
+            assert second is None
+        else:
+            torch.testing.assert_close(first.double(), torch.from_numpy(expected.first), **limit)
+            torch.testing.assert_close(second.double(), torch.from_numpy(expected.second), **limit)
+
+
+def test_attention_maps_of_a_padded_batch(kind: str, make: Any, tokens: Any) -> None:
+    """Nothing looks at padding, and padding looks at nothing."""
+    model, inputs = make(kind), tokens()
+    mask = torch.ones_like(inputs)
+    mask[0, :4] = 0
+    for layer, maps in enumerate(attention_maps(model, inputs, mask)):
+        expected = maps_by_oracle(model, layer, inputs, mask)
+        close(maps.difference, expected.difference)
+        assert not maps.difference[0, :, :, :4].any()
+        assert not maps.difference[0, :, :4].any()
+        if kind != "softmax":
+            sums = mask[:, None].double().expand(2, HEADS[kind], 9)
+            close(maps.first.sum(-1), sums)
+            close(maps.second.sum(-1), sums)
+
+
+def test_attention_maps_leave_the_model_alone(make: Any, tokens: Any) -> None:
+    model, inputs = make(attn_implementation="sdpa").train(), tokens()
+    attention_maps(model, inputs)
+    assert model.training
+    model(inputs, labels=inputs).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_setting_is_restored_after_an_error(make: Any) -> None:
+    model = make(attn_implementation="eager")
+    with pytest.raises(IndexError):
+        attention_maps(model, torch.tensor([[10_000]]))
+    assert model.config._attn_implementation == "eager"

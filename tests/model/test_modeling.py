@@ -1,0 +1,442 @@
+"""The causal language model: against the float64 oracle and Llama, its sizes, its loss, its start."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import oracle
+from diff_transformer import DiffTransformerForCausalLM, DiffTransformerModel
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+class Rotary64(nn.Module):
+    """The model's rotary tables in float64 (transformers' own are float32 in every dtype)."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = position_ids[..., None] * 10000.0 ** -(torch.arange(0, 4, 2, dtype=torch.float64) / 4).repeat(2)
+        return angles.cos(), angles.sin()
+
+
+def by_oracle(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Logits from the model's weights and the oracle's layers alone."""
+    weights = {name: parameter.detach().double().numpy() for name, parameter in model.named_parameters()}
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    config, positions = model.config, range(tokens.shape[1])
+    hidden = weights["model.embed_tokens.weight"][tokens.numpy()]
+    options: dict[str, Any] = {"positions": positions, "is_causal": True}
+    if mask is not None:
+        options["attn_mask"] = mask.bool().numpy()[:, None, None, :]
+    for i in range(config.num_hidden_layers):
+        part = {
+            name.removeprefix(f"model.layers.{i}."): value
+            for name, value in weights.items()
+            if name.startswith(f"model.layers.{i}.")
+        }
+        projections = [part[f"self_attn.{name}_proj.weight"] for name in "qkvo"]
+
+        def attend(x: Any, part: Any = part, projections: Any = projections, layer: int = i + 1) -> Any:
+            heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+            if config.attention_type == "softmax":
+                return oracle.softmax_layer(x, *projections, heads=heads, key_heads=key_heads, **options)
+            if config.attention_type == "diff_v2":
+                w_lambda = part["self_attn.lambda_proj.weight"]
+                wq, wk, wv, wo = projections
+                return oracle.diff_v2_layer(x, wq, wk, wv, w_lambda, wo, heads=heads, key_heads=key_heads, **options)
+            vectors = tuple(part[f"self_attn.lam.{name}"] for name in ("q1", "k1", "q2", "k2"))
+            init = None if config.lambda_init == "schedule" else config.lambda_init
+            return oracle.diff_layer(
+                x,
+                *projections,
+                vectors,
+                part["self_attn.head_norm.weight"],
+                layer=layer,
+                heads=heads // 2,
+                key_heads=key_heads // 2,
+                init=init,
+                eps=config.rms_norm_eps,
+                **options,
+            )
+
+        mlp = [part[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down")]
+        norms = [part["input_layernorm.weight"], part["post_attention_layernorm.weight"]]
+        hidden = oracle.decoder_layer(hidden, attend, *mlp, *norms, config.rms_norm_eps)
+    normed = oracle.rms_norm(hidden, weights["model.norm.weight"], config.rms_norm_eps)
+    return torch.from_numpy(normed @ head.T)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as usual": {},
+    "no grouping": {"num_key_value_heads": 8},
+    "one key head for all": {"num_key_value_heads": 2},
+    "constant λ_init, another eps": {"lambda_init": 0.5, "rms_norm_eps": 1e-2},
+    "tied": {"tie_word_embeddings": True, "num_hidden_layers": 1},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_whole_model_against_the_oracle(kind: str, variant: str, make: Any, tokens: Any, check: Any) -> None:
+    model, inputs = make(kind, **VARIANTS[variant]), tokens(length=6)
+    expected = by_oracle(model, inputs)
+    # transformers' tables are float32: their angles, up to 5, are off by up to 5 eps of it, and logits with them.
+    check(model(inputs).logits, expected, dtype=torch.float32)
+    model.model.rotary_emb = Rotary64()
+    check(model(inputs).logits, expected)
+
+
+def test_left_padding_against_the_oracle(kind: str, make: Any, tokens: Any, check: Any) -> None:
+    model, inputs = make(kind), tokens(length=6)
+    model.model.rotary_emb = Rotary64()
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    answer, expected = model(inputs, attention_mask=mask).logits, by_oracle(model, inputs, mask)
+    check(answer, expected)  # padding included: it sees nothing and adds nothing
+
+
+def test_a_wrong_layer_number_would_be_noticed(make: Any, tokens: Any) -> None:
+    """The comparison above tells l from l − 1 in both layers."""
+    model, inputs = make(), tokens(length=6)
+    right = by_oracle(model, inputs)
+    for i in range(2):
+        with torch.no_grad():
+            model.model.layers[i].self_attn.lam.lambda_init = oracle.lambda_init(i + 2)
+        assert (model(inputs).logits - right).abs().max() > 0.01
+        model.model.layers[i].self_attn.lam.lambda_init = oracle.lambda_init(i + 1)
+    assert [layer.self_attn.lam.lambda_init for layer in model.model.layers] == pytest.approx([0.2, 0.355509], abs=1e-6)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_twin_is_llama(tied: bool, make: Any, tokens: Any, check: Any) -> None:
+    """Its weights load into transformers' LlamaForCausalLM as they are and give the same logits."""
+    model, inputs = make("softmax", tie_word_embeddings=tied, rms_norm_eps=1e-5), tokens()
+    sizes = {name: getattr(model.config, name) for name in ("vocab_size", "hidden_size", "intermediate_size")}
+    config = LlamaConfig(
+        **sizes,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=4,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=tied,
+        rope_parameters=model.config.rope_parameters,
+    )
+    llama = LlamaForCausalLM(config).double().eval()
+    llama.load_state_dict(model.state_dict())
+    # Llama's own RMSNorm computes in float32.
+    check(model(inputs).logits, llama(inputs).logits, dtype=torch.float32)
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kv_heads", [8, 4, 2])
+@pytest.mark.parametrize(("layers", "head_dim"), [(1, 4), (3, 6)])
+def test_parameter_counts(tied: bool, kv_heads: int, layers: int, head_dim: int, make: Any) -> None:
+    """The twins differ by 4d (λ) + 2d (headwise norm) in each layer, and by nothing else."""
+    sizes = {
+        "tie_word_embeddings": tied,
+        "num_key_value_heads": kv_heads,
+        "num_hidden_layers": layers,
+        "head_dim": head_dim,
+    }
+    diff, twin, v2 = (make(kind, **sizes) for kind in ("diff", "softmax", "diff_v2"))
+    assert count(diff) - count(twin) == (4 * head_dim + 2 * head_dim) * layers
+    assert count(v2) - count(twin) == (24 * 8 * head_dim + 24 * 8) * layers
+    attention = 24 * head_dim * (8 + 2 * kv_heads + 8)
+    assert count(twin) == 29 * 24 * (1 if tied else 2) + layers * (attention + 3 * 24 * 20 + 2 * 24) + 24
+    extra = set(dict(diff.named_parameters())) - set(dict(twin.named_parameters()))
+    assert {name.split("self_attn.")[1] for name in extra} == {
+        "lam.q1",
+        "lam.k1",
+        "lam.q2",
+        "lam.k2",
+        "head_norm.weight",
+    }
+    shared = dict(twin.named_parameters())
+    assert all(diff.get_parameter(name).shape == parameter.shape for name, parameter in shared.items())
+
+
+def test_tied_embeddings(make: Any, tokens: Any) -> None:
+    model, inputs = make(tie_word_embeddings=True), tokens()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.get_input_embeddings() is model.model.embed_tokens
+    assert model.get_output_embeddings() is model.lm_head
+    model(inputs, labels=inputs).loss.backward()
+    never_seen = sorted(set(range(29)) - set(inputs.flatten().tolist()))
+    assert model.lm_head.weight.grad[never_seen].abs().sum() > 0  # through the head
+    untied = make()
+    assert untied.lm_head.weight is not untied.model.embed_tokens.weight
+    assert not torch.equal(untied.lm_head.weight, untied.model.embed_tokens.weight)
+
+
+def test_causality_is_exact(kind: str, make: Any, tokens: Any) -> None:
+    """A change at position t leaves every earlier logit bit-identical, in each implementation."""
+    inputs = tokens()
+    changed = inputs.clone()
+    changed[:, 5] = (inputs[:, 5] + 3) % 28 + 1
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for implementation in ("diff_attention", "diff_attention_reference", "diff_attention_sdpa", "sdpa", "eager"):
+            model = make(kind, dtype, attn_implementation=implementation)
+            before, after = model(inputs).logits, model(changed).logits
+            assert torch.equal(before[:, :5], after[:, :5]), implementation
+            assert (before[:, 5:] != after[:, 5:]).any(-1).all(), implementation
+
+
+def test_loss(kind: str, make: Any, tokens: Any) -> None:
+    model, inputs = make(kind), tokens()
+    labels = inputs.clone()
+    labels[0, :6] = -100
+    labels[1, 4] = -100
+    out = model(inputs, labels=labels)
+    logits = model(inputs).logits
+    terms = [
+        -F.log_softmax(logits[b, i].float(), -1)[labels[b, i + 1]]
+        for b in range(2)
+        for i in range(8)
+        if labels[b, i + 1] != -100
+    ]
+    assert len(terms) == 3 + 7
+    torch.testing.assert_close(out.loss, sum(terms) / 10, rtol=1e-6, atol=0, check_dtype=False)
+    torch.testing.assert_close(out.logits, logits, rtol=0, atol=0)
+    for total in (25, torch.tensor(25)):
+        summed = model(inputs, labels=labels, num_items_in_batch=total).loss
+        torch.testing.assert_close(summed, sum(terms) / 25, rtol=1e-6, atol=0, check_dtype=False)
+
+
+def test_accumulated_gradients_are_those_of_one_batch(make: Any, tokens: Any, check: Any) -> None:
+    """Micro-batches with unequal numbers of labels, each divided by the batch's total."""
+    inputs, labels = tokens(batch=4), tokens(batch=4)
+    labels[:2, 3:] = -100  # 2 + 2 labels count in the first half, 8 + 8 in the second
+    model = make()
+    model(inputs, labels=labels).loss.backward()
+    whole = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    total = int((labels[:, 1:] != -100).sum())
+    assert total == 20
+    naive: dict[str, Tensor] = {}
+    for weighted in (True, False):
+        model.zero_grad()
+        for half in (slice(0, 2), slice(2, 4)):
+            options = {"num_items_in_batch": total} if weighted else {}
+            loss = model(inputs[half], labels=labels[half], **options).loss
+            (loss if weighted else loss / 2).backward()
+        for name, parameter in model.named_parameters():
+            if weighted:
+                check(parameter.grad, whole[name], least=0.1, dtype=torch.float32)  # the loss upcasts to float32
+            else:
+                naive[name] = parameter.grad
+    assert max((naive[name] - whole[name]).abs().max().item() for name in whole) > 0.01
+
+
+def test_inputs_embeds(kind: str, make: Any, tokens: Any) -> None:
+    model, inputs = make(kind), tokens()
+    embeds = model.get_input_embeddings()(inputs)
+    assert torch.equal(model(inputs_embeds=embeds).logits, model(inputs).logits)
+    for bad in ({}, {"input_ids": inputs, "inputs_embeds": embeds}):
+        with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds must be given"):
+            model(**bad)
+
+
+def test_logits_to_keep(make: Any, tokens: Any, check: Any) -> None:
+    model, inputs = make(), tokens()
+    full = model(inputs).logits
+    for keep, kept in ((0, full), (1, full[:, -1:]), (3, full[:, -3:]), (torch.tensor([2, 5]), full[:, [2, 5]])):
+        check(model(inputs, logits_to_keep=keep).logits, kept)
+
+
+def test_outputs(kind: str, make: Any, tokens: Any) -> None:
+    model, inputs = make(kind), tokens()
+    out = model(inputs, output_hidden_states=True)
+    assert [tuple(state.shape) for state in out.hidden_states] == [(2, 9, 24)] * 3
+    assert torch.equal(out.hidden_states[0], model.model.embed_tokens(inputs))
+    assert torch.equal(model.lm_head(out.hidden_states[-1]), out.logits)  # the last one is normed, as Llama's
+    assert out.past_key_values.get_seq_length() == 9
+    assert out.loss is None
+    assert out.attentions is None
+    assert model(inputs, use_cache=False).past_key_values is None
+    as_tuple = model(inputs, labels=inputs, return_dict=False)
+    assert isinstance(as_tuple, tuple)
+    assert as_tuple[0].dim() == 0
+    assert torch.equal(as_tuple[1], out.logits)
+
+
+def test_base_model(kind: str, make: Any, tokens: Any) -> None:
+    model, inputs = make(kind), tokens()
+    base = DiffTransformerModel(model.config).double().eval()
+    base.load_state_dict(model.model.state_dict())
+    hidden = base(inputs).last_hidden_state
+    assert torch.equal(model.lm_head(hidden), model(inputs).logits)
+
+
+@pytest.mark.parametrize("constant", [0.8, 0.5])
+def test_constant_lambda_init(constant: float, make: Any) -> None:
+    model = make(lambda_init=constant, num_hidden_layers=3)
+    for layer in model.model.layers:
+        assert layer.self_attn.lam.lambda_init == constant
+        assert layer.self_attn.head_norm.factor == 1 - constant
+
+
+def test_lambdas(make: Any) -> None:
+    """λ of each layer as it is now, in the order of the layers; None where a layer has no such number."""
+    model = make(num_hidden_layers=3)
+    expected = []
+    for number, layer in enumerate(model.model.layers, start=1):
+        vectors = [getattr(layer.self_attn.lam, name).detach().numpy() for name in ("q1", "k1", "q2", "k2")]
+        expected.append(oracle.lambda_value(*vectors, oracle.lambda_init(number)))
+    assert model.lambdas() == pytest.approx(expected, rel=1e-12)
+    assert all(type(value) is float for value in model.lambdas())
+    assert model.model.lambdas() == model.lambdas()
+    assert max(expected) - min(expected) > 0.05
+    for vector in model.model.layers[1].self_attn.lam.parameters():
+        nn.init.zeros_(vector)
+    assert model.lambdas()[1] == pytest.approx(oracle.lambda_init(2), rel=1e-12)
+    assert make("softmax").lambdas() is None
+    assert make("diff_v2").lambdas() is None
+
+
+@pytest.mark.parametrize("std", [0.02, 0.1])
+def test_start(std: float, kind: str, make: Any) -> None:
+    """Matrices N(0, initializer_range²), norms 1, λ vectors N(0, 0.1²), λ near λ_init.
+
+    Means and deviations are within five standard errors; λ's deviation at the start is 0.1²·√(2d) = 0.08 at d = 32.
+    """
+    model = make(kind, torch.float32, sharp=False, initializer_range=std, head_dim=32, hidden_size=64, vocab_size=300)
+    lam = []
+    for name, parameter in model.named_parameters():
+        n = parameter.numel()
+        if parameter.dim() == 2:
+            assert abs(parameter.std().item() - std) < 5 * std / math.sqrt(2 * n), name
+            assert abs(parameter.mean().item()) < 5 * std / math.sqrt(n), name
+        elif ".lam." in name:
+            lam.append(parameter.detach())
+        else:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+    if kind == "diff":
+        draws = torch.cat(lam)
+        assert len(draws) == 2 * 4 * 32
+        assert abs(draws.std().item() - 0.1) < 5 * 0.1 / math.sqrt(2 * len(draws))
+        assert len(draws.unique()) == len(draws)
+        for value, layer in zip(model.lambdas(), (1, 2), strict=True):
+            assert abs(value - oracle.lambda_init(layer)) < 5 * 0.08
+    loss = model(torch.arange(1, 65)[None], labels=torch.arange(1, 65)[None]).loss
+    if std == 0.02:
+        assert abs(loss.item() - math.log(300)) < 0.2
+
+
+def test_padding_token_starts_at_zero(make: Any) -> None:
+    weight = make(sharp=False, pad_token_id=0).model.embed_tokens.weight
+    assert not weight[0].any()
+    assert weight[1:].any(-1).all()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(reentrant: bool, kind: str, make: Any, tokens: Any) -> None:
+    """The same loss and gradients to the last bit, from layers that ran twice."""
+    model, inputs = make(kind).train(), tokens()
+    runs: list[str] = []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda *_: runs.append("mlp"))
+
+    def solve() -> tuple[int, dict[str, Tensor]]:
+        runs.clear()
+        model.zero_grad()
+        loss = model(inputs, labels=inputs, use_cache=False).loss
+        loss.backward()
+        return len(runs), {"loss": loss.detach(), **{n: p.grad.clone() for n, p in model.named_parameters()}}
+
+    ordinary_runs, ordinary = solve()
+    # transformers renamed this method and warns about the old name; the oldest version we take has only that.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": reentrant})
+    checkpointed_runs, checkpointed = solve()
+    assert (ordinary_runs, checkpointed_runs) == (2, 4)
+    for name, value in ordinary.items():
+        assert torch.equal(checkpointed[name], value), name
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_rotary_scaling(rope: dict[str, Any], kind: str, make: Any, tokens: Any, check: Any) -> None:
+    """Each of transformers' scalings, with the cache and without; linear scaling is division of the positions."""
+    inputs = tokens(length=70 if rope["rope_type"] == "dynamic" else 24)
+    model = make(kind, rope_parameters={**rope, "rope_theta": 10000.0})
+    scaled, plain = model(inputs).logits, make(kind)(inputs).logits
+    assert scaled.isfinite().all()
+    assert (scaled - plain).abs().max() > 0.01
+    if rope["rope_type"] == "linear":
+        unscaled = make(kind)
+        model.model.rotary_emb = unscaled.model.rotary_emb
+        positions = torch.arange(24)[None] / 4
+        mask = torch.ones_like(inputs)  # without one, positions that do not step by 1 would mean packed sequences
+        check(model(inputs, position_ids=positions, attention_mask=mask).logits, scaled, dtype=torch.float32)
+
+
+def test_rotary_theta(make: Any, tokens: Any) -> None:
+    inputs = tokens()
+    small = make(rope_parameters={"rope_type": "default", "rope_theta": 50.0})
+    assert (small(inputs).logits - make()(inputs).logits).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision(dtype: torch.dtype, kind: str, make: Any, tokens: Any) -> None:
+    """λ stays in float32, logits come in the dtype, off from float64 with the same weights by its rounding alone.
+
+    Two layers of peaked attention: 8 roundings of eps/2 each, in the root mean square of the logits.
+    """
+    model, inputs = make(kind, dtype), tokens()
+    assert {p.dtype for name, p in model.named_parameters() if ".lam." in name} <= {torch.float32}
+    assert {p.dtype for name, p in model.named_parameters() if ".lam." not in name} == {dtype}
+    logits = model(inputs).logits
+    assert logits.dtype == dtype
+    truth = by_oracle(model, inputs)
+    error = (logits.double() - truth).square().mean().sqrt() / truth.square().mean().sqrt()
+    assert error < 8 * torch.finfo(dtype).eps / 2
+    model(inputs, labels=inputs).loss.backward()
+    assert all(p.grad.dtype == p.dtype and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_resizing_the_embeddings(make: Any, tokens: Any, check: Any) -> None:
+    model, inputs = make(tie_word_embeddings=True), tokens()
+    before = model(inputs).logits
+    model.resize_token_embeddings(40, mean_resizing=False)
+    assert model.config.vocab_size == 40
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    check(model(inputs).logits[..., :29], before)
+
+
+def test_training_lowers_the_loss(kind: str, make: Any, tokens: Any) -> None:
+    """A dozen steps on one batch from the usual start: every parameter receives a gradient and moves."""
+    model, inputs = make(kind, torch.float32, sharp=False, initializer_range=0.2).train(), tokens()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(12):
+        loss = model(inputs, labels=inputs).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert np.all(np.isfinite(losses))
+    for name, parameter in model.named_parameters():
+        assert not torch.equal(parameter, before[name]), name

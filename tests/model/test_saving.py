@@ -1,0 +1,204 @@
+"""Saving and loading in safetensors, the Auto classes, and that no parameter is left uninitialised."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
+
+# Memory that was never written is NaN here, so a parameter that loading forgot shows.
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_round_trip(kind: str, tied: bool, make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
+    model, inputs = make(kind, torch.float32, tie_word_embeddings=tied, lambda_init=0.4), tokens()
+    model.save_pretrained(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
+    saved = load_file(tmp_path / "model.safetensors")
+    assert ("lm_head.weight" in saved) is not tied
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "diff_transformer"
+    loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path)
+    assert not loaded.training
+    assert loaded.config.attention_type == kind
+    assert loaded.config.lambda_init == 0.4
+    assert loaded.config._attn_implementation == "diff_attention"
+    assert list(loaded.state_dict()) == list(model.state_dict())
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    check(loaded(inputs).logits, model(inputs).logits)
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_round_trip_in_another_dtype(kind: str, dtype: torch.dtype, make: Any, tokens: Any, tmp_path: Path) -> None:
+    """The file holds every parameter in its own dtype, λ in float32 at least, and it comes back bit for bit."""
+    model, inputs = make(kind, dtype), tokens()
+    model.save_pretrained(tmp_path)
+    for options in ({}, {"dtype": dtype}, {"dtype": "auto"}):
+        loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path, **options)
+        for name, parameter in model.named_parameters():
+            twin = loaded.get_parameter(name)
+            assert twin.dtype == parameter.dtype, name
+            assert torch.equal(twin, parameter), name
+        assert loaded(inputs).logits.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_loading_into_half_precision(
+    kind: str, dtype: torch.dtype, make: Any, tokens: Any, check: Any, tmp_path: Path
+) -> None:
+    """Of a float32 checkpoint: λ is not rounded, everything else is, and the model runs."""
+    model, inputs = make(kind, torch.float32), tokens()
+    model.save_pretrained(tmp_path)
+    loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    for name, parameter in model.named_parameters():
+        expected = parameter if ".lam." in name else parameter.to(dtype)
+        assert loaded.get_parameter(name).dtype == expected.dtype, name
+        assert torch.equal(loaded.get_parameter(name), expected), name
+    assert loaded.lambdas() == model.lambdas()
+    assert loaded(inputs).logits.dtype == dtype
+    # The same rounded weights, computed in float32: 8 roundings of eps/2, in the root mean square of the logits.
+    truth = loaded.float()(inputs).logits
+    again = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=dtype)(inputs).logits
+    error = (again - truth).square().mean().sqrt() / truth.square().mean().sqrt()
+    assert error < 8 * torch.finfo(dtype).eps / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_casting_equals_loading(dtype: torch.dtype, make: Any, tmp_path: Path) -> None:
+    """model.to(dtype) is the model that from_pretrained(dtype=dtype) gives, far along in the context too.
+
+    Rotary frequencies have to stay in float32 for that: rounded to bfloat16, the angle at position 2000 is off by a
+    radian.
+    """
+    model = make("diff", torch.float32, head_dim=64, max_position_embeddings=4096)
+    model.save_pretrained(tmp_path)
+    loaded, cast = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=dtype), model.to(dtype)
+    x, positions = torch.zeros(1, 12, 24, dtype=dtype), torch.arange(2000, 2012)[None]
+    for one, other in zip(
+        loaded.model.rotary_emb(x, position_ids=positions),
+        cast.model.rotary_emb(x, position_ids=positions),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_model_made_in_a_dtype(kind: str, dtype: torch.dtype, make: Any, tokens: Any) -> None:
+    config = make(kind).config
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    assert {p.dtype for name, p in model.named_parameters() if ".lam." in name} <= {torch.float32}
+    assert {p.dtype for name, p in model.named_parameters() if ".lam." not in name} == {dtype}
+    assert model(tokens()).logits.isfinite().all()
+
+
+def expect_fresh(model: DiffTransformerForCausalLM, names: set[str]) -> None:
+    """The named parameters are as at the start: matrices N(0, 0.02²), norms 1, λ vectors N(0, 0.1²)."""
+    lam = []
+    for name, parameter in model.named_parameters():
+        assert parameter.isfinite().all(), name
+        if name not in names:
+            continue
+        n = parameter.numel()
+        if parameter.dim() == 2:
+            assert abs(parameter.std().item() - 0.02) < 5 * 0.02 / math.sqrt(2 * n), name
+        elif ".lam." in name:
+            lam.append(parameter.detach())
+        else:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+    if lam:
+        draws = torch.cat(lam)
+        assert abs(draws.std().item() - 0.1) < 5 * 0.1 / math.sqrt(2 * len(draws))
+        assert abs(draws.mean().item()) < 5 * 0.1 / math.sqrt(len(draws))
+
+
+def test_what_a_checkpoint_lacks_is_initialised(kind: str, make: Any, tmp_path: Path) -> None:
+    model = make(kind, torch.float32, head_dim=32)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    missing = {name for name in saved if ".layers.1." in name or name in ("model.norm.weight", "lm_head.weight")}
+    assert len(missing) == {"diff": 9 + 5 + 2, "diff_v2": 9 + 1 + 2, "softmax": 9 + 2}[kind]
+    kept = {name: value for name, value in saved.items() if name not in missing}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded, info = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(info["missing_keys"]) == missing
+    expect_fresh(loaded, missing)
+    for name, value in kept.items():
+        assert torch.equal(loaded.get_parameter(name), value), name
+
+
+def test_from_the_meta_device(kind: str, make: Any, tokens: Any, check: Any) -> None:
+    """Built without memory, then given some and initialised: as if built at once, rotary tables included."""
+    config = make(kind, head_dim=32).config
+    with torch.device("meta"):
+        model = DiffTransformerForCausalLM(config)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.to_empty(device="cpu")
+    assert all(parameter.isnan().all() for parameter in model.parameters())
+    model.init_weights()
+    expect_fresh(model, set(dict(model.named_parameters())))
+    direct = DiffTransformerForCausalLM(config)
+    direct.load_state_dict(model.state_dict())
+    inputs = tokens()
+    check(model(inputs).logits, direct(inputs).logits)
+
+
+def test_auto_classes(kind: str, make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
+    model, inputs = make(kind, torch.float32), tokens()
+    model.save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is DiffTransformerConfig
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
+    assert type(loaded) is DiffTransformerForCausalLM
+    assert loaded.config._attn_implementation == "sdpa"
+    assert type(AutoModelForCausalLM.from_config(model.config)) is DiffTransformerForCausalLM
+    base = AutoModel.from_pretrained(tmp_path)
+    assert type(base) is DiffTransformerModel
+    check(base(inputs).last_hidden_state, model.model(inputs).last_hidden_state)
+
+
+ORDERS = {
+    "ours first": "import diff_transformer; from transformers import AutoModelForCausalLM",
+    "transformers first": "from transformers import AutoModelForCausalLM; import diff_transformer",
+    # accelerate, datasets and others look for transformers that way to learn whether it is installed.
+    "transformers looked for in between": (
+        "import diff_transformer, importlib.util; assert importlib.util.find_spec('transformers');"
+        "from transformers import AutoModelForCausalLM"
+    ),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_auto_classes_in_a_fresh_process(order: str, make: Any, tmp_path: Path) -> None:
+    """Importing the package is enough, before transformers or after it, and gives the same logits."""
+    model = make("diff", torch.float32)
+    model.save_pretrained(tmp_path)
+    expected = model(torch.arange(1, 6)[None]).logits[0, -1].tolist()
+    code = (
+        f"{ORDERS[order]}; import sys, torch; model = AutoModelForCausalLM.from_pretrained(sys.argv[1]);"
+        "print(type(model).__name__, *model(torch.arange(1, 6)[None]).logits[0, -1].tolist())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-500:]
+    name, *logits = ran.stdout.split()
+    assert name == "DiffTransformerForCausalLM"
+    assert [float(value) for value in logits] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_a_checkpoint_of_the_twin_can_be_told_apart(make: Any, tmp_path: Path) -> None:
+    make("softmax", torch.float32).save_pretrained(tmp_path)
+    assert DiffTransformerForCausalLM.from_pretrained(tmp_path).lambdas() is None
