@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -18,7 +19,15 @@ class _LoadThenRegister(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self.loader.exec_module(module)
-        importlib.import_module("diff_transformer.model")
+        try:
+            importlib.import_module("diff_transformer.model")
+        except ImportError as error:
+            # The importer wanted transformers, perhaps without any use for this model: that must not fail for it.
+            warnings.warn(
+                f"transformers {getattr(module, '__version__', '')} does not suit diff_transformer, so its models are "
+                f"not registered: {error}",
+                stacklevel=2,
+            )
 
 
 class _RegisterOnImport(MetaPathFinder):

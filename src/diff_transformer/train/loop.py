@@ -92,7 +92,10 @@ def train(
     model = build_model(recipe, data)
     if settings.gradient_checkpointing:
         # transformers renamed it within version 5; the old name warns where the new one exists.
-        getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable()
+        else:
+            model.gradient_checkpointing_enable()
     model, optimizer = accelerator.prepare(model, build_optimizer(model, settings))
 
     checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep_checkpoints)
