@@ -11,13 +11,14 @@ from types import ModuleType
 
 
 class _LoadThenRegister(Loader):
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+    def __init__(self, loader: Loader, finder: "_RegisterOnImport") -> None:
+        self.loader, self.finder = loader, finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        sys.meta_path.remove(self.finder)
         self.loader.exec_module(module)
         try:
             importlib.import_module("diff_transformer.model")
@@ -31,17 +32,25 @@ class _LoadThenRegister(Loader):
 
 
 class _RegisterOnImport(MetaPathFinder):
-    """Waits for the first import of transformers, registers the model after it, and is gone."""
+    """Waits for the first import of transformers, registers the model after it, and is gone.
+
+    Looking transformers up without importing it, as checks for optional packages do, leaves it waiting.
+    """
+
+    looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "transformers":
+        if fullname != "transformers" or self.looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self.looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self.looking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _LoadThenRegister(spec.loader)
+            spec.loader = _LoadThenRegister(spec.loader, self)
         return spec
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from diff_transformer.nn.attention import check_heads
 
@@ -54,14 +55,14 @@ class DiffTransformerConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.num_attention_heads
-        self._check()
+        kv_heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+        self.num_key_value_heads = kv_heads
+        self._check(kv_heads)
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
 
-    def _check(self) -> None:
+    def _check(self, kv_heads: int) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
@@ -77,11 +78,18 @@ class DiffTransformerConfig(PreTrainedConfig):
             "DiffTransformerConfig",
             self.hidden_size,
             self.num_attention_heads,
-            self.num_key_value_heads or self.num_attention_heads,
+            kv_heads,
             self.head_dim,
             # The twins share one config, so what the DIFF model needs is asked of both.
             pairs_kv_heads=self.attention_type != "diff_v2",
         )
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(
+                f"pad_token_id must lie in 0 … vocab_size − 1, got {self.pad_token_id} of {self.vocab_size}."
+            )
+        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        if rope_type not in (allowed := sorted({"default", *ROPE_INIT_FUNCTIONS})):
+            raise ValueError(f"rope_type must be one of {', '.join(map(repr, allowed))}, got {rope_type!r}.")
         width = self.head_dim or self.hidden_size // self.num_attention_heads
         if width % 2:
             raise ValueError(f"head_dim must be even for the rotary embedding, got {width}.")

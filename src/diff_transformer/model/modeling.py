@@ -17,7 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from diff_transformer.model.attention import LAYER_CLASSES, OWN_IMPLEMENTATION, InterfaceAttention
 from diff_transformer.model.configuration import DiffTransformerConfig
-from diff_transformer.nn import DecoderLayer, Lambda, RMSNorm
+from diff_transformer.nn import DecoderLayer, KeepsFloat32, Lambda, RMSNorm
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer, DecoderLayer):
@@ -41,7 +41,8 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ("DiffTransformerDecoderLayer",)
     _skip_keys_device_placement = ("past_key_values",)
-    _keep_in_fp32_modules_strict = frozenset({"lam"})
+    # Matched as a part of a parameter's name: "lam" alone would match DIFF V2's lambda_proj as well.
+    _keep_in_fp32_modules_strict = frozenset({"lam.q1", "lam.k1", "lam.q2", "lam.k2"})
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -68,6 +69,10 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         return values or None
 
 
+class DiffTransformerRotaryEmbedding(KeepsFloat32, LlamaRotaryEmbedding):
+    """Llama's, with frequencies that survive a cast of the model: bfloat16 angles are far off at long distance."""
+
+
 class DiffTransformerModel(DiffTransformerPreTrainedModel):
     """Embedding, decoder layers and final norm."""
 
@@ -79,7 +84,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             [DiffTransformerDecoderLayer(config, layer) for layer in range(1, config.num_hidden_layers + 1)]
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.rotary_emb = DiffTransformerRotaryEmbedding(config)
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -11,6 +11,7 @@ from diff_transformer.nn.attention import (
 from diff_transformer.nn.lambdas import Lambda
 from diff_transformer.nn.layer import DecoderLayer, SwiGLU
 from diff_transformer.nn.norm import HeadwiseRMSNorm, RMSNorm
+from diff_transformer.nn.precision import KeepsFloat32
 from diff_transformer.nn.rotary import RotaryEmbedding
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "DiffAttentionV2",
     "DifferentialAttention",
     "HeadwiseRMSNorm",
+    "KeepsFloat32",
     "KeyValueCache",
     "Lambda",
     "RMSNorm",

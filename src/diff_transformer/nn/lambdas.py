@@ -1,15 +1,15 @@
 """The learned λ of a layer (Equation 2)."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from diff_transformer.nn.precision import KeepsFloat32
 from diff_transformer.ops import lambda_init_schedule, lambda_value
 
 
-class Lambda(nn.Module):
+class Lambda(KeepsFloat32):
     """λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init: four d-vectors shared by the heads of a layer.
 
     The vectors stay in float32 when the model around them is cast to a half-precision type: λ is an exponential of
@@ -33,9 +33,8 @@ class Lambda(nn.Module):
             if isinstance(lambda_init, bool) or not math.isfinite(lambda_init):
                 raise ValueError(f"lambda_init must be 'schedule' or a finite number, got {lambda_init!r}.")
             self.lambda_init = float(lambda_init)
-        self.q1, self.k1, self.q2, self.k2 = (
-            nn.Parameter(torch.empty(head_dim, dtype=torch.float32)) for _ in range(4)
-        )
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.empty(head_dim, dtype=dtype)) for _ in range(4))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -46,15 +45,6 @@ class Lambda(nn.Module):
     def forward(self) -> Tensor:
         """λ as a scalar, float32."""
         return lambda_value(self.q1, self.k1, self.q2, self.k2, self.lambda_init)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Lambda":
-        def without_losing_precision(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            if moved.is_floating_point() and moved.dtype.itemsize < tensor.dtype.itemsize:
-                return tensor.to(moved.device)
-            return moved
-
-        return super()._apply(without_losing_precision, recurse)
 
     def extra_repr(self) -> str:
         return f"head_dim={self.q1.numel()}, lambda_init={self.lambda_init:.4f}"
