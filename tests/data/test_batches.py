@@ -100,7 +100,7 @@ class TestSplit:
         text = "".join(str(number % 10) for number in range(200))
         assert split_documents([text], 0.1) == ([text[:180]], [text[180:]])
 
-    @pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])
+    @pytest.mark.parametrize("fraction", [0, 1.1, -0.1, float("nan")])
     def test_bad_fraction(self, fraction: float) -> None:
         with pytest.raises(ValueError, match="validation_fraction"):
             split_documents(DOCUMENTS, fraction)
@@ -113,3 +113,14 @@ def test_bad_input() -> None:
         text_batches(length=1)
     with pytest.raises(ValueError, match="batch_size=0"):
         text_batches(batch_size=0)
+
+
+def test_all_of_the_corpus_can_be_kept_for_validation() -> None:
+    tokenizer = byte_tokenizer()
+    batches = TextBatches(DOCUMENTS, tokenizer, length=8, batch_size=5, validation_fraction=1)
+    tokens = [token for batch in batches.validation_batches() for row in batch["labels"].tolist() for token in row[1:]]
+    whole = [token for document in DOCUMENTS for token in [*tokenizer(document)["input_ids"], tokenizer.eos_token_id]]
+    assert tokens == whole[1 : len(tokens) + 1]
+    assert len(whole) - len(tokens) <= 8
+    with pytest.raises(ValueError, match="no training text"):
+        batches.train_batch(1)

@@ -20,8 +20,8 @@ def evaluate(
     text: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Measure on the held-out part of this text (.txt, .jsonl, .parquet or a folder; may be repeated) "
-            "instead of the data that the run's recipe names."
+            help="Measure on all of this text (.txt, .jsonl, .parquet or a folder; may be repeated) "
+            "instead of the held-out data that the run's recipe names."
         ),
     ] = None,
     measure: Annotated[
@@ -79,7 +79,7 @@ def _batches(folder: Path, text: list[Path] | None, context: int) -> "Batches":
     if text:
         tokenizer = load_tokenizer(folder)
         length = recipe.data.length if recipe else min(context, DEFAULT_LENGTH)
-        return TextBatches(load_text(text), tokenizer, length=length, batch_size=BATCH_SIZE)
+        return TextBatches(load_text(text), tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
     if recipe is None:
         raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
     return build_data(recipe).batches

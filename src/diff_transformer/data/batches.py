@@ -47,7 +47,8 @@ class TextBatches:
         length: tokens in a window.
         batch_size: windows in a batch.
         seed: of the training windows; the split and the validation windows do not depend on it.
-        validation_fraction: the share of the corpus, in characters, that is kept for validation.
+        validation_fraction: the share of the corpus, in characters, that is kept for validation; 1 keeps all of it,
+            and there is nothing to train on.
         validation_tokens: at most about so many tokens are validated with (windows spread evenly over the validation
             text); None means all.
 
@@ -74,7 +75,7 @@ class TextBatches:
         self._train = _join(tokenizer, train)
         self._validation = _join(tokenizer, validation)
         for part, tokens in (("training", self._train), ("validation", self._validation)):
-            if len(tokens) < length:
+            if len(tokens) < length and not (part == "training" and validation_fraction == 1):
                 raise ValueError(
                     f"The {part} part of the corpus has {len(tokens)} tokens, fewer than one window of {length}: "
                     "give more text, a shorter length or another validation_fraction."
@@ -103,6 +104,8 @@ class TextBatches:
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
         """`batch_size` windows at random places of the training text; see `Batches.train_batch`."""
+        if not len(self._train):
+            raise ValueError("There is no training text: all of the corpus is kept for validation.")
         random = np.random.default_rng((self.seed, step))
         starts = random.integers(0, len(self._train) - self.length + 1, size=self.batch_size)
         return _batch(_windows(self._train, starts, self.length))
@@ -121,8 +124,10 @@ def split_documents(documents: Sequence[str], validation_fraction: float) -> tup
     `validation_fraction` of all characters. Copies of a document stay on one side. If not even the first fits (few
     documents, or one), validation is the end of the longest document.
     """
-    if not 0 < validation_fraction < 1:
-        raise ValueError(f"validation_fraction is between 0 and 1, got {validation_fraction}.")
+    if not 0 < validation_fraction <= 1:
+        raise ValueError(f"validation_fraction is above 0 and at most 1, got {validation_fraction}.")
+    if validation_fraction == 1:
+        return [], list(documents)
     room = validation_fraction * sum(map(len, documents))
     ranked = sorted(documents, key=lambda text: hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
     validation: list[str] = []
@@ -146,7 +151,7 @@ def _join(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> np.nd
     """The tokens of all documents, each followed by the end of text: (tokens,) int32."""
     end = [tokenizer.eos_token_id]
     parts = [np.array(ids + end, dtype=np.int32) for ids in encode_documents(tokenizer, documents)]
-    return np.concatenate(parts)
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
 
 
 def _windows(tokens: np.ndarray, starts: np.ndarray, length: int) -> np.ndarray:

@@ -55,12 +55,16 @@ def retrieval_records(
 ) -> list[Result]:
     """Accuracy, in all and by depth, and Table 3's attention to the answer and to noise by depth.
 
-    The queries of a sequence share its context, so intervals are over sequences wherever a sequence has several.
+    Where all pairs are asked for, later queries can be answered by elimination: each value that was given leaves one
+    fewer. A model that does only that answers (1/P + … + 1/2 + 1) / P of P queries, .52 of four; the first query is
+    measured on its own because it leaves nothing to eliminate. The queries of a sequence share its context, so
+    intervals are over sequences.
     """
     sample = batches.sample(sequences, seed)
     right = retrieval_answers(model, sample).float()
     whole = _mean_over_sequences(right, torch.ones_like(right, dtype=torch.bool))
     accuracy: dict[str, Any] = {"arm": arm, "better": "higher", "seed": seed}
+    first = right[:, 0]
     records = [
         Result(
             name="retrieval/accuracy",
@@ -69,7 +73,15 @@ def retrieval_records(
             n=right.numel(),
             method=BY_SEQUENCE,
             **accuracy,
-        )
+        ),
+        Result(
+            name="retrieval/first_query_accuracy",
+            value=first.mean().item(),
+            interval=proportion_interval(int(first.sum()), len(first)),
+            n=len(first),
+            method="Wilson's score interval",
+            **accuracy,
+        ),
     ]
     records += _by_depth("retrieval/accuracy_by_depth", right, sample, _share_interval, **accuracy)
     mass = attention_mass(model, sample, batches.context_length)

@@ -12,6 +12,7 @@ ARMS = {"diff": "DIFF", "diff_v2": "DIFF V2", "softmax": "Transformer"}
 
 LABELS = {
     "retrieval/accuracy": "accuracy",
+    "retrieval/first_query_accuracy": "accuracy, first query only",
     "retrieval/accuracy_by_depth": "accuracy by depth",
     "retrieval/attention_to_answer_signed": "attention to the answer, signed",
     "retrieval/attention_to_answer_share": "attention to the answer, share",

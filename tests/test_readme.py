@@ -1,0 +1,44 @@
+"""The README's code runs, and what it says of files and commands is true."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_code_runs(block: str) -> None:
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_there_are_code_blocks() -> None:
+    assert len(BLOCKS) >= 3
+
+
+def test_the_setup_commands_come_first() -> None:
+    first_screen = README.split("```python")[0]
+    assert "make demo" in first_screen
+    assert "make test" in first_screen
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)\)", README))))
+def test_links_lead_somewhere(target: str) -> None:
+    assert (ROOT / target).exists()
+
+
+def test_commands_are_all_there() -> None:
+    from diff_transformer.cli.app import COMMANDS
+
+    assert set(re.findall(r"^    diff-transformer (\w+)", README, flags=re.MULTILINE)) == set(COMMANDS)
+
+
+def test_named_recipes_are_shipped() -> None:
+    from diff_transformer.train import shipped_recipes
+
+    listed = re.search(r"a shipped one: ([\w, ]+)\n", README)
+    assert listed is not None
+    assert set(listed.group(1).split(", ")) == set(shipped_recipes())
