@@ -186,21 +186,18 @@ def blockwise_backward(
             grad_weights = grad_block @ problem.values[:, low:high].transpose(1, 2)  # dP, of both maps
             weights = torch.addcmul(first, lambdas, second, value=-1)
             value_sum[:, low:high].baddbmm_(weights.transpose(1, 2), grad_block)
-            second_sum = torch.linalg.vecdot(second, grad_weights).unsqueeze(-1)
-            grad_lam[:, :, start:stop] = -second_sum.view(batch, heads, stop - start)
-            first_sum = torch.linalg.vecdot(first, grad_weights).unsqueeze(-1)
-            # dS_c = g_c · P_c ⊙ (dP − rowsum(P_c ⊙ dP)) with g_1 = 1 and g_2 = −λ; in place, the maps are done with.
-            grad_scores = (
-                first.mul_(torch.sub(grad_weights, first_sum, out=weights)),
-                second.mul_(grad_weights.sub_(second_sum)).mul_(-lambdas),
-            )
-            for c in range(2):
-                queries = problem.grouped(q[:, :, c], start, stop)
+            rows = torch.mul(second, grad_weights, out=weights).sum(-1)
+            grad_lam[:, :, start:stop] = -rows.view(batch, heads, stop - start)
+            # dS_c = g_c · P_c ⊙ (dP − rowsum(P_c ⊙ dP)), with g_1 = 1 and g_2 = −λ. g_c is one number to a row: it is
+            # applied to the rows of dQ_c and Q_c instead, which are d wide and not as wide as the keys.
+            for c, weights in enumerate((first, second)):
+                factors = lambdas * -scale if c else scale
+                grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, problem.dtype)
                 keys = problem.keys[c][:, low:high]
-                grad_queries = (grad_scores[c] @ keys).mul_(scale)
+                grad_queries = (grad_scores @ keys) * factors
                 grad_q[:, :, c, start:stop] = grad_queries.view(batch, heads, stop - start, q.shape[-1])
-                sums = key_sums[c % k.shape[2]]
-                sums[:, low:high].baddbmm_(grad_scores[c].transpose(1, 2), queries, alpha=scale)
+                queries = problem.grouped(q[:, :, c], start, stop) * factors
+                key_sums[c % k.shape[2]][:, low:high].baddbmm_(grad_scores.transpose(1, 2), queries)
     grad_k = torch.stack([sums.view(k.shape[0], k.shape[1], *sums.shape[1:]) for sums in key_sums], dim=2)
     return grad_q, grad_k.to(k.dtype), value_sum.view(v.shape).to(v.dtype), grad_lam
 
