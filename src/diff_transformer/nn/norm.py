@@ -37,7 +37,7 @@ class HeadwiseRMSNorm(RMSNorm):
         self.factor = 1.0 - lambda_init
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight * self.factor, self.eps)
+        return super().forward(x) * self.factor
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, factor={self.factor:.4f}"
