@@ -25,30 +25,19 @@ TASKS = ("retrieval", "language")
 RESULTS = "results.json"
 
 # A setting that ends in seconds and shows nothing but that everything runs.
+_TINY = [
+    "train.steps=6",
+    "train.log_every=2",
+    "train.warmup_steps=1",
+    "train.checkpoint_every=3",
+    "model.hidden_size=32",
+    "model.head_dim=8",
+    "model.num_hidden_layers=2",
+    "data.batch_size=4",
+]
 FAST = {
-    "retrieval": [
-        "train.steps=6",
-        "train.log_every=2",
-        "train.warmup_steps=1",
-        "train.checkpoint_every=3",
-        "model.hidden_size=32",
-        "model.head_dim=8",
-        "model.num_hidden_layers=2",
-        "data.length=48",
-        "data.batch_size=4",
-    ],
-    "language": [
-        "train.steps=6",
-        "train.log_every=2",
-        "train.warmup_steps=1",
-        "train.checkpoint_every=3",
-        "model.hidden_size=32",
-        "model.head_dim=8",
-        "model.num_hidden_layers=2",
-        "data.length=64",
-        "data.batch_size=4",
-        "data.validation_tokens=1024",
-    ],
+    "retrieval": [*_TINY, "data.length=48"],
+    "language": [*_TINY, "data.length=64", "data.validation_tokens=1024"],
 }
 SEQUENCES = {False: 512, True: 16}
 SAMPLE_PROMPT, SAMPLE_LENGTH = 64, 160  # tokens
