@@ -22,6 +22,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 DEMO, SPEED, FIGURE = HERE / "demo.json", HERE / "attention-cpu.json", ROOT / "docs" / "demo.svg"
 ARMS = {"diff": "DIFF", "softmax": "Transformer"}
+README_LENGTHS = (512, 2048)
 ROWS = {
     "retrieval/accuracy": "retrieval: accuracy, all queries ↑",
     "retrieval/first_query_accuracy": "retrieval: accuracy, first query only ↑",
@@ -126,7 +127,7 @@ def main() -> None:
     figure = "![Training loss of DIFF and its twin on both tasks of the demo](docs/demo.svg)"
     fill(
         ROOT / "README.md",
-        {"figure": figure, "demo": demo_table(demo["results"]), "speed": speed_table(speed, shapes=(512, 2048))},
+        {"figure": figure, "demo": demo_table(demo["results"]), "speed": speed_table(speed, shapes=README_LENGTHS)},
     )
     fill(ROOT / "docs" / "backends.md", {"speed": speed_table(speed)})
 

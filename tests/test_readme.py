@@ -1,9 +1,12 @@
 """The README's code runs, and what it says of files and commands is true."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+from diff_transformer.results import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,3 +45,15 @@ def test_named_recipes_are_shipped() -> None:
     listed = re.search(r"a shipped one: ([\w, ]+)\n", README)
     assert listed is not None
     assert set(listed.group(1).split(", ")) == set(shipped_recipes())
+
+
+def test_numbers_are_those_that_were_measured() -> None:
+    spec = importlib.util.spec_from_file_location("fill_readme", ROOT / "benchmarks" / "fill_readme.py")
+    assert spec is not None
+    assert spec.loader is not None
+    filler = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(filler)
+    demo, speed = read_json(filler.DEMO), read_json(filler.SPEED)
+    assert filler.demo_table(demo["results"]) in README
+    assert filler.speed_table(speed, shapes=filler.README_LENGTHS) in README
+    assert filler.speed_table(speed) in (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
