@@ -132,7 +132,7 @@ def test_greedy(kind: str, implementation: str, make: Any, tokens: Any) -> None:
     model, inputs = make(kind, attn_implementation=implementation), tokens()
     expected = greedily(model, inputs)
     assert len(expected[:, 9:].unique()) > 5  # no text of one token
-    for options in ({}, {"use_cache": False}, STATIC, {"prefill_chunk_size": 4}):
+    for options in ({}, {"use_cache": False}, STATIC, {"prefill_chunk_size": 4}, {**STATIC, "prefill_chunk_size": 3}):
         assert torch.equal(generate(model, inputs, **options), expected), options
 
 

@@ -184,3 +184,14 @@ def test_expected_of_the_cases_is_not_trivial() -> None:
     for name, case in CASES.items():
         values = expect(build(case)).values
         assert all(abs(value).max() > 0 for value in values.values()), name
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise", "sdpa"])
+def test_numbers_may_change_between_calls(backend: str) -> None:
+    """λ, scale and window as plain numbers: from the second value on, torch.compile leaves them open."""
+    torch._dynamo.reset()
+    q, k, v = torch.randn(1, 2, 2, 9, 4), torch.randn(1, 2, 2, 9, 4), torch.randn(1, 2, 9, 8)
+    compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
+    for lam, scale, window in [(0.5, 0.5, 3), (0.7, 0.3, 4), (1.25, 0.9, 5)]:
+        settings = {"is_causal": True, "scale": scale, "window": window, "backend": backend}
+        torch.testing.assert_close(compiled(q, k, v, lam, **settings), diff_attention(q, k, v, lam, **settings))

@@ -236,3 +236,22 @@ def test_wrong_run_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(FileNotFoundError, match=r"the folder of .*report\.html does not exist"):
         build_run_report([tmp_path], tmp_path / "no" / "report.html")
+
+
+@pytest.mark.parametrize("taken", ["letter.txt", "folder"])
+def test_what_is_not_a_report_is_left_alone(demo_dir: Path, tmp_path: Path, taken: str) -> None:
+    place = tmp_path / taken
+    if taken == "folder":
+        place.mkdir()
+    else:
+        place.write_text("mine", encoding="utf-8")
+    with pytest.raises(FileExistsError, match=taken):
+        build_run_report([demo_dir], place)
+    assert place.is_dir() or place.read_text(encoding="utf-8") == "mine"
+
+
+def test_an_earlier_report_is_replaced(demo_dir: Path, tmp_path: Path) -> None:
+    page = build_run_report([demo_dir], tmp_path / "page.html")
+    before = page.read_text(encoding="utf-8")
+    page.write_text(before.replace("</body>", "<p>old</p></body>"), encoding="utf-8")
+    assert build_run_report([demo_dir], page).read_text(encoding="utf-8") == before

@@ -82,7 +82,8 @@ def _batches(folder: Path, text: list[Path] | None, context: int) -> "Batches":
         return TextBatches(load_text(text), tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
     if recipe is None:
         raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
-    return build_data(recipe).batches
+    # A tokenizer that is trained again on text that has changed since would give the model other tokens.
+    return build_data(recipe, load_tokenizer(folder) if recipe.data.kind == "text" else None).batches
 
 
 def _recipe(folder: Path) -> "Recipe | None":

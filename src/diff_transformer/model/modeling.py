@@ -63,6 +63,9 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
             for vector in module.parameters():
                 init.normal_(vector, mean=0.0, std=Lambda.STD)
 
+    def _get_static_cache_init_shape(self) -> None:
+        """A static cache takes its shape from the first keys: the config's heads and widths are the twin's."""
+
     def lambdas(self) -> list[float] | None:
         """λ of each layer as it is now, or None where there is none to a layer ("diff_v2", "softmax")."""
         values = [module().item() for module in self.modules() if isinstance(module, Lambda)]

@@ -21,6 +21,10 @@ class KeyValueCache(Protocol):
         """Append (B, heads, N, width) keys and values of a layer, counted from 0; return all of the layer's."""
         ...
 
+    def get_seq_length(self, layer_idx: int) -> int:
+        """How many tokens the layer has seen."""
+        ...
+
 
 class Attention(nn.Module):
     """What the three attentions share: four projections, rotary embedding, an optional cache, one call.
@@ -107,6 +111,9 @@ class Attention(nn.Module):
         queries, keys, values = self.project(hidden_states, position_embeddings)
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
+            # A static cache returns all its slots; those after the tokens it has seen are empty.
+            seen = int(cache.get_seq_length(self.layer_idx))
+            keys, values = keys[:, :, :seen], values[:, :, :seen]
         heads = self.attend(hidden_states, queries, keys, values, attn_mask, is_causal)
         return self.combine(heads.transpose(1, 2))
 

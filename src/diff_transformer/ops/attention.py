@@ -80,6 +80,7 @@ def diff_attention_maps(
     Raises:
         ValueError, TypeError: as in :func:`diff_attention`.
     """
+    q, k = _autocast(q, k)
     _check_queries_and_keys(q, k)
     scale, window = _check_scale(scale, q), _check_window(window)
     attn_mask = _check_mask(attn_mask, q, k)
@@ -102,6 +103,11 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _shape(tensor: Tensor) -> str:
     return f"({', '.join(str(size) for size in tensor.shape)})"
+
+
+def _is_finite(number: float) -> bool:
+    # Comparisons instead of math.isfinite, which torch.compile cannot trace for a number that it leaves open.
+    return -math.inf < number < math.inf
 
 
 def _refuse(message: str) -> NoReturn:
@@ -140,7 +146,7 @@ def _check_values(k: Tensor, v: Tensor) -> None:
 def _check_scale(scale: float | None, q: Tensor) -> float:
     if scale is None:
         return q.shape[-1] ** -0.5
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not _is_finite(scale):
         _refuse(f"scale must be a finite number, got {scale!r}.")
     return float(scale)
 
@@ -187,6 +193,6 @@ def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
         return lam.to(device=q.device, dtype=dtype).expand(target)
     if isinstance(lam, bool) or not isinstance(lam, int | float):
         raise TypeError(f"lam must be a number or a tensor, got {type(lam).__name__}.")
-    if not math.isfinite(lam):
+    if not _is_finite(lam):
         _refuse(f"lam must be finite, got {lam!r}.")
     return torch.full((), lam, dtype=dtype, device=q.device).expand(target)

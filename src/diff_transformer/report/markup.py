@@ -43,12 +43,17 @@ dd {{ margin: 0 0 .5rem; max-width: 46rem; }}
 """
 
 
+# Tells a report of ours from somebody's file of the same name.
+GENERATOR = '<meta name="generator" content="diff-transformer">'
+
+
 def page(title: str, sections: Iterable[str]) -> str:
     """A whole page. Its policy forbids scripts and every load, so that no text in a results file can cause one."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+{GENERATOR}
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>

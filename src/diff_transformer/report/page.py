@@ -16,7 +16,7 @@ def build_demo_report(run_dir: str | Path) -> Path:
     run_dir = Path(run_dir)
     if not demo.is_demo(run_dir):
         raise FileNotFoundError(f"{run_dir} holds no demo: neither results.json nor a run such as retrieval-diff")
-    return write_text(run_dir / "report.html", markup.page(*demo.page_of(run_dir)))
+    return _write_page(run_dir / "report.html", markup.page(*demo.page_of(run_dir)))
 
 
 def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
@@ -24,7 +24,9 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
 
     Among several folders a demo's stands for the runs inside it. Without `output` the report is `report.html` in the
     folder of a single run, `comparison.html` in the nearest folder that holds all of several.
-    Raises FileNotFoundError for a folder that is missing, ValueError for one that is not a run's.
+    An earlier report is replaced, any other file is not.
+    Raises FileNotFoundError for a folder that is missing, ValueError for one that is not a run's, FileExistsError where
+    something else than a report is in the way.
     """
     folders = [Path(run_dir) for run_dir in run_dirs]
     if not folders:
@@ -40,4 +42,14 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
         content = runs.page_of(found)
         shared = Path(os.path.commonpath([run.resolve().parent for run in found]))
         default = found[0] / "report.html" if len(found) == 1 else shared / "comparison.html"
-    return write_text(default if output is None else output, markup.page(*content))
+    return _write_page(default if output is None else Path(output), markup.page(*content))
+
+
+def _write_page(path: Path, text: str) -> Path:
+    if path.is_dir():
+        raise FileExistsError(
+            f"{str(path)!r} is a folder; a report is a file in one, such as {str(path / 'report.html')!r}"
+        )
+    if path.exists() and markup.GENERATOR not in path.read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(f"{str(path)!r} exists and is not a report of ours, so it is left as it is")
+    return write_text(path, text)

@@ -184,7 +184,10 @@ def _restore(
 ) -> RunState:
     state = load_checkpoint(checkpoint, model, optimizer)
     if state.data != fingerprint:
-        raise ValueError(f"The data is not what the run in {str(checkpoint.parents[1])!r} was started on.")
+        raise ValueError(
+            f"The data is not what the run in {str(checkpoint.parents[1])!r} was started on; "
+            "choose another output folder, or overwrite (--overwrite, in Python overwrite=True)."
+        )
     if state.scaler is not None:
         accelerator.scaler.load_state_dict(state.scaler)
     return state
@@ -196,7 +199,7 @@ def _backward(model: Any, batch: dict[str, Tensor], accelerator: Accelerator, pa
     total = torch.zeros((), device=accelerator.device)
     for part in range(parts):
         piece = {name: tensor.chunk(parts)[part].to(accelerator.device) for name, tensor in batch.items()}
-        loss = model(**piece, num_items_in_batch=targets).loss
+        loss = model(**piece, num_items_in_batch=targets, use_cache=False).loss
         accelerator.backward(loss)
         total += loss.detach()
     return float(total)

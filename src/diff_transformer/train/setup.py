@@ -22,8 +22,12 @@ class Data:
     tokenizer: PreTrainedTokenizerFast | None = None
 
 
-def build_data(recipe: Recipe) -> Data:
+def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None = None) -> Data:
     """Load and encode a recipe's data.
+
+    Args:
+        recipe: the recipe.
+        tokenizer: a trained model's own, for text; made as the recipe says unless given.
 
     Raises:
         FileNotFoundError, ValueError: as `load_text`, `TextBatches` and `RetrievalBatches`.
@@ -32,10 +36,11 @@ def build_data(recipe: Recipe) -> Data:
     if isinstance(data, RetrievalData):
         return Data(RetrievalBatches(**data.model_dump(exclude={"kind"}), seed=seed))
     documents = load_text(data.paths, field=data.text_field)
-    if data.vocab_size is None:
-        tokenizer = byte_tokenizer()
-    else:  # merges are learned from the training documents alone, so validation stays unseen
-        tokenizer = train_bpe(split_documents(documents, data.validation_fraction)[0], data.vocab_size)
+    if tokenizer is None:
+        if data.vocab_size is None:
+            tokenizer = byte_tokenizer()
+        else:  # merges are learned from the training documents alone, so validation stays unseen
+            tokenizer = train_bpe(split_documents(documents, data.validation_fraction)[0], data.vocab_size)
     batches = TextBatches(
         documents,
         tokenizer,
