@@ -128,6 +128,7 @@ def test_generate_refuses_what_the_context_cannot_hold(run: Run, text_run: Path)
 def test_generate_refuses_wrong_numbers(run: Run, text_run: Path) -> None:
     fails(run("generate", text_run, "--prompt", "x", "--temperature", 0), "--temperature must be above 0, got 0.0")
     fails(run("generate", text_run, "--prompt", "x", "--top-p", 1.5), "--top-p must be above 0 and at most 1, got 1.5")
+    fails(run("generate", text_run, "--prompt", "x\udcff"), r"--prompt must be UTF-8 text, got 'x\udcff'.")
     fails(run("generate", text_run, "--prompt", "x", "--device", "abacus"), "The device 'abacus' cannot be used here")
     assert run("generate", text_run, "--prompt", "x", "--max-new-tokens", 0).exit_code == 2
 
@@ -255,3 +256,30 @@ def test_demo_ends_with_a_table_a_page_and_models(run: Run, text_file: Path, tmp
     assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]["seed"] == 1
     fails(run("demo", "--fast", "--output", folder), "--overwrite")
     assert run("generate", folder / "language-diff", "--prompt", "to", "--max-new-tokens", 2).exit_code == 0
+
+
+def test_a_broken_model_folder_names_the_file(run: Run, text_run: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(text_run / "model", model)
+    fails(run("generate", model / "config.json", "--prompt", "x"), "config.json' is a file; name the folder of a run")
+    settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    for wrong in ({"hidden_size": "a"}, {"num_attention_heads": 3}, {"rms_norm_eps": "a"}, {"rope_parameters": 3}):
+        (model / "config.json").write_text(json.dumps(settings | wrong), encoding="utf-8")
+        fails(run("generate", model, "--prompt", "x"), "config.json' is not valid: ")
+    (model / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    for text in ("{", "{}"):
+        (model / "tokenizer.json").write_text(text, encoding="utf-8")
+        fails(run("generate", model, "--prompt", "x"), "tokenizer.json' is not a valid tokenizer: ")
+
+
+@pytest.mark.parametrize(("options", "expected"), [((), "runs/demo"), (("--fast",), "runs/demo-fast")])
+def test_a_fast_demo_has_a_folder_of_its_own(
+    run: Run, options: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import diff_transformer.experiments.demo as module
+
+    def stop(output: Path, **_: Any) -> None:
+        raise FileExistsError(f"asked for {output.as_posix()}.")
+
+    monkeypatch.setattr(module, "run_demo", stop)
+    fails(run("demo", *options), f"asked for {expected}.")

@@ -78,3 +78,27 @@ def test_bad_input_is_one_clear_sentence(tmp_path: Path) -> None:
     assert "not a readable parquet file" in message(ValueError, "bad.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"body": ["one"]}), tmp_path / "b.parquet")
     assert "no column 'text', only 'body'" in message(ValueError, "b.parquet")
+
+
+def test_a_file_name_is_no_pattern(tmp_path: Path) -> None:
+    file = tmp_path / "x[1].parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one"]}), file)
+    assert load_text([file]) == ["one"]
+
+
+def test_parquet_without_rows_and_broken_parquet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), file)
+    with pytest.raises(ValueError, match=r"The corpus is empty: .*a\.parquet"):
+        load_text([file])
+    file.write_text("not parquet")
+    with pytest.raises(ValueError, match="not a readable parquet file"):
+        load_text([file])
+    assert capfd.readouterr().err == ""
+
+
+def test_half_a_pair_is_not_text(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "one"}\n{"text": "a \\ud800"}\n')
+    with pytest.raises(ValueError, match=r"Line 2 of .*a\.jsonl.*'\\ud800', which is not a Unicode character"):
+        load_text([file])

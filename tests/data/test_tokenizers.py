@@ -64,3 +64,11 @@ def test_bad_input() -> None:
         train_bpe(WORDS, 257)
     with pytest.raises(ValueError, match="no documents"):
         train_bpe([], 300)
+
+
+def test_half_a_pair_is_not_text() -> None:
+    documents = ["ab", "\ud800"]
+    with pytest.raises(ValueError, match=r"Document 2 holds '\\ud800'"):
+        train_bpe(documents, 300)
+    with pytest.raises(ValueError, match=r"Document 2 holds '\\ud800'"):
+        encode_documents(byte_tokenizer(), documents)

@@ -1,5 +1,6 @@
 """The demo end to end at its tiny setting."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,41 @@ def test_bad_text_is_refused_before_any_work(tmp_path: Path, wrong: str, monkeyp
     with pytest.raises((ValueError, FileNotFoundError), match=wrong):
         run_demo(tmp_path / "run", text=[tmp_path / wrong], fast=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_overwriting_deletes_all_of_the_old_demo_before_the_first_run(
+    finished: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "notes.txt").write_text("mine")
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(FileNotFoundError):
+        run_demo(folder, text=[tmp_path / "absent.txt"], fast=True, overwrite=True)
+    with pytest.raises(ValueError, match=r"was started with another recipe.*choose another --output"):
+        run_demo(folder, text=[text], seed=4, fast=True, resume=True)
+    assert sorted(folder.rglob("*")) == before
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(demo, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_demo(folder, text=[text], seed=4, fast=True, overwrite=True)
+    left = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert left == {"notes.txt", *(f"{task}-{arm}/recipe.yaml" for task in demo.TASKS for arm in demo.ARMS)}
+    run_demo(folder, text=[text], seed=4, fast=True, resume=True)
+    assert read_results(folder / "results.json").settings["seed"] == 4
+
+
+def test_what_a_demo_leaves_counts_as_a_demo(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("old")
+    with pytest.raises(FileExistsError, match="already holds a demo"):
+        run_demo(tmp_path, text=[text], fast=True)
+    (tmp_path / "retrieval-diff").mkdir()
+    (tmp_path / "retrieval-diff" / "letter.txt").write_text("mine")
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="not a run of ours"):
+        run_demo(tmp_path, text=[text], fast=True, overwrite=True)
+    assert (tmp_path / "report.html").read_text() == "old"

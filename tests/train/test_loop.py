@@ -27,6 +27,7 @@ from diff_transformer.train import (
     read_metrics,
     train,
 )
+from diff_transformer.train.checkpoint import load_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -253,7 +254,10 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
 
 def test_resuming_with_another_recipe_names_what_differs(tmp_path: Path) -> None:
     train(recipe(), tmp_path / "run")
-    with pytest.raises(ValueError, match=r"differ in: train\.steps \(6, 8\), train\.seed \(0, 1\)\."):
+    with pytest.raises(
+        ValueError,
+        match=r"differ in: train\.steps \(6, 8\), train\.seed \(0, 1\); choose .*--overwrite",
+    ):
         train(recipe(steps=8, seed=1), tmp_path / "run", resume=True)
 
 
@@ -267,7 +271,7 @@ def test_a_run_is_never_overwritten_unasked(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     train(recipe(steps=2), folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(FileExistsError, match="already holds a run"):
+    with pytest.raises(FileExistsError, match=r"already holds a run; .*--resume.*--overwrite"):
         train(recipe(), folder)
     with pytest.raises(ValueError, match="not both"):
         train(recipe(), folder, resume=True, overwrite=True)
@@ -406,3 +410,12 @@ def test_text_with_bpe(tmp_path: Path) -> None:
         assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
         assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == len(tokenizer)
         assert tokenizer.eos_token_id == json.loads((folder / "config.json").read_text())["eos_token_id"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"data": "x", "stap": 1}', '{"data": "x", "step": "1"}', "\xff"])
+def test_a_broken_state_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "state.json"
+    file.write_text(text, encoding="latin-1")
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"state\.json' is not the state of a run"):
+        load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()))

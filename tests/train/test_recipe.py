@@ -151,6 +151,10 @@ def test_a_key_that_is_like_no_other_gets_the_list(path: Path) -> None:
         ("name.first=x", "'name' is a setting, not a section"),
         ("train.steps=[1", "not valid YAML"),
         ("train=3", "'train' is 3"),
+        ("model.lambda_init=foo", "'model.lambda_init' is 'foo'; allowed are 'schedule' or a number."),
+        ("model.num_attention_heads=3", "num_attention_heads"),
+        ("model.num_key_value_heads=3", "num_key_value_heads"),
+        ("model.head_dim=1", "head_dim must be even"),
     ],
 )
 def test_a_wrong_value_is_named(path: Path, override: str, expected: str) -> None:
@@ -176,3 +180,16 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
         assert message in refusal(file)
     with pytest.raises(ValueError, match="'name' is missing"):
         parse_recipe({})
+
+
+def test_a_folder_does_not_hide_a_shipped_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("tiny").name == "tiny"
+
+
+def test_a_text_file_is_not_quoted_whole(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("a word " * 100)
+    message = refusal(tmp_path / "letter.txt")
+    assert "is not a recipe: it holds 'a word" in message
+    assert message.count("a word") < 10

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from diff_transformer.model import DiffTransformerForCausalLM
@@ -16,10 +18,13 @@ def find_checkpoint(path: Path) -> Path:
 
     Raises:
         FileNotFoundError: there is nothing at `path`, or no model in it.
-        ValueError: it is a folder of several runs, or the model is not one of ours.
+        ValueError: it is a file or a folder of several runs; the model is not one of ours, or its config.json is not
+            valid.
     """
     if not path.exists():
         raise FileNotFoundError(f"The checkpoint {str(path)!r} does not exist.")
+    if not path.is_dir():
+        raise ValueError(f"The checkpoint {str(path)!r} is a file; name the folder of a run or of a model.")
     # Steps are counted with leading zeros up to a million; beyond, the longer name is the later one.
     steps = sorted(path.glob("checkpoints/step-*"), key=lambda folder: (len(folder.name), folder.name))
     for folder in (path, path / "model", *reversed(steps)):
@@ -51,9 +56,14 @@ def load_model(folder: Path, device: str | None) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer beside a model. Raises ValueError if there is none."""
-    if not (folder / "tokenizer.json").is_file():
+    """The tokenizer beside a model. Raises ValueError if there is none, or a broken one."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
         raise ValueError(f"{str(folder)!r} has no tokenizer (tokenizer.json), so the model in it cannot read text.")
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise ValueError(f"{str(file)!r} is not a valid tokenizer: {_one_line(error)}") from None
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
@@ -66,8 +76,16 @@ def _check_ours(folder: Path) -> None:
     kind = settings.get("model_type") if isinstance(settings, dict) else None
     if kind != DiffTransformerForCausalLM.config_class.model_type:
         raise ValueError(f"The model in {str(folder)!r} is not one of ours: its model_type is {kind!r}.")
+    try:
+        DiffTransformerForCausalLM.config_class.from_pretrained(folder, local_files_only=True)
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{str(config)!r} is not valid: {_one_line(error)}") from None
     if not any(folder.glob("*.safetensors")):
         raise FileNotFoundError(f"{str(folder)!r} holds no weights: there is no .safetensors file in it.")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _device(name: str | None) -> str:

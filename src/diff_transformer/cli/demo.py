@@ -7,7 +7,12 @@ import typer
 
 
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder for everything the demo writes.")] = Path("runs/demo"),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for everything the demo writes.", show_default="runs/demo, with --fast runs/demo-fast"
+        ),
+    ] = None,
     text: Annotated[
         list[Path] | None,
         typer.Option(
@@ -33,6 +38,7 @@ def demo(
     from diff_transformer.results import read_results
 
     console.quiet_libraries()
+    output = output or Path("runs/demo-fast" if fast else "runs/demo")
     folder = run_demo(
         output, text=text, seed=seed, fast=fast, resume=resume, overwrite=overwrite, progress=Bars(console.messages())
     )

@@ -31,6 +31,10 @@ def generate(
         raise ValueError(f"--temperature must be above 0, got {temperature}; for the likeliest text use --greedy.")
     if not 0 < top_p <= 1:
         raise ValueError(f"--top-p must be above 0 and at most 1, got {top_p}.")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:  # bytes of the command line that are no character become lone surrogates
+        raise ValueError(f"--prompt must be UTF-8 text, got {prompt!r}.") from None
 
     import torch
 

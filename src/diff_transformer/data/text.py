@@ -1,5 +1,6 @@
 """Text in: documents from the user's own files, or from the source of Python's standard library."""
 
+import glob
 import json
 import sysconfig
 import tokenize
@@ -106,22 +107,34 @@ def _read_jsonl(file: Path, field: str) -> Iterator[str]:
                 raise ValueError(f"Line {number} of {str(file)!r} has no field {field!r}, {found}.")
             if not isinstance(row[field], str):
                 raise ValueError(f"Line {number} of {str(file)!r}: {field!r} is {row[field]!r}, not text.")
+            try:
+                row[field].encode()
+            except UnicodeEncodeError as error:  # JSON can write half of a pair, which is no character
+                half = error.object[error.start]
+                raise ValueError(
+                    f"Line {number} of {str(file)!r}: {field!r} holds {half!r}, which is not a Unicode character."
+                ) from None
             yield row[field]
 
 
 def _read_parquet(file: Path, field: str) -> Iterator[str]:
     from datasets import load_dataset  # takes a second to import, and only this reader needs it
-    from datasets.exceptions import DatasetGenerationError
+    from pyarrow import ArrowException, parquet  # `datasets` brings it
 
     try:
+        # First the table of contents: of a bad file `datasets` prints a line, and it fails on one without rows.
+        contents = parquet.read_metadata(file)
+        columns = contents.schema.to_arrow_schema().names
+        if field not in columns:
+            raise ValueError(f"{str(file)!r} has no column {field!r}, only {', '.join(map(repr, columns))}.")
+        if contents.num_rows == 0:
+            return
         # Streaming reads the file where it lies; the default would first copy it into the user's cache.
-        rows = load_dataset("parquet", data_files=str(file), split="train", streaming=True)
-        columns = rows.column_names
-    except (DatasetGenerationError, OSError, ValueError) as error:
-        raise ValueError(f"{str(file)!r} is not a readable parquet file: {error}") from None
-    if field not in columns:
-        raise ValueError(f"{str(file)!r} has no column {field!r}, only {', '.join(map(repr, columns))}.")
-    for number, row in enumerate(rows.select_columns(field), start=1):
-        if not isinstance(row[field], str):
-            raise ValueError(f"Row {number} of {str(file)!r}: {field!r} is {row[field]!r}, not text.")
-        yield row[field]
+        rows = load_dataset("parquet", data_files=glob.escape(str(file)), split="train", streaming=True)
+        for number, row in enumerate(rows.select_columns(field), start=1):
+            if not isinstance(row[field], str):
+                raise ValueError(f"Row {number} of {str(file)!r}: {field!r} is {row[field]!r}, not text.")
+            yield row[field]
+    except (ArrowException, OSError) as error:
+        message = " ".join(str(error).split())
+        raise ValueError(f"{str(file)!r} is not a readable parquet file: {message}") from None

@@ -38,12 +38,13 @@ def train_bpe(documents: Sequence[str], vocab_size: int) -> PreTrainedTokenizerF
             many merges gives fewer: `len(tokenizer)` is the number that counts.
 
     Raises:
-        ValueError: `vocab_size` leaves no room for a merge, or there are no documents.
+        ValueError: `vocab_size` leaves no room for a merge, there are no documents, or one is not valid text.
     """
     if vocab_size <= BYTES + 1:
         raise ValueError(f"A BPE vocabulary has more than {BYTES + 1} tokens, got vocab_size={vocab_size}.")
     if not documents:
         raise ValueError("There are no documents to train a tokenizer on.")
+    _check_characters(documents)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     trainer = trainers.BpeTrainer(
@@ -58,7 +59,12 @@ def train_bpe(documents: Sequence[str], vocab_size: int) -> PreTrainedTokenizerF
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> list[list[int]]:
-    """The tokens of each document, without an end of text. A literal "<|endoftext|>" in a document is plain text."""
+    """The tokens of each document, without an end of text. A literal "<|endoftext|>" in a document is plain text.
+
+    Raises:
+        ValueError: a document is not valid text.
+    """
+    _check_characters(documents)
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy: the switch below is its state
     backend.encode_special_tokens = True
     encoded: list[list[int]] = []
@@ -73,6 +79,16 @@ def bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     special = set(tokenizer.all_special_ids)
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return [0 if number in special else len(token) for number, token in enumerate(tokens)]
+
+
+def _check_characters(documents: Sequence[str]) -> None:
+    """Every character has bytes, but for surrogates: halves of a pair, which a Python string can hold on its own."""
+    for number, document in enumerate(documents, start=1):
+        try:
+            document.encode()
+        except UnicodeEncodeError as error:
+            half = document[error.start]
+            raise ValueError(f"Document {number} holds {half!r}, which is not a Unicode character.") from None
 
 
 def _wrap(tokenizer: Any) -> PreTrainedTokenizerFast:

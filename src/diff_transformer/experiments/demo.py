@@ -18,11 +18,15 @@ from diff_transformer.eval import evaluate, validation_callback
 from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.results import Result, capture_results, write_json
 from diff_transformer.train import Data, Progress, Recipe, TrainedRun, build_data, load_recipe, train
-from diff_transformer.train.run_folder import is_run_folder
+from diff_transformer.train.run_folder import begin_run_folder, check_run_folder, is_run_folder
 
 ARMS = ("diff", "softmax")
 TASKS = ("retrieval", "language")
 RESULTS = "results.json"
+ATTENTION = "attention.json"
+SAMPLES = "samples.json"
+# What a demo leaves beside its runs; the page is the report's, made from the rest.
+LEFTOVERS = (RESULTS, ATTENTION, SAMPLES, "report.html")
 
 # A setting that ends in seconds and shows nothing but that everything runs.
 _TINY = [
@@ -76,10 +80,15 @@ def run_demo(
     folder = Path(output_dir)
     _check_folder(folder, resume=resume, overwrite=overwrite)
     recipes = {task: _twin_recipes(task, text, seed, fast) for task in TASKS}
+    for task, twins in recipes.items():
+        for arm, recipe in twins.items():
+            run_folder = folder / f"{task}-{arm}"
+            begun = is_run_folder(run_folder)
+            check_run_folder(run_folder, recipe, resume=resume and begun, overwrite=overwrite and begun)
     # All data before any training: bad input is said at once, not after minutes.
     data_of = {task: build_data(recipes[task][ARMS[0]]) for task in TASKS}
     if overwrite:
-        (folder / RESULTS).unlink(missing_ok=True)  # never the old results beside new runs
+        _start_over(folder, recipes)
     records: list[Result] = []
     for task, data in data_of.items():
         runs: dict[str, TrainedRun] = {}
@@ -101,9 +110,9 @@ def run_demo(
             ]
         models = {arm: run.model for arm, run in runs.items()}
         if isinstance(data.batches, RetrievalBatches):
-            write_json(folder / "attention.json", attention_example(models, data.batches, seed), indent=None)
+            write_json(folder / ATTENTION, attention_example(models, data.batches, seed), indent=None)
         else:
-            write_json(folder / "samples.json", text_samples(models, data, seed))
+            write_json(folder / SAMPLES, text_samples(models, data, seed))
     settings = {
         "seed": seed,
         **{
@@ -131,14 +140,26 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
         return
     if not folder.is_dir():
         raise FileExistsError(f"{str(folder)!r} is a file, not a folder for the demo.")
-    is_demo = (folder / RESULTS).is_file() or any(is_run_folder(folder / f"{t}-{a}") for t in TASKS for a in ARMS)
+    names = {path.name for path in folder.iterdir()}
+    has_runs = any(is_run_folder(folder / f"{task}-{arm}") for task in TASKS for arm in ARMS)
+    is_demo = has_runs or (folder / RESULTS).is_file() or (bool(names) and names.issubset(LEFTOVERS))
     if is_demo and not (resume or overwrite):
         raise FileExistsError(
             f"The output folder {str(folder)!r} already holds a demo; "
             "choose another one with --output, go on with --resume, or replace it with --overwrite."
         )
-    if not is_demo and any(folder.iterdir()):
+    if not is_demo and names:
         raise FileExistsError(f"{str(folder)!r} is not empty and holds no demo, so nothing is written there.")
+
+
+def _start_over(folder: Path, recipes: dict[str, dict[str, Recipe]]) -> None:
+    """Delete everything that an earlier demo wrote at once, so that old and new are never mixed."""
+    for name in LEFTOVERS:
+        (folder / name).unlink(missing_ok=True)
+    for task, twins in recipes.items():
+        for arm, recipe in twins.items():
+            if is_run_folder(folder / f"{task}-{arm}"):
+                begin_run_folder(folder / f"{task}-{arm}", recipe)
 
 
 def attention_example(

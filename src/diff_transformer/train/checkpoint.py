@@ -98,14 +98,31 @@ class Checkpoints:
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> RunState:
-    """Restore the model's weights, the optimizer and torch's random numbers in place; returns how far the run was."""
+    """Restore the model's weights, the optimizer and torch's random numbers in place; returns how far the run was.
+
+    Raises:
+        ValueError: `state.json` is broken; nothing has been restored.
+    """
+    state = _read_state(checkpoint / "state.json")
     load_model(model, checkpoint / "model.safetensors")  # knows that tied weights are stored once
     _load_optimizer(load_file(checkpoint / "optimizer.safetensors"), model, optimizer)
     random = load_file(checkpoint / "random.safetensors")
     torch.set_rng_state(random["cpu"])
     if "cuda" in random and torch.cuda.is_available():
         torch.cuda.set_rng_state(random["cuda"])
-    return RunState(**json.loads((checkpoint / "state.json").read_text(encoding="utf-8")))
+    return state
+
+
+def _read_state(file: Path) -> RunState:
+    try:
+        state = RunState(**json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:  # not JSON, or not the fields of a state
+        raise ValueError(f"{str(file)!r} is not the state of a run: {error}.") from None
+    if type(state.step) is not int or type(state.seconds) not in (int, float) or state.step < 0:
+        raise ValueError(
+            f"{str(file)!r} is not the state of a run: step is {state.step!r} and seconds {state.seconds!r}."
+        )
+    return state
 
 
 def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

@@ -37,7 +37,7 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """
     path = Path(recipe)
     shipped = shipped_recipes()
-    if not path.exists() and str(recipe) in shipped:
+    if not path.is_file() and str(recipe) in shipped:
         path = shipped[str(recipe)]
     if not path.is_file():
         raise FileNotFoundError(
@@ -48,7 +48,7 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, dict):
-        raise ValueError(f"{path} is not a recipe: it holds {settings!r}, not sections of settings.")
+        raise ValueError(f"{path} is not a recipe: it holds {_quoted(settings)}, not sections of settings.")
     for override in overrides:
         _apply(settings, override)
     return parse_recipe(settings, source=str(path))
@@ -57,9 +57,14 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def parse_recipe(settings: dict[str, Any], *, source: str = "the recipe") -> Recipe:
     """Check plain settings. Raises ValueError with one sentence about the first thing that is not allowed."""
     try:
-        return Recipe.model_validate(settings)
+        recipe = Recipe.model_validate(settings)
     except ValidationError as error:
         raise ValueError(_explain(error, source)) from None
+    try:
+        build_config(recipe, vocab_size=1)  # the sizes must fit each other; the vocabulary is known with the data
+    except ValueError as error:
+        raise ValueError(f"{source}: the model cannot be built: {error}") from None
+    return recipe
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -141,11 +146,18 @@ def _explain(error: ValidationError, source: str) -> str:
         case "missing":
             return f"{source}: {key!r} is missing."
         case "union_tag_invalid" | "union_tag_not_found":
-            return f"{source}: 'data.kind' is 'text' or 'retrieval', got {_given(problem).get('kind')!r}."
+            return f"{source}: 'data.kind' is 'text' or 'retrieval', got {_quoted(_given(problem).get('kind'))}."
         case "value_error":
             where = f" in {key!r}" if key else ""
             return f"{source}: {problem['ctx']['error']}{where}."
-    return f"{source}: {key!r} is {problem['input']!r}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
+    if parts[:2] == ["model", "lambda_init"]:  # pydantic adds which of the two types it tried
+        return f"{source}: 'model.lambda_init' is {_quoted(problem['input'])}; allowed are 'schedule' or a number."
+    return f"{source}: {key!r} is {_quoted(problem['input'])}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
+
+
+def _quoted(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _given(problem: Any) -> dict[str, Any]:

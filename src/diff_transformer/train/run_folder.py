@@ -10,7 +10,9 @@ METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
-_OURS = (RECIPE, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, f".unfinished-{MODEL}")
+# The recipe goes last: as long as it is there, the folder is known as ours.
+_OURS = (METRICS, TENSORBOARD, CHECKPOINTS, MODEL, f".unfinished-{MODEL}", RECIPE)
+_NAMED = 4  # differing settings that a message names
 _HEADING = "# A training run of diff-transformer, every setting spelled out.\n"
 
 
@@ -30,15 +32,18 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: bool, overwrite: b
             raise FileNotFoundError(f"There is no run to resume in {str(folder)!r}.")
         changed = differences(load_recipe(folder / RECIPE), recipe)
         if changed:
+            more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
             raise ValueError(
                 f"The run in {str(folder)!r} was started with another recipe; (then, now) differ in: "
-                f"{', '.join(changed)}."
+                f"{', '.join(changed[:_NAMED])}{more}; choose another --output (in Python output_dir) or replace it "
+                "with --overwrite (overwrite=True)."
             )
         return
     if is_run and not overwrite:
         raise FileExistsError(
             f"The output folder {str(folder)!r} already holds a run; "
-            "choose another one, or ask to overwrite or to resume it."
+            "choose another --output (in Python output_dir), go on with --resume (resume=True), or replace it with "
+            "--overwrite (overwrite=True)."
         )
     if not is_run and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{str(folder)!r} exists and is not a run of ours, so nothing is written there.")
