@@ -1,28 +1,42 @@
 """Copy measured numbers into README.md and docs/, so that none is typed by hand.
 
-    make demo && python benchmarks/attention.py && python benchmarks/fill_readme.py runs/demo
+    make demo && diff-transformer bench operator && diff-transformer bench model
+    python benchmarks/fill_readme.py runs/demo
 
 Keeps the demo's results and training curves in benchmarks/ (demo.json), draws docs/demo.svg from them, and fills the
 places between `<!-- name -->` and `<!-- /name -->`. Without a run it fills from what benchmarks/ holds.
 """
 
 import argparse
-import json
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.figure import Figure
 
+from diff_transformer.bench.tables import (
+    bars_table,
+    memory_table,
+    model_table,
+    one_head_table,
+    provenance,
+    ratio_table,
+)
 from diff_transformer.report.figures import ARM_COLOURS, running_mean
 from diff_transformer.results import read_json, read_metrics, read_results, write_json, write_text
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-DEMO, SPEED, FIGURE = HERE / "demo.json", HERE / "attention-cpu.json", ROOT / "docs" / "demo.svg"
+DEMO, FIGURE = HERE / "demo.json", ROOT / "docs" / "demo.svg"
+OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 ARMS = {"diff": "DIFF", "softmax": "Transformer"}
-README_LENGTHS = (512, 2048)
+# What the README shows of the operator's times.
+SELECTION = {
+    "lengths": (512, 2048),
+    "batches": (1,),
+    "candidates": ("auto", "blockwise", "pieces", "DiffLlama", "reference"),
+}
 ROWS = {
     "retrieval/accuracy": "retrieval: accuracy, all queries ↑",
     "retrieval/first_query_accuracy": "retrieval: accuracy, first query only ↑",
@@ -70,21 +84,31 @@ def demo_table(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n\n" + note
 
 
-def speed_table(document: dict[str, Any], shapes: Sequence[int] | None = None) -> str:
-    backends = ("blockwise", "sdpa", "reference")
-    lines = ["| batch × heads × width, length | pass | " + " | ".join(backends) + " | twin, ms |", "|" + "---|" * 6]
-    for row in document["rows"]:
-        shape = row["shape"]
-        if shapes is not None and (shape["length"] not in shapes or shape["batch"] != 1):
-            continue
-        ratios = [f"{row['ratio'][name]:.2f}" if name in row["ratio"] else "–" for name in backends]
-        size = f"{shape['batch']} × {shape['twin_heads']} × {shape['head_dim']}, {shape['length']}"
-        lines.append(f"| {size} | {row['pass']} | {' | '.join(ratios)} | {row['twin_ms']:.1f} |")
+def speed_table(document: dict[str, Any], **selection: Any) -> str:
+    """The operator's times: all of them, or what is named of "lengths", "batches" and "candidates"."""
+    table = ratio_table(document, **selection)
+    note = "Ratios to the twin's time in the same round, median of the rounds; causal; heads are the twin's. "
+    return f"{table}\n\n{note}{provenance(document)}"
+
+
+def whole_model_table(document: dict[str, Any]) -> str:
+    """The whole model's times, and its size."""
+    settings = document["settings"]
     note = (
-        f"{document['device']}, {document['dtype']}, causal, median of {document['rounds']} rounds in one "
-        f"process, torch {document['versions']['torch']}, `python benchmarks/attention.py`. Heads are the twin's."
+        f"Ratios to the twin's time in the same round; a / b is relative to b. Hidden size {settings['hidden_size']}, "
+        f"{settings['layers']} layers, batch {settings['batch']}. "
     )
-    return "\n".join(lines) + "\n\n" + note
+    return f"{model_table(document)}\n\n{note}{provenance(document)}"
+
+
+def backends_parts(operator: dict[str, Any]) -> dict[str, str]:
+    """What docs/backends.md shows of the operator's results."""
+    return {
+        "speed": speed_table(operator),
+        "bars": bars_table(operator),
+        "heads": one_head_table(operator) or "Not measured.",
+        "memory": memory_table(operator) or "Not measured.",
+    }
 
 
 def draw(curves: dict[str, list[list[float]]]) -> None:
@@ -102,7 +126,8 @@ def draw(curves: dict[str, list[list[float]]]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
     figure.patch.set_facecolor("white")
-    figure.savefig(FIGURE, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    with matplotlib.rc_context({"svg.hashsalt": FIGURE.name}):  # the same file every time
+        figure.savefig(FIGURE, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
 
 
 def fill(path: Path, parts: dict[str, str]) -> None:
@@ -122,14 +147,17 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.run is not None:
         keep(arguments.run)
-    demo, speed = read_json(DEMO), json.loads(SPEED.read_text(encoding="utf-8"))
+    demo, operator, model = read_json(DEMO), read_json(OPERATOR), read_json(MODEL)
     draw(demo["curves"])
     figure = "![Training loss of DIFF and its twin on both tasks of the demo](docs/demo.svg)"
-    fill(
-        ROOT / "README.md",
-        {"figure": figure, "demo": demo_table(demo["results"]), "speed": speed_table(speed, shapes=README_LENGTHS)},
-    )
-    fill(ROOT / "docs" / "backends.md", {"speed": speed_table(speed)})
+    readme = {
+        "figure": figure,
+        "demo": demo_table(demo["results"]),
+        "speed": speed_table(operator, **SELECTION),
+        "model": whole_model_table(model),
+    }
+    fill(ROOT / "README.md", readme)
+    fill(ROOT / "docs" / "backends.md", backends_parts(operator))
 
 
 if __name__ == "__main__":

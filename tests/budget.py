@@ -30,8 +30,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import oracle
+from diff_transformer.ops.cpu.attention import unavailable
 
 Array = NDArray[np.float64]
+
+BACKENDS = ("reference", "blockwise", "sdpa", "cpu")
+
+
+def takes(backend: str, dtype: torch.dtype) -> bool:
+    """Whether a backend computes in this dtype here. Without a compiler there is no "cpu"; tests/ops/cpu says so."""
+    if backend != "cpu":
+        return True
+    return dtype != torch.float64 and unavailable() is None
+
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ROUNDINGS = {"out": 4, "v": 4, "q": 6, "k": 6, "lam": 6}

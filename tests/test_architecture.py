@@ -19,9 +19,10 @@ MAY_IMPORT = {
     "train": {"ops", "nn", "model", "data"},
     "eval": {"ops", "nn", "model", "data", "results"},
     "experiments": {"ops", "nn", "model", "data", "train", "eval", "results"},
+    "bench": {"ops", "model", "results"},
     "report": {"results"},
     "results": set(),
-    "cli": {"ops", "nn", "model", "data", "train", "eval", "experiments", "report", "results"},
+    "cli": {"ops", "nn", "model", "data", "train", "eval", "experiments", "bench", "report", "results"},
 }
 # The package itself imports nothing but the hook that registers the model with transformers.
 ROOT = {"__init__", "_registration", "__main__"}
@@ -65,22 +66,26 @@ def test_a_lower_room_never_imports_a_higher_one(path: Path) -> None:
 
 
 def test_backends_do_not_import_each_other() -> None:
-    backends = {"reference", "blockwise", "sdpa"}
-    for name in backends:
-        tree = ast.parse((PACKAGE / "ops" / f"{name}.py").read_text(encoding="utf-8"))
+    backends = {"reference", "blockwise", "sdpa", "cpu"}
+    files = {name: [PACKAGE / "ops" / f"{name}.py"] for name in backends} | {"cpu": PACKAGE.glob("ops/cpu/*.py")}
+    for name, paths in files.items():
         imported = {
-            node.module.rpartition(".")[2]
-            for node in ast.walk(tree)
+            node.module.split(".")[2]
+            for path in paths
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("diff_transformer.ops.")
         }
-        assert not imported & (backends | {"attention", "backends"})
+        assert not imported & (backends - {name} | {"attention", "backends"})
 
 
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
         ("import diff_transformer", ["torch", "transformers", "numpy"]),
-        ("import diff_transformer.ops", ["transformers", "pydantic", "typer"]),
+        (
+            "import diff_transformer.ops",
+            ["transformers", "pydantic", "typer", "torch.utils.cpp_extension", "setuptools"],
+        ),
         ("import diff_transformer.nn", ["transformers", "pydantic", "typer"]),
         ("import diff_transformer.results", ["torch", "transformers"]),
         ("import diff_transformer.model", ["datasets", "pydantic", "typer", "matplotlib", "tensorboard"]),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from diff_transformer.bench.tables import page
 from diff_transformer.results import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +54,13 @@ def test_numbers_are_those_that_were_measured() -> None:
     assert spec.loader is not None
     filler = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(filler)
-    demo, speed = read_json(filler.DEMO), read_json(filler.SPEED)
+    demo, operator, model = read_json(filler.DEMO), read_json(filler.OPERATOR), read_json(filler.MODEL)
     assert filler.demo_table(demo["results"]) in README
-    assert filler.speed_table(speed, shapes=filler.README_LENGTHS) in README
-    assert filler.speed_table(speed) in (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
+    assert filler.speed_table(operator, **filler.SELECTION) in README
+    assert filler.whole_model_table(model) in README
+    backends = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
+    for name, part in filler.backends_parts(operator).items():
+        assert f"<!-- {name} -->\n{part}\n<!-- /{name} -->" in backends
+    # The pages beside the files are made by the same program from the same numbers.
+    for path, document in ((filler.OPERATOR, operator), (filler.MODEL, model)):
+        assert path.with_suffix(".md").read_text(encoding="utf-8") == page(document)

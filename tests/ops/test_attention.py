@@ -10,13 +10,32 @@ import torch
 from torch import Tensor
 
 import oracle
-from budget import DTYPES, LAMBDAS, MASKS, Case, Problem, build, expect, prepared, solve_by_oracle, solve_plainly
+from budget import (
+    DTYPES,
+    LAMBDAS,
+    MASKS,
+    Case,
+    Problem,
+    build,
+    expect,
+    prepared,
+    solve_by_oracle,
+    solve_plainly,
+    takes,
+)
 from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops import blockwise, sdpa
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-BACKENDS = ("reference", "blockwise", "blockwise, 3 rows a block", "sdpa, whole values", "sdpa, values in pieces")
+BACKENDS = (
+    "reference",
+    "blockwise",
+    "blockwise, 3 rows a block",
+    "sdpa, whole values",
+    "sdpa, values in pieces",
+    "cpu",
+)
 
 SITUATIONS: dict[str, dict[str, Any]] = {
     "no mask": {},
@@ -87,6 +106,9 @@ SITUATIONS: dict[str, dict[str, Any]] = {
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each backend; blockwise also in blocks so small that tiny inputs have several, sdpa in both its variants."""
     name, _, variant = request.param.partition(", ")
+    parameters = request.node.callspec.params
+    if not takes(name, torch.float64 if "request_" in parameters else parameters.get("dtype", torch.float32)):
+        pytest.skip(f"{name} does not compute in this dtype here")
     if variant == "3 rows a block":
         monkeypatch.setattr(blockwise, "MIN_ROWS", 3)
         monkeypatch.setattr(blockwise, "MAX_ROWS", 3)

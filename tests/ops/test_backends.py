@@ -67,11 +67,21 @@ def test_the_backend_that_was_named_runs_alone(request_: str) -> None:
     assert sdpa.named("diff_transformer::") == 0
     assert sdpa.named("aten::_scaled_dot_product") >= 2 or sdpa.named("aten::_safe_softmax") >= 2
 
+    if problem.q.dtype != torch.float64:
+        cpu = operators(problem, backend="cpu")
+        assert cpu.count["diff_transformer_cpu::forward"] == 1
+        assert cpu.count["diff_transformer_cpu::backward"] == 1
+        assert cpu.named("diff_transformer::") == 0
+        assert cpu.named("scaled_dot_product") == 0
+        assert cpu.named("softmax") == 0
+
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_auto_on_the_cpu_is_blockwise(request_: str) -> None:
+def test_auto_on_the_cpu_is_the_fused_kernel_where_it_takes_the_dtype(request_: str) -> None:
     seen = operators(build(REQUESTS[request_]))
-    assert seen.count["diff_transformer::blockwise"] == 1
+    fused = REQUESTS[request_].dtype != torch.float64
+    assert seen.count["diff_transformer_cpu::forward"] == fused
+    assert seen.count["diff_transformer::blockwise"] == (not fused)
     assert seen.named("scaled_dot_product") == 0
 
 
@@ -80,14 +90,17 @@ def test_auto_with_a_learned_mask_is_a_backend_that_has_its_gradient() -> None:
     mask = problem.options["attn_mask"].requires_grad_()
     with Operators() as seen:
         diff_attention(problem.q, problem.k, problem.v, problem.lam, attn_mask=mask).sum().backward()
-    assert seen.named("diff_transformer::blockwise") == 0
+    assert seen.named("diff_transformer") == 0
     assert mask.grad is not None
 
 
 def test_names() -> None:
-    assert backends.BACKENDS == ("reference", "blockwise", "sdpa")
+    assert backends.BACKENDS == ("reference", "blockwise", "sdpa", "cpu")
     assert backends.explain() == dict.fromkeys(backends.BACKENDS)
     assert backends.explain(dtype=torch.bfloat16) == dict.fromkeys(backends.BACKENDS)
+    reasons = backends.explain(dtype=torch.float64)
+    assert "torch.float64" in str(reasons.pop("cpu"))
+    assert reasons == dict.fromkeys(reasons)
 
 
 def fresh_process(program: str) -> str:

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from budget import Case, Problem, build, expect, prepared
+from budget import BACKENDS, Case, Problem, build, expect, prepared, takes
 from diff_transformer import diff_attention
 
-BACKENDS = ("reference", "blockwise", "sdpa")
+OPERATORS = {
+    "blockwise": ("diff_transformer::blockwise", "diff_transformer::blockwise_backward"),
+    "cpu": ("diff_transformer_cpu::forward", "diff_transformer_cpu::backward"),
+}
 
 CASES = {
     "causal": Case(is_causal=True, queries=7),
@@ -23,6 +26,17 @@ CASES = {
         key_maps=1, mask="add -inf (B, 1, N, S)", queries=11, lam="per head", is_causal=True, dv=4, layout="cache"
     ),
 }
+
+
+def skip_unless_it_runs(backend: str) -> None:
+    if not takes(backend, torch.float32):
+        pytest.skip(f"{backend} does not run here")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    skip_unless_it_runs(request.param)
+    return request.param
 
 
 @pytest.fixture
@@ -47,24 +61,35 @@ def operator_arguments(case: Case) -> tuple[Any, ...]:
 
 
 def test_every_registered_operator_is_checked_below() -> None:
-    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("diff_transformer::")}
-    assert names == {"diff_transformer::blockwise", "diff_transformer::blockwise_backward"}
+    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("diff_transformer")}
+    assert names == {name for backend, pair in OPERATORS.items() if takes(backend, torch.float32) for name in pair}
 
 
+def operator(name: str) -> Any:
+    namespace, _, name = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), name)
+
+
+@pytest.mark.parametrize("backend", OPERATORS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_opcheck_forward(case: str, dtype: torch.dtype) -> None:
+def test_opcheck_forward(backend: str, case: str, dtype: torch.dtype) -> None:
+    skip_unless_it_runs(backend)
     *tensors, mask, is_causal, scale, window = operator_arguments(replace(CASES[case], dtype=dtype))
     tensors = [x.detach().requires_grad_() for x in tensors]
-    torch.library.opcheck(torch.ops.diff_transformer.blockwise, (*tensors, mask, is_causal, scale, window))
+    torch.library.opcheck(operator(OPERATORS[backend][0]), (*tensors, mask, is_causal, scale, window))
 
 
+@pytest.mark.parametrize("backend", OPERATORS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_opcheck_backward(case: str, dtype: torch.dtype) -> None:
+def test_opcheck_backward(backend: str, case: str, dtype: torch.dtype) -> None:
+    skip_unless_it_runs(backend)
+    forward, backward = map(operator, OPERATORS[backend])
     grad_out = build(replace(CASES[case], dtype=dtype)).dout
-    arguments = operator_arguments(replace(CASES[case], dtype=dtype))
-    torch.library.opcheck(torch.ops.diff_transformer.blockwise_backward, (grad_out, *arguments))
+    *tensors, is_causal, scale, window = operator_arguments(replace(CASES[case], dtype=dtype))
+    saved = forward(*tensors, is_causal, scale, window)[1:] if backend == "cpu" else ()
+    torch.library.opcheck(backward, (grad_out, *tensors, *saved, is_causal, scale, window))
 
 
 # torch.compile.
@@ -72,7 +97,7 @@ def test_opcheck_backward(case: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"], indirect=True)
 def test_compiled_in_one_graph(backend: str, case: str) -> None:
     problem, expected = prepared(CASES[case])
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
@@ -80,7 +105,6 @@ def test_compiled_in_one_graph(backend: str, case: str) -> None:
 
 
 @pytest.mark.usefixtures("cold")
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_for_changing_lengths(backend: str) -> None:
     """The second length makes torch compile once more, with the length left open; the third has to fit that."""
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
@@ -92,7 +116,9 @@ def test_compiled_for_changing_lengths(backend: str) -> None:
 @pytest.mark.usefixtures("cold")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize(
-    "backend", ["blockwise", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reference", "sdpa"))]
+    "backend",
+    ["blockwise", "cpu", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reference", "sdpa"))],
+    indirect=True,
 )
 def test_compiled_to_machine_code(backend: str) -> None:
     problem, expected = prepared(CASES["causal"])
@@ -122,7 +148,7 @@ def under_autocast(problem: Problem, backend: str, *, checkpointed: bool = False
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"], indirect=True)
 def test_autocast(backend: str, case: str) -> None:
     problem, expected = prepared(replace(CASES[case], dtype=torch.bfloat16))
     if case == "shared keys, additive mask, blind queries":  # a mask made outside autocast stays float32
@@ -135,7 +161,7 @@ def test_autocast(backend: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"], indirect=True)
 def test_checkpointing_changes_nothing(backend: str, case: str) -> None:
     problem = build(CASES[case])
 
@@ -148,7 +174,6 @@ def test_checkpointing_changes_nothing(backend: str, case: str) -> None:
         assert torch.equal(value, again[name]), name
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_checkpointing_under_autocast_changes_nothing(backend: str) -> None:
     problem = build(replace(CASES["grouped, masked, windowed"], dtype=torch.bfloat16))
     plain = under_autocast(problem, backend)
@@ -160,11 +185,12 @@ def test_checkpointing_under_autocast_changes_nothing(backend: str) -> None:
 # Second derivatives.
 
 
-def test_blockwise_refuses_second_derivatives() -> None:
+@pytest.mark.parametrize("backend", OPERATORS, indirect=True)
+def test_second_derivatives_are_refused(backend: str) -> None:
     q, k, v = (x.requires_grad_() for x in operator_arguments(CASES["causal"])[:3])
-    out = diff_attention(q, k, v, 0.5, backend="blockwise")
+    out = diff_attention(q, k, v, 0.5, backend=backend)
     (gradient,) = torch.autograd.grad(out.square().sum(), [q], create_graph=True)
-    with pytest.raises(RuntimeError, match=r"'blockwise' cannot be differentiated twice.*'reference'"):
+    with pytest.raises(RuntimeError, match=rf"'{backend}' cannot be differentiated twice.*'reference'"):
         gradient.square().sum().backward()
 
 
@@ -186,7 +212,6 @@ def test_expected_of_the_cases_is_not_trivial() -> None:
         assert all(abs(value).max() > 0 for value in values.values()), name
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise", "sdpa"])
 def test_numbers_may_change_between_calls(backend: str) -> None:
     """λ, scale and window as plain numbers: from the second value on, torch.compile leaves them open."""
     torch._dynamo.reset()

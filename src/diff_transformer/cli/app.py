@@ -19,6 +19,8 @@ COMMANDS = {
     "generate": "generate:generate",
     "eval": "evaluate:evaluate",
     "report": "report:report",
+    "bench": "bench:bench",
+    "build": "build:build",
     "info": "info:info",
 }
 

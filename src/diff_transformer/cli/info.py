@@ -11,6 +11,7 @@ def info() -> None:
 
     from diff_transformer.cli import TRAIN_EXTRA, console
     from diff_transformer.ops.backends import explain
+    from diff_transformer.ops.cpu import build
     from diff_transformer.results import capture_environment
 
     def version(package: str) -> str:
@@ -31,6 +32,7 @@ def info() -> None:
             continue
         for backend, reason in explain(device, dtype).items():
             rows[f"backend {backend} on {device}"] = "can run" if reason is None else f"cannot run: {reason}"
+    rows["fused CPU kernel"] = build.status()
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in rows.items():
         table.add_row(Text(name), Text(value))

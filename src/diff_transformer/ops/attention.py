@@ -38,7 +38,8 @@ def diff_attention(
             Combines with ``is_causal`` and ``window``.
         scale: factor s of the scores, 1/√d unless given.
         window: how many keys a query may look back on, itself included: key j is hidden where j ≤ i + S − N − window.
-        backend: "auto", "reference", "blockwise" or "sdpa". A backend asked for by name runs or raises.
+        backend: "auto", "reference", "blockwise", "sdpa" or "cpu" (a fused kernel for float32, bfloat16 and float16,
+            compiled on first use). A backend asked for by name runs or raises.
 
     Returns:
         (B, H, N, dv) in the dtype of q, k and v (under autocast, in autocast's). A query that sees no key gives 0,
@@ -115,23 +116,21 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _check_queries_and_keys(q: Tensor, k: Tensor) -> None:
-    for name, tensor in (("q", q), ("k", k)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}.")
-    if q.dim() != 5 or q.shape[2] != 2:
+    ours, theirs = q.shape, k.shape
+    if len(ours) != 5 or ours[2] != 2:
         _refuse(f"q must be (B, H, 2, N, d), two maps to a head, got {_shape(q)}.")
-    if k.dim() != 5 or k.shape[2] not in (1, 2):
+    if len(theirs) != 5 or theirs[2] not in (1, 2):
         _refuse(f"k must be (B, H_kv, 2, S, d), or (B, H_kv, 1, S, d) for keys shared by the maps, got {_shape(k)}.")
     if not q.is_floating_point() or q.dtype != k.dtype:
         _refuse(f"q and k must have one floating dtype, got {q.dtype} and {k.dtype}.")
     if q.device != k.device:
         _refuse(f"q and k must be on one device, got {q.device} and {k.device}.")
-    if q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1]:
+    if ours[0] != theirs[0] or ours[4] != theirs[4]:
         _refuse(f"q and k must agree in batch and head width, got q {_shape(q)} and k {_shape(k)}.")
-    if 0 in q.shape[1:] or 0 in k.shape[1:]:
+    if 0 in ours[1:] or 0 in theirs[1:]:
         _refuse(f"q and k must have at least one head, token and channel, got q {_shape(q)} and k {_shape(k)}.")
-    if q.shape[1] % k.shape[1] != 0:
-        _refuse(f"the heads of q must be a multiple of the heads of k, got {q.shape[1]} and {k.shape[1]}.")
+    if ours[1] % theirs[1] != 0:
+        _refuse(f"the heads of q must be a multiple of the heads of k, got {ours[1]} and {theirs[1]}.")
 
 
 def _check_values(k: Tensor, v: Tensor) -> None:
@@ -186,10 +185,11 @@ def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
     if isinstance(lam, Tensor):
         if not lam.is_floating_point():
             _refuse(f"lam must be floating, got {lam.dtype}.")
-        if lam.device != q.device and lam.dim() > 0:
-            _refuse(f"lam must be on the device of q, {q.device}, got {lam.device}.")
-        if not _broadcasts(lam.shape, target):
-            _refuse(f"lam must broadcast to (B, H, N) = {target}, got {_shape(lam)}.")
+        if lam.dim() > 0:
+            if lam.device != q.device:
+                _refuse(f"lam must be on the device of q, {q.device}, got {lam.device}.")
+            if not _broadcasts(lam.shape, target):
+                _refuse(f"lam must broadcast to (B, H, N) = {target}, got {_shape(lam)}.")
         return lam.to(device=q.device, dtype=dtype).expand(target)
     if isinstance(lam, bool) or not isinstance(lam, int | float):
         raise TypeError(f"lam must be a number or a tensor, got {type(lam).__name__}.")

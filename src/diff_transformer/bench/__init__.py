@@ -1,0 +1,1 @@
+"""How fast the operator and the model are, as ratios to the twin measured in the same process."""

@@ -1,0 +1,35 @@
+"""Checks that both benchmarks make of what they are asked for, before anything is measured."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def check_choice(what: str, chosen: Sequence[str], allowed: Iterable[str]) -> None:
+    """Raises ValueError for a name that is not allowed."""
+    names = tuple(allowed)
+    for name in chosen:
+        if name not in names:
+            raise ValueError(f"{what} must be one of {', '.join(map(repr, names))}, got {name!r}.")
+
+
+def check_dtypes(dtypes: Sequence[str]) -> None:
+    """Raises ValueError for a dtype that is not measured."""
+    check_choice("dtype", dtypes, DTYPES)
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raises ValueError for a size below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be 1 or more, got {size}.")
+
+
+def check_device(name: str) -> None:
+    """Raises ValueError for a device that cannot be used here."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown name, or a build without it
+        raise ValueError(f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,165 @@
+"""`diff-transformer bench`"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from diff_transformer.bench.records import Row
+
+# What only the operator's benchmark can vary: the whole model has one size.
+OPERATOR_ONLY = ("heads", "head_dim", "memory_length")
+
+
+def bench(
+    what: Annotated[str, typer.Argument(metavar="operator|model", help="The operator alone, or whole models.")],
+    device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="May be repeated.", show_default="float32 and bfloat16")
+    ] = None,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Length of the sequence, and when decoding of the cache; for the operator it may be repeated.",
+            show_default="256 to 8192, decoding 512, 2048, 8192; for the model 1024, decoding 2048",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Sequences at a time.", show_default="1; the operator decodes 1 and 8")
+    ] = None,
+    heads: Annotated[int | None, typer.Option(help="The twin's heads (operator).", show_default="16")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Width of a query (operator).", show_default="64")] = None,
+    pass_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pass",
+            help="forward, forward+backward or decode; for the model forward, step or decode. May be repeated.",
+            show_default="all",
+        ),
+    ] = None,
+    candidate: Annotated[
+        list[str] | None, typer.Option(help="Measure only this beside the twin; may be repeated.", show_default="all")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Alternated rounds, 5 or more.", show_default="5 to 25, by the time they take")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.", show_default="all")] = None,
+    memory_length: Annotated[
+        int | None, typer.Option(help="Length for peak memory, 0 for none (operator).", show_default="16384")
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(help="Folder for the results, as JSON and Markdown; earlier ones of this benchmark are replaced."),
+    ] = Path("benchmarks"),
+) -> None:
+    """Measure times relative to the twin, in alternated runs, after checking that the results are right.
+
+    Takes about twelve minutes (operator) or five (model) on two processor cores. A candidate with wrong results is not
+    timed, and named by the error that the command then ends with.
+    """
+    if what not in ("operator", "model"):
+        raise ValueError(f"bench can measure 'operator' or 'model', got {what!r}.")
+    if threads is not None and threads < 1:
+        raise ValueError(f"--threads must be 1 or more, got {threads}.")
+
+    import torch
+
+    from diff_transformer.bench.files import results_path, write_document
+    from diff_transformer.bench.records import refuse_wrong
+    from diff_transformer.bench.tables import bar_line
+    from diff_transformer.cli import console
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    options: dict[str, Any] = {"device": device, "dtypes": dtype, "batch": batch, "heads": heads, "head_dim": head_dim}
+    options |= {"passes": pass_, "candidates": candidate, "rounds": rounds, "memory_length": memory_length}
+    # What was not given is left to the settings' own defaults.
+    given = {name: value for name, value in options.items() if value not in (None, [])}
+    chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    measure = _operator(chosen, length or []) if what == "operator" else _model(chosen, length or [])
+    path = results_path(output, what, device)
+    out, watch = console.output(), _Watch(console.output(), console.messages())
+    try:
+        document, rows = measure(watch)
+    finally:
+        watch.stop()
+    files = write_document(path, document)
+    for bar in document["bars"]:
+        out.print(bar_line(bar), markup=False, soft_wrap=True)
+    out.print(f"written: {' '.join(map(str, files))}", markup=False, soft_wrap=True)
+    refuse_wrong(rows)
+
+
+def _operator(options: dict[str, Any], lengths: list[int]) -> Any:
+    from functools import partial
+
+    from diff_transformer.bench.operator import OperatorSettings, measure_operator
+
+    if lengths:
+        options |= {"lengths": tuple(lengths), "caches": tuple(lengths)}
+    if "batch" in options:
+        options["decode_batches"] = (options["batch"],)
+    return partial(measure_operator, OperatorSettings(**options))
+
+
+def _model(options: dict[str, Any], lengths: list[int]) -> Any:
+    from functools import partial
+
+    from diff_transformer.bench.model import ModelSettings, measure_model
+
+    for name in OPERATOR_ONLY:
+        if name in options:
+            raise ValueError(f"--{name.replace('_', '-')} is an option of bench operator; bench model has one size.")
+    if len(lengths) > 1:
+        raise ValueError(f"bench model takes one --length, got {', '.join(map(str, lengths))}.")
+    if lengths:
+        options |= {"length": lengths[0], "context": lengths[0]}
+    return partial(measure_model, ModelSettings(**options))
+
+
+class _Watch:
+    """Rows to stdout as they are finished, under a line for their case; what runs now to stderr."""
+
+    def __init__(self, out: "Console", messages: "Console") -> None:
+        import sys
+
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._out, self._messages = out, messages
+        self._case: tuple[Any, ...] = ()
+        self._bar = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=messages,
+            # A thread that draws by itself would disturb what is measured.
+            auto_refresh=False,
+            redirect_stdout=False,
+            disable=not messages.is_terminal,
+        )
+        if messages.is_terminal and sys.stdout.isatty():  # one terminal: lines appear above the bar
+            self._out = messages
+        self._task = self._bar.add_task("", total=None)
+        self._bar.start()
+
+    def stage(self, text: str, done: int, total: int) -> None:
+        if self._messages.is_terminal:
+            self._bar.update(self._task, description=text, completed=done, total=total, refresh=True)
+        else:
+            self._messages.print(f"part {done + 1} of {total}: {text}", markup=False, soft_wrap=True)
+
+    def row(self, row: "Row") -> None:
+        from diff_transformer.bench.tables import row_line
+
+        case = (row.pass_, row.dtype, row.sizes)
+        if case != self._case:
+            self._case = case
+            self._out.print(", ".join(case), markup=False, soft_wrap=True)
+        self._out.print(f"  {row_line(row)}", markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        self._bar.stop()

@@ -1,0 +1,1 @@
+"""A fused kernel for processors, forward and backward, in C++ (``csrc``)."""

@@ -1,0 +1,165 @@
+"""The fused CPU kernel as a backend: its operators made known to autograd and torch.compile once they are loaded."""
+
+import os
+import platform
+import threading
+import warnings
+
+import torch
+from torch import Tensor
+
+from diff_transformer.ops.cpu.build import SWITCH, BuildError, NotMeantError, load, obstacle
+
+
+class _Outcome:
+    """What this process has found out about the kernel."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.known = False
+        self.error: BuildError | None = None
+        self.warned = False
+
+
+_outcome = _Outcome()
+
+
+def _renew_lock() -> None:
+    # A thread that was compiling is not there any more in a forked process, and cannot release it.
+    _outcome.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _find_out() -> BuildError | None:
+    """Have the operators, or the reason why not; the first call loads the kernel, and compiles it if nobody has yet."""
+    if not _outcome.known:
+        with _outcome.lock:
+            if not _outcome.known:
+                _outcome.error = _have_operators()
+                _outcome.known = True
+    return _outcome.error
+
+
+def _have_operators() -> BuildError | None:
+    error = obstacle()
+    if error is not None:
+        return error
+    try:
+        load()
+    except BuildError as failed:
+        return failed
+    _register()
+    return None
+
+
+# torch.compile calls the next two while it traces, and takes their answers as constants.
+
+
+@torch.compiler.assume_constant_result
+def unavailable() -> str | None:
+    """Why the kernel cannot run in this process, or None. May compile it."""
+    error = _find_out()
+    return None if error is None else str(error)
+
+
+@torch.compiler.assume_constant_result
+def available_to_auto() -> bool:
+    """Whether the kernel can run in this process; the first time it should and cannot, a warning says why."""
+    error = _find_out()
+    if error is not None and not isinstance(error, NotMeantError) and not _outcome.warned:
+        _outcome.warned = True
+        warnings.warn(
+            f"diff_attention takes the backend 'blockwise' instead of its fused CPU kernel: {error}. {SWITCH}=0 in the "
+            "environment switches the kernel and this warning off.",
+            stacklevel=2,
+        )
+    return error is None and worthwhile()
+
+
+def worthwhile() -> bool:
+    """Whether the kernel is faster than ``blockwise``: not on x86 without AVX2, where at::vec has no vectors."""
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    return not x86 or torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+
+
+def _register() -> None:
+    """Fakes and gradients of the two operators that the library has brought."""
+    forward, backward = "diff_transformer_cpu::forward", "diff_transformer_cpu::backward"
+    torch.library.register_fake(forward, _fake_forward)
+    torch.library.register_fake(backward, _fake_backward)
+    torch.library.register_autograd(forward, _differentiate, setup_context=_save)
+    torch.library.register_autograd(backward, _refuse_second_order)
+
+
+def _fake_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    window: int | None,
+) -> tuple[Tensor, Tensor]:
+    batch, heads, maps, n, _ = q.shape
+    out = q.new_empty(batch, heads, n, v.shape[-1])
+    return out, q.new_empty(batch, heads, maps, 2, n, dtype=torch.float32)
+
+
+def _fake_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    attn_mask: Tensor | None,
+    statistics: Tensor,
+    is_causal: bool,
+    scale: float,
+    window: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), lam.new_empty(lam.shape)
+
+
+def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, lam, attn_mask, *settings = inputs
+    _, statistics = output
+    ctx.save_for_backward(q, k, v, lam, attn_mask, statistics)
+    ctx.mark_non_differentiable(statistics)
+    ctx.settings = settings  # type: ignore[attr-defined]  # how torch.library passes settings on
+
+
+def _differentiate(
+    ctx: torch.autograd.function.FunctionCtx, grad_out: Tensor, _: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    tensors = ctx.saved_tensors  # type: ignore[attr-defined]
+    backward = torch.ops.diff_transformer_cpu.backward.default
+    return (*backward(grad_out, *tensors, *ctx.settings), None, None, None, None)  # type: ignore[attr-defined]
+
+
+def _refuse_second_order(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> None:
+    raise RuntimeError(
+        "backend 'cpu' cannot be differentiated twice; use backend='reference' for second-order gradients."
+    )
+
+
+def cpu_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """(P1 − λP2) V by the kernel, which :func:`unavailable` has loaded. Shapes as in the blockwise backend."""
+    forward = torch.ops.diff_transformer_cpu.forward.default
+    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # While decoding, the way through the autograd functions in Python would be a part of the time that one sees.
+        with torch._C._AutoDispatchBelowAutograd():
+            return forward(q, k, v, lam, attn_mask, is_causal, scale, window)[0]
+    return forward(q, k, v, lam, attn_mask, is_causal, scale, window)[0]

@@ -1,0 +1,294 @@
+// Backward pass (Appendix G, Equation 7): for a block of queries both maps and dP = dO·Vᵀ are computed once and kept
+// until the sums over their rows are known; dV takes the difference of the maps, so that it too is one product.
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "block.h"
+#include "kernels.h"
+#include "pairs.h"
+#include "parallel.h"
+
+namespace diff_transformer {
+inline namespace CPU_CAPABILITY {
+
+namespace {
+
+// Gradients of one unit's keys and values, in strips of channels: [strip][S][kStrip].
+struct KeyGradients {
+  Buffer<float> keys, values;
+  int64_t key_size, value_size;
+
+  explicit KeyGradients(const Problem& p)
+      : keys(p.key_maps * divide_up(p.d, kStrip) * p.s * kStrip),
+        values(divide_up(p.dv, kStrip) * p.s * kStrip),
+        key_size(p.key_maps * divide_up(p.d, kStrip) * p.s * kStrip),
+        value_size(divide_up(p.dv, kStrip) * p.s * kStrip) {
+    std::fill_n(keys.get(), key_size, 0.0f);
+    std::fill_n(values.get(), value_size, 0.0f);
+  }
+
+  void add(const KeyGradients& other) {
+    for (int64_t i = 0; i < key_size; ++i) keys.get()[i] += other.keys.get()[i];
+    for (int64_t i = 0; i < value_size; ++i) values.get()[i] += other.values.get()[i];
+  }
+};
+
+// Rows of `width` numbers as the right side of a product that sums over rows: [strip][rows / kDepth][kStrip].
+template <class Kind, class Row>
+void pack_channels(const Rows& rows, int64_t width, const Row& row, float* to) {
+  using T = typename Kind::Scalar;
+  const int64_t count = rows.vecs * kLanes;
+  T* all = reinterpret_cast<T*>(to);
+  constexpr int depth = Kind::kDepth;
+  for (int64_t strip = 0; strip * kStrip < width; ++strip) {
+    const int64_t used = std::min<int64_t>(kStrip, width - strip * kStrip);
+    for (int64_t r = 0; r < count; ++r) {
+      T* out = all + ((strip * kStrip + r / depth * depth) * kStrip) + r % depth;
+      const T* x = r < rows.count ? row(r) + strip * kStrip : nullptr;
+      for (int64_t c = 0; c < kStrip; ++c) out[c * depth] = x && c < used ? x[c] : T(0.0f);
+    }
+  }
+}
+
+template <class Kind>
+struct Backward {
+  using T = typename Kind::Scalar;
+  const Problem& p;
+  const Blocks blocks;
+  const Heads<T> keys, values;
+  const Transposed<Kind>& key_channels;
+  const at::Tensor& grad_out;
+  const float* statistics;
+  T *grad_q, *grad_k, *grad_v;
+  float* grad_lam;
+
+  struct Scratch {
+    Buffer<float> queries, query_rows, grad_lanes, grad_rows, mask, maps[2], grad_weights, sums, lanes;
+    Buffer<T> weights;
+    std::vector<bool> skipped;
+    explicit Scratch(const Problem& p)
+        : queries(2 * p.d * kStrip),
+          query_rows(2 * divide_up(p.d, kStrip) * kStrip * kStrip),
+          grad_lanes(p.dv * kStrip),
+          grad_rows(divide_up(p.dv, kStrip) * kStrip * kStrip),
+          mask(kChunk * kStrip),
+          maps{Buffer<float>((p.s + 2) * kStrip), Buffer<float>((p.s + 2) * kStrip)},
+          grad_weights((p.s + 2) * kStrip),
+          sums(2 * p.d * kStrip),
+          lanes(kChunk * kStrip),
+          weights(kChunk * kStrip) {}
+  };
+
+  void block(int64_t unit, int64_t index, Scratch& scratch, KeyGradients& gradients) const {
+    const int64_t batch = unit / p.key_heads, key_head = unit % p.key_heads;
+    const Rows rows = blocks.rows(key_head, index);
+    const Range visible = visible_keys(p, rows);
+    const int vecs = rows.vecs;
+    auto grad_row = [&](int64_t r) {
+      return static_cast<const T*>(grad_out.data_ptr()) + batch * grad_out.stride(0) +
+             rows.head[r] * grad_out.stride(1) + rows.query[r] * grad_out.stride(2);
+    };
+    pack_lanes<Kind>(rows, p.dv, grad_row, scratch.grad_lanes.get());
+    pack_channels<Kind>(rows, p.dv, grad_row, scratch.grad_rows.get());
+    const int64_t query_strips = divide_up(p.d, kStrip);
+    for (int c = 0; c < 2; ++c) {
+      auto row = [&](int64_t r) { return query(batch, rows, c, r); };
+      pack_lanes<Kind>(rows, p.d, row, scratch.queries.get() + c * p.d * kStrip);
+      pack_channels<Kind>(rows, p.d, row, scratch.query_rows.get() + c * query_strips * kStrip * kStrip);
+    }
+    alignas(64) float lambdas[kStrip], highest[2][kStrip], inverse[2][kStrip], means[2][kStrip] = {};
+    for (int r = 0; r < kStrip; ++r) {
+      lambdas[r] = p.lam[batch * p.lam_batch + rows.head[r] * p.lam_head + rows.query[r] * p.lam_row];
+      for (int c = 0; c < 2; ++c) {
+        const float* from = statistics + ((batch * p.heads + rows.head[r]) * 2 + c) * 2 * p.n + rows.query[r];
+        highest[c][r] = from[0];
+        inverse[c][r] = r < rows.count ? from[p.n] : 0.0f;  // a spare lane attends to nothing
+      }
+    }
+
+    scratch.skipped.clear();
+    for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t) {
+      const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
+      scratch.skipped.push_back(mask == Visible::kNone);
+      if (mask == Visible::kNone) return;
+      const int64_t offset = (chunk.low - visible.low) * kStrip;
+      float* grads = scratch.grad_weights.get() + offset;
+      multiply_rows<Kind>(p, rows, chunk, edge, left_rows<Kind>(values.head(p, unit, 0), values.row_stride),
+                          scratch.grad_lanes.get(), p.dv, 0.0f, grads);
+      for (int c = 0; c < 2; ++c) {
+        float* map = scratch.maps[c].get() + offset;
+        score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
+                          scratch.queries.get() + c * p.d * kStrip,
+                          mask == Visible::kSome ? scratch.mask.get() : nullptr, map);
+        for (int v = 0; v < vecs; ++v) {
+          const int lane = v * kLanes;
+          const Vec top = load(highest[c] + lane), factor = load(inverse[c] + lane);
+          Vec mean(0.0f);
+          for (int64_t j = 0; j < chunk.size(); ++j) {
+            float* x = map + j * kStrip + lane;
+            const Vec weight = exp2_of_negative(load(x) - top) * factor;
+            weight.store(x);
+            mean = at::vec::fmadd(weight, load(grads + j * kStrip + lane), mean);
+          }
+          (load(means[c] + lane) + mean).store(means[c] + lane);
+        }
+      }
+    });
+
+    float* query_sums = scratch.sums.get();
+    std::fill(query_sums, query_sums + 2 * p.d * kStrip, 0.0f);
+    for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t number) {
+      if (scratch.skipped[number]) return;
+      const int64_t offset = (chunk.low - visible.low) * kStrip;
+      const float* maps[2] = {scratch.maps[0].get() + offset, scratch.maps[1].get() + offset};
+      const float* grads = scratch.grad_weights.get() + offset;
+      T* weights = scratch.weights.get();
+      for (int64_t j = 0; j < chunk.size(); ++j)
+        for (int v = 0; v < vecs; ++v) {
+          const int64_t at = j * kStrip + v * kLanes;
+          Kind::store_row(weights + at, load(maps[0] + at) - load(lambdas + v * kLanes) * load(maps[1] + at));
+        }
+      add_to_keys(rows, chunk, edge, scratch.grad_rows.get(), p.dv, weights, gradients.values.get());
+      for (int c = 0; c < 2; ++c) {
+        float* lanes = Kind::kDepth == 1 ? reinterpret_cast<float*>(weights) : scratch.lanes.get();
+        for (int v = 0; v < vecs; ++v) {
+          const int lane = v * kLanes;
+          const Vec mean = load(means[c] + lane);
+          const Vec factor = c == 0 ? Vec(p.scale) : load(lambdas + lane) * Vec(-p.scale);
+          char* to = reinterpret_cast<char*>(lanes + lane);
+          for (int64_t j = 0; j < chunk.size(); j += Kind::kDepth, to += kStrip * sizeof(float)) {
+            Vec grad_scores[Kind::kDepth];
+            for (int i = 0; i < Kind::kDepth; ++i) {
+              if (j + i >= chunk.size()) {
+                grad_scores[i] = Vec(0.0f);
+                continue;
+              }
+              const int64_t at = (j + i) * kStrip + lane;
+              grad_scores[i] = load(maps[c] + at) * factor * (load(grads + at) - mean);
+              if (Kind::kDepth > 1) Kind::store_row(weights + at, grad_scores[i]);
+            }
+            Kind::store(to, grad_scores);
+          }
+        }
+        add_to_keys(rows, chunk, edge, scratch.query_rows.get() + c * query_strips * kStrip * kStrip, p.d, weights,
+                    gradients.keys.get() + (c % p.key_maps) * query_strips * p.s * kStrip);
+        multiply_channels<Kind>(p, rows, chunk, edge, key_channels.from(unit, c, chunk.low), lanes, p.d,
+                                query_sums + c * p.d * kStrip);
+      }
+    });
+    for (int c = 0; c < 2; ++c)
+      unpack_lanes<T>(rows, p.d, query_sums + c * p.d * kStrip, [&](int r) {
+        return grad_q + (((batch * p.heads + rows.head[r]) * 2 + c) * p.n + rows.query[r]) * p.d;
+      });
+    for (int r = 0; r < rows.count; ++r)
+      grad_lam[(batch * p.heads + rows.head[r]) * p.n + rows.query[r]] = -means[1][r];
+  }
+
+  // Gradients of keys or values: sums over the block's queries of weights[key][query] · row[query][channel].
+  void add_to_keys(const Rows& rows, Range chunk, bool edge, const float* right, int64_t width, const T* weights,
+                   float* sums) const {
+    for_each_part(p, rows, chunk, edge, [&](Range part, Lanes active) {
+      const int64_t first = active.first * kLanes, depth = (active.last - active.first) * kLanes / Kind::kDepth;
+      const Left left = left_rows<Kind>(weights + (part.low - chunk.low) * kStrip + first, kStrip);
+      for (int64_t strip = 0; strip * kStrip < width; ++strip) {
+        const int64_t used = std::min<int64_t>(kStrip, width - strip * kStrip);
+        product<Kind, true>(left, right + strip * kStrip * kStrip / Kind::kDepth + first / Kind::kDepth * kStrip,
+                            sums + (strip * p.s + part.low) * kStrip, part.size(),
+                            {0, static_cast<int>(divide_up(used, kLanes))}, depth);
+      }
+    });
+  }
+
+  void write_keys(int64_t unit, const KeyGradients& gradients) const {
+    for (int64_t map = 0; map < p.key_maps; ++map)
+      write_strips(gradients.keys.get() + map * divide_up(p.d, kStrip) * p.s * kStrip, p.d,
+                   grad_k + (unit * p.key_maps + map) * p.s * p.d);
+    write_strips(gradients.values.get(), p.dv, grad_v + unit * p.s * p.dv);
+  }
+
+  void write_strips(const float* sums, int64_t width, T* to) const {
+    for (int64_t strip = 0; strip * kStrip < width; ++strip) {
+      const int64_t used = std::min<int64_t>(kStrip, width - strip * kStrip);
+      for (int64_t j = 0; j < p.s; ++j) {
+        const float* from = sums + (strip * p.s + j) * kStrip;
+        for (int64_t c = 0; c < used; ++c) to[j * width + strip * kStrip + c] = static_cast<T>(from[c]);
+      }
+    }
+  }
+
+  const T* query(int64_t batch, const Rows& rows, int c, int64_t r) const {
+    return static_cast<const T*>(p.q) + batch * p.q_batch + rows.head[r] * p.q_head + c * p.q_map +
+           rows.query[r] * p.q_row;
+  }
+};
+
+// In how many parts to cut a unit's blocks, each with sums of its own: the fewest that keep the threads busy.
+int64_t parts_of_unit(const Problem& p, int64_t blocks, int64_t threads) {
+  const int64_t most = std::min(blocks, threads);
+  for (int64_t parts = 1; parts < most; ++parts) {
+    const int64_t tasks = p.units() * parts;
+    if (tasks * 10 >= divide_up(tasks, threads) * threads * 8) return parts;
+  }
+  return std::max<int64_t>(most, 1);
+}
+
+template <class Kind>
+void differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics,
+                        const at::Tensor& grad_q, const at::Tensor& grad_k, const at::Tensor& grad_v,
+                        const at::Tensor& grad_lam) {
+  using T = typename Kind::Scalar;
+  const int64_t threads = at::get_num_threads();
+  const Transposed<Kind> key_channels(p, keys_of<T>(p));
+  const Backward<Kind> backward{p,
+                                Blocks(p, block_rows(p, threads)),
+                                keys_of<T>(p),
+                                values_of<T>(p),
+                                key_channels,
+                                grad_out,
+                                statistics.data_ptr<float>(),
+                                static_cast<T*>(grad_q.data_ptr()),
+                                static_cast<T*>(grad_k.data_ptr()),
+                                static_cast<T*>(grad_v.data_ptr()),
+                                grad_lam.data_ptr<float>()};
+  const int64_t count = backward.blocks.count, parts = parts_of_unit(p, count, threads);
+  std::vector<std::vector<std::unique_ptr<KeyGradients>>> sums(p.units());
+  for (auto& of_unit : sums) of_unit.resize(parts);
+  std::vector<int64_t> finished(p.units(), 0);
+  std::mutex mutex;
+  share_tasks(p.units() * parts, [&](const auto& next) {
+    typename Backward<Kind>::Scratch scratch(p);
+    for (int64_t task = next(); task >= 0; task = next()) {
+      const int64_t unit = task / parts, part = task % parts;
+      auto gradients = std::make_unique<KeyGradients>(p);
+      // There and back again, so that under causality the parts are alike.
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t place = i % (2 * parts);
+        if (std::min(place, 2 * parts - 1 - place) == part) backward.block(unit, i, scratch, *gradients);
+      }
+      {
+        const std::lock_guard<std::mutex> guard(mutex);
+        sums[unit][part] = std::move(gradients);
+        if (++finished[unit] < parts) continue;
+      }
+      // Whoever finishes a unit adds its parts up, always in the same order.
+      for (int64_t other = 1; other < parts; ++other) sums[unit][0]->add(*sums[unit][other]);
+      backward.write_keys(unit, *sums[unit][0]);
+      sums[unit].clear();
+    }
+  });
+}
+
+}  // namespace
+
+void differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,
+                   const at::Tensor& grad_k, const at::Tensor& grad_v, const at::Tensor& grad_lam) {
+#ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
+  if (grad_out.scalar_type() == at::kBFloat16)
+    return differentiate_kind<BFloat16Pair>(p, grad_out, statistics, grad_q, grad_k, grad_v, grad_lam);
+#endif
+  differentiate_kind<Float32>(p, grad_out, statistics, grad_q, grad_k, grad_v, grad_lam);
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace diff_transformer

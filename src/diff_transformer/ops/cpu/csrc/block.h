@@ -1,0 +1,136 @@
+// What the forward and the backward pass do alike with a block of queries.
+#pragma once
+
+#include <c10/core/CPUAllocator.h>
+
+#include <cstddef>
+
+#include "problem.h"
+
+namespace diff_transformer {
+inline namespace CPU_CAPABILITY {
+
+// Keys taken at a time: a chunk's scores, weights and the queries stay in the first two levels of cache.
+constexpr int64_t kChunk = 96;
+// Keys of a chunk in which something is hidden: fewer at a time, to skip the lanes that see none of them.
+constexpr int64_t kStep = kLanes >= 16 ? kLanes : 16;
+static_assert(kChunk % kStep == 0 && kStep % 2 == 0);
+
+// 64-byte aligned memory that is not set to anything.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t size) : data_(c10::GetCPUAllocator()->allocate(size * sizeof(T))) {}
+  T* get() const { return static_cast<T*>(data_.get()); }
+
+ private:
+  at::DataPtr data_;
+};
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Queries of a block: a whole strip, or fewer where the threads would otherwise not all have work.
+inline int64_t block_rows(const Problem& p, int64_t threads) {
+  int64_t size = kStrip;
+  while (size > kLanes && p.units() * divide_up(p.groups() * p.n, size) < 2 * threads) size /= 2;
+  return size;
+}
+
+// Steps of depth that `width` numbers take.
+template <class Kind>
+int64_t steps(int64_t width) {
+  return divide_up(width, Kind::kDepth);
+}
+
+// A(m, k) = number k of row m.
+template <class Kind>
+Left left_rows(const typename Kind::Scalar* a, int64_t row_stride) {
+  constexpr int64_t size = sizeof(typename Kind::Scalar);
+  return {reinterpret_cast<const char*>(a), row_stride * size, Kind::kDepth * size};
+}
+
+// Calls body(chunk, edge, number) for the chunks of a range of keys.
+template <class Body>
+void for_each_chunk(const Problem& p, const Rows& rows, Range visible, const Body& body) {
+  int64_t number = 0;
+  for (int64_t low = visible.low; low < visible.high; low += kChunk, ++number) {
+    const Range chunk{low, std::min(low + kChunk, visible.high)};
+    body(chunk, has_edge(p, rows, chunk), number);
+  }
+}
+
+// Calls body(keys, lanes) for the parts of a chunk: all of it at once, or in steps where something is hidden.
+template <class Body>
+void for_each_part(const Problem& p, const Rows& rows, Range chunk, bool edge, const Body& body) {
+  if (!edge) return body(chunk, rows.lanes());
+  for (int64_t j = chunk.low; j < chunk.high; j += kStep) {
+    const Range keys{j, std::min(j + kStep, chunk.high)};
+    body(keys, active_lanes(p, rows, keys));
+  }
+}
+
+// Rows of `width` numbers (row r at row(r)) turned into lanes: [steps][kStrip], spare lanes 0.
+template <class Kind, class Row>
+void pack_lanes(const Rows& rows, int64_t width, const Row& row, float* to) {
+  const int64_t depth = width / Kind::kDepth;
+  for (int r = 0; r < rows.vecs * kLanes; ++r) {
+    if (r >= rows.count) {
+      for (int64_t k = 0; k < depth; ++k) to[k * kStrip + r] = 0.0f;
+      continue;
+    }
+    const char* from = reinterpret_cast<const char*>(row(r));
+    for (int64_t k = 0; k < depth; ++k) std::memcpy(to + k * kStrip + r, from + k * sizeof(float), sizeof(float));
+  }
+}
+
+// Products of a chunk's keys (or values) with the lanes: out[keys][kStrip]; what no lane of a vector sees is `filler`.
+template <class Kind>
+void multiply_rows(const Problem& p, const Rows& rows, Range chunk, bool edge, Left left, const float* lanes,
+                   int64_t width, float filler, float* out) {
+  for_each_part(p, rows, chunk, edge, [&](Range keys, Lanes active) {
+    const int64_t j = keys.low - chunk.low;
+    product<Kind, false>(left.rows_from(keys.low), lanes, out + j * kStrip, keys.size(), active, steps<Kind>(width));
+    for (int v = 0; v < rows.vecs; ++v) {
+      if (v >= active.first && v < active.last) continue;
+      for (int64_t i = j; i < j + keys.size(); ++i) Vec(filler).store(out + i * kStrip + v * kLanes);
+    }
+  });
+}
+
+// Scores of a chunk in powers of two, mask added and hidden ones −infinity.
+template <class Kind>
+void score_chunk(const Problem& p, const Rows& rows, Range chunk, bool edge, Left keys, const float* queries,
+                 const float* mask, float* out) {
+  multiply_rows<Kind>(p, rows, chunk, edge, keys, queries, p.d, 0.0f, out);
+  const Vec factor(p.scale * kLog2E);
+  for (int64_t j = 0; j < chunk.size(); ++j)
+    for (int v = 0; v < rows.vecs; ++v) {
+      float* x = out + j * kStrip + v * kLanes;
+      Vec y = load(x) * factor;
+      if (mask) y = y + load(mask + j * kStrip + v * kLanes);
+      y.store(x);
+    }
+  if (edge) hide_by_position(p, rows, chunk, out);
+}
+
+// Sums over keys: out[channels][kStrip] += Σ_j left(channel, j) · weights[j]. `left` begins at the chunk's first key.
+template <class Kind>
+void multiply_channels(const Problem& p, const Rows& rows, Range chunk, bool edge, Left left, const float* weights,
+                       int64_t channels, float* out) {
+  for_each_part(p, rows, chunk, edge, [&](Range keys, Lanes active) {
+    const int64_t k = (keys.low - chunk.low) / Kind::kDepth;
+    product<Kind, true>(left.depth_from(k), weights + k * kStrip, out, channels, active, steps<Kind>(keys.size()));
+  });
+}
+
+// x[channels][kStrip] → rows of a tensor.
+template <class T, class Row>
+void unpack_lanes(const Rows& rows, int64_t channels, const float* x, const Row& row) {
+  for (int r = 0; r < rows.count; ++r) {
+    T* to = row(r);
+    for (int64_t c = 0; c < channels; ++c) to[c] = static_cast<T>(x[c * kStrip + r]);
+  }
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace diff_transformer

@@ -1,0 +1,307 @@
+// Few queries against many keys, as when decoding with a cache. What counts there is that every key and value is read
+// from memory once, in order: the channels are the lanes, both maps are met at once, and the maps are subtracted before
+// the one pass over the values. Where heads are few, their keys are shared out among the threads.
+#include <cmath>
+#include <vector>
+
+#include <ATen/cpu/vec/functional.h>
+
+#include "block.h"
+#include "kernels.h"
+#include "parallel.h"
+
+namespace diff_transformer {
+inline namespace CPU_CAPABILITY {
+
+namespace {
+
+constexpr int64_t kFewRows = 4;      // with more, lanes of queries cost less
+constexpr int64_t kMostRows = 16;    // unless that would leave threads without work
+constexpr int64_t kLeastKeys = 256;  // worth a task of its own
+constexpr int64_t kKeys = 64;        // values that stay in the first level of cache while all rows meet them
+constexpr int kValueVecs = 8;        // vectors of a value that are summed in registers
+
+Vec load_row(const float* x) { return Vec::loadu(x); }
+Vec load_row(const c10::BFloat16* x) {
+  Vec y;
+  at::vec::load_fp32_from_bf16(x, y);
+  return y;
+}
+Vec load_row(const c10::Half* x) {
+  Vec y;
+  at::vec::load_fp32_from_fp16(x, y);
+  return y;
+}
+
+// The first `count` numbers, then zeros.
+template <class T>
+Vec load_row(const T* x, int64_t count) {
+  if (count >= kLanes) return load_row(x);
+  alignas(64) T part[kLanes] = {};
+  std::copy(x, x + count, part);
+  return load_row(part);
+}
+
+// Lane i: the sum of the lanes of x[i]. Neighbours are added pairwise until each vector has shrunk to one lane.
+Vec sums_of_lanes(Vec* x) {
+  for (int count = kLanes; count > 1; count /= 2)
+    for (int i = 0; i < count / 2; ++i) {
+      const auto halves = at::vec::deinterleave2(x[2 * i], x[2 * i + 1]);
+      x[i] = halves.first + halves.second;
+    }
+  return x[0];
+}
+
+float sum(Vec x) {
+  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, x);
+}
+
+float largest(Vec x) {
+  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, x);
+}
+
+// Of one split of the keys, query and map: the highest score, and the sum of the powers of two below it.
+struct Partial {
+  float highest, sum;
+};
+
+template <class T>
+struct Decode {
+  const Problem& p;
+  const Heads<T> keys, values;
+  const int64_t rows, splits, split_size;
+  const int64_t depth, width;  // of a query and of a value, in whole vectors
+  const int64_t spread;        // a row of scores: each split has kLanes to spare, since it may begin at any key
+  Partial* partials;           // [unit][split][row][map]
+  float* sums;                 // [unit][split][row][width]
+
+  int64_t head(int64_t unit, int64_t row) const { return unit % p.key_heads * p.groups() + row / p.n; }
+
+  Range range(int64_t split) const {
+    const int64_t first = p.window ? p.s - p.n - p.window + 1 : 0;  // what the first query sees
+    const int64_t high = std::min(p.s, (split + 1) * split_size);
+    return {std::min(std::max(split * split_size, first), high), high};
+  }
+
+  // Where the score of a key stands in its row.
+  int64_t place(int64_t split, int64_t key) const { return split * kLanes + key; }
+
+  // Queries as [row][map][depth], zeros behind their width.
+  void read_queries(int64_t unit, float* to) const {
+    for (int64_t m = 0; m < 2 * rows; ++m) {
+      const T* q = static_cast<const T*>(p.q) + unit / p.key_heads * p.q_batch + head(unit, m / 2) * p.q_head +
+                   m % 2 * p.q_map + m / 2 % p.n * p.q_row;
+      for (int64_t k = 0; k < depth; ++k) to[m * depth + k] = k < p.d ? static_cast<float>(q[k]) : 0.0f;
+    }
+  }
+
+  // Powers of two of the scores of a split, in [row][map][spread], and what they add up to.
+  void score(int64_t unit, int64_t split, const float* queries, float* scores) const {
+    const Range keys_seen = range(split);
+    float* first = scores + place(split, 0);
+    switch (p.d % kLanes ? 0 : p.d / kLanes) {
+      case 1: multiply<1>(unit, keys_seen, queries, first); break;
+      case 2: multiply<2>(unit, keys_seen, queries, first); break;
+      case 4: multiply<4>(unit, keys_seen, queries, first); break;
+      case 8: multiply<8>(unit, keys_seen, queries, first); break;
+      default: multiply<0>(unit, keys_seen, queries, first);
+    }
+    const Vec factor(p.scale * kLog2E);
+    for (int64_t m = 0; m < 2 * rows; ++m) {
+      float* x = first + m * spread + keys_seen.low;
+      const int64_t count = keys_seen.size(), whole = divide_up(count, kLanes) * kLanes;
+      for (int64_t j = 0; j < count; j += kLanes) (load(x + j) * factor).store(x + j);
+      add_mask(unit, m / 2, keys_seen, x);
+      std::fill(x + count, x + whole, kHidden);
+      Vec top(kLowest), total(0.0f);
+      for (int64_t j = 0; j < count; j += kLanes) top = at::vec::clamp_min(load(x + j), top);
+      const float highest = largest(top);
+      for (int64_t j = 0; j < count; j += kLanes) {
+        const Vec power = exp2_of_negative(load(x + j) - Vec(highest));
+        power.store(x + j);
+        total = total + power;
+      }
+      partials[(unit * splits + split) * rows * 2 + m] = {highest, sum(total)};
+    }
+  }
+
+  // scores[row][map][key] = query · key, for keys of V whole vectors (0: any width).
+  template <int V>
+  void multiply(int64_t unit, Range seen, const float* queries, float* scores) const {
+    const T* heads[2] = {keys.head(p, unit, 0), keys.head(p, unit, 1)};
+    for (int64_t j = seen.low; j < seen.high; j += kLanes)
+      for (int64_t row = 0; row < rows; ++row) {
+        Vec products[2][kLanes];
+        const float* query = queries + row * 2 * depth;
+        // In a cache the two keys of a token lie side by side: they are read together.
+        for (int i = 0; i < kLanes; ++i)
+          for (int c = 0; c < 2; ++c) {
+            const T* key = heads[c] + std::min(j + i, seen.high - 1) * keys.row_stride;
+            Vec product(0.0f);
+            if constexpr (V > 0) {
+              for (int k = 0; k < V; ++k)
+                product = at::vec::fmadd(load_row(key + k * kLanes), load(query + c * depth + k * kLanes), product);
+            } else {
+              for (int64_t k = 0; k < p.d; k += kLanes)
+                product = at::vec::fmadd(load_row(key + k, p.d - k), load(query + c * depth + k), product);
+            }
+            products[c][i] = product;
+          }
+        for (int c = 0; c < 2; ++c) sums_of_lanes(products[c]).store(scores + (row * 2 + c) * spread + j);
+      }
+  }
+
+  // Adds the mask to the scores of a row, and hides what position hides.
+  void add_mask(int64_t unit, int64_t row, Range seen, float* scores) const {
+    const int64_t position = row % p.n + p.s - p.n;
+    if (p.is_causal)
+      for (int64_t j = std::max(seen.low, position + 1); j < seen.high; ++j) scores[j - seen.low] = kHidden;
+    if (p.window)
+      for (int64_t j = seen.low; j < std::min(seen.high, position - p.window + 1); ++j) scores[j - seen.low] = kHidden;
+    if (p.mask_kind == MaskKind::kNone) return;
+    const int64_t start = unit / p.key_heads * p.mask_batch + head(unit, row) * p.mask_head + row % p.n * p.mask_row;
+    for (int64_t j = seen.low; j < seen.high; ++j) {
+      const int64_t at = start + j * p.mask_key;
+      if (p.mask_kind == MaskKind::kFloat)
+        scores[j - seen.low] += power_of_two_mask(static_cast<const float*>(p.mask)[at]);
+      else if (!static_cast<const bool*>(p.mask)[at])
+        scores[j - seen.low] = kHidden;
+    }
+  }
+
+  // The highest score of all splits, and one over the sum of the powers below it (0 where nothing is seen).
+  Partial whole(int64_t unit, int64_t m) const {
+    const Partial* of_split = partials + unit * splits * rows * 2 + m;
+    Partial all{kLowest, 0.0f};
+    for (int64_t split = 0; split < splits; ++split)
+      all.highest = std::max(all.highest, of_split[split * rows * 2].highest);
+    for (int64_t split = 0; split < splits; ++split)
+      all.sum += of_split[split * rows * 2].sum * std::exp2(of_split[split * rows * 2].highest - all.highest);
+    return {all.highest, all.sum > 0.0f ? 1.0f / all.sum : 0.0f};
+  }
+
+  float lambda(int64_t unit, int64_t row) const {
+    return p.lam[unit / p.key_heads * p.lam_batch + head(unit, row) * p.lam_head + row % p.n * p.lam_row];
+  }
+
+  // The difference of the maps times the values of a split. All splits of the unit have been scored.
+  void add_values(int64_t unit, int64_t split, float* scores) const {
+    const Range seen = range(split);
+    float* sums_of_split = sums + (unit * splits + split) * rows * width;
+    std::fill(sums_of_split, sums_of_split + rows * width, 0.0f);
+    for (int64_t row = 0; row < rows; ++row) {
+      auto factor = [&](int c) {
+        const Partial all = whole(unit, row * 2 + c), own = partials[((unit * splits + split) * rows + row) * 2 + c];
+        return all.sum * std::exp2(own.highest - all.highest);
+      };
+      const Vec a(factor(0)), b(factor(1) * lambda(unit, row));
+      float *first = scores + row * 2 * spread + place(split, 0), *second = first + spread;
+      for (int64_t j = seen.low; j < seen.high; j += kLanes) (load(first + j) * a - load(second + j) * b).store(first + j);
+    }
+    const T* head = values.head(p, unit, 0);
+    for (int64_t low = seen.low; low < seen.high; low += kKeys) {
+      const int64_t count = std::min(kKeys, seen.high - low);
+      const T* value = head + low * values.row_stride;
+      for (int64_t row = 0; row < rows; ++row) {
+        const float* weights = scores + row * 2 * spread + place(split, low);
+        float* to = sums_of_split + row * width;
+        int64_t c = 0;
+        for (; c + kValueVecs * kLanes <= p.dv; c += kValueVecs * kLanes)
+          add_some<kValueVecs>(value + c, kLanes, count, weights, to + c);
+        for (; c < p.dv; c += kLanes) add_some<1>(value + c, p.dv - c, count, weights, to + c);
+      }
+    }
+  }
+
+  // N vectors of channels; the last of them may have only `channels` lanes.
+  template <int N>
+  void add_some(const T* value, int64_t channels, int64_t count, const float* weights, float* to) const {
+    Vec total[N];
+    for (int v = 0; v < N; ++v) total[v] = Vec(0.0f);
+    for (int64_t j = 0; j < count; ++j, value += values.row_stride) {
+      const Vec weight(weights[j]);
+      for (int v = 0; v < N; ++v) {
+        const Vec x = N > 1 ? load_row(value + v * kLanes) : load_row(value, channels);
+        total[v] = at::vec::fmadd(weight, x, total[v]);
+      }
+    }
+    for (int v = 0; v < N; ++v) (load(to + v * kLanes) + total[v]).store(to + v * kLanes);
+  }
+
+  // Adds up the splits of a unit.
+  void finish(int64_t unit, T* out, float* statistics) const {
+    const int64_t batch = unit / p.key_heads;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t place = batch * p.heads + head(unit, row), query = row % p.n;
+      for (int64_t c = 0; c < p.dv; ++c) {
+        float total = 0.0f;
+        for (int64_t split = 0; split < splits; ++split) total += sums[((unit * splits + split) * rows + row) * width + c];
+        out[(place * p.n + query) * p.dv + c] = static_cast<T>(total);
+      }
+      for (int64_t c = 0; c < 2; ++c) {
+        const Partial all = whole(unit, row * 2 + c);
+        float* to = statistics + (place * 2 + c) * 2 * p.n + query;
+        to[0] = all.highest;
+        to[p.n] = all.sum;
+      }
+    }
+  }
+};
+
+template <class T>
+void decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+  const int64_t rows = p.groups() * p.n, threads = at::get_num_threads();
+  const int64_t wanted = p.units() < 2 * threads ? divide_up(2 * threads, p.units()) : 1;
+  const int64_t split_size = divide_up(divide_up(p.s, std::min(wanted, divide_up(p.s, kLeastKeys))), kLanes) * kLanes;
+  const int64_t splits = divide_up(p.s, split_size), tasks = p.units() * splits;
+  const int64_t depth = divide_up(p.d, kLanes) * kLanes, width = divide_up(p.dv, kLanes) * kLanes;
+  const int64_t spread = splits * (split_size + kLanes);
+  const Buffer<Partial> partials(tasks * rows * 2);
+  const Buffer<float> sums(tasks * rows * width);
+  const Decode<T> decode{p,          keys_of<T>(p), values_of<T>(p), rows, splits, split_size, depth, width, spread,
+                         partials.get(), sums.get()};
+  T* results = static_cast<T*>(out.data_ptr());
+  float* kept = statistics.data_ptr<float>();
+  if (splits == 1) {
+    share_tasks(tasks, [&](const auto& next) {
+      const Buffer<float> queries(rows * 2 * depth), scores(rows * 2 * spread);
+      for (int64_t unit = next(); unit >= 0; unit = next()) {
+        decode.read_queries(unit, queries.get());
+        decode.score(unit, 0, queries.get(), scores.get());
+        decode.add_values(unit, 0, scores.get());
+        decode.finish(unit, results, kept);
+      }
+    });
+    return;
+  }
+  const Buffer<float> scores(p.units() * rows * 2 * spread);
+  share_tasks(tasks, [&](const auto& next) {
+    const Buffer<float> queries(rows * 2 * depth);
+    for (int64_t task = next(); task >= 0; task = next()) {
+      decode.read_queries(task / splits, queries.get());
+      decode.score(task / splits, task % splits, queries.get(), scores.get() + task / splits * rows * 2 * spread);
+    }
+  });
+  share_tasks(tasks, [&](const auto& next) {
+    for (int64_t task = next(); task >= 0; task = next())
+      decode.add_values(task / splits, task % splits, scores.get() + task / splits * rows * 2 * spread);
+  });
+  for (int64_t unit = 0; unit < p.units(); ++unit) decode.finish(unit, results, kept);
+}
+
+}  // namespace
+
+bool has_few_queries(int64_t rows, int64_t units) {
+  return rows <= kFewRows || (rows <= kMostRows && units < at::get_num_threads());
+}
+
+void decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+  switch (out.scalar_type()) {
+    case at::kBFloat16: return decode_type<c10::BFloat16>(p, out, statistics);
+    case at::kHalf: return decode_type<c10::Half>(p, out, statistics);
+    default: return decode_type<float>(p, out, statistics);
+  }
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace diff_transformer

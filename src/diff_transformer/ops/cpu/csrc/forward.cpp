@@ -1,0 +1,172 @@
+// Forward pass: for a block of queries the scores of both maps are computed once and kept; when the sums of both
+// softmaxes are known, the maps are subtracted and multiplied with V once (4d multiply-adds for each visible pair).
+#include <vector>
+
+#include "block.h"
+#include "kernels.h"
+#include "pairs.h"
+#include "parallel.h"
+
+namespace diff_transformer {
+inline namespace CPU_CAPABILITY {
+
+namespace {
+
+// Scores → powers of two below the highest score so far; returns it, and keeps the sum up to date.
+struct RunningSoftmax {
+  alignas(64) float highest[kStrip], sum[kStrip];
+
+  void reset() {
+    std::fill(highest, highest + kStrip, kLowest);
+    std::fill(sum, sum + kStrip, 0.0f);
+  }
+
+  void update(int vecs, int64_t keys, float* scores, float* reference) {
+    for (int v = 0; v < vecs; ++v) {
+      float* x = scores + v * kLanes;
+      const Vec before = load(highest + v * kLanes);
+      Vec top = before;
+      for (int64_t j = 0; j < keys; ++j) top = at::vec::clamp_min(load(x + j * kStrip), top);
+      Vec total(0.0f);
+      for (int64_t j = 0; j < keys; ++j) {
+        const Vec power = exp2_of_negative(load(x + j * kStrip) - top);
+        power.store(x + j * kStrip);
+        total = total + power;
+      }
+      top.store(highest + v * kLanes);
+      top.store(reference + v * kLanes);
+      (load(sum + v * kLanes) * exp2_of_negative(before - top) + total).store(sum + v * kLanes);
+    }
+  }
+};
+
+template <class Kind>
+struct Forward {
+  using T = typename Kind::Scalar;
+  const Problem& p;
+  const Blocks blocks;
+  const Heads<T> keys;
+  const Transposed<Kind>& values;
+  T* out;
+  float* statistics;
+
+  struct Scratch {
+    Buffer<float> queries, mask, weights, sums;
+    Buffer<float> scores[2], references[2];
+    std::vector<bool> skipped;
+    Scratch(const Problem& p)
+        : queries(2 * p.d * kStrip),
+          mask(kChunk * kStrip),
+          weights(kChunk * kStrip),
+          sums(p.dv * kStrip),
+          scores{Buffer<float>((p.s + kChunk) * kStrip), Buffer<float>((p.s + kChunk) * kStrip)},
+          references{Buffer<float>((p.s / kChunk + 2) * kStrip), Buffer<float>((p.s / kChunk + 2) * kStrip)} {}
+  };
+
+  void block(int64_t unit, int64_t index, Scratch& scratch) const {
+    const int64_t batch = unit / p.key_heads, key_head = unit % p.key_heads;
+    const Rows rows = blocks.rows(key_head, index);
+    const Range visible = visible_keys(p, rows);
+    const int vecs = rows.vecs;
+    RunningSoftmax softmax[2];
+    for (int c = 0; c < 2; ++c) {
+      softmax[c].reset();
+      pack_lanes<Kind>(rows, p.d, [&](int r) { return query(batch, rows, c, r); },
+                       scratch.queries.get() + c * p.d * kStrip);
+    }
+    scratch.skipped.clear();
+    for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t number) {
+      const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
+      scratch.skipped.push_back(mask == Visible::kNone);
+      if (mask == Visible::kNone) return;
+      for (int c = 0; c < 2; ++c) {
+        float* scores = scratch.scores[c].get() + (chunk.low - visible.low) * kStrip;
+        score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
+                          scratch.queries.get() + c * p.d * kStrip,
+                          mask == Visible::kSome ? scratch.mask.get() : nullptr, scores);
+        softmax[c].update(vecs, chunk.size(), scores, scratch.references[c].get() + number * kStrip);
+      }
+    });
+    alignas(64) float lambdas[kStrip], inverse[2][kStrip];
+    for (int r = 0; r < kStrip; ++r) {
+      lambdas[r] = p.lam[batch * p.lam_batch + rows.head[r] * p.lam_head + rows.query[r] * p.lam_row];
+      for (int c = 0; c < 2; ++c) inverse[c][r] = softmax[c].sum[r] > 0.0f ? 1.0f / softmax[c].sum[r] : 0.0f;
+    }
+    float* sums = scratch.sums.get();
+    std::fill(sums, sums + p.dv * kStrip, 0.0f);
+    for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t number) {
+      if (scratch.skipped[number]) return;
+      const int64_t offset = (chunk.low - visible.low) * kStrip;
+      const float *first = scratch.scores[0].get() + offset, *second = scratch.scores[1].get() + offset;
+      for (int v = 0; v < vecs; ++v) {
+        const int lane = v * kLanes;
+        auto factor = [&](int c) {
+          const Vec reference = load(scratch.references[c].get() + number * kStrip + lane);
+          return exp2_of_negative(reference - load(softmax[c].highest + lane)) * load(inverse[c] + lane);
+        };
+        const Vec a = factor(0), b = factor(1) * load(lambdas + lane);
+        char* to = reinterpret_cast<char*>(scratch.weights.get() + lane);
+        for (int64_t j = 0; j < chunk.size(); j += Kind::kDepth, to += kStrip * sizeof(float)) {
+          Vec weights[Kind::kDepth];
+          for (int i = 0; i < Kind::kDepth; ++i) {
+            const int64_t at = (j + i) * kStrip + lane;
+            weights[i] = j + i < chunk.size() ? load(first + at) * a - load(second + at) * b : Vec(0.0f);
+          }
+          Kind::store(to, weights);
+        }
+      }
+      multiply_channels<Kind>(p, rows, chunk, edge, values.from(unit, 0, chunk.low), scratch.weights.get(), p.dv, sums);
+    });
+    unpack_lanes<T>(rows, p.dv, sums, [&](int r) { return out + place(batch, rows, r) * p.dv; });
+    for (int r = 0; r < rows.count; ++r)
+      for (int c = 0; c < 2; ++c) {
+        float* to = statistics + ((batch * p.heads + rows.head[r]) * 2 + c) * 2 * p.n + rows.query[r];
+        to[0] = softmax[c].highest[r];
+        to[p.n] = inverse[c][r];
+      }
+  }
+
+  const T* query(int64_t batch, const Rows& rows, int c, int r) const {
+    return static_cast<const T*>(p.q) + batch * p.q_batch + rows.head[r] * p.q_head + c * p.q_map +
+           rows.query[r] * p.q_row;
+  }
+
+  int64_t place(int64_t batch, const Rows& rows, int r) const {
+    return (batch * p.heads + rows.head[r]) * p.n + rows.query[r];
+  }
+};
+
+template <class Kind>
+void attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+  using T = typename Kind::Scalar;
+  const Transposed<Kind> values(p, values_of<T>(p));
+  const Forward<Kind> forward{p,      Blocks(p, block_rows(p, at::get_num_threads())),
+                              keys_of<T>(p), values,
+                              static_cast<T*>(out.data_ptr()), statistics.data_ptr<float>()};
+  const int64_t count = forward.blocks.count;
+  share_tasks(p.units() * count, [&](const auto& next) {
+    typename Forward<Kind>::Scratch scratch(p);
+    // The last queries first: under causality they are the most work.
+    for (int64_t task = next(); task >= 0; task = next()) forward.block(task / count, count - 1 - task % count, scratch);
+  });
+}
+
+}  // namespace
+
+bool has_bfloat16() {
+#ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
+  return true;
+#else
+  return false;
+#endif
+}
+
+void attend(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+#ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
+  if (out.scalar_type() == at::kBFloat16) return attend_kind<BFloat16Pair>(p, out, statistics);
+#endif
+  attend_kind<Float32>(p, out, statistics);
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace diff_transformer

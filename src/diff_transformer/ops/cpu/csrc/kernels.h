@@ -1,0 +1,26 @@
+// What register.cpp calls. Each function is compiled for the instruction set of the build.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "problem.h"
+
+namespace diff_transformer {
+inline namespace CPU_CAPABILITY {
+
+// out (B, H, N, dv) and statistics (B, H, 2, 2, N): for each map the largest score in powers of two, and one over the
+// sum of the powers (0 where a query sees nothing).
+void attend(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);
+
+// The same for few queries and many keys; reads any floating dtype as it is.
+void decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);
+bool has_few_queries(int64_t rows_of_unit, int64_t units);
+
+// All contiguous, of the inputs' shapes and dtypes; grad_lam (B, H, N).
+void differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,
+                   const at::Tensor& grad_k, const at::Tensor& grad_v, const at::Tensor& grad_lam);
+
+bool has_bfloat16();
+
+}  // namespace CPU_CAPABILITY
+}  // namespace diff_transformer

@@ -1,0 +1,198 @@
+// The request as pointers and strides, its queries in blocks, and which keys a block may see.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "tile.h"
+#include "vector.h"
+
+namespace diff_transformer {
+
+enum class MaskKind { kNone, kBool, kFloat };
+
+// Strides count elements. `q` (B, H, 2, N, d), `k` (B, H_kv, 2 or 1, S, d), `v` (B, H_kv, S, dv), last axes contiguous.
+struct Problem {
+  int64_t batch, heads, key_heads, key_maps, n, s, d, dv;
+  const void *q, *k, *v;
+  int64_t q_batch, q_head, q_map, q_row;
+  int64_t k_batch, k_head, k_map, k_row;
+  int64_t v_batch, v_head, v_row;
+  const float* lam;  // (B, H, N)
+  int64_t lam_batch, lam_head, lam_row;
+  MaskKind mask_kind;
+  const void* mask;  // (B, H, N, S), broadcast axes with stride 0
+  int64_t mask_batch, mask_head, mask_row, mask_key;
+  bool is_causal;
+  int64_t window;  // 0: none
+  float scale;
+
+  int64_t groups() const { return heads / key_heads; }
+  int64_t units() const { return batch * key_heads; }  // a unit: a head of keys and values with all its queries
+};
+
+// A tensor (batch, key heads, maps, S, width) by pointer and strides.
+template <class T>
+struct Heads {
+  const T* data;
+  int64_t batch_stride, head_stride, map_stride, row_stride, maps, width;
+
+  const T* head(const Problem& p, int64_t unit, int64_t map) const {
+    return data + unit / p.key_heads * batch_stride + unit % p.key_heads * head_stride + map % maps * map_stride;
+  }
+};
+
+template <class T>
+Heads<T> keys_of(const Problem& p) {
+  return {static_cast<const T*>(p.k), p.k_batch, p.k_head, p.k_map, p.k_row, p.key_maps, p.d};
+}
+
+template <class T>
+Heads<T> values_of(const Problem& p) {
+  return {static_cast<const T*>(p.v), p.v_batch, p.v_head, 0, p.v_row, 1, p.dv};
+}
+
+inline namespace CPU_CAPABILITY {
+
+// The queries of a block: the lanes of a strip. Those of several heads may share one if they share their keys.
+struct Rows {
+  int count, vecs;
+  bool ascending;        // positions grow with the lane, so that what a key hides is one range of lanes
+  int64_t first, last;   // lowest and highest position among the keys
+  int64_t head[kStrip];  // of all the heads of the batch entry
+  int64_t query[kStrip];
+  float position[kStrip];  // less `first`
+
+  Lanes lanes() const { return {0, vecs}; }
+};
+
+// A unit's queries cut into blocks of at most `size`; where N is at least that, a block never crosses heads.
+struct Blocks {
+  const Problem& problem;
+  int64_t size, per_head, count;
+
+  Blocks(const Problem& p, int64_t size_) : problem(p), size(size_) {
+    per_head = p.n >= size ? (p.n + size - 1) / size : 0;
+    count = per_head ? per_head * p.groups() : (p.groups() * p.n + size - 1) / size;
+  }
+
+  Rows rows(int64_t key_head, int64_t block) const {
+    Rows rows;
+    const int64_t begin = per_head ? block / per_head * problem.n + block % per_head * size : block * size;
+    const int64_t end = per_head ? std::min(begin + size, (block / per_head + 1) * problem.n)
+                                 : std::min(begin + size, problem.groups() * problem.n);
+    rows.count = static_cast<int>(end - begin);
+    rows.vecs = (rows.count + kLanes - 1) / kLanes;
+    rows.ascending = begin / problem.n == (end - 1) / problem.n;
+    const int64_t offset = problem.s - problem.n;
+    rows.first = offset + (rows.ascending ? begin % problem.n : 0);
+    rows.last = offset + (rows.ascending ? (end - 1) % problem.n : problem.n - 1);
+    for (int r = 0; r < kStrip; ++r) {
+      const int64_t row = std::min(begin + r, end - 1);  // spare lanes repeat the last query
+      rows.head[r] = key_head * problem.groups() + row / problem.n;
+      rows.query[r] = row % problem.n;
+      rows.position[r] = static_cast<float>(row % problem.n + offset - rows.first);
+    }
+    return rows;
+  }
+};
+
+struct Range {
+  int64_t low, high;
+  int64_t size() const { return high - low; }
+};
+
+// Keys outside this range are hidden from every query of the block by causality or the window. It begins at an even key.
+inline Range visible_keys(const Problem& p, const Rows& rows) {
+  const int64_t high = p.is_causal ? std::clamp<int64_t>(rows.last + 1, 0, p.s) : p.s;
+  const int64_t low = p.window && rows.first >= p.window ? std::min(rows.first - p.window + 1, p.s) : 0;
+  return {low - low % 2, std::max(low - low % 2, high)};
+}
+
+// Is anything in these keys hidden by position from some query of the block?
+inline bool has_edge(const Problem& p, const Rows& rows, Range keys) {
+  return (p.is_causal && keys.high - 1 > rows.first) || (p.window && keys.low <= rows.last - p.window);
+}
+
+// The vectors of lanes with a query that sees one of these keys.
+inline Lanes active_lanes(const Problem& p, const Rows& rows, Range keys) {
+  Lanes lanes = rows.lanes();
+  if (!rows.ascending) return lanes;
+  if (p.is_causal) {
+    const int64_t hidden = std::clamp<int64_t>(keys.low - rows.first, 0, rows.count);  // lanes before the first key
+    lanes.first = static_cast<int>(hidden / kLanes);
+  }
+  if (p.window) {
+    const int64_t seeing = std::clamp<int64_t>(keys.high - 1 + p.window - rows.first, 0, rows.count);
+    lanes.last = static_cast<int>((seeing + kLanes - 1) / kLanes);
+  }
+  lanes.first = std::min(lanes.first, lanes.last);
+  return lanes;
+}
+
+// Set to −infinity what causality and the window hide in scores [keys][kStrip].
+inline void hide_by_position(const Problem& p, const Rows& rows, Range keys, float* scores) {
+  const Vec hidden(kHidden);
+  for (int v = 0; v < rows.vecs; ++v) {
+    const Vec position = load(rows.position + v * kLanes);
+    const Vec start = position - Vec(static_cast<float>(p.window));
+    for (int64_t j = 0; j < keys.size(); ++j) {
+      const Vec key(static_cast<float>(keys.low + j - rows.first));
+      float* x = scores + j * kStrip + v * kLanes;
+      Vec y = load(x);
+      if (p.is_causal) y = Vec::blendv(y, hidden, key > position);
+      if (p.window) y = Vec::blendv(y, hidden, key <= start);
+      y.store(x);
+    }
+  }
+}
+
+// A number of an additive mask, for scores in powers of two. The lowest finite number stays finite: a query that meets
+// nothing else sees all its keys alike.
+inline float power_of_two_mask(float x) { return x == kHidden ? x : std::max(x * kLog2E, kLowest); }
+
+enum class Visible { kAll, kSome, kNone };
+
+// The part of the mask that meets these keys, as [keys][kStrip] numbers to add in powers of two. Where all is visible
+// or nothing is, `tile` is not written.
+inline Visible mask_tile(const Problem& p, int64_t batch, const Rows& rows, Range keys, float* tile) {
+  if (p.mask_kind == MaskKind::kNone) return Visible::kAll;
+  const int64_t count = keys.size();
+  auto offset = [&](int r) {
+    return batch * p.mask_batch + rows.head[r] * p.mask_head + rows.query[r] * p.mask_row + keys.low * p.mask_key;
+  };
+  if (p.mask_kind == MaskKind::kFloat) {
+    const float* mask = static_cast<const float*>(p.mask);
+    bool hidden = true;
+    for (int r = 0; r < rows.vecs * kLanes; ++r) {
+      const float* row = mask + offset(r);
+      for (int64_t j = 0; j < count; ++j) {
+        const float x = row[j * p.mask_key];
+        hidden = hidden && x == kHidden;
+        tile[j * kStrip + r] = power_of_two_mask(x);
+      }
+    }
+    return hidden ? Visible::kNone : Visible::kSome;
+  }
+  const bool* mask = static_cast<const bool*>(p.mask);
+  int64_t seen = 0;
+  int distinct = rows.count;
+  if (p.mask_row == 0 && (p.mask_head == 0 || rows.head[0] == rows.head[rows.count - 1])) distinct = 1;
+  for (int r = 0; r < distinct; ++r) {
+    const bool* row = mask + offset(r);
+    if (p.mask_key == 1)
+      for (int64_t j = 0; j < count; ++j) seen += row[j];
+    else
+      seen += row[0] ? count : 0;
+  }
+  if (seen == 0) return Visible::kNone;
+  if (seen == distinct * count) return Visible::kAll;
+  for (int r = 0; r < rows.vecs * kLanes; ++r) {
+    const bool* row = mask + offset(r);
+    for (int64_t j = 0; j < count; ++j) tile[j * kStrip + r] = row[j * p.mask_key] ? 0.0f : kHidden;
+  }
+  return Visible::kSome;
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace diff_transformer

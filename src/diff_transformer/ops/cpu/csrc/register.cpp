@@ -1,0 +1,108 @@
+// The operators as torch sees them: tensors in, tensors out.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <tuple>
+
+#include "kernels.h"
+
+namespace diff_transformer {
+namespace {
+
+using at::Tensor;
+
+// The tensors of a request in a form that the kernels read.
+struct Inputs {
+  Tensor q, k, v, lam, mask;
+
+  Inputs(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& lam_, const std::optional<Tensor>& mask_)
+      : q(with_rows(q_)), k(with_rows(k_)), v(with_rows(v_)), lam(lam_) {
+    if (!mask_.has_value()) return;
+    mask = mask_->scalar_type() == at::kBool ? *mask_ : mask_->to(at::kFloat);
+    if (mask.size(-1) > 1) mask = with_rows(mask);
+  }
+
+  static Tensor with_rows(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
+
+  // For products of blocks: bfloat16 where an instruction multiplies pairs of it, float32 otherwise.
+  static Tensor multiplied(const Tensor& x) {
+    if (x.scalar_type() != at::kBFloat16 || !has_bfloat16()) return with_rows(x.to(at::kFloat));
+    return with_rows(x.size(-1) % 2 ? at::constant_pad_nd(x, {0, 1}) : x);
+  }
+
+  Problem problem(bool is_causal, double scale, std::optional<int64_t> window) const {
+    Problem p{};
+    p.batch = q.size(0), p.heads = q.size(1), p.n = q.size(3), p.d = q.size(4);
+    p.key_heads = k.size(1), p.key_maps = k.size(2), p.s = k.size(3), p.dv = v.size(3);
+    p.q = q.data_ptr(), p.k = k.data_ptr(), p.v = v.data_ptr();
+    p.q_batch = q.stride(0), p.q_head = q.stride(1), p.q_map = q.stride(2), p.q_row = q.stride(3);
+    p.k_batch = k.stride(0), p.k_head = k.stride(1), p.k_map = k.stride(2), p.k_row = k.stride(3);
+    p.v_batch = v.stride(0), p.v_head = v.stride(1), p.v_row = v.stride(2);
+    p.lam = lam.data_ptr<float>();
+    p.lam_batch = lam.stride(0), p.lam_head = lam.stride(1), p.lam_row = lam.stride(2);
+    p.mask_kind = MaskKind::kNone;
+    if (mask.defined()) {
+      auto stride = [&](int64_t axis) { return mask.size(axis) == 1 ? 0 : mask.stride(axis); };
+      p.mask_kind = mask.scalar_type() == at::kBool ? MaskKind::kBool : MaskKind::kFloat;
+      p.mask = mask.data_ptr();
+      p.mask_batch = stride(0), p.mask_head = stride(1), p.mask_row = stride(2), p.mask_key = stride(3);
+    }
+    p.is_causal = is_causal;
+    p.window = window.value_or(0);
+    p.scale = static_cast<float>(scale);
+    return p;
+  }
+};
+
+// The first `width` channels of a result, in the dtype of the request.
+Tensor finished(const Tensor& x, const Tensor& like) {
+  return x.narrow(-1, 0, like.size(-1)).to(like.scalar_type()).contiguous();
+}
+
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
+                                   const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
+                                   std::optional<int64_t> window) {
+  const bool few = has_few_queries(q.size(1) / k.size(1) * q.size(3), k.size(0) * k.size(1));
+  const Inputs inputs = few ? Inputs(q, k, v, lam, attn_mask)
+                            : Inputs(Inputs::multiplied(q), Inputs::multiplied(k), Inputs::multiplied(v), lam, attn_mask);
+  const Problem p = inputs.problem(is_causal, scale, window);
+  Tensor out = at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options());
+  Tensor statistics = at::empty({p.batch, p.heads, 2, 2, p.n}, lam.options());
+  if (out.numel() > 0) few ? decode(p, out, statistics) : attend(p, out, statistics);
+  return {few ? out : finished(out, v), statistics};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, const Tensor& q, const Tensor& k,
+                                                    const Tensor& v, const Tensor& lam,
+                                                    const std::optional<Tensor>& attn_mask, const Tensor& statistics,
+                                                    bool is_causal, double scale, std::optional<int64_t> window) {
+  const Inputs inputs(Inputs::multiplied(q), Inputs::multiplied(k), Inputs::multiplied(v), lam, attn_mask);
+  const Problem p = inputs.problem(is_causal, scale, window);
+  Tensor grad_q = at::empty(inputs.q.sizes(), inputs.q.options());
+  Tensor grad_k = at::empty(inputs.k.sizes(), inputs.q.options());
+  Tensor grad_v = at::empty(inputs.v.sizes(), inputs.q.options());
+  Tensor grad_lam = at::empty(lam.sizes(), lam.options());
+  if (grad_q.numel() > 0)
+    differentiate(p, Inputs::multiplied(grad_out), statistics, grad_q, grad_k, grad_v, grad_lam);
+  return {finished(grad_q, q), finished(grad_k, k), finished(grad_v, v), grad_lam};
+}
+
+}  // namespace
+
+TORCH_LIBRARY(diff_transformer_cpu, library) {
+  library.def(
+      "forward(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float scale, int? window)"
+      " -> (Tensor out, Tensor statistics)");
+  library.def(
+      "backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, Tensor statistics,"
+      " bool is_causal, float scale, int? window)"
+      " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_lam)");
+}
+
+TORCH_LIBRARY_IMPL(diff_transformer_cpu, CPU, library) {
+  library.impl("forward", &forward);
+  library.impl("backward", &backward);
+}
+
+}  // namespace diff_transformer

@@ -1,0 +1,136 @@
+// The one matrix product of this backend: C[m][lanes] (+)= Σ_k A(m, k) · B[k][lanes].
+//
+// A's numbers are read one at a time where they lie (two strides, in bytes) and broadcast; rows of B and C are strips
+// of kStrip floats. Keys and values therefore never have to be copied or transposed: either the queries of a block are
+// the lanes (scores, the output), or the channels are (the gradients of keys and values).
+#pragma once
+
+#include <cstring>
+
+#include "vector.h"
+
+namespace diff_transformer {
+inline namespace CPU_CAPABILITY {
+
+// What a step of depth multiplies: one float, or a pair of bfloat16 that one instruction multiplies and adds up.
+struct Float32 {
+  using Scalar = float;
+  using Operand = Vec;
+  static constexpr int kDepth = 1;
+  static Operand broadcast(const char* a) {
+    float x;
+    std::memcpy(&x, a, sizeof x);
+    return Vec(x);
+  }
+  static Operand load(const char* b) { return Vec::loadu(b); }
+  static Vec multiply_add(Operand a, Operand b, Vec c) { return at::vec::fmadd(a, b, c); }
+  // One vector of each of kDepth consecutive rows, as `load` wants them.
+  static void store(char* b, const Vec* rows) { rows[0].store(b); }
+  // The same numbers as `broadcast` wants them: side by side.
+  static void store_row(float* a, Vec row) { row.store(a); }
+};
+
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+#define DIFF_TRANSFORMER_BFLOAT16_PAIRS
+struct BFloat16Pair {
+  using Scalar = c10::BFloat16;
+  using Operand = __m512i;
+  static constexpr int kDepth = 2;
+  static Operand broadcast(const char* a) {
+    int32_t x;
+    std::memcpy(&x, a, sizeof x);
+    return _mm512_set1_epi32(x);
+  }
+  static Operand load(const char* b) { return _mm512_loadu_si512(b); }
+  static Vec multiply_add(Operand a, Operand b, Vec c) {
+    return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+  }
+  static __m256i round(Vec x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
+  static void store(char* b, const Vec* rows) {
+    const __m512i even = _mm512_cvtepu16_epi32(round(rows[0])), odd = _mm512_cvtepu16_epi32(round(rows[1]));
+    _mm512_storeu_si512(b, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+  }
+  static void store_row(c10::BFloat16* a, Vec row) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(a), round(row)); }
+};
+#endif
+
+// A(m, k) at address a + m·row + k·step.
+struct Left {
+  const char* a;
+  int64_t row, step;
+  Left rows_from(int64_t m) const { return {a + m * row, row, step}; }
+  Left depth_from(int64_t k) const { return {a + k * step, row, step}; }
+};
+
+
+// A range of the vectors of a strip.
+struct Lanes {
+  int first, last;
+};
+
+template <class Kind, int M, int N, bool kAccumulate>
+inline __attribute__((always_inline)) void tile(Left left, const char* b, float* c, int64_t depth) {
+  Vec sums[M][N];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) sums[m][n] = Vec(0.0f);
+  const char* a = left.a;
+  for (int64_t k = 0; k < depth; ++k, a += left.step, b += kStrip * sizeof(float)) {
+    typename Kind::Operand right[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) right[n] = Kind::load(b + n * kLanes * sizeof(float));
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const auto factor = Kind::broadcast(a + m * left.row);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; ++n) sums[m][n] = Kind::multiply_add(factor, right[n], sums[m][n]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; ++n) {
+      float* to = c + m * kStrip + n * kLanes;
+      // Added at the end and not counted on from: a sum of short sums is the more exact one.
+      (kAccumulate ? load(to) + sums[m][n] : sums[m][n]).store(to);
+    }
+}
+
+template <class Kind, int N, bool kAccumulate>
+void tiles(Left left, const char* b, float* c, int64_t rows, int64_t depth) {
+  int64_t m = 0;
+  for (; m + kTileRows <= rows; m += kTileRows)
+    tile<Kind, kTileRows, N, kAccumulate>(left.rows_from(m), b, c + m * kStrip, depth);
+  left = left.rows_from(m);
+  c += m * kStrip;
+  switch (rows - m) {
+    case 5: return tile<Kind, 5, N, kAccumulate>(left, b, c, depth);
+    case 4: return tile<Kind, 4, N, kAccumulate>(left, b, c, depth);
+    case 3: return tile<Kind, 3, N, kAccumulate>(left, b, c, depth);
+    case 2: return tile<Kind, 2, N, kAccumulate>(left, b, c, depth);
+    case 1: return tile<Kind, 1, N, kAccumulate>(left, b, c, depth);
+    default: return;
+  }
+}
+
+// C (+)= A · B for the vectors `lanes` of a strip; `depth` counts steps of Kind::kDepth numbers.
+template <class Kind, bool kAccumulate>
+void product(Left left, const void* right, float* c, int64_t rows, Lanes lanes, int64_t depth) {
+  const char* b = static_cast<const char*>(right) + lanes.first * kLanes * sizeof(float);
+  c += lanes.first * kLanes;
+  int vecs = lanes.last - lanes.first;
+  for (; vecs >= kPanelVecs; vecs -= kPanelVecs) {
+    tiles<Kind, kPanelVecs, kAccumulate>(left, b, c, rows, depth);
+    b += kPanelVecs * kLanes * sizeof(float);
+    c += kPanelVecs * kLanes;
+  }
+  if constexpr (kPanelVecs > 2) {
+    if (vecs == 3) return tiles<Kind, 3, kAccumulate>(left, b, c, rows, depth);
+    if (vecs == 2) return tiles<Kind, 2, kAccumulate>(left, b, c, rows, depth);
+  }
+  if (vecs == 1) tiles<Kind, 1, kAccumulate>(left, b, c, rows, depth);
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace diff_transformer

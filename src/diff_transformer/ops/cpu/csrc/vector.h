@@ -1,0 +1,50 @@
+// One name for the widest float vector that this build has, and the few functions at::vec lacks.
+#pragma once
+
+#include <ATen/cpu/vec/vec.h>
+#include <c10/util/BFloat16.h>
+
+#include <cstdint>
+#include <limits>
+
+namespace diff_transformer {
+
+// Each build is for one instruction set: names of their own keep two builds in one process apart.
+inline namespace CPU_CAPABILITY {
+
+using Vec = at::vec::Vectorized<float>;
+using IntVec = at::vec::Vectorized<int32_t>;
+
+constexpr int kLanes = Vec::size();
+// Vectors side by side in a tile: with kTileRows accumulators each they fill the registers without spilling.
+constexpr int kPanelVecs = kLanes == 8 ? 2 : 4;
+constexpr int kTileRows = 6;
+// A row of every buffer: the queries of a block, or as many channels.
+constexpr int kStrip = 64;
+constexpr int kStripVecs = kStrip / kLanes;
+static_assert(kStrip % kLanes == 0);
+
+constexpr float kLowest = -std::numeric_limits<float>::max();
+constexpr float kHidden = -std::numeric_limits<float>::infinity();
+constexpr float kLog2E = 1.4426950408889634f;
+
+inline Vec load(const float* x) { return Vec::loadu(x); }
+
+// 2^x for x ≤ 0 within 2 units in the last place; exactly 1 at 0 and exactly 0 below −127, −infinity included.
+inline Vec exp2_of_negative(Vec x) {
+  // Adding 1.5·2^23 leaves the nearest integer in the low bits; the 127 beside it is the exponent's bias.
+  const Vec magic(12582912.0f + 127.0f);
+  x = at::vec::clamp_min(x, Vec(-127.0f));
+  const Vec shifted = x + magic;
+  const Vec f = x - (shifted - magic);
+  Vec y = at::vec::fmadd(Vec(1.3276472454890609e-3f), f, Vec(9.675540961325169e-3f));
+  y = at::vec::fmadd(y, f, Vec(5.550713092088699e-2f));
+  y = at::vec::fmadd(y, f, Vec(2.4022120237350464e-1f));
+  y = at::vec::fmadd(y, f, Vec(6.931469440460205e-1f));
+  y = at::vec::fmadd(y, f, Vec(1.0f));
+  const IntVec exponent = at::vec::cast<int32_t>(shifted) << IntVec(23);
+  return y * at::vec::cast<float>(exponent);
+}
+
+}  // namespace CPU_CAPABILITY
+}  // namespace diff_transformer

@@ -1,0 +1,45 @@
+"""Benchmarks of sizes that take no time: what they say of speed does not matter here."""
+
+import pytest
+
+from diff_transformer.bench.operator import OperatorSettings
+from diff_transformer.bench.records import Row
+
+
+class Notes:
+    """A watcher that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.stages: list[tuple[str, int, int]] = []
+        self.rows: list[Row] = []
+
+    def stage(self, text: str, done: int, total: int) -> None:
+        self.stages.append((text, done, total))
+
+    def row(self, row: Row) -> None:
+        self.rows.append(row)
+
+
+@pytest.fixture
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture(autouse=True)
+def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diff_transformer.bench.timing.SAMPLE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def tiny() -> OperatorSettings:
+    return OperatorSettings(
+        heads=4,
+        head_dim=8,
+        lengths=(12, 40),
+        caches=(24,),
+        decode_batches=(1, 2),
+        candidates=("blockwise", "pieces"),
+        rounds=5,
+        one_head_length=16,
+        memory_length=0,
+    )

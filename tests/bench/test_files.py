@@ -1,0 +1,84 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diff_transformer.bench import files
+from diff_transformer.bench.files import results_path, write_document
+from diff_transformer.bench.operator import OperatorSettings, measure_operator
+from diff_transformer.bench.tables import page, ratio_table
+from diff_transformer.results import read_json
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    class Nobody:
+        def stage(self, text: str, done: int, total: int) -> None: ...
+
+        def row(self, row: Any) -> None: ...
+
+    settings = OperatorSettings(
+        heads=2, head_dim=8, lengths=(12,), caches=(24,), decode_batches=(1,), rounds=5, memory_length=0,
+        candidates=("blockwise", "flex"), passes=("forward+backward", "decode"),
+    )  # fmt: skip
+    return measure_operator(settings, Nobody())[0]
+
+
+def test_both_files_are_written_whole(document: dict[str, Any], tmp_path: Path) -> None:
+    path = results_path(tmp_path / "new" / "folder", "operator", "cpu")
+    assert write_document(path, document) == (path, path.with_suffix(".md"))
+    assert sorted(os.listdir(path.parent)) == ["operator-cpu.json", "operator-cpu.md"]
+    written = read_json(path)
+    assert written["rows"][0]["pass"] == "forward + backward"
+    text = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert text == page(written)
+    for part in (written["device"], written["command"], written["versions"]["torch"], "no backward on the CPU"):
+        assert part in text
+    assert results_path(path.parent, "operator", "cpu:0") == path  # ours may be replaced
+
+
+def test_a_selection_of_the_table(document: dict[str, Any], tmp_path: Path) -> None:
+    path = results_path(tmp_path, "operator", "cpu")
+    write_document(path, document)
+    table = ratio_table(read_json(path), lengths=(12,), batches=(1,), candidates=("auto",))
+    assert len(table.splitlines()) == 4
+    assert "| 1 × 2 × 8, 12 | forward + backward | float32 |" in table
+    assert "auto (" in table
+    assert "blockwise |" not in table
+
+
+def test_a_failure_leaves_the_old_files(
+    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = results_path(tmp_path, "operator", "cpu")
+    write_document(path, document)
+    old = path.read_bytes()
+
+    def fail(*args: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_document(path, {**document, "title": "other"})
+    assert path.read_bytes() == old
+    assert sorted(os.listdir(tmp_path)) == ["operator-cpu.json", "operator-cpu.md"]
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"must be a folder that can be written, got '.*file': it is a file\."):
+        results_path(file, "operator", "cpu")
+    with pytest.raises(ValueError, match=r"got '.*inside': Not a directory"):
+        results_path(file / "inside", "operator", "cpu")
+    monkeypatch.setattr(files.os, "access", lambda path, mode: False)
+    with pytest.raises(ValueError, match="it is read-only"):
+        results_path(tmp_path, "operator", "cpu")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"title": "bench model"}', "{}"])
+def test_a_file_of_something_else_is_not_replaced(tmp_path: Path, content: str) -> None:
+    (tmp_path / "operator-cpu.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match="no result of bench operator and would be replaced"):
+        results_path(tmp_path, "operator", "cpu")

@@ -1,0 +1,97 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diff_transformer.bench import candidates, operator
+
+Run = Callable[..., Any]
+
+TINY = ["--length", 12, "--heads", 2, "--head-dim", 8, "--rounds", 5, "--memory-length", 0, "--candidate", "pieces"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diff_transformer.bench.timing.SAMPLE_SECONDS", 0.0)
+
+
+def fails(result: Any, *parts: str) -> None:
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+def test_bench_operator(run: Run, tmp_path: Path) -> None:
+    result = run("bench", "operator", *TINY, "--batch", 3, "--dtype", "float32", "--output", tmp_path)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == "forward, float32, batch 3, heads 2, width 8, queries 12, keys 12"
+    assert [line.split()[0] for line in lines[1:4]] == ["twin", "auto", "pieces"]
+    assert "decode, float32, batch 3, heads 2, width 8, queries 1, keys 12" in lines
+    assert any(line.startswith("bar: forward, float32, all lengths: ") for line in lines)
+    assert "part 1 of 5: forward, float32, length 12, batch 3" in result.stderr
+    document = json.loads((tmp_path / "operator-cpu.json").read_text(encoding="utf-8"))
+    assert document["title"] == "bench operator"
+    assert document["settings"]["decode_batches"] == [3]
+    assert (tmp_path / "operator-cpu.md").is_file()
+
+
+def test_a_wrong_candidate_ends_with_its_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "diff_attention", lambda q, k, v, lam, **settings: torch.zeros_like(v))
+    result = run("bench", "operator", *TINY, "--pass", "forward", "--dtype", "float32", "--output", tmp_path)
+    assert result.exit_code == 2
+    assert "error: wrong results, which were not timed: auto (forward, float32" in result.stderr
+    rows = json.loads((tmp_path / "operator-cpu.json").read_text(encoding="utf-8"))["rows"]
+    assert {row["candidate"]: row["ratio"] is not None for row in rows} == {"twin": True, "auto": False, "pieces": True}
+    assert "| wrong |" in (tmp_path / "operator-cpu.md").read_text(encoding="utf-8")
+
+
+def test_interrupted_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: Any) -> None:  # the rows are finished by then
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operator, "_one_head", stop)
+    result = run("bench", "operator", *TINY, "--dtype", "float32", "--pass", "forward", "--output", tmp_path)
+    assert result.exit_code == 130
+    assert "pieces" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bench_sets_the_threads(run: Run, tmp_path: Path) -> None:
+    options = [*TINY, "--pass", "decode", "--dtype", "float32", "--threads", 1, "--output", tmp_path]
+    assert run("bench", "operator", *options).exit_code == 0
+    document = json.loads((tmp_path / "operator-cpu.json").read_text(encoding="utf-8"))
+    assert document["settings"]["threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["layer"], "bench can measure 'operator' or 'model', got 'layer'"),
+        (["operator", "--dtype", "int8"], "dtype must be one of 'float32', 'bfloat16', got 'int8'"),
+        (["operator", "--rounds", 0], "rounds must be 5 or more, got 0"),
+        (["operator", "--threads", 0], "--threads must be 1 or more, got 0"),
+        (["operator", "--heads", 7], "heads must be even"),
+        (["operator", "--length", 0], "must be 1 or more, got 0"),
+        (["model", "--heads", 8], "--heads is an option of bench operator"),
+        (["model", "--memory-length", 0], "--memory-length is an option of bench operator"),
+        (["model", "--length", 8, "--length", 9], "bench model takes one --length, got 8, 9"),
+        (["model", "--pass", "backward"], "pass must be one of 'forward', 'step', 'decode', got 'backward'"),
+    ],
+)
+def test_bad_input_before_any_measurement(run: Run, tmp_path: Path, arguments: list[Any], message: str) -> None:
+    fails(run("bench", *arguments, "--output", tmp_path), message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["operator", "model"])
+def test_bad_output_before_any_measurement(run: Run, tmp_path: Path, what: str) -> None:
+    file = tmp_path / "file"
+    file.write_text("", encoding="utf-8")
+    fails(run("bench", what, "--output", file), "must be a folder that can be written", "it is a file")

@@ -1,0 +1,60 @@
+"""`diff-transformer build`, with sources that compile at once; and what `info` says of the kernel."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diff_transformer.ops.cpu import build
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is compiled here as on Linux")
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and sources that are one function."""
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "kernel.cpp").write_text('extern "C" int one() { return 1; }\n', encoding="utf-8")
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "csrc")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_build_says_where_and_how_long(run: Run, cache: Path) -> None:
+    assert "not compiled yet" in run("info").stdout
+    for options, taken in ([[], " s: "], [[], " before: "], [["--force"], " s: "]):
+        result = run("build", *options)
+        assert result.exit_code == 0
+        assert result.stdout.startswith("compiled for ")
+        assert result.stdout.endswith(f"{taken}{build.describe().library}\n")
+        assert ("compiling the CPU kernel" in result.stderr) == (taken == " s: ")
+    status = " ".join(run("info").stdout.split())
+    assert "compiled for" in status
+    assert "backend cpu on cpu can run" in status
+
+
+def test_a_build_that_cannot_be_is_one_line(run: Run, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    result = run("build")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: The CPU kernel cannot be compiled: it needs a C++ compiler")
+    assert result.stderr.count("\n") == 1
+    info = " ".join(run("info").stdout.split())
+    assert "backend cpu on cpu cannot run: it needs a C++ compiler" in info
+    assert "fused CPU kernel not used: it needs a C++ compiler" in info
+
+
+def test_build_tries_again_after_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = build.describe().folder
+    folder.mkdir(parents=True)
+    compiler, _ = build._find_tools()
+    record = {"compiler": build._identity(compiler), "reason": "the disk was full"}
+    (folder / "failure.json").write_text(json.dumps(record), encoding="utf-8")
+    assert "the disk was full" in " ".join(run("info").stdout.split())
+    assert run("build").exit_code == 0
+    assert build.obstacle() is None

@@ -1,0 +1,435 @@
+"""How the kernel's library comes to be: with sources that compile fast, a cache of their own, compilers that fail."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from diff_transformer import diff_attention
+from diff_transformer.ops import backends
+from diff_transformer.ops.cpu import attention, build
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look at Linux's /proc and libraries")
+
+ENVIRONMENT = dict(os.environ)  # before any test changes it
+
+THREADS = """
+extern "C" int threads() {
+  int n = 0;
+#pragma omp parallel num_threads(2) reduction(+ : n)
+  n += 1;
+  return n;
+}
+"""
+BROKEN = "int first() { return 1; }\nint second() { return undeclared; }\nint third() { return also_undeclared; }\n"
+UNDEFINED = 'extern "C" int nowhere();\nextern "C" int call() { return nowhere(); }\n'
+
+
+@pytest.fixture(autouse=True)
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of sources and an empty cache; nothing is known of a kernel."""
+    folder = tmp_path / "csrc"
+    folder.mkdir()
+    (folder / "kernel.cpp").write_text(THREADS, encoding="utf-8")
+    monkeypatch.setattr(build, "SOURCES", folder)
+    monkeypatch.setattr(attention, "_outcome", attention._Outcome())
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv(build.SWITCH, raising=False)
+    return folder
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
+
+def tensors(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(shape, dtype=dtype) for shape in [(1, 2, 2, 5, 4), (1, 2, 2, 5, 4), (1, 2, 5, 8)])
+
+
+def openmp_runtimes() -> set[str]:
+    """The OpenMP runtimes that this process has loaded."""
+    paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    return {path for path in paths if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))}
+
+
+def must_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("this should not have been compiled")
+
+    monkeypatch.setattr(build, "_compile", refuse)
+
+
+def forked(action: Callable[[], object]) -> int:
+    """A process that need not import torch again, which takes seconds; ends with 1 after an error, 130 after Ctrl-C."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of any fork with threads; this one only compiles
+        pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+        except KeyboardInterrupt:
+            os._exit(130)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+
+def exit_code(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# A build that works.
+
+
+def test_compiled_once_then_loaded_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    built = build.describe()
+    assert build.obstacle() is None
+    assert "not compiled yet" in build.status()
+    # torch's own lock file, left over by a killed process, would make torch wait for ever.
+    built.folder.mkdir(parents=True)
+    (built.folder / "lock").touch()
+    runtimes, environment = openmp_runtimes(), dict(os.environ)
+
+    build.load()
+    out, err = capfd.readouterr()
+    assert out == ""
+    first, last = err.splitlines()
+    assert "compiling the CPU kernel" in first
+    assert last.endswith(str(built.library))
+    assert ctypes.CDLL(str(built.library)).threads() == 2
+    assert openmp_runtimes() == runtimes  # torch's, and no second one
+    assert dict(os.environ) == environment
+    assert sorted(path.name for path in built.folder.iterdir()) == [
+        "build.lock",
+        "build.log",
+        built.library.name,
+        "lock",
+    ]
+
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("PATH", "")
+    must_not_compile(monkeypatch)
+    start = time.perf_counter()
+    build.load()
+    assert time.perf_counter() - start < 0.5  # a few milliseconds; the machine may be busy
+    assert build.status() == f"compiled for {torch.backends.cpu.get_cpu_capability()}: {built.library}"
+    assert build.compile_library() == (built.library, built.capability, None)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_damaged_library_is_compiled_again() -> None:
+    built = build.describe()
+    built.folder.mkdir(parents=True)
+    built.library.write_bytes(b"\x7fELF, and then the disk was full")
+    build.load()
+    assert ctypes.CDLL(str(built.library)).threads() == 2
+
+
+def test_parallel_processes_compile_once(capfd: pytest.CaptureFixture[str]) -> None:
+    processes = [forked(build.load) for _ in range(4)]
+    assert [exit_code(pid) for pid in processes] == [0] * 4
+    said = capfd.readouterr().err
+    assert said.count("compiling the CPU kernel") == 1
+    assert said.count("compiled in") == 1
+
+
+def test_who_waits_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    built = build.describe()
+    built.folder.mkdir(parents=True)
+    with open(built.folder / "build.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=build.load)
+        waiting.start()
+        said = ""
+        while "waiting for another process" not in said:
+            assert waiting.is_alive()
+            time.sleep(0.01)
+            said += capfd.readouterr().err
+        assert not built.library.exists()
+        fcntl.flock(file, fcntl.LOCK_UN)
+    waiting.join()
+    assert built.library.is_file()
+
+
+@pytest.fixture
+def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """The pids of a process that builds, and of its compiler, which does not come to an end."""
+    started, compiler = tmp_path / "started", tmp_path / "slow-g++"
+    compiler.write_text(
+        f"""#!/bin/sh
+        case "$*" in *" -c "*) echo $$ > {started}.new; mv {started}.new {started}; exec sleep 300;; esac
+        exec c++ "$@"
+        """
+    )
+    compiler.chmod(0o700)
+    with monkeypatch.context() as context:
+        context.setenv("CXX", str(compiler))
+        builder = forked(build.load)
+    while not started.is_file():
+        assert os.waitpid(builder, os.WNOHANG) == (0, 0)
+        time.sleep(0.02)
+    pid = int(started.read_text())
+    yield builder, pid
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_build_does_not_block_the_next(compiling: tuple[int, int]) -> None:
+    builder, _ = compiling
+    os.kill(builder, signal.SIGKILL)
+    assert exit_code(builder) == -signal.SIGKILL
+    built = build.describe()
+    assert not built.library.exists()
+    assert list(built.folder.glob("work-*"))
+    build.load()  # while the compiler of the killed process is still there
+    assert built.library.is_file()
+    assert not list(built.folder.glob("work-*"))
+
+
+def test_an_interrupted_build_leaves_nothing_behind(compiling: tuple[int, int]) -> None:
+    builder, compiler = compiling
+    os.kill(builder, signal.SIGINT)
+    assert exit_code(builder) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(compiler, 0)
+    assert [path.name for path in build.describe().folder.iterdir()] == ["build.lock"]
+
+
+# The name.
+
+
+def test_everything_that_decides_the_code_is_in_the_name(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [build.describe().folder]
+    (sources / "kernel.cpp").write_text(THREADS + "\n", encoding="utf-8")
+    names.append(build.describe().folder)
+    (sources / "kernel.h").touch()
+    names.append(build.describe().folder)
+    (sources / "notes.txt").touch()
+    assert build.describe().folder == names[-1]
+    for capability in {"AVX512", "AVX2", "DEFAULT"} - {torch.backends.cpu.get_cpu_capability()}:
+        with monkeypatch.context() as context:
+            context.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
+            names.append(build.describe().folder)
+    monkeypatch.setattr(torch, "__version__", "0.0.0")
+    names.append(build.describe().folder)
+    assert len(set(names)) == len(names) == 6
+
+
+def test_flags_of_each_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    for capability in ("AVX512", "AVX2", "DEFAULT"):
+        flags = build.compiler_flags(capability)
+        assert f"-DCPU_CAPABILITY={capability}" in flags
+        assert f"-DCPU_CAPABILITY_{capability}" in flags
+        assert ("-mavx512f" in flags) == (capability == "AVX512")
+        assert ("-mavx2" in flags) == (capability != "DEFAULT")
+    monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
+    flags = build.compiler_flags("SVE256")
+    assert "-DCPU_CAPABILITY=DEFAULT" in flags
+    assert not any(flag.startswith("-m") for flag in flags)
+
+
+def test_the_cache_is_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program = "from torch.utils.cpp_extension import _get_build_directory as folder; print(folder('name', False))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert str(build.cache_folder() / "name") == done.stdout.strip()
+
+
+def test_torch_compile_loads_the_kernel_while_it_traces() -> None:
+    """In a fresh process, where nothing is loaded yet, with the real kernel from its usual place."""
+    program = """
+        import torch
+        from diff_transformer import diff_attention
+        q, k, v = torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 5, 8)
+        compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(q, k, v, 0.5), diff_attention(q, k, v, 0.5, backend="reference"))
+        print(hasattr(torch.ops.diff_transformer_cpu, "forward"))
+    """
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.stdout == "True\n", done.stderr
+
+
+# A build that does not work.
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_auto_warns_once_and_a_name_raises() -> None:
+    q, k, v = tensors()
+    with pytest.warns(UserWarning, match="fused CPU kernel") as caught:
+        outputs = [diff_attention(q, k, v, 0.5) for _ in range(3)]
+    (warning,) = caught
+    for part in ("'blockwise'", "needs a C++ compiler", "'no-such-compiler'", "apt install g++", "CXX", build.SWITCH):
+        assert part in str(warning.message)
+    assert torch.equal(outputs[0], diff_attention(q, k, v, 0.5, backend="blockwise"))
+    with pytest.raises(ValueError, match="'cpu' cannot run this request: it needs a C\\+\\+ compiler"):
+        diff_attention(q, k, v, 0.5, backend="cpu")
+    reasons = backends.explain()
+    assert reasons.pop("cpu") == attention.unavailable()
+    assert reasons == dict.fromkeys(reasons)
+    assert build.status().startswith("not used: it needs a C++ compiler")
+    assert not build.cache_folder().exists()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_torch_compile_falls_back_too() -> None:
+    q, k, v = tensors()
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="needs a C\\+\\+ compiler"):
+        out = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")(q, k, v, 0.5)
+    torch.testing.assert_close(out, diff_attention(q, k, v, 0.5, backend="blockwise"))
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_what_the_kernel_cannot_do_does_not_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise AssertionError("the kernel was looked for")
+
+    monkeypatch.setattr(attention, "_have_operators", refuse)
+    q, k, v = tensors(torch.float64)
+    diff_attention(q, k, v, 0.5)
+    with pytest.raises(ValueError, match=r"'cpu' cannot run this request: .*, got torch\.float64"):
+        diff_attention(q, k, v, 0.5, backend="cpu")
+    q, k, v = tensors()
+    mask = torch.zeros(5, 5, requires_grad=True)
+    diff_attention(q, k, v, 0.5, attn_mask=mask)
+    with pytest.raises(ValueError, match=r"'cpu' cannot run this request: .*no gradient for attn_mask"):
+        diff_attention(q, k, v, 0.5, attn_mask=mask, backend="cpu")
+    with pytest.raises(ValueError, match=r"'cpu' cannot run this request: .*got meta"):
+        diff_attention(*(x.to("meta") for x in (q, k, v)), 0.5, backend="cpu")
+
+
+def test_switched_off_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.SWITCH, "0")
+    must_not_compile(monkeypatch)
+    q, k, v = tensors()
+    diff_attention(q, k, v, 0.5)
+    with pytest.raises(ValueError, match=f"switched off by {build.SWITCH}=0"):
+        diff_attention(q, k, v, 0.5, backend="cpu")
+    assert f"{build.SWITCH}=0" in build.status()
+
+
+def test_a_build_that_fails_is_remembered_until_it_is_asked_for(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (sources / "kernel.cpp").write_text(BROKEN, encoding="utf-8")
+    with pytest.raises(build.BuildError, match="error: 'undeclared' was not declared") as failed:
+        build.load()
+    built, reason = build.describe(), str(failed.value)
+    assert f"{sources / 'kernel.cpp'}:2" in reason
+    assert str(built.log) in reason
+    assert "'also_undeclared' was not declared" in built.log.read_text()
+    assert not built.library.exists()
+    assert not list(built.folder.glob("work-*"))
+
+    with monkeypatch.context() as context:  # as another process would find it
+        must_not_compile(context)
+        assert str(build.obstacle()) == reason
+        q, k, v = tensors()
+        with pytest.warns(UserWarning, match="'undeclared' was not declared"):
+            diff_attention(q, k, v, 0.5)
+        with pytest.raises(build.BuildError) as again:
+            build.load()
+        assert str(again.value) == reason
+        # Another compiler deserves a try.
+        other = tmp_path / "other-g++"
+        other.symlink_to("/bin/true")
+        context.setenv("CXX", str(other))
+        assert build.obstacle() is None
+        with pytest.raises(AssertionError, match="compiled"):
+            build.load()
+
+    built.failure.write_text("not a record")
+    assert build.obstacle() is None
+    built.failure.write_text('{"compiler": "gone", "reason": "old"}')
+    (sources / "kernel.cpp").write_text(THREADS, encoding="utf-8")
+    build.describe().folder.mkdir()
+    build.describe().failure.write_text(built.failure.read_text())
+    assert build.compile_library().seconds is not None
+    assert not build.describe().failure.exists()
+
+
+def test_a_library_that_does_not_load_is_not_kept(sources: Path) -> None:
+    (sources / "kernel.cpp").write_text(UNDEFINED, encoding="utf-8")
+    with pytest.raises(build.BuildError, match=r"does not load .*undefined symbol: nowhere"):
+        build.load()
+    assert not build.describe().library.exists()
+
+
+@pytest.mark.parametrize("missing", ["ninja", "setuptools"])
+def test_a_missing_tool_is_named_with_its_cure(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import importlib.util
+
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find_spec(name))
+    compiler = tmp_path / "g++"
+    compiler.symlink_to("/bin/true")
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(build.BuildError, match=f"pip install {missing}"):
+        build.load()
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
+    with pytest.raises(build.BuildError, match=r"cache cannot be used \(Not a directory: .*TORCH_EXTENSIONS_DIR"):
+        build.load()
+
+
+def test_no_sources_and_no_such_system(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (sources / "kernel.cpp").unlink()
+    with pytest.raises(build.BuildError, match="holds no sources"):
+        build.load()
+    monkeypatch.setattr(sys, "platform", "win32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not attention.available_to_auto()
+
+
+# Threads and forks.
+
+
+def test_threads_find_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def slowly() -> None:
+        calls.append(threading.get_ident())
+        time.sleep(0.1)
+
+    monkeypatch.setattr(attention, "_have_operators", slowly)
+    threads = [threading.Thread(target=attention.unavailable) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(calls) == 1
+
+
+def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
+    def take_the_lock() -> None:
+        assert attention._outcome.lock.acquire(timeout=5)
+
+    with attention._outcome.lock:
+        assert exit_code(forked(take_the_lock)) == 0

@@ -1,0 +1,203 @@
+"""The fused CPU kernel where its blocks, chunks and strips end, by every path through it, with one thread and with two.
+
+The common suite (tests/ops) runs on it too, with sizes that mostly fit into one block.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from budget import LAMBDAS, MASKS, Case, Problem, build, expect, prepared
+from diff_transformer import diff_attention
+from diff_transformer.ops.cpu.attention import unavailable
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory"),
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler, so no kernel"),
+]
+
+HALF = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, *HALF)
+
+# A block has up to 64 queries, a chunk 96 keys, a strip 64 channels; up to 4 queries for each key head, or 16 where
+# threads would be idle, take the path for few queries, which shares out 256 keys or more to a task.
+CASES = {
+    "one block, one chunk": Case(batch=1, heads=1, key_heads=1, queries=64, keys=96, d=16, dv=32),
+    "one more of each": Case(batch=1, heads=1, key_heads=1, queries=65, keys=97, d=17, dv=33),
+    "two blocks, two chunks, causal": Case(batch=1, heads=2, queries=128, keys=192, d=8, dv=16, is_causal=True),
+    "widths beyond a strip": Case(batch=1, heads=1, key_heads=1, queries=20, keys=30, d=80, dv=144, gain=1.5),
+    "widths of several strips, odd": Case(batch=1, heads=1, key_heads=1, queries=7, keys=9, d=129, dv=193, gain=1.2),
+    "blocks across the heads of a group": Case(
+        batch=2, heads=6, key_heads=2, queries=25, keys=40, is_causal=True, lam="full"
+    ),
+    "blocks within the heads of a group": Case(
+        batch=1, heads=4, key_heads=2, queries=70, keys=70, is_causal=True, lam="per token"
+    ),
+    "narrow window": Case(batch=1, heads=1, key_heads=1, queries=130, keys=130, window=5, is_causal=True),
+    "window, heads in one block": Case(batch=1, heads=4, key_heads=1, queries=30, keys=150, window=40, is_causal=True),
+    "wide window, not causal": Case(batch=1, heads=1, key_heads=1, queries=80, keys=200, window=90),
+    "many blind queries": Case(batch=1, heads=2, key_heads=1, queries=150, keys=40, is_causal=True),
+    "mask over several chunks": Case(batch=2, heads=2, queries=70, keys=210, mask="bool (B, H, N, S)"),
+    "additive mask over several chunks": Case(batch=2, heads=2, queries=70, keys=210, mask="add -inf (B, 1, N, S)"),
+    "padding over several chunks": Case(batch=2, heads=2, queries=40, keys=210, mask="bool (B, 1, 1, S)"),
+    "padding, heads in one block": Case(
+        batch=3, heads=4, key_heads=1, queries=20, keys=110, mask="bool (B, 1, 1, S)", is_causal=True
+    ),
+    "mask by head, heads in one block": Case(
+        batch=1, heads=4, key_heads=1, queries=20, keys=110, mask="bool (H, 1, S)"
+    ),
+    "shared keys": Case(batch=1, heads=4, key_heads=2, key_maps=1, queries=70, keys=100, dv=4, is_causal=True),
+    "few queries, many keys": Case(batch=1, heads=2, key_heads=1, queries=2, keys=700, is_causal=True),
+    "few queries, wide and odd": Case(batch=1, heads=1, key_heads=1, queries=3, keys=70, d=70, dv=137, gain=1.3),
+    "few queries, window": Case(batch=1, heads=2, queries=3, keys=600, window=70, is_causal=True),
+    "few queries, mask": Case(batch=2, heads=2, queries=2, keys=300, mask="bool (B, 1, 1, S)", is_causal=True),
+    "few queries, additive mask": Case(batch=2, heads=2, queries=2, keys=300, mask="add -inf (B, 1, N, S)"),
+    "few queries, shared keys": Case(batch=2, heads=4, key_heads=2, key_maps=1, queries=1, keys=300, is_causal=True),
+    "sixteen queries of one key head": Case(batch=1, heads=8, key_heads=1, queries=2, keys=530, is_causal=True),
+}
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    with using_threads(request.param):
+        yield request.param
+
+
+def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
+    """Elsewhere a missing kernel skips tests; here it must not go unnoticed."""
+    assert unavailable() is None
+
+
+def solve(problem: Problem) -> dict[str, torch.Tensor]:
+    return problem.solve(diff_attention, backend="cpu")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_output_and_gradients(name: str, dtype: torch.dtype, threads: int) -> None:
+    problem, expected = prepared(replace(CASES[name], dtype=dtype))
+    expected.check(solve(problem))
+
+
+@pytest.mark.parametrize("layout", ["projection", "cache", "expanded"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_strided_inputs(layout: str, dtype: torch.dtype, threads: int) -> None:
+    for queries in (2, 70):
+        case = Case(batch=2, heads=4, key_heads=2, queries=queries, keys=110, d=10, dv=18, is_causal=True, dtype=dtype)
+        problem, expected = prepared(replace(case, layout=layout))
+        expected.check(solve(problem))
+
+
+@pytest.mark.parametrize("queries", [3, 70])
+def test_strided_masks(queries: int, threads: int) -> None:
+    """A mask seen through a transpose, a slice with a step, and an expand."""
+    case = Case(batch=2, heads=2, queries=queries, keys=110)
+    problem = build(case)
+    may = torch.rand(110, queries) < 0.7
+    for mask in (
+        may.T,
+        may.repeat_interleave(2, 0)[::2].T,
+        may.T.expand(2, 2, -1, -1),
+        may[:, :1].T.expand(queries, -1),
+    ):
+        masked = replace(problem, options={"attn_mask": mask})
+        plain = replace(problem, options={"attn_mask": mask.contiguous()})
+        for ours, theirs in zip(solve(masked).values(), solve(plain).values(), strict=True):
+            assert torch.equal(ours, theirs)
+        expect(plain).check(solve(masked))
+
+
+@pytest.mark.parametrize(
+    "name", ["blocks within the heads of a group", "widths beyond a strip", "few queries, many keys"]
+)
+def test_twice_the_same(name: str, threads: int) -> None:
+    """Tasks are handed out to whoever is free, but sums are always taken in the same order."""
+    problem = build(CASES[name])
+    first = solve(problem)
+    for _ in range(10):
+        for name, again in solve(problem).items():
+            assert torch.equal(first[name], again), name
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    key_heads = draw(st.integers(1, 2))
+    queries, keys = draw(st.integers(1, 140)), draw(st.integers(1, 300))
+    masks = [None, *(mask for mask in MASKS if queries <= keys or "min" not in mask)]
+    return Case(
+        batch=draw(st.integers(1, 2)),
+        key_heads=key_heads,
+        heads=key_heads * draw(st.integers(1, 3)),
+        key_maps=draw(st.sampled_from([2, 2, 1])),
+        queries=queries,
+        keys=keys,
+        d=draw(st.integers(1, 20)),
+        dv=draw(st.integers(1, 70)),
+        dtype=draw(st.sampled_from(DTYPES)),
+        is_causal=draw(st.booleans()),
+        window=draw(st.none() | st.integers(1, 150)),
+        mask=draw(st.sampled_from(masks)),
+        lam=draw(st.sampled_from(LAMBDAS)),
+        gain=draw(st.sampled_from([0.5, 2.0])),
+        layout=draw(st.sampled_from(["contiguous", "projection", "cache", "expanded"])),
+    )
+
+
+@settings(max_examples=100)
+@given(cases(), st.integers(1, 3))
+def test_any_request_is_within_budget(case: Case, count: int) -> None:
+    problem = build(case)
+    expected = expect(problem)
+    with using_threads(count):
+        expected.check(solve(problem))
+
+
+@pytest.mark.parametrize("queries", [1, 70])
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_nan_is_passed_on(queries: int, where: str) -> None:
+    """As the plain formula does: a broken input must show, not be averaged away."""
+    problem = build(Case(batch=1, heads=1, key_heads=1, queries=queries, keys=110))
+    tensors = {name: getattr(problem, name).clone() for name in "qkv"}
+    tensors[where][..., -1, 0] = float("nan")
+    out = diff_attention(**tensors, lam=0.5, backend="cpu")
+    truth = diff_attention(**tensors, lam=0.5, backend="reference")
+    assert torch.equal(out.isnan(), truth.isnan())
+    assert out.isnan().any()
+
+
+@pytest.mark.parametrize("queries", [2, 70])
+def test_keys_that_nobody_sees_may_hold_anything(queries: int) -> None:
+    """The unused end of a static cache is hidden by causality and the window: NaN there must not reach the output."""
+    problem = build(Case(batch=1, heads=2, key_heads=1, queries=queries, keys=400, is_causal=True, window=64))
+    k, v = problem.k.clone(), problem.v.clone()
+    last_hidden = 400 - queries - 64 - 96  # a chunk may begin before the first visible key
+    k[..., : last_hidden + 1, :] = float("nan")
+    v[..., : last_hidden + 1, :] = float("nan")
+    expected = expect(problem)
+    answer = replace(problem, k=k, v=v).solve(diff_attention, backend="cpu")
+    assert answer["out"].isfinite().all()
+    expected.check(answer)
+
+
+def test_an_empty_batch() -> None:
+    q, k, v = torch.zeros(0, 2, 2, 5, 4), torch.zeros(0, 1, 2, 5, 4), torch.zeros(0, 1, 5, 8)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = diff_attention(*leaves, 0.5, backend="cpu")
+    assert out.shape == (0, 2, 5, 8)
+    out.sum().backward()
+    assert k.grad is not None
+    assert k.grad.shape == k.shape
