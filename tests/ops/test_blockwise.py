@@ -16,9 +16,44 @@ from diff_transformer.ops import blockwise
 @pytest.mark.parametrize("s", [1, 63, 4096, 10**6])
 def test_rows_per_block(heads: int, s: int) -> None:
     for n in (1, 63, 4096, 10**6):
-        rows = blockwise.rows_per_block(heads, n, s)
-        assert 1 <= rows <= n
-        assert heads * rows * s <= max(blockwise.BLOCK_SCORES, heads * s * blockwise.MIN_ROWS)
+        for scores in (blockwise.CORE_SCORES, blockwise.DEVICE_SCORES):
+            rows = blockwise.rows_per_block(heads, n, s, scores)
+            assert min(n, blockwise.MIN_ROWS) <= rows <= min(n, blockwise.MAX_ROWS)
+            assert heads * rows * s <= max(scores, heads * s * blockwise.MIN_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("heads", "s", "rows"), [(1, 128, 64), (1, 512, 64), (1, 1024, 128), (1, 4096, 128), (1, 8192, 64), (4, 1024, 64)]
+)
+def test_a_short_sequence_and_a_long_one_take_fewer_rows(heads: int, s: int, rows: int) -> None:
+    assert blockwise.rows_per_block(heads, s, s) == rows
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 12, 100])
+def test_parts_hold_every_head_once_and_no_more_than_asked_for(size: int) -> None:
+    batch, heads = 5, 4
+    taken = torch.zeros(batch, heads)
+    for where in blockwise.parts(batch, heads, size):
+        taken[where] += 1
+        assert 1 <= taken[where].numel() <= size
+    assert (taken == 1).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_scores_of_a_block_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """However many heads and sequences there are, a buffer holds the scores of as many as fit, or of one head."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for batch, heads, key_heads, n in ((32, 4, 4, 128), (64, 8, 2, 256), (1, 8, 4, 2048), (2, 2, 2, 16384)):
+        q, k = torch.empty(batch, heads, 2, n, 1), torch.empty(batch, key_heads, 2, n, 1)
+        problem = blockwise._Problem(
+            3, q, k, torch.empty(batch, key_heads, n, 1), torch.empty(batch, heads, n), None, True, 1.0, None
+        )
+        bound = threads * blockwise.CORE_SCORES
+        group = heads // key_heads * n
+        assert len(problem.buffers) == 3
+        assert problem.buffers[0].numel() <= max(bound, group * blockwise.MIN_ROWS)
+        most = min(bound, batch * key_heads * group * blockwise.MIN_ROWS)
+        assert problem.buffers[0].numel() > most // 4  # and not far fewer
 
 
 @pytest.mark.parametrize(
@@ -44,6 +79,68 @@ def test_hidden_blocks_are_not_touched(monkeypatch: pytest.MonkeyPatch, n: int, 
         assert torch.equal(out[:, :, start : start + 4], whole[:, :, start : start + 4])
 
 
+def mask_of(kind: str, n: int) -> torch.Tensor:
+    keys, queries = torch.arange(n), torch.arange(n).unsqueeze(1)
+    if kind == "padding":  # sequence b starts at 3·b and ends 2 before the others' end
+        return torch.stack([(keys >= 3 * b) & (keys < n - 2) for b in range(3)])[:, None, None]
+    return (keys <= queries).expand(1, 1, n, n)
+
+
+@pytest.mark.parametrize("kind", ["padding", "causal"])
+def test_keys_hidden_by_a_boolean_mask_are_not_touched(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The products of each block are as wide as the keys that any of its queries sees."""
+    monkeypatch.setattr(blockwise, "MIN_ROWS", 4)
+    monkeypatch.setattr(blockwise, "MAX_ROWS", 4)
+    monkeypatch.setattr(blockwise, "CORE_SCORES", 1)  # one head at a time
+    n = 12
+    q, k, v = (
+        x.requires_grad_() for x in (torch.randn(3, 2, 2, n, 4), torch.randn(3, 2, 2, n, 4), torch.randn(3, 2, n, 8))
+    )
+    mask = mask_of(kind, n)
+    seen = mask.expand(3, 2, n, n)
+    widths = []
+    for block in seen.flatten(0, 1).unflatten(1, (-1, 4)).any(2).flatten(0, 1):
+        where = block.nonzero().flatten()
+        widths.append(int(where[-1] - where[0]) + 1)
+    computed = []
+    maps = blockwise._Problem.maps
+
+    def watch(self, part, block, mask):
+        first, second = maps(self, part, block, mask)
+        computed.append(first.shape[-1])
+        return first, second
+
+    monkeypatch.setattr(blockwise._Problem, "maps", watch)
+    out = diff_attention(q, k, v, 0.5, attn_mask=mask, backend="blockwise")
+    gradients = torch.autograd.grad(out.sum(), [q, k, v])
+    assert computed == widths * 2  # forward and backward
+    expected = diff_attention(q, k, v, 0.5, attn_mask=mask, backend="reference")
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.sum(), [q, k, v]))
+
+
+@pytest.mark.parametrize("layout", ["side by side", "apart"])
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_heads_taken_together_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch, size: int, layout: str) -> None:
+    batch, heads, key_heads, n = 3, 6, 3, 10
+    monkeypatch.setattr(blockwise, "CORE_SCORES", size * heads // key_heads * n * n)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    if layout == "apart":
+        q, k = torch.randn(batch, heads, 2, n, 4), torch.randn(batch, key_heads, 2, n, 4)
+        v = torch.randn(batch, key_heads, n, 8)
+    else:
+        q = torch.randn(batch, n, heads, 2, 4).permute(0, 2, 3, 1, 4)
+        k = torch.randn(batch, n, key_heads, 2, 4).permute(0, 2, 3, 1, 4)
+        v = torch.randn(batch, n, key_heads, 8).transpose(1, 2)
+    leaves = [x.requires_grad_() for x in (q, k, v, torch.rand(batch, heads, n))]
+    mask = torch.randn(batch, heads, n, n)
+    results = []
+    for backend in ("blockwise", "reference"):
+        out = diff_attention(*leaves, attn_mask=mask, is_causal=True, backend=backend)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    torch.testing.assert_close(*results)
+
+
 def test_memory_is_linear(tmp_path: Path) -> None:
     """6,144 tokens, forward and backward: one map alone, 6,144² numbers, would be 144 MiB."""
     if not Path("/proc/self/clear_refs").exists():
@@ -56,8 +153,8 @@ def test_memory_is_linear(tmp_path: Path) -> None:
             return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) // 1024
 
         def run(n):
-            q, k = torch.randn(2, 1, 1, 2, n, 16).unbind()
-            q, k, v = (x.requires_grad_() for x in (q, k, torch.randn(1, 1, n, 32)))
+            q, k = torch.randn(2, 1, 4, 2, n, 16).unbind()
+            q, k, v = (x.requires_grad_() for x in (q, k, torch.randn(1, 4, n, 32)))
             lam = torch.tensor(0.5, requires_grad=True)
             diff_attention(q, k, v, lam, is_causal=True, backend="blockwise").sum().backward()
             assert all(x.grad.isfinite().all() for x in (q, k, v, lam))

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 import oracle
-from diff_transformer.ops.visibility import hide_by_position, position_mask, softmax_or_zero, visible_keys
+from diff_transformer.ops.visibility import (
+    hide,
+    position_limits,
+    position_mask,
+    seen_keys,
+    softmax_or_zero,
+    softmax_or_zero_,
+    visible_keys,
+)
 
 SIZES = [(1, 1), (5, 5), (3, 7), (7, 3), (1, 6), (6, 1)]
 WINDOWS = [None, 1, 2, 4, 100]
@@ -28,15 +36,37 @@ def test_against_the_definition(n: int, s: int, is_causal: bool, window: int | N
         # As tight as can be: not a key more than the block sees.
         assert (low, high) == (seen_by_any[0], seen_by_any[-1] + 1) if seen_by_any else low == high
         if low < high:
-            scores = torch.zeros(2, stop - start, high - low)
-            hide_by_position(scores, start, low, n, s, is_causal, window)
-            assert torch.equal(scores == 0, block[:, low:high].expand(2, -1, -1))
-            assert torch.equal(scores == -torch.inf, ~block[:, low:high].expand(2, -1, -1))
+            limits = position_limits(start, stop, low, high, s - n, is_causal, window, torch.empty(0))
+            for first, last in itertools.combinations(range(low, high + 1), 2):  # of which a mask may leave fewer
+                scores = torch.zeros(2, stop - start, last - first)
+                hide(scores, first, limits)
+                assert torch.equal(scores == 0, block[:, first:last].expand(2, -1, -1))
+                assert torch.equal(scores == -torch.inf, ~block[:, first:last].expand(2, -1, -1))
+
+
+def test_only_the_edges_of_a_block_have_limits() -> None:
+    """64 rows in the middle of 1,000 keys: the diagonal's columns, and those that the window leaves behind."""
+    (ahead,) = position_limits(500, 564, 0, 564, 0, True, None, torch.empty(0))
+    assert ahead.most.shape == (64, 63)
+    _, behind = position_limits(500, 564, 401, 564, 0, True, 100, torch.empty(0))
+    assert behind.most.shape == (64, 63)
+    assert position_limits(563, 564, 0, 564, 0, True, None, torch.empty(0)) == []
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 9), (2, 3, 1, 4, 9), (2, 3, 1, 4, 1), (1, 1, 1, 1, 1)])
+def test_seen_keys_is_as_tight_as_can_be(shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for share in (0.0, 0.02, 0.1, 1.0):
+        mask = torch.rand(shape, generator=generator) < share
+        seen = mask.expand(*shape[:-1], 9).flatten(0, -2).any(0)[2:7].nonzero().flatten().tolist()
+        low, high = seen_keys(mask, 2, 7)
+        assert (low, high) == (2 + seen[0], 3 + seen[-1]) if seen else low == high
 
 
 def test_softmax_of_a_row_of_minus_infinity_is_zero() -> None:
     scores = torch.tensor([[0.0, 0.0], [-torch.inf, 0.0], [-torch.inf, -torch.inf]], requires_grad=True)
     weights = softmax_or_zero(scores)
     assert torch.equal(weights, torch.tensor([[0.5, 0.5], [0.0, 1.0], [0.0, 0.0]]))
+    assert torch.equal(softmax_or_zero_(scores.detach().clone(), torch.empty(3, 2)), weights)
     (gradient,) = torch.autograd.grad(weights, [scores], torch.tensor([[1.0, 0.0]] * 3))
     assert torch.equal(gradient, torch.tensor([[0.25, -0.25], [0.0, 0.0], [0.0, 0.0]]))

@@ -3,47 +3,88 @@
 Because a block of queries sees its whole rows, the two maps are subtracted before the one product with V, and the
 backward (Appendix G, Equation 7) needs the products dP = dO·Vᵀ and dV = (P1 − λP2)ᵀ·dO once for both maps.
 The maps are computed again in the backward; nothing but the inputs is saved.
+
+Only a few heads are taken at a time, so that the scores of a block are still in the processor's cache when the next
+step reads them, and all blocks use the same buffers.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.visibility import hide_by_position, softmax_or_zero, visible_keys
+from diff_transformer.ops.visibility import Limit, hide, position_limits, seen_keys, softmax_or_zero_, visible_keys
 
-# Rows of queries to a block: few enough that the scores of a block stay near the processor, many enough that the
-# matrix products are efficient. docs/backends.md says how the numbers were measured.
+# Rows of queries to a block, and scores of one map to hold at a time: few enough for the caches, enough for
+# efficient matrix products. docs/backends.md says how the numbers were measured.
 MAX_ROWS = 128
 MIN_ROWS = 64
-BLOCK_SCORES = 1 << 21
+CORE_SCORES = 1 << 19  # on the CPU, for each thread
+DEVICE_SCORES = 1 << 24  # away from the CPU every step is a launch: few, large blocks
 
 
-def rows_per_block(heads: int, n: int, s: int) -> int:
-    """How many queries to take at a time, for ``heads`` heads in the whole batch."""
-    rows = BLOCK_SCORES // max(1, heads * s)
+def rows_per_block(heads: int, n: int, s: int, scores: int = CORE_SCORES) -> int:
+    """How many queries to take at a time, of ``heads`` heads that go together.
+
+    A causal block computes the half of its last columns that is hidden, so a short sequence takes fewer rows.
+    """
+    rows = min(scores, s * s // 8) // (heads * s)
     return min(n, max(MIN_ROWS, min(MAX_ROWS, rows - rows % MIN_ROWS)))
 
 
+def parts(batch: int, key_heads: int, size: int) -> Iterator[tuple[slice, slice]]:
+    """(sequences, key heads), ``size`` key heads at a time: of whole sequences if one fits, or else of one sequence."""
+    sequences, heads = max(1, size // key_heads), min(key_heads, size)
+    for first in range(0, batch, sequences):
+        for head in range(0, key_heads, heads):
+            yield slice(first, min(batch, first + sequences)), slice(head, min(key_heads, head + heads))
+
+
+class _Block(NamedTuple):
+    """Rows start … stop − 1 of the queries, keys low … high − 1, and what position hides among them."""
+
+    start: int
+    stop: int
+    low: int
+    high: int
+    limits: list[Limit]
+
+
 @dataclass
+class _Part:
+    """Some key heads of some sequences, C in all, with their G query heads each; ``dtype`` is the computation's."""
+
+    where: tuple[slice, slice]
+    shape: tuple[int, ...]  # (sequences, heads, G)
+    queries: Tensor  # (2, C, G, N, d), scaled
+    keys: list[Tensor]  # of each map, or one for both: (C, S, d)
+    values: Tensor  # (C, S, dv)
+    lam: Tensor  # (C, G, N, 1)
+    mask: Tensor | None  # (sequences, heads, G, N, S), any of these or 1
+
+
+def _take(x: Tensor, where: tuple[slice, slice]) -> Tensor:
+    """A part of x (sequences or 1, key heads or 1, …)."""
+    for axis, at in enumerate(where):
+        if x.shape[axis] > at.stop - at.start:
+            x = x.narrow(axis, at.start, at.stop - at.start)
+    return x
+
+
+def _rows(x: Tensor, block: _Block) -> Tensor:
+    """The block's rows of x (C, G, N, e) as (C, G·rows, e): a group's heads share keys and values."""
+    return x[:, :, block.start : block.stop].flatten(1, 2)
+
+
 class _Problem:
-    """The inputs seen as (B·H_kv, …) matrices. ``reshape`` copies only where the strides leave no other way."""
+    """The inputs, cut into parts and blocks, and buffers for ``buffers`` maps of a block."""
 
-    q: Tensor
-    lam: Tensor
-    attn_mask: Tensor | None
-    is_causal: bool
-    scale: float
-    window: int | None
-    keys: tuple[Tensor, Tensor]  # each (B·H_kv, S, d)
-    values: Tensor  # (B·H_kv, S, dv)
-    groups: int  # query heads to a key head
-    dtype: torch.dtype
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
+        buffers: int,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -52,72 +93,84 @@ class _Problem:
         is_causal: bool,
         scale: float,
         window: int | None,
-    ) -> "_Problem":
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        first = k[:, :, 0].flatten(0, 1).to(dtype)
-        second = first if k.shape[2] == 1 else k[:, :, 1].flatten(0, 1).to(dtype)
-        values = v.flatten(0, 1).to(dtype)
-        return cls(
-            q,
-            lam.to(dtype),
-            attn_mask,
-            is_causal,
-            scale,
-            window,
-            (first, second),
-            values,
-            q.shape[1] // k.shape[1],
-            dtype,
-        )
-
-    def grouped(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Rows start … stop − 1 of x (B, H, N, e) as (B·H_kv, G·rows, e): a group's heads share keys and values."""
-        rows = self.groups * (stop - start)
-        return x[:, :, start:stop].to(self.dtype).reshape(self.values.shape[0], rows, x.shape[-1])
-
-    def lambdas(self, start: int, stop: int) -> Tensor:
-        return self.grouped(self.lam.unsqueeze(-1), start, stop)
-
-    def blocks(self) -> Iterator[tuple[int, int, int, int]]:
-        """(start, stop, low, high): rows of queries and the range of keys that they can see; blind blocks left out."""
-        n, s = self.q.shape[-2], self.values.shape[-2]
-        rows = rows_per_block(self.q.shape[0] * self.q.shape[1], n, s)
+    ) -> None:
+        self.q, self.k, self.v, self.lam, self.mask, self.scale = q, k, v, lam, attn_mask, scale
+        self.dtype = torch.promote_types(q.dtype, torch.float32)
+        n, s, self.groups = q.shape[3], v.shape[2], q.shape[1] // k.shape[1]
+        self.may_be_blind = attn_mask is not None or (is_causal and n > s)
+        scores = CORE_SCORES * torch.get_num_threads() if q.device.type == "cpu" else DEVICE_SCORES
+        rows = rows_per_block(self.groups, n, s, scores)
+        self.blocks, like = [], q.new_empty(0, dtype=self.dtype)
         for start in range(0, n, rows):
             stop = min(n, start + rows)
-            low, high = visible_keys(start, stop, n, s, self.is_causal, self.window)
+            low, high = visible_keys(start, stop, n, s, is_causal, window)
             if low < high:
-                yield start, stop, low, high
+                limits = position_limits(start, stop, low, high, s - n, is_causal, window, like)
+                self.blocks.append(_Block(start, stop, low, high, limits))
+        largest = self.groups * rows * max((block.high - block.low for block in self.blocks), default=1)
+        self.size = max(1, min(k.shape[0] * k.shape[1], scores // largest))
+        self.buffers = q.new_empty((buffers, self.size * largest), dtype=self.dtype).unbind()
 
-    def mask_block(self, start: int, stop: int, low: int, high: int) -> Tensor | None:
-        """The part of the mask (B or 1, H or 1, N or 1, S or 1) that meets a block, as (…, H_kv or 1, G or 1, …)."""
-        mask = self.attn_mask
-        if mask is None:
-            return None
-        mask = mask if mask.shape[-2] == 1 else mask[..., start:stop, :]
-        mask = mask if mask.shape[-1] == 1 else mask[..., low:high]
-        if mask.shape[1] == 1:
-            return mask.unsqueeze(2)
-        return mask.unflatten(1, (-1, self.groups))
+    def cut(self, x: Tensor, where: tuple[slice, slice]) -> Tensor:
+        """A part's (sequences, key heads, G, …) of x (B, H, …); an axis of 1 stays."""
+        x = x.unsqueeze(2) if x.shape[1] == 1 else x.view(x.shape[0], -1, self.groups, *x.shape[2:])
+        return _take(x, where)
 
-    def maps(self, block: tuple[int, int, int, int]) -> tuple[Tensor, Tensor]:
-        """P1 and P2 of a block, each (B·H_kv, G·rows, keys)."""
-        start, stop, low, high = block
-        n, s = self.q.shape[-2], self.values.shape[-2]
-        batch, heads = self.q.shape[:2]
-        mask = self.mask_block(*block)
-        may_be_blind = mask is not None or (self.is_causal and n > s)
+    def parts(self) -> Iterator[_Part]:
+        """All key heads, a few at a time. ``flatten`` copies only where the strides leave no other way."""
+        for where in parts(self.k.shape[0], self.k.shape[1], self.size):
+            queries = self.cut(self.q, where)
+            shape = queries.shape[:3]
+            queries = queries.movedim(3, 0).flatten(1, 2).to(self.dtype) * self.scale
+            keys = [_take(self.k[:, :, c], where).flatten(0, 1).to(self.dtype) for c in range(self.k.shape[2])]
+            values = _take(self.v, where).flatten(0, 1).to(self.dtype)
+            if len(self.blocks) > 1:  # what is read again and again is faster to read with its rows side by side
+                keys, values = [x.contiguous() for x in keys], values.contiguous()
+            lam = self.cut(self.lam, where).flatten(0, 1).to(self.dtype).unsqueeze(-1)
+            mask = None if self.mask is None else self.cut(self.mask, where)
+            yield _Part(where, shape, queries, keys, values, lam, mask)
+
+    def steps(self, part: _Part) -> Iterator[tuple[_Block, tuple[Tensor, Tensor]]]:
+        """Each block in which anything is seen, with its P1 and P2 (C, G·rows, keys), which lie in buffers 0 and 1."""
+        for block in self.blocks:
+            mask = part.mask
+            if mask is not None:
+                mask = mask if mask.shape[-2] == 1 else mask[..., block.start : block.stop, :]
+                # On other devices, finding the keys that are seen would wait for all the work before.
+                if mask.dtype == torch.bool and mask.device.type == "cpu":
+                    low, high = seen_keys(mask, block.low, block.high)
+                    if low == high:
+                        continue
+                    block = block._replace(low=low, high=high)
+                mask = mask if mask.shape[-1] == 1 else mask[..., block.low : block.high]
+            yield block, self.maps(part, block, mask)
+
+    def maps(self, part: _Part, block: _Block, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """P1 and P2 of a block; ``mask`` is the part of the mask that meets it."""
+        if mask is not None and mask.dtype == torch.bool:
+            limit = mask.to(self.dtype).sub_(0.5).mul_(math.inf)  # ∞ where it is True, −∞ where not
         maps = []
         for c in range(2):
-            queries = self.grouped(self.q[:, :, c], start, stop) * self.scale
-            scores = queries @ self.keys[c][:, low:high].transpose(1, 2)
-            tiles = scores.view(batch, heads // self.groups, self.groups, stop - start, high - low)
-            hide_by_position(tiles, start, low, n, s, self.is_causal, self.window)
+            queries, keys = _rows(part.queries[c], block), part.keys[c % len(part.keys)][:, block.low : block.high]
+            scores = self.buffer(2, queries.shape[0], queries.shape[1], keys.shape[1])
+            if queries.shape[1] == 1:  # twice as fast this way round with the keys of a cache
+                torch.bmm(keys, queries.mT, out=scores.mT)
+            else:
+                torch.bmm(queries, keys.mT, out=scores)
+            tiles = scores.view(*part.shape, block.stop - block.start, keys.shape[1])
+            hide(tiles, block.low, block.limits)
             if mask is not None and mask.dtype == torch.bool:
-                tiles.masked_fill_(~mask, float("-inf"))
+                tiles.clamp_(max=limit)
             elif mask is not None:
-                tiles += mask
-            maps.append(softmax_or_zero(scores) if may_be_blind else torch.softmax(scores, dim=-1))
+                tiles.add_(mask)
+            weights = self.buffer(c, *scores.shape)
+            maps.append(
+                softmax_or_zero_(scores, weights) if self.may_be_blind else torch.softmax(scores, -1, out=weights)
+            )
         return maps[0], maps[1]
+
+    def buffer(self, i: int, *shape: int) -> Tensor:
+        return self.buffers[i][: math.prod(shape)].view(shape)
 
 
 @torch.library.custom_op("diff_transformer::blockwise", mutates_args=())
@@ -134,13 +187,13 @@ def blockwise_forward(
     """q (B, H, 2, N, d), k (B, H_kv, 2 or 1, S, d), v (B, H_kv, S, dv), lam (B, H, N) → (B, H, N, dv)."""
     out = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[-1])
     with torch.autocast(q.device.type, enabled=False):
-        problem = _Problem.of(q, k, v, lam, attn_mask, is_causal, scale, window)
-        for block in problem.blocks():
-            start, stop, low, high = block
-            first, second = problem.maps(block)
-            weights = first.addcmul_(problem.lambdas(start, stop), second, value=-1)
-            result = weights @ problem.values[:, low:high]
-            out[:, :, start:stop] = result.view(*out.shape[:2], stop - start, out.shape[-1])
+        problem = _Problem(3, q, k, v, lam, attn_mask, is_causal, scale, window)
+        for part in problem.parts():
+            part_out = problem.cut(out, part.where)
+            for block, (first, second) in problem.steps(part):
+                weights = first.addcmul_(_rows(part.lam, block), second, value=-1)
+                result = weights @ part.values[:, block.low : block.high]
+                part_out[..., block.start : block.stop, :] = result.view(*part.shape, -1, v.shape[-1])
     return out
 
 
@@ -171,35 +224,40 @@ def blockwise_backward(
     window: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and lam, each of its input's shape and dtype (Appendix G, Equation 7)."""
-    batch, heads = q.shape[:2]
-    grad_q = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    grad_lam = torch.zeros_like(lam, memory_format=torch.contiguous_format)
+    grad_q, grad_k, grad_v, grad_lam = (
+        torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, lam)
+    )
     with torch.autocast(q.device.type, enabled=False):
-        problem = _Problem.of(q, k, v, lam, attn_mask, is_causal, scale, window)
-        key_sums = [torch.zeros_like(problem.keys[c]) for c in range(k.shape[2])]
-        value_sum = torch.zeros_like(problem.values)
-        for block in problem.blocks():
-            start, stop, low, high = block
-            first, second = problem.maps(block)
-            lambdas = problem.lambdas(start, stop)
-            grad_block = problem.grouped(grad_out, start, stop)
-            grad_weights = grad_block @ problem.values[:, low:high].transpose(1, 2)  # dP, of both maps
-            weights = torch.addcmul(first, lambdas, second, value=-1)
-            value_sum[:, low:high].baddbmm_(weights.transpose(1, 2), grad_block)
-            rows = torch.mul(second, grad_weights, out=weights).sum(-1)
-            grad_lam[:, :, start:stop] = -rows.view(batch, heads, stop - start)
-            # dS_c = g_c · P_c ⊙ (dP − rowsum(P_c ⊙ dP)), with g_1 = 1 and g_2 = −λ. g_c is one number to a row: it is
-            # applied to the rows of dQ_c and Q_c instead, which are d wide and not as wide as the keys.
-            for c, weights in enumerate((first, second)):
-                factors = lambdas * -scale if c else scale
-                grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, problem.dtype)
-                keys = problem.keys[c][:, low:high]
-                grad_queries = (grad_scores @ keys) * factors
-                grad_q[:, :, c, start:stop] = grad_queries.view(batch, heads, stop - start, q.shape[-1])
-                queries = problem.grouped(q[:, :, c], start, stop) * factors
-                key_sums[c % k.shape[2]][:, low:high].baddbmm_(grad_scores.transpose(1, 2), queries)
-    grad_k = torch.stack([sums.view(k.shape[0], k.shape[1], *sums.shape[1:]) for sums in key_sums], dim=2)
-    return grad_q, grad_k.to(k.dtype), value_sum.view(v.shape).to(v.dtype), grad_lam
+        problem = _Problem(4, q, k, v, lam, attn_mask, is_causal, scale, window)
+        for part in problem.parts():
+            part_grad = problem.cut(grad_out, part.where).flatten(0, 1).to(problem.dtype).contiguous()
+            part_grad_q, part_grad_lam = problem.cut(grad_q, part.where), problem.cut(grad_lam, part.where)
+            key_sums, value_sum = [torch.zeros_like(x) for x in part.keys], torch.zeros_like(part.values)
+            for block, maps in problem.steps(part):
+                rows, keys = slice(block.start, block.stop), slice(block.low, block.high)
+                lambdas, grad_block = _rows(part.lam, block), _rows(part_grad, block)
+                grad_weights, scratch = problem.buffer(2, *maps[0].shape), problem.buffer(3, *maps[0].shape)
+                torch.bmm(grad_block, part.values[:, keys].mT, out=grad_weights)  # dP, of both maps
+                torch.addcmul(maps[0], lambdas, maps[1], value=-1, out=scratch)
+                value_sum[:, keys].baddbmm_(scratch.mT, grad_block)
+                row_sums = torch.mul(maps[1], grad_weights, out=scratch).sum(-1)
+                part_grad_lam[..., rows] = -row_sums.view(*part.shape, -1)
+                # dS_c = g_c · P_c ⊙ (dP − rowsum(P_c ⊙ dP)), with g_1 = 1 and g_2 = −λ. g_c is one number to a row: it
+                # is applied to the rows of dQ_c and Q_c instead, which are d wide and not as wide as the keys.
+                for c, weights in enumerate(maps):
+                    torch.ops.aten._softmax_backward_data.out(
+                        grad_weights, weights, -1, problem.dtype, grad_input=scratch
+                    )
+                    grad_queries = scratch @ part.keys[c % k.shape[2]][:, keys]
+                    queries = _rows(part.queries[c], block)  # scaled
+                    if c == 1:
+                        grad_queries, queries = grad_queries * -lambdas, queries * -lambdas
+                    part_grad_q[:, :, :, c, rows] = (grad_queries * scale).view(*part.shape, -1, q.shape[-1])
+                    key_sums[c % k.shape[2]][:, keys].baddbmm_(scratch.mT, queries)
+            grad_v[part.where] = value_sum.view(grad_v[part.where].shape)
+            for c, sums in enumerate(key_sums):
+                grad_k[part.where][:, :, c] = sums.view(*part.shape[:2], *sums.shape[1:])
+    return grad_q, grad_k, grad_v, grad_lam
 
 
 @blockwise_backward.register_fake

@@ -3,8 +3,18 @@
 Causality is aligned to the end of the keys: query i of N stands at position i + S − N among S keys.
 """
 
+import math
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+
+
+class Limit(NamedTuple):
+    """The most that scores may be: ∞ where a query may see a key, −∞ where not."""
+
+    first: int  # the key of the first column
+    most: Tensor  # (rows, keys)
 
 
 def visible_keys(start: int, stop: int, n: int, s: int, is_causal: bool, window: int | None) -> tuple[int, int]:
@@ -29,31 +39,57 @@ def position_mask(n: int, s: int, is_causal: bool, window: int | None, device: t
     return allowed
 
 
-def hide_by_position(scores: Tensor, start: int, low: int, n: int, s: int, is_causal: bool, window: int | None) -> None:
-    """Set to −∞, in place, what causality and the window hide in a block of scores.
+def position_limits(
+    start: int, stop: int, low: int, high: int, offset: int, is_causal: bool, window: int | None, like: Tensor
+) -> list[Limit]:
+    """What causality and the window hide in a block: rows start … stop − 1 of the queries, keys low … high − 1.
 
-    Only the columns at the two edges of the block can be hidden, and only those are touched.
-
-    Args:
-        scores: (…, rows, keys), rows start … of the queries against keys low … of the keys.
+    Only the columns at the two edges of the block can be hidden, and only these are in the limits, which have the dtype
+    and device of ``like``. Query i stands at i + ``offset`` among the keys.
     """
-    rows, width = scores.shape[-2:]
-    first = start + s - n  # position of the block's first query among the keys
-    if is_causal:
-        edge = min(max(first + 1 - low, 0), width)
-        if edge < width:
-            queries = torch.arange(first, first + rows, device=scores.device).unsqueeze(1)
-            keys = torch.arange(low + edge, low + width, device=scores.device).unsqueeze(0)
-            scores[..., edge:].masked_fill_(keys > queries, float("-inf"))
-    if window is not None:
-        edge = min(max(first + rows - window - low, 0), width)
-        if edge > 0:
-            queries = torch.arange(first, first + rows, device=scores.device).unsqueeze(1)
-            keys = torch.arange(low, low + edge, device=scores.device).unsqueeze(0)
-            scores[..., :edge].masked_fill_(keys <= queries - window, float("-inf"))
+    limits = []
+    start, stop = start + offset, stop + offset
+    if is_causal and max(low, start + 1) < high:
+        limits.append(_limit(start, stop, max(low, start + 1), high, None, like))
+    if window is not None and low < min(high, stop - window):
+        limits.append(_limit(start, stop, low, min(high, stop - window), window, like))
+    return limits
+
+
+def _limit(start: int, stop: int, first: int, last: int, window: int | None, like: Tensor) -> Limit:
+    """Positions start … stop − 1 against keys first … last − 1: what lies ahead, or what is beyond the window."""
+    queries = torch.arange(start, stop, device=like.device).unsqueeze(1)
+    keys = torch.arange(first, last, device=like.device)
+    hidden = keys > queries if window is None else keys <= queries - window
+    return Limit(first, like.new_full(hidden.shape, math.inf).masked_fill_(hidden, -math.inf))
+
+
+def hide(scores: Tensor, low: int, limits: list[Limit]) -> None:
+    """Apply limits, in place, to scores (…, rows, keys) whose first column is key ``low``."""
+    for first, most in limits:
+        begin, end = max(first, low), min(first + most.shape[-1], low + scores.shape[-1])
+        if begin < end:
+            scores[..., begin - low : end - low].clamp_(max=most[:, begin - first : end - first])
+
+
+def seen_keys(mask: Tensor, low: int, high: int) -> tuple[int, int]:
+    """The half-open range of keys low … high − 1 outside which a boolean mask (…, S or 1) hides all from every row."""
+    mask = mask if mask.shape[-1] == 1 else mask[..., low:high]
+    seen = mask.view(torch.uint8).amax(dim=tuple(range(mask.dim() - 1)))  # many times as fast as `any`
+    if mask.shape[-1] == 1:
+        return (low, high) if seen.item() else (low, low)
+    where = seen.nonzero()
+    return (low + int(where[0]), low + int(where[-1]) + 1) if len(where) else (low, low)
 
 
 def softmax_or_zero(scores: Tensor) -> Tensor:
     """Softmax over the last axis in which a row of −∞ alone becomes 0 (and has gradient 0) instead of NaN."""
     blind = (scores == float("-inf")).all(-1, keepdim=True)
     return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+
+
+def softmax_or_zero_(scores: Tensor, out: Tensor) -> Tensor:
+    """The same into ``out``, in steps that are faster than masked_fill; changes ``scores``."""
+    blind = scores.amax(-1, keepdim=True) == -math.inf
+    scores.clamp_(min=torch.where(blind, 0.0, -math.inf))
+    return torch.softmax(scores, dim=-1, out=out).mul_(~blind)

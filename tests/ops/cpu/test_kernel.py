@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from budget import LAMBDAS, MASKS, Case, Problem, build, expect, prepared
 from diff_transformer import diff_attention
+from diff_transformer.ops.backends import choose
 from diff_transformer.ops.cpu.attention import unavailable
 
 pytestmark = [
@@ -56,6 +57,9 @@ CASES = {
     "few queries, many keys": Case(batch=1, heads=2, key_heads=1, queries=2, keys=700, is_causal=True),
     "few queries, wide and odd": Case(batch=1, heads=1, key_heads=1, queries=3, keys=70, d=70, dv=137, gain=1.3),
     "few queries, window": Case(batch=1, heads=2, queries=3, keys=600, window=70, is_causal=True),
+    "few queries, parts that begin anywhere": Case(
+        batch=1, heads=1, key_heads=1, queries=1, keys=3000, d=4, dv=8, window=2967, is_causal=True
+    ),
     "few queries, mask": Case(batch=2, heads=2, queries=2, keys=300, mask="bool (B, 1, 1, S)", is_causal=True),
     "few queries, additive mask": Case(batch=2, heads=2, queries=2, keys=300, mask="add -inf (B, 1, N, S)"),
     "few queries, shared keys": Case(batch=2, heads=4, key_heads=2, key_maps=1, queries=1, keys=300, is_causal=True),
@@ -80,6 +84,24 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
     """Elsewhere a missing kernel skips tests; here it must not go unnoticed."""
     assert unavailable() is None
+
+
+@pytest.mark.parametrize(
+    ("machine", "capability", "wins"),
+    [
+        ("x86_64", "AVX512", True),
+        ("x86_64", "AVX2", True),
+        ("x86_64", "DEFAULT", False),
+        ("aarch64", "DEFAULT", True),
+    ],
+)
+def test_auto_takes_it_where_it_has_vectors(
+    monkeypatch: pytest.MonkeyPatch, machine: str, capability: str, wins: bool
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    q = torch.zeros(1, 1, 2, 1, 4)
+    assert choose(q, q, None) == ("cpu" if wins else "blockwise")
 
 
 def solve(problem: Problem) -> dict[str, torch.Tensor]:
@@ -121,8 +143,27 @@ def test_strided_masks(queries: int, threads: int) -> None:
         expect(plain).check(solve(masked))
 
 
+@pytest.mark.parametrize("open_head", [0, 3])
+@pytest.mark.parametrize("queries", [2, 20])
+def test_heads_of_one_block_with_masks_of_their_own(queries: int, open_head: int) -> None:
+    """A chunk of keys is taken as open or hidden only if it is for all the heads that share the block."""
+    problem = build(Case(batch=1, heads=4, key_heads=1, queries=queries, keys=210))
+    for rest in (False, True):
+        may = torch.rand(4, 1, 210) < 0.5
+        may[open_head] = rest
+        may[:, :, 100] = True
+        masked = replace(problem, options={"attn_mask": may})
+        expect(masked).check(solve(masked))
+
+
 @pytest.mark.parametrize(
-    "name", ["blocks within the heads of a group", "widths beyond a strip", "few queries, many keys"]
+    "name",
+    [
+        "blocks within the heads of a group",
+        "widths beyond a strip",
+        "few queries, many keys",
+        "few queries, parts that begin anywhere",
+    ],
 )
 def test_twice_the_same(name: str, threads: int) -> None:
     """Tasks are handed out to whoever is free, but sums are always taken in the same order."""
@@ -201,3 +242,18 @@ def test_an_empty_batch() -> None:
     out.sum().backward()
     assert k.grad is not None
     assert k.grad.shape == k.shape
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_the_error_does_not_grow_with_the_length(queries: int) -> None:
+    """Sums over the keys are made of short sums: one long sum of 32,768 numbers alike would lose two digits more."""
+    keys = 1 << 15
+    q, k = torch.zeros(1, 1, 2, queries, 4), torch.randn(1, 1, 2, keys, 4)
+    v, grad = torch.rand(1, 1, keys, 8) + 0.5, torch.rand(1, 1, queries, 8) + 0.5
+    problem = Problem(q, k, v, torch.full((1, 1, queries), -0.5), grad)
+    answer = solve(problem)
+    wide = Problem(q.double(), k.double(), v.double(), torch.full((1, 1, queries), -0.5).double(), grad.double())
+    truth = wide.solve(diff_attention, backend="reference")
+    for name in ("out", "v", "lam"):
+        error = (answer[name].double() - truth[name]).abs().max() / truth[name].abs().max()
+        assert error < 8 * torch.finfo(torch.float32).eps, name

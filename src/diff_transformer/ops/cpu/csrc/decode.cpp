@@ -1,10 +1,9 @@
 // Few queries against many keys, as when decoding with a cache. What counts there is that every key and value is read
 // from memory once, in order: the channels are the lanes, both maps are met at once, and the maps are subtracted before
 // the one pass over the values. Where heads are few, their keys are shared out among the threads.
-#include <cmath>
-#include <vector>
-
 #include <ATen/cpu/vec/functional.h>
+
+#include <cmath>
 
 #include "block.h"
 #include "kernels.h"
@@ -196,7 +195,8 @@ struct Decode {
       };
       const Vec a(factor(0)), b(factor(1) * lambda(unit, row));
       float *first = scores + row * 2 * spread + place(split, 0), *second = first + spread;
-      for (int64_t j = seen.low; j < seen.high; j += kLanes) (load(first + j) * a - load(second + j) * b).store(first + j);
+      for (int64_t j = seen.low; j < seen.high; j += kLanes)
+        (load(first + j) * a - load(second + j) * b).store(first + j);
     }
     const T* head = values.head(p, unit, 0);
     for (int64_t low = seen.low; low < seen.high; low += kKeys) {
@@ -235,7 +235,8 @@ struct Decode {
       const int64_t place = batch * p.heads + head(unit, row), query = row % p.n;
       for (int64_t c = 0; c < p.dv; ++c) {
         float total = 0.0f;
-        for (int64_t split = 0; split < splits; ++split) total += sums[((unit * splits + split) * rows + row) * width + c];
+        for (int64_t split = 0; split < splits; ++split)
+          total += sums[((unit * splits + split) * rows + row) * width + c];
         out[(place * p.n + query) * p.dv + c] = static_cast<T>(total);
       }
       for (int64_t c = 0; c < 2; ++c) {

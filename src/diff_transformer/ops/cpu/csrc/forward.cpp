@@ -140,14 +140,18 @@ template <class Kind>
 void attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
   using T = typename Kind::Scalar;
   const Transposed<Kind> values(p, values_of<T>(p));
-  const Forward<Kind> forward{p,      Blocks(p, block_rows(p, at::get_num_threads())),
-                              keys_of<T>(p), values,
-                              static_cast<T*>(out.data_ptr()), statistics.data_ptr<float>()};
+  const Forward<Kind> forward{p,
+                              Blocks(p, block_rows(p, at::get_num_threads())),
+                              keys_of<T>(p),
+                              values,
+                              static_cast<T*>(out.data_ptr()),
+                              statistics.data_ptr<float>()};
   const int64_t count = forward.blocks.count;
   share_tasks(p.units() * count, [&](const auto& next) {
     typename Forward<Kind>::Scratch scratch(p);
     // The last queries first: under causality they are the most work.
-    for (int64_t task = next(); task >= 0; task = next()) forward.block(task / count, count - 1 - task % count, scratch);
+    for (int64_t task = next(); task >= 0; task = next())
+      forward.block(task / count, count - 1 - task % count, scratch);
   });
 }
 

@@ -59,7 +59,7 @@ struct Rows {
   int count, vecs;
   bool ascending;        // positions grow with the lane, so that what a key hides is one range of lanes
   int64_t first, last;   // lowest and highest position among the keys
-  int64_t head[kStrip];  // of all the heads of the batch entry
+  int64_t head[kStrip];  // among all heads of the batch entry
   int64_t query[kStrip];
   float position[kStrip];  // less `first`
 
@@ -102,7 +102,8 @@ struct Range {
   int64_t size() const { return high - low; }
 };
 
-// Keys outside this range are hidden from every query of the block by causality or the window. It begins at an even key.
+// Keys outside this range are hidden from every query of the block by causality or the window. It begins at an even key,
+// for products of pairs.
 inline Range visible_keys(const Problem& p, const Rows& rows) {
   const int64_t high = p.is_causal ? std::clamp<int64_t>(rows.last + 1, 0, p.s) : p.s;
   const int64_t low = p.window && rows.first >= p.window ? std::min(rows.first - p.window + 1, p.s) : 0;

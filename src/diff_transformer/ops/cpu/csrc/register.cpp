@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <tuple>
 
@@ -49,7 +50,7 @@ struct Inputs {
       p.mask_batch = stride(0), p.mask_head = stride(1), p.mask_row = stride(2), p.mask_key = stride(3);
     }
     p.is_causal = is_causal;
-    p.window = window.value_or(0);
+    p.window = std::min(window.value_or(0), p.s);  // the widest that hides anything
     p.scale = static_cast<float>(scale);
     return p;
   }
@@ -64,8 +65,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
                                    std::optional<int64_t> window) {
   const bool few = has_few_queries(q.size(1) / k.size(1) * q.size(3), k.size(0) * k.size(1));
-  const Inputs inputs = few ? Inputs(q, k, v, lam, attn_mask)
-                            : Inputs(Inputs::multiplied(q), Inputs::multiplied(k), Inputs::multiplied(v), lam, attn_mask);
+  auto prepared = [&](const Tensor& x) { return few ? x : Inputs::multiplied(x); };
+  const Inputs inputs(prepared(q), prepared(k), prepared(v), lam, attn_mask);
   const Problem p = inputs.problem(is_causal, scale, window);
   Tensor out = at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options());
   Tensor statistics = at::empty({p.batch, p.heads, 2, 2, p.n}, lam.options());
