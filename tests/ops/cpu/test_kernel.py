@@ -207,6 +207,19 @@ def test_any_request_is_within_budget(case: Case, count: int) -> None:
         expected.check(solve(problem))
 
 
+@pytest.mark.parametrize("shift", [-200.0, -89.0, 89.0, 500.0])
+def test_logits_far_from_zero_in_a_block_with_lanes_to_spare(shift: float) -> None:
+    """A lane without a query must not run into numbers that float32 cannot hold, which 0 times them would not mend."""
+    case = Case(batch=1, heads=1, key_heads=1, queries=5, keys=20, d=4, dv=8)
+    problem = build(case)
+    q, k = problem.q.clone(), problem.k.clone()
+    q[..., 0], k[..., 0] = 2.0, shift
+    far = replace(problem, q=q, k=k, options={"scale": 0.5})
+    expect(far).check(solve(far))
+    near = replace(problem, options={"attn_mask": torch.full((5, 20), shift)})
+    expect(near).check(solve(near))
+
+
 @pytest.mark.parametrize("queries", [1, 70])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 def test_nan_is_passed_on(queries: int, where: str) -> None:

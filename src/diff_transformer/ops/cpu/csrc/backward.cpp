@@ -89,7 +89,10 @@ struct Backward {
       return static_cast<const T*>(grad_out.data_ptr()) + batch * grad_out.stride(0) +
              rows.head[r] * grad_out.stride(1) + rows.query[r] * grad_out.stride(2);
     };
+    // A spare lane repeats the last query, so that its numbers are in range; without a gradient it adds nothing.
     pack_lanes<Kind>(rows, p.dv, grad_row, scratch.grad_lanes.get());
+    for (int r = rows.count; r < rows.vecs * kLanes; ++r)
+      for (int64_t c = 0; c < p.dv / Kind::kDepth; ++c) scratch.grad_lanes.get()[c * kStrip + r] = 0.0f;
     pack_channels<Kind>(rows, p.dv, grad_row, scratch.grad_rows.get());
     const int64_t query_strips = divide_up(p.d, kStrip);
     for (int c = 0; c < 2; ++c) {
@@ -103,7 +106,7 @@ struct Backward {
       for (int c = 0; c < 2; ++c) {
         const float* from = statistics + ((batch * p.heads + rows.head[r]) * 2 + c) * 2 * p.n + rows.query[r];
         highest[c][r] = from[0];
-        inverse[c][r] = r < rows.count ? from[p.n] : 0.0f;  // a spare lane attends to nothing
+        inverse[c][r] = from[p.n];
       }
     }
 

@@ -69,15 +69,11 @@ void for_each_part(const Problem& p, const Rows& rows, Range chunk, bool edge, c
   }
 }
 
-// Rows of `width` numbers (row r at row(r)) turned into lanes: [steps][kStrip], spare lanes 0.
+// Rows of `width` numbers (row r at row(r)) turned into lanes: [steps][kStrip].
 template <class Kind, class Row>
 void pack_lanes(const Rows& rows, int64_t width, const Row& row, float* to) {
   const int64_t depth = width / Kind::kDepth;
   for (int r = 0; r < rows.vecs * kLanes; ++r) {
-    if (r >= rows.count) {
-      for (int64_t k = 0; k < depth; ++k) to[k * kStrip + r] = 0.0f;
-      continue;
-    }
     const char* from = reinterpret_cast<const char*>(row(r));
     for (int64_t k = 0; k < depth; ++k) std::memcpy(to + k * kStrip + r, from + k * sizeof(float), sizeof(float));
   }
