@@ -7,7 +7,7 @@ import pytest
 from diff_transformer.bench import files
 from diff_transformer.bench.files import results_path, write_document
 from diff_transformer.bench.operator import OperatorSettings, measure_operator
-from diff_transformer.bench.tables import page, ratio_table
+from diff_transformer.bench.tables import page, provenance, ratio_table
 from diff_transformer.results import read_json
 
 
@@ -82,3 +82,10 @@ def test_a_file_of_something_else_is_not_replaced(tmp_path: Path, content: str) 
     (tmp_path / "operator-cpu.json").write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match="no result of bench operator and would be replaced"):
         results_path(tmp_path, "operator", "cpu")
+
+
+def test_an_installed_package_has_no_commit(document: dict[str, Any]) -> None:
+    line = provenance({**document, "commit": None})
+    assert "commit" not in line
+    assert document["command"] in line
+    assert "commit abc" in provenance({**document, "commit": "abc"})

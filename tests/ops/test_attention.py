@@ -65,6 +65,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
     "window 3": {"window": 3, "is_causal": True},
     "window of all keys": {"window": 9, "is_causal": True},
     "window beyond all keys": {"window": 10**6, "is_causal": True},
+    "window beyond 64 bits": {"window": 10**30, "is_causal": True},
     "window 3, not causal": {"window": 3},
     "window 2, decoding": {"window": 2, "is_causal": True, "queries": 3, "keys": 11},
     "window 2, more queries than keys": {"window": 2, "is_causal": True, "queries": 11, "keys": 5},

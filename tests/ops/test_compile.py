@@ -77,7 +77,8 @@ def test_opcheck_forward(backend: str, case: str, dtype: torch.dtype) -> None:
     skip_unless_it_runs(backend)
     *tensors, mask, is_causal, scale, window = operator_arguments(replace(CASES[case], dtype=dtype))
     tensors = [x.detach().requires_grad_() for x in tensors]
-    torch.library.opcheck(operator(OPERATORS[backend][0]), (*tensors, mask, is_causal, scale, window))
+    more = (True,) if backend == "cpu" else ()
+    torch.library.opcheck(operator(OPERATORS[backend][0]), (*tensors, mask, is_causal, scale, window, *more))
 
 
 @pytest.mark.parametrize("backend", OPERATORS)
@@ -88,7 +89,7 @@ def test_opcheck_backward(backend: str, case: str, dtype: torch.dtype) -> None:
     forward, backward = map(operator, OPERATORS[backend])
     grad_out = build(replace(CASES[case], dtype=dtype)).dout
     *tensors, is_causal, scale, window = operator_arguments(replace(CASES[case], dtype=dtype))
-    saved = forward(*tensors, is_causal, scale, window)[1:] if backend == "cpu" else ()
+    saved = forward(*tensors, is_causal, scale, window, True)[1:] if backend == "cpu" else ()
     torch.library.opcheck(backward, (grad_out, *tensors, *saved, is_causal, scale, window))
 
 
@@ -194,6 +195,22 @@ def test_second_derivatives_are_refused(backend: str) -> None:
         gradient.square().sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("backend", OPERATORS, indirect=True)
+def test_forward_mode_is_refused_or_done(backend: str) -> None:
+    """A registered operator would drop the derivatives without a word."""
+    q, k, v, *_ = operator_arguments(CASES["causal"])
+    tangent = torch.ones_like(q)
+
+    def derivative(name: str) -> Tensor:
+        return torch.func.jvp(lambda x: diff_attention(x, k, v, 0.5, backend=name), (q,), (tangent,))[1]
+
+    with pytest.raises(ValueError, match=rf"'{backend}' cannot run.*forward mode.*'reference'"):
+        derivative(backend)
+    assert derivative("auto").norm() > 0
+    torch.testing.assert_close(derivative("auto"), derivative("reference"))
+
+
 def test_reference_has_second_derivatives() -> None:
     problem = build(
         Case(batch=1, heads=2, key_heads=1, queries=2, keys=3, d=2, dv=2, is_causal=True, dtype=torch.float64)
@@ -210,6 +227,18 @@ def test_expected_of_the_cases_is_not_trivial() -> None:
     for name, case in CASES.items():
         values = expect(build(case)).values
         assert all(abs(value).max() > 0 for value in values.values()), name
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("shape", [(2, 2, 9), (2, 9), (9,), (1, 2, 1)])
+def test_every_length_left_open(backend: str, shape: tuple[int, ...]) -> None:
+    """dynamic=True from the first call, with a λ of its own for each token as DIFF V2 has."""
+    q, k, v = torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 9, 8)
+    if backend == "sdpa":
+        pytest.skip("torch's attention with a symbolic length")
+    compiled = torch.compile(diff_attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    lam, settings = torch.rand(shape), {"is_causal": True, "backend": backend}
+    torch.testing.assert_close(compiled(q, k, v, lam, **settings), diff_attention(q, k, v, lam, **settings))
 
 
 def test_numbers_may_change_between_calls(backend: str) -> None:

@@ -30,6 +30,7 @@ def check_sizes(**sizes: int) -> None:
 def check_device(name: str) -> None:
     """Raises ValueError for a device that cannot be used here."""
     try:
-        torch.empty(0, device=name)
+        if torch.empty(0, device=name).device.type not in ("cpu", "cuda"):
+            raise RuntimeError("it is neither cpu nor cuda")
     except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown name, or a build without it
         raise ValueError(f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None

@@ -31,11 +31,10 @@ def page(document: Document) -> str:
 def provenance(document: Document) -> str:
     """Device, versions, command, commit and time of a document, in one line."""
     versions = ", ".join(f"{name} {document['versions'][name]}" for name in ("torch", "transformers", "python"))
-    commit = f", commit {document['commit'][:12]}" + ("-dirty" if document["commit"].endswith("-dirty") else "")
-    return (
-        f"{document['device']}, {versions}{commit if document['commit'] else ''}, {document['created'][:10]}, "
-        f"`{document['command']}`."
-    )
+    commit = ""
+    if document["commit"]:  # an installed package has none
+        commit = f", commit {document['commit'][:12]}" + ("-dirty" if document["commit"].endswith("-dirty") else "")
+    return f"{document['device']}, {versions}{commit}, {document['created'][:10]}, `{document['command']}`."
 
 
 def bars_table(document: Document) -> str:

@@ -9,6 +9,8 @@ from torch import Tensor
 from diff_transformer.ops.backends import resolve
 from diff_transformer.ops.reference import softmax_maps
 
+_WIDEST_WINDOW = 1 << 62  # of those that 64 bits hold; no sequence is as long
+
 
 def diff_attention(
     q: Tensor,
@@ -151,15 +153,17 @@ def _check_scale(scale: float | None, q: Tensor) -> float:
 
 
 def _check_window(window: int | None) -> int | None:
-    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+    if window is None:
+        return None
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         _refuse(f"window must be None or a whole number of keys, 1 or more, got {window!r}.")
-    return window
+    return min(window, _WIDEST_WINDOW)
 
 
 def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
     if len(shape) > len(target):
         return False
-    return all(a in (1, b) for a, b in zip(reversed(shape), reversed(target), strict=False))
+    return all(a == 1 or a == b for a, b in zip(reversed(shape), reversed(target), strict=False))
 
 
 def _check_mask(attn_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

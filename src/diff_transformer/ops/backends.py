@@ -21,8 +21,15 @@ _IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
 BACKENDS = tuple(_IMPLEMENTATIONS)
 
 
+def _in_forward_mode() -> bool:
+    """Whether derivatives are carried along with the values, which our own operators would silently drop."""
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+
+
 def _reason_in_request(backend: str, q: Tensor, attn_mask: Tensor | None) -> str | None:
     """What in the request itself ``backend`` does not do, or None. Costs nothing: the kernel is not looked for."""
+    if backend in ("blockwise", "cpu") and _in_forward_mode():
+        return "it has no derivative in forward mode; use 'reference'"
     if backend in ("blockwise", "cpu") and attn_mask is not None and attn_mask.requires_grad:
         return "it computes no gradient for attn_mask; use 'reference' or 'sdpa'"
     if backend == "cpu" and q.device.type != "cpu":
@@ -40,7 +47,7 @@ def reason_against(backend: str, q: Tensor, attn_mask: Tensor | None) -> str | N
 
 def choose(q: Tensor, k: Tensor, attn_mask: Tensor | None) -> str:
     """The backend that ``auto`` takes. The rules and their measurements are in docs/backends.md."""
-    if attn_mask is not None and attn_mask.requires_grad:
+    if _in_forward_mode() or (attn_mask is not None and attn_mask.requires_grad):
         return "reference"
     if q.device.type == "cuda":
         return "sdpa"

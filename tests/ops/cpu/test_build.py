@@ -233,6 +233,16 @@ def test_everything_that_decides_the_code_is_in_the_name(sources: Path, monkeypa
     assert len(set(names)) == len(names) == 6
 
 
+def test_flags_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build.describe()
+    monkeypatch.setenv("CXXFLAGS", "-g '-DTWO WORDS'")
+    assert build.describe().flags == (*before.flags, "-g", "-DTWO WORDS")
+    assert build.describe().folder != before.folder
+    monkeypatch.setenv("CXXFLAGS", "'unclosed")
+    with pytest.raises(build.BuildError, match=r"CXXFLAGS cannot be read .*'unclosed"):
+        build.describe()
+
+
 def test_flags_of_each_capability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
     for capability in ("AVX512", "AVX2", "DEFAULT"):

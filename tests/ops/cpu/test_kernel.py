@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -108,11 +109,41 @@ def solve(problem: Problem) -> dict[str, torch.Tensor]:
     return problem.solve(diff_attention, backend="cpu")
 
 
+def attend(problem: Problem) -> torch.Tensor:
+    return diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="cpu")
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_output_and_gradients(name: str, dtype: torch.dtype, threads: int) -> None:
     problem, expected = prepared(replace(CASES[name], dtype=dtype))
     expected.check(solve(problem))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_output_without_gradients(name: str, dtype: torch.dtype, threads: int) -> None:
+    """What takes the path for few queries: with gradients, scores are summed up as the backward does."""
+    problem, expected = prepared(replace(CASES[name], dtype=dtype))
+    out = attend(problem)
+    assert not out.requires_grad
+    assert np.all(np.abs(out.double().numpy() - expected.values["out"]) <= expected.limits["out"])
+
+
+@pytest.mark.parametrize("queries", [2, 4])
+def test_gradients_of_few_queries(queries: int, threads: int) -> None:
+    """Values that are nearly alike: a map whose rows do not add up to 1 exactly would show in dq and dk tenfold.
+
+    So the forward has to sum its scores up in the backward's order wherever there will be a backward.
+    """
+    q, k = 3 * torch.randn(1, 1, 2, queries, 64), 3 * torch.randn(1, 1, 2, 512, 64)
+    v, grad, lam = 10 + torch.rand(1, 1, 512, 16), torch.rand(1, 1, queries, 16), torch.full((1, 1, queries), 0.5)
+    answer = solve(Problem(q, k, v, lam, grad))
+    plain = Problem(q, k, v, lam, grad).solve(diff_attention, backend="reference")
+    wide = Problem(q.double(), k.double(), v.double(), lam.double(), grad.double())
+    truth = wide.solve(diff_attention, backend="reference")
+    for name in ("q", "k"):
+        assert (answer[name] - truth[name]).norm() <= 5 * (plain[name] - truth[name]).norm(), name
 
 
 @pytest.mark.parametrize("layout", ["projection", "cache", "expanded"])
@@ -138,6 +169,7 @@ def test_strided_masks(queries: int, threads: int) -> None:
     ):
         masked = replace(problem, options={"attn_mask": mask})
         plain = replace(problem, options={"attn_mask": mask.contiguous()})
+        assert torch.equal(attend(masked), attend(plain))
         for ours, theirs in zip(solve(masked).values(), solve(plain).values(), strict=True):
             assert torch.equal(ours, theirs)
         expect(plain).check(solve(masked))
@@ -153,7 +185,9 @@ def test_heads_of_one_block_with_masks_of_their_own(queries: int, open_head: int
         may[open_head] = rest
         may[:, :, 100] = True
         masked = replace(problem, options={"attn_mask": may})
-        expect(masked).check(solve(masked))
+        expected = expect(masked)
+        expected.check(solve(masked))
+        assert np.all(np.abs(attend(masked).double().numpy() - expected.values["out"]) <= expected.limits["out"])
 
 
 @pytest.mark.parametrize(
@@ -169,9 +203,11 @@ def test_twice_the_same(name: str, threads: int) -> None:
     """Tasks are handed out to whoever is free, but sums are always taken in the same order."""
     problem = build(CASES[name])
     first = solve(problem)
+    out = attend(problem)
     for _ in range(10):
         for name, again in solve(problem).items():
             assert torch.equal(first[name], again), name
+        assert torch.equal(out, attend(problem))
 
 
 @st.composite
@@ -265,9 +301,28 @@ def test_the_error_does_not_grow_with_the_length(queries: int) -> None:
     q, k = torch.zeros(1, 1, 2, queries, 4), torch.randn(1, 1, 2, keys, 4)
     v, grad = torch.rand(1, 1, keys, 8) + 0.5, torch.rand(1, 1, queries, 8) + 0.5
     problem = Problem(q, k, v, torch.full((1, 1, queries), -0.5), grad)
-    answer = solve(problem)
+    answer = solve(problem) | ({"out": attend(problem)} if queries == 1 else {})
     wide = Problem(q.double(), k.double(), v.double(), torch.full((1, 1, queries), -0.5).double(), grad.double())
     truth = wide.solve(diff_attention, backend="reference")
     for name in ("out", "v", "lam"):
         error = (answer[name].double() - truth[name]).abs().max() / truth[name].abs().max()
         assert error < 8 * torch.finfo(torch.float32).eps, name
+
+
+@pytest.mark.parametrize("queries", [3, 20])
+@pytest.mark.parametrize("window", [None, 69_000])
+def test_more_keys_than_a_block_keeps(queries: int, window: int | None) -> None:
+    """Beyond 65,536 keys the maps of a block are computed twice instead of kept."""
+    keys = 70_000
+    q, k, v = torch.randn(1, 1, 2, queries, 4), torch.randn(1, 1, 2, keys, 4), torch.randn(1, 1, keys, 8)
+    mask = torch.ones(1, 1, queries, keys, dtype=torch.bool)
+    mask[..., 30_000:30_500] = False
+    mask[..., 1, 50_000:] = False
+    options = {"attn_mask": mask, "is_causal": True, "window": window}
+    problem = Problem(q, k, v, torch.rand(1, 1, queries), torch.randn(1, 1, queries, 8), options)
+    wide = Problem(*(x.double() for x in (q, k, v, problem.lam, problem.dout)), options)
+    truth, plain = wide.solve(diff_attention, backend="reference"), problem.solve(diff_attention, backend="reference")
+    for name, value in solve(problem).items():
+        error, limit = (value - truth[name]).norm(), (plain[name] - truth[name]).norm()
+        assert error <= 2 * limit + 4 * torch.finfo(torch.float32).eps * truth[name].norm(), name
+    torch.testing.assert_close(attend(problem).double(), truth["out"], rtol=1e-4, atol=1e-6)

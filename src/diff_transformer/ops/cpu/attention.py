@@ -103,6 +103,7 @@ def _fake_forward(
     is_causal: bool,
     scale: float,
     window: int | None,
+    differentiable: bool,
 ) -> tuple[Tensor, Tensor]:
     batch, heads, maps, n, _ = q.shape
     out = q.new_empty(batch, heads, n, v.shape[-1])
@@ -125,7 +126,7 @@ def _fake_backward(
 
 
 def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, lam, attn_mask, *settings = inputs
+    q, k, v, lam, attn_mask, *settings, _ = inputs
     _, statistics = output
     ctx.save_for_backward(q, k, v, lam, attn_mask, statistics)
     ctx.mark_non_differentiable(statistics)
@@ -137,7 +138,7 @@ def _differentiate(
 ) -> tuple[Tensor | None, ...]:
     tensors = ctx.saved_tensors  # type: ignore[attr-defined]
     backward = torch.ops.diff_transformer_cpu.backward.default
-    return (*backward(grad_out, *tensors, *ctx.settings), None, None, None, None)  # type: ignore[attr-defined]
+    return (*backward(grad_out, *tensors, *ctx.settings), None, None, None, None, None)  # type: ignore[attr-defined]
 
 
 def _refuse_second_order(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> None:
@@ -158,8 +159,12 @@ def cpu_attention(
 ) -> Tensor:
     """(P1 − λP2) V by the kernel, which :func:`unavailable` has loaded. Shapes as in the blockwise backend."""
     forward = torch.ops.diff_transformer_cpu.forward.default
-    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    arguments = q, k, v, lam, attn_mask, is_causal, scale, window
+    differentiable = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or lam.requires_grad
+    )
+    if not differentiable and not torch.compiler.is_compiling():
         # While decoding, the way through the autograd functions in Python would be a part of the time that one sees.
         with torch._C._AutoDispatchBelowAutograd():
-            return forward(q, k, v, lam, attn_mask, is_causal, scale, window)[0]
-    return forward(q, k, v, lam, attn_mask, is_causal, scale, window)[0]
+            return forward(*arguments, False)[0]
+    return forward(*arguments, differentiable)[0]

@@ -127,7 +127,7 @@ def describe() -> Build:
     if not any(path.suffix == ".cpp" for path in sources):
         raise BuildError(f"{SOURCES} holds no sources: install diff-transformer again")
     capability = torch.backends.cpu.get_cpu_capability()
-    flags = (*compiler_flags(capability), *shlex.split(os.environ.get("CXXFLAGS", "")))
+    flags = (*compiler_flags(capability), *_words("CXXFLAGS"))
     digest = hashlib.blake2b(digest_size=8)
     for part in (torch.__version__, sys.implementation.cache_tag, platform.machine(), *flags):
         digest.update(f"{part}\0".encode())
@@ -308,7 +308,7 @@ def _find_tools() -> tuple[Path, dict[str, str]]:
     from importlib.util import find_spec
 
     environment = {**os.environ, "LC_ALL": "C"}  # the log is searched for "error:"
-    named = shlex.split(os.environ.get("CXX", ""))
+    named = _words("CXX")
     candidates = named[:1] or ["c++", "g++", "clang++"]
     found = [path for path in map(shutil.which, candidates) if path is not None]
     if not found:
@@ -329,6 +329,15 @@ def _find_tools() -> tuple[Path, dict[str, str]]:
     if find_spec("setuptools") is None:
         raise BuildError("setuptools, which torch.utils.cpp_extension needs, is not installed: pip install setuptools")
     return Path(found[0]), environment
+
+
+def _words(variable: str) -> list[str]:
+    """What an environment variable holds, as a shell would split it."""
+    value = os.environ.get(variable, "")
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise BuildError(f"the environment variable {variable} cannot be read ({error}): it is {value!r}") from None
 
 
 def _reason(build: Build, linked: bool) -> str:
@@ -357,7 +366,7 @@ def _raise_earlier_failure(build: Build) -> None:
 
 def _identity(compiler: Path) -> str:
     """Another compiler, or another version of it, deserves a try."""
-    return f"{compiler.resolve()} {compiler.stat().st_mtime_ns}"
+    return f"{os.environ.get('CXX', '')} {compiler.resolve()} {compiler.stat().st_mtime_ns}"
 
 
 def _cannot_write(build: Build, error: OSError) -> BuildError:

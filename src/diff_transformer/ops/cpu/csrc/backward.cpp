@@ -58,6 +58,7 @@ struct Backward {
   const Blocks blocks;
   const Heads<T> keys, values;
   const Transposed<Kind>& key_channels;
+  const Kept kept;
   const at::Tensor& grad_out;
   const float* statistics;
   T *grad_q, *grad_k, *grad_v;
@@ -67,14 +68,14 @@ struct Backward {
     Buffer<float> queries, query_rows, grad_lanes, grad_rows, mask, maps[2], grad_weights, sums, lanes;
     Buffer<T> weights;
     std::vector<bool> skipped;
-    explicit Scratch(const Problem& p)
+    Scratch(const Problem& p, const Kept& kept)
         : queries(2 * p.d * kStrip),
           query_rows(2 * divide_up(p.d, kStrip) * kStrip * kStrip),
           grad_lanes(p.dv * kStrip),
           grad_rows(divide_up(p.dv, kStrip) * kStrip * kStrip),
           mask(kChunk * kStrip),
-          maps{Buffer<float>((p.s + 2) * kStrip), Buffer<float>((p.s + 2) * kStrip)},
-          grad_weights((p.s + 2) * kStrip),
+          maps{Buffer<float>(kept.size), Buffer<float>(kept.size)},
+          grad_weights(kept.size),
           sums(2 * p.d * kStrip),
           lanes(kChunk * kStrip),
           weights(kChunk * kStrip) {}
@@ -96,7 +97,7 @@ struct Backward {
     pack_channels<Kind>(rows, p.dv, grad_row, scratch.grad_rows.get());
     const int64_t query_strips = divide_up(p.d, kStrip);
     for (int c = 0; c < 2; ++c) {
-      auto row = [&](int64_t r) { return query(batch, rows, c, r); };
+      auto row = [&](int64_t r) { return query_row<T>(p, batch, rows, c, r); };
       pack_lanes<Kind>(rows, p.d, row, scratch.queries.get() + c * p.d * kStrip);
       pack_channels<Kind>(rows, p.d, row, scratch.query_rows.get() + c * query_strips * kStrip * kStrip);
     }
@@ -110,40 +111,47 @@ struct Backward {
       }
     }
 
-    scratch.skipped.clear();
-    for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t) {
-      const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
-      scratch.skipped.push_back(mask == Visible::kNone);
-      if (mask == Visible::kNone) return;
-      const int64_t offset = (chunk.low - visible.low) * kStrip;
-      float* grads = scratch.grad_weights.get() + offset;
+    // Both maps and dP of a chunk; adds the sums over keys of P_c · dP to `sums`.
+    auto compute = [&](Range chunk, bool edge, Visible mask, float(*sums)[kStrip]) {
+      const int64_t place = kept.place(visible, chunk);
+      float* grads = scratch.grad_weights.get() + place;
       multiply_rows<Kind>(p, rows, chunk, edge, left_rows<Kind>(values.head(p, unit, 0), values.row_stride),
                           scratch.grad_lanes.get(), p.dv, 0.0f, grads);
       for (int c = 0; c < 2; ++c) {
-        float* map = scratch.maps[c].get() + offset;
+        float* map = scratch.maps[c].get() + place;
         score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
                           scratch.queries.get() + c * p.d * kStrip,
                           mask == Visible::kSome ? scratch.mask.get() : nullptr, map);
         for (int v = 0; v < vecs; ++v) {
           const int lane = v * kLanes;
           const Vec top = load(highest[c] + lane), factor = load(inverse[c] + lane);
-          Vec mean(0.0f);
+          Vec sum(0.0f);
           for (int64_t j = 0; j < chunk.size(); ++j) {
             float* x = map + j * kStrip + lane;
-            const Vec weight = exp2_of_negative(load(x) - top) * factor;
+            const Vec weight = exp_of_negative(load(x) - top) * factor;
             weight.store(x);
-            mean = at::vec::fmadd(weight, load(grads + j * kStrip + lane), mean);
+            sum = at::vec::fmadd(weight, load(grads + j * kStrip + lane), sum);
           }
-          (load(means[c] + lane) + mean).store(means[c] + lane);
+          (load(sums[c] + lane) + sum).store(sums[c] + lane);
         }
       }
+    };
+    scratch.skipped.clear();
+    for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t) {
+      const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
+      scratch.skipped.push_back(mask == Visible::kNone);
+      if (mask != Visible::kNone) compute(chunk, edge, mask, means);
     });
 
     float* query_sums = scratch.sums.get();
     std::fill(query_sums, query_sums + 2 * p.d * kStrip, 0.0f);
     for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t number) {
       if (scratch.skipped[number]) return;
-      const int64_t offset = (chunk.low - visible.low) * kStrip;
+      if (!kept.all) {
+        alignas(64) float known[2][kStrip] = {};
+        compute(chunk, edge, mask_tile(p, batch, rows, chunk, scratch.mask.get()), known);
+      }
+      const int64_t offset = kept.place(visible, chunk);
       const float* maps[2] = {scratch.maps[0].get() + offset, scratch.maps[1].get() + offset};
       const float* grads = scratch.grad_weights.get() + offset;
       T* weights = scratch.weights.get();
@@ -219,11 +227,6 @@ struct Backward {
       }
     }
   }
-
-  const T* query(int64_t batch, const Rows& rows, int c, int64_t r) const {
-    return static_cast<const T*>(p.q) + batch * p.q_batch + rows.head[r] * p.q_head + c * p.q_map +
-           rows.query[r] * p.q_row;
-  }
 };
 
 // In how many parts to cut a unit's blocks, each with sums of its own: the fewest that keep the threads busy.
@@ -248,6 +251,7 @@ void differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
                                 keys_of<T>(p),
                                 values_of<T>(p),
                                 key_channels,
+                                Kept(p),
                                 grad_out,
                                 statistics.data_ptr<float>(),
                                 static_cast<T*>(grad_q.data_ptr()),
@@ -260,7 +264,7 @@ void differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
   std::vector<int64_t> finished(p.units(), 0);
   std::mutex mutex;
   share_tasks(p.units() * parts, [&](const auto& next) {
-    typename Backward<Kind>::Scratch scratch(p);
+    typename Backward<Kind>::Scratch scratch(p, backward.kept);
     for (int64_t task = next(); task >= 0; task = next()) {
       const int64_t unit = task / parts, part = task % parts;
       auto gradients = std::make_unique<KeyGradients>(p);

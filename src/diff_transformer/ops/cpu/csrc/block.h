@@ -16,6 +16,9 @@ constexpr int64_t kChunk = 96;
 constexpr int64_t kStep = kLanes >= 16 ? kLanes : 16;
 static_assert(kChunk % kStep == 0 && kStep % 2 == 0);
 
+// The maps of a block are kept for so many keys; with more they are computed twice, or they would fill the memory.
+constexpr int64_t kMostKept = 1 << 16;
+
 // 64-byte aligned memory that is not set to anything.
 template <class T>
 class Buffer {
@@ -48,6 +51,27 @@ Left left_rows(const typename Kind::Scalar* a, int64_t row_stride) {
   constexpr int64_t size = sizeof(typename Kind::Scalar);
   return {reinterpret_cast<const char*>(a), row_stride * size, Kind::kDepth * size};
 }
+
+template <class T>
+const T* query_row(const Problem& p, int64_t batch, const Rows& rows, int c, int64_t r) {
+  return static_cast<const T*>(p.q) + batch * p.q_batch + rows.head[r] * p.q_head + c * p.q_map +
+         rows.query[r] * p.q_row;
+}
+
+// The maps of a block of queries, chunk by chunk: all of them, or room for one.
+struct Kept {
+  bool all;
+  int64_t size;
+
+  explicit Kept(const Problem& p) {
+    // Positions in a block are less than kStrip apart.
+    const int64_t most = p.is_causal && p.window ? std::min(p.s, p.window + kStrip) : p.s;
+    all = most <= kMostKept;
+    size = ((all ? most : 0) + kChunk) * kStrip;
+  }
+
+  int64_t place(Range visible, Range chunk) const { return all ? (chunk.low - visible.low) * kStrip : 0; }
+};
 
 // Calls body(chunk, edge, number) for the chunks of a range of keys.
 template <class Body>
@@ -93,12 +117,12 @@ void multiply_rows(const Problem& p, const Rows& rows, Range chunk, bool edge, L
   });
 }
 
-// Scores of a chunk in powers of two, mask added and hidden ones −infinity.
+// Scores of a chunk, mask added and hidden ones −infinity.
 template <class Kind>
 void score_chunk(const Problem& p, const Rows& rows, Range chunk, bool edge, Left keys, const float* queries,
                  const float* mask, float* out) {
   multiply_rows<Kind>(p, rows, chunk, edge, keys, queries, p.d, 0.0f, out);
-  const Vec factor(p.scale * kLog2E);
+  const Vec factor(p.scale);
   for (int64_t j = 0; j < chunk.size(); ++j)
     for (int v = 0; v < rows.vecs; ++v) {
       float* x = out + j * kStrip + v * kLanes;

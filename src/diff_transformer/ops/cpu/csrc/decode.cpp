@@ -59,7 +59,7 @@ float largest(Vec x) {
   return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, x);
 }
 
-// Of one split of the keys, query and map: the highest score, and the sum of the powers of two below it.
+// Of one split of the keys, query and map: the highest score, and the sum of exponentials below it.
 struct Partial {
   float highest, sum;
 };
@@ -94,7 +94,7 @@ struct Decode {
     }
   }
 
-  // Powers of two of the scores of a split, in [row][map][spread], and what they add up to.
+  // Exponentials of the scores of a split, in [row][map][spread], and what they add up to.
   void score(int64_t unit, int64_t split, const float* queries, float* scores) const {
     const Range keys_seen = range(split);
     float* first = scores + place(split, 0);
@@ -105,7 +105,7 @@ struct Decode {
       case 8: multiply<8>(unit, keys_seen, queries, first); break;
       default: multiply<0>(unit, keys_seen, queries, first);
     }
-    const Vec factor(p.scale * kLog2E);
+    const Vec factor(p.scale);
     for (int64_t m = 0; m < 2 * rows; ++m) {
       float* x = first + m * spread + keys_seen.low;
       const int64_t count = keys_seen.size(), whole = divide_up(count, kLanes) * kLanes;
@@ -116,7 +116,7 @@ struct Decode {
       for (int64_t j = 0; j < count; j += kLanes) top = at::vec::clamp_min(load(x + j), top);
       const float highest = largest(top);
       for (int64_t j = 0; j < count; j += kLanes) {
-        const Vec power = exp2_of_negative(load(x + j) - Vec(highest));
+        const Vec power = exp_of_negative(load(x + j) - Vec(highest));
         power.store(x + j);
         total = total + power;
       }
@@ -162,20 +162,20 @@ struct Decode {
     for (int64_t j = seen.low; j < seen.high; ++j) {
       const int64_t at = start + j * p.mask_key;
       if (p.mask_kind == MaskKind::kFloat)
-        scores[j - seen.low] += power_of_two_mask(static_cast<const float*>(p.mask)[at]);
+        scores[j - seen.low] += static_cast<const float*>(p.mask)[at];
       else if (!static_cast<const bool*>(p.mask)[at])
         scores[j - seen.low] = kHidden;
     }
   }
 
-  // The highest score of all splits, and one over the sum of the powers below it (0 where nothing is seen).
+  // The highest score of all splits, and one over the sum of the exponentials (0 where nothing is seen).
   Partial whole(int64_t unit, int64_t m) const {
     const Partial* of_split = partials + unit * splits * rows * 2 + m;
     Partial all{kLowest, 0.0f};
     for (int64_t split = 0; split < splits; ++split)
       all.highest = std::max(all.highest, of_split[split * rows * 2].highest);
     for (int64_t split = 0; split < splits; ++split)
-      all.sum += of_split[split * rows * 2].sum * std::exp2(of_split[split * rows * 2].highest - all.highest);
+      all.sum += of_split[split * rows * 2].sum * std::exp(of_split[split * rows * 2].highest - all.highest);
     return {all.highest, all.sum > 0.0f ? 1.0f / all.sum : 0.0f};
   }
 
@@ -191,7 +191,7 @@ struct Decode {
     for (int64_t row = 0; row < rows; ++row) {
       auto factor = [&](int c) {
         const Partial all = whole(unit, row * 2 + c), own = partials[((unit * splits + split) * rows + row) * 2 + c];
-        return all.sum * std::exp2(own.highest - all.highest);
+        return all.sum * std::exp(own.highest - all.highest);
       };
       const Vec a(factor(0)), b(factor(1) * lambda(unit, row));
       float *first = scores + row * 2 * spread + place(split, 0), *second = first + spread;

@@ -12,7 +12,7 @@ inline namespace CPU_CAPABILITY {
 
 namespace {
 
-// Scores → powers of two below the highest score so far; returns it, and keeps the sum up to date.
+// Exponentials of a chunk's scores, below the highest score that had been seen by then, and their sum so far.
 struct RunningSoftmax {
   alignas(64) float highest[kStrip], sum[kStrip];
 
@@ -23,20 +23,28 @@ struct RunningSoftmax {
 
   void update(int vecs, int64_t keys, float* scores, float* reference) {
     for (int v = 0; v < vecs; ++v) {
-      float* x = scores + v * kLanes;
+      const float* x = scores + v * kLanes;
       const Vec before = load(highest + v * kLanes);
       Vec top = before;
       for (int64_t j = 0; j < keys; ++j) top = at::vec::clamp_min(load(x + j * kStrip), top);
-      Vec total(0.0f);
-      for (int64_t j = 0; j < keys; ++j) {
-        const Vec power = exp2_of_negative(load(x + j * kStrip) - top);
-        power.store(x + j * kStrip);
-        total = total + power;
-      }
       top.store(highest + v * kLanes);
       top.store(reference + v * kLanes);
-      (load(sum + v * kLanes) * exp2_of_negative(before - top) + total).store(sum + v * kLanes);
+      const Vec total = exponentials(v, keys, scores, reference);
+      (load(sum + v * kLanes) * exp_of_negative(before - top) + total).store(sum + v * kLanes);
     }
+  }
+
+  // In place, for one vector of lanes; returns their sum.
+  static Vec exponentials(int v, int64_t keys, float* scores, const float* reference) {
+    const Vec top = load(reference + v * kLanes);
+    Vec total(0.0f);
+    for (int64_t j = 0; j < keys; ++j) {
+      float* x = scores + j * kStrip + v * kLanes;
+      const Vec power = exp_of_negative(load(x) - top);
+      power.store(x);
+      total = total + power;
+    }
+    return total;
   }
 };
 
@@ -47,6 +55,7 @@ struct Forward {
   const Blocks blocks;
   const Heads<T> keys;
   const Transposed<Kind>& values;
+  const Kept kept;
   T* out;
   float* statistics;
 
@@ -54,12 +63,12 @@ struct Forward {
     Buffer<float> queries, mask, weights, sums;
     Buffer<float> scores[2], references[2];
     std::vector<bool> skipped;
-    Scratch(const Problem& p)
+    Scratch(const Problem& p, const Kept& kept)
         : queries(2 * p.d * kStrip),
           mask(kChunk * kStrip),
           weights(kChunk * kStrip),
           sums(p.dv * kStrip),
-          scores{Buffer<float>((p.s + kChunk) * kStrip), Buffer<float>((p.s + kChunk) * kStrip)},
+          scores{Buffer<float>(kept.size), Buffer<float>(kept.size)},
           references{Buffer<float>((p.s / kChunk + 2) * kStrip), Buffer<float>((p.s / kChunk + 2) * kStrip)} {}
   };
 
@@ -71,21 +80,23 @@ struct Forward {
     RunningSoftmax softmax[2];
     for (int c = 0; c < 2; ++c) {
       softmax[c].reset();
-      pack_lanes<Kind>(rows, p.d, [&](int r) { return query(batch, rows, c, r); },
+      pack_lanes<Kind>(rows, p.d, [&](int r) { return query_row<T>(p, batch, rows, c, r); },
                        scratch.queries.get() + c * p.d * kStrip);
     }
+    auto score = [&](Range chunk, bool edge, Visible mask, int c) {
+      float* scores = scratch.scores[c].get() + kept.place(visible, chunk);
+      score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
+                        scratch.queries.get() + c * p.d * kStrip,
+                        mask == Visible::kSome ? scratch.mask.get() : nullptr, scores);
+      return scores;
+    };
     scratch.skipped.clear();
     for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t number) {
       const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
       scratch.skipped.push_back(mask == Visible::kNone);
       if (mask == Visible::kNone) return;
-      for (int c = 0; c < 2; ++c) {
-        float* scores = scratch.scores[c].get() + (chunk.low - visible.low) * kStrip;
-        score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
-                          scratch.queries.get() + c * p.d * kStrip,
-                          mask == Visible::kSome ? scratch.mask.get() : nullptr, scores);
-        softmax[c].update(vecs, chunk.size(), scores, scratch.references[c].get() + number * kStrip);
-      }
+      for (int c = 0; c < 2; ++c)
+        softmax[c].update(vecs, chunk.size(), score(chunk, edge, mask, c), scratch.references[c].get() + number * kStrip);
     });
     alignas(64) float lambdas[kStrip], inverse[2][kStrip];
     for (int r = 0; r < kStrip; ++r) {
@@ -96,13 +107,21 @@ struct Forward {
     std::fill(sums, sums + p.dv * kStrip, 0.0f);
     for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t number) {
       if (scratch.skipped[number]) return;
-      const int64_t offset = (chunk.low - visible.low) * kStrip;
+      if (!kept.all) {
+        const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
+        for (int c = 0; c < 2; ++c) {
+          float* scores = score(chunk, edge, mask, c);
+          for (int v = 0; v < vecs; ++v)
+            RunningSoftmax::exponentials(v, chunk.size(), scores, scratch.references[c].get() + number * kStrip);
+        }
+      }
+      const int64_t offset = kept.place(visible, chunk);
       const float *first = scratch.scores[0].get() + offset, *second = scratch.scores[1].get() + offset;
       for (int v = 0; v < vecs; ++v) {
         const int lane = v * kLanes;
         auto factor = [&](int c) {
           const Vec reference = load(scratch.references[c].get() + number * kStrip + lane);
-          return exp2_of_negative(reference - load(softmax[c].highest + lane)) * load(inverse[c] + lane);
+          return exp_of_negative(reference - load(softmax[c].highest + lane)) * load(inverse[c] + lane);
         };
         const Vec a = factor(0), b = factor(1) * load(lambdas + lane);
         char* to = reinterpret_cast<char*>(scratch.weights.get() + lane);
@@ -126,11 +145,6 @@ struct Forward {
       }
   }
 
-  const T* query(int64_t batch, const Rows& rows, int c, int r) const {
-    return static_cast<const T*>(p.q) + batch * p.q_batch + rows.head[r] * p.q_head + c * p.q_map +
-           rows.query[r] * p.q_row;
-  }
-
   int64_t place(int64_t batch, const Rows& rows, int r) const {
     return (batch * p.heads + rows.head[r]) * p.n + rows.query[r];
   }
@@ -144,11 +158,12 @@ void attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& stat
                               Blocks(p, block_rows(p, at::get_num_threads())),
                               keys_of<T>(p),
                               values,
+                              Kept(p),
                               static_cast<T*>(out.data_ptr()),
                               statistics.data_ptr<float>()};
   const int64_t count = forward.blocks.count;
   share_tasks(p.units() * count, [&](const auto& next) {
-    typename Forward<Kind>::Scratch scratch(p);
+    typename Forward<Kind>::Scratch scratch(p, forward.kept);
     // The last queries first: under causality they are the most work.
     for (int64_t task = next(); task >= 0; task = next())
       forward.block(task / count, count - 1 - task % count, scratch);

@@ -8,8 +8,8 @@
 namespace diff_transformer {
 inline namespace CPU_CAPABILITY {
 
-// out (B, H, N, dv) and statistics (B, H, 2, 2, N): for each map the largest score in powers of two, and one over the
-// sum of the powers (0 where a query sees nothing).
+// out (B, H, N, dv) and statistics (B, H, 2, 2, N): for each map the highest score, and one over the sum of the
+// exponentials below it (0 where a query sees nothing).
 void attend(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);
 
 // The same for few queries and many keys; reads any floating dtype as it is.

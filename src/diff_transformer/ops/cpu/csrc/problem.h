@@ -148,13 +148,9 @@ inline void hide_by_position(const Problem& p, const Rows& rows, Range keys, flo
   }
 }
 
-// A number of an additive mask, for scores in powers of two. The lowest finite number stays finite: a query that meets
-// nothing else sees all its keys alike.
-inline float power_of_two_mask(float x) { return x == kHidden ? x : std::max(x * kLog2E, kLowest); }
-
 enum class Visible { kAll, kSome, kNone };
 
-// The part of the mask that meets these keys, as [keys][kStrip] numbers to add in powers of two. Where all is visible
+// The part of the mask that meets these keys, as [keys][kStrip] numbers to add. Where all is visible
 // or nothing is, `tile` is not written.
 inline Visible mask_tile(const Problem& p, int64_t batch, const Rows& rows, Range keys, float* tile) {
   if (p.mask_kind == MaskKind::kNone) return Visible::kAll;
@@ -170,7 +166,7 @@ inline Visible mask_tile(const Problem& p, int64_t batch, const Rows& rows, Rang
       for (int64_t j = 0; j < count; ++j) {
         const float x = row[j * p.mask_key];
         hidden = hidden && x == kHidden;
-        tile[j * kStrip + r] = power_of_two_mask(x);
+        tile[j * kStrip + r] = x;
       }
     }
     return hidden ? Visible::kNone : Visible::kSome;

@@ -20,7 +20,10 @@ struct Inputs {
   Inputs(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& lam_, const std::optional<Tensor>& mask_)
       : q(with_rows(q_)), k(with_rows(k_)), v(with_rows(v_)), lam(lam_) {
     if (!mask_.has_value()) return;
-    mask = mask_->scalar_type() == at::kBool ? *mask_ : mask_->to(at::kFloat);
+    mask = *mask_;
+    for (int64_t axis = 0; axis < mask.dim(); ++axis)  // a copy shall not be larger than what was expanded
+      if (mask.stride(axis) == 0 && mask.size(axis) > 1) mask = mask.narrow(axis, 0, 1);
+    if (mask.scalar_type() != at::kBool) mask = mask.to(at::kFloat);
     if (mask.size(-1) > 1) mask = with_rows(mask);
   }
 
@@ -63,8 +66,9 @@ Tensor finished(const Tensor& x, const Tensor& like) {
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
                                    const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
-                                   std::optional<int64_t> window) {
-  const bool few = has_few_queries(q.size(1) / k.size(1) * q.size(3), k.size(0) * k.size(1));
+                                   std::optional<int64_t> window, bool differentiable) {
+  // The backward takes its statistics from here, and they fit only scores that are summed up as it does.
+  const bool few = !differentiable && has_few_queries(q.size(1) / k.size(1) * q.size(3), k.size(0) * k.size(1));
   auto prepared = [&](const Tensor& x) { return few ? x : Inputs::multiplied(x); };
   const Inputs inputs(prepared(q), prepared(k), prepared(v), lam, attn_mask);
   const Problem p = inputs.problem(is_causal, scale, window);
@@ -93,8 +97,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
 
 TORCH_LIBRARY(diff_transformer_cpu, library) {
   library.def(
-      "forward(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float scale, int? window)"
-      " -> (Tensor out, Tensor statistics)");
+      "forward(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float scale, int? window,"
+      " bool differentiable) -> (Tensor out, Tensor statistics)");
   library.def(
       "backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, Tensor statistics,"
       " bool is_causal, float scale, int? window)"

@@ -30,11 +30,11 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 inline Vec load(const float* x) { return Vec::loadu(x); }
 
-// 2^x for x ≤ 0 within 2 units in the last place; exactly 1 at 0 and exactly 0 below −127, −infinity included.
-inline Vec exp2_of_negative(Vec x) {
+// e^x for x ≤ 0 within 4 units in the last place; exactly 1 at 0, and exactly 0 below −88, −infinity included.
+inline Vec exp_of_negative(Vec x) {
   // Adding 1.5·2^23 leaves the nearest integer in the low bits; the 127 beside it is the exponent's bias.
   const Vec magic(12582912.0f + 127.0f);
-  x = at::vec::clamp_min(x, Vec(-127.0f));
+  x = at::vec::clamp_min(x * Vec(kLog2E), Vec(-127.0f));
   const Vec shifted = x + magic;
   const Vec f = x - (shifted - magic);
   Vec y = at::vec::fmadd(Vec(1.3276472454890609e-3f), f, Vec(9.675540961325169e-3f));
