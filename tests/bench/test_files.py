@@ -86,6 +86,6 @@ def test_a_file_of_something_else_is_not_replaced(tmp_path: Path, content: str) 
 
 def test_an_installed_package_has_no_commit(document: dict[str, Any]) -> None:
     line = provenance({**document, "commit": None})
-    assert "commit" not in line
+    assert ", commit" not in line
     assert document["command"] in line
     assert "commit abc" in provenance({**document, "commit": "abc"})
