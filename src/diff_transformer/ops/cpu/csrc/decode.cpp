@@ -41,14 +41,10 @@ Vec load_row(const T* x, int64_t count) {
   return load_row(part);
 }
 
-// Lane i: the sum of the lanes of x[i]. Neighbours are added pairwise until each vector has shrunk to one lane.
-Vec sums_of_lanes(Vec* x) {
-  for (int count = kLanes; count > 1; count /= 2)
-    for (int i = 0; i < count / 2; ++i) {
-      const auto halves = at::vec::deinterleave2(x[2 * i], x[2 * i + 1]);
-      x[i] = halves.first + halves.second;
-    }
-  return x[0];
+// Lanes of two vectors that each hold some sums, added in neighbouring pairs: the first's sums, then the second's.
+Vec add_neighbours(Vec x, Vec y) {
+  const auto halves = at::vec::deinterleave2(x, y);
+  return halves.first + halves.second;
 }
 
 float sum(Vec x) {
@@ -130,24 +126,48 @@ struct Decode {
     const T* heads[2] = {keys.head(p, unit, 0), keys.head(p, unit, 1)};
     for (int64_t j = seen.low; j < seen.high; j += kLanes)
       for (int64_t row = 0; row < rows; ++row) {
-        Vec products[2][kLanes];
-        const float* query = queries + row * 2 * depth;
-        // In a cache the two keys of a token lie side by side: they are read together.
-        for (int i = 0; i < kLanes; ++i)
-          for (int c = 0; c < 2; ++c) {
-            const T* key = heads[c] + std::min(j + i, seen.high - 1) * keys.row_stride;
-            Vec product(0.0f);
-            if constexpr (V > 0) {
-              for (int k = 0; k < V; ++k)
-                product = at::vec::fmadd(load_row(key + k * kLanes), load(query + c * depth + k * kLanes), product);
-            } else {
-              for (int64_t k = 0; k < p.d; k += kLanes)
-                product = at::vec::fmadd(load_row(key + k, p.d - k), load(query + c * depth + k), product);
-            }
-            products[c][i] = product;
-          }
-        for (int c = 0; c < 2; ++c) sums_of_lanes(products[c]).store(scores + (row * 2 + c) * spread + j);
+        Query<V> query;
+        query.rows[0] = queries + row * 2 * depth;
+        query.rows[1] = query.rows[0] + depth;
+        for (int c = 0; c < 2; ++c)
+          for (int k = 0; k < V; ++k) query.parts[c][k] = load(query.rows[c] + k * kLanes);
+        const Both products = multiply_keys<V, kLanes>(query, heads, j, seen.high - 1);
+        for (int c = 0; c < 2; ++c) products.map[c].store(scores + (row * 2 + c) * spread + j);
       }
+  }
+
+  template <int V>
+  struct Query {
+    Vec parts[2][V ? V : 1];
+    const float* rows[2];
+  };
+
+  struct Both {
+    Vec map[2];
+  };
+
+  // Products with keys j … j + Count − 1 (or `last` again), each spread over kLanes / Count lanes yet to be added up.
+  // In a cache the two keys of a token lie side by side: they are read together.
+  template <int V, int Count>
+  inline __attribute__((always_inline)) Both multiply_keys(const Query<V>& query, const T* const* heads, int64_t j,
+                                                           int64_t last) const {
+    Both out;
+    if constexpr (Count == 1) {
+      const int64_t offset = std::min(j, last) * keys.row_stride;
+      for (int c = 0; c < 2; ++c) {
+        const T* key = heads[c] + offset;
+        Vec product(0.0f);
+        for (int k = 0; k < V; ++k) product = at::vec::fmadd(load_row(key + k * kLanes), query.parts[c][k], product);
+        for (int64_t k = 0; V == 0 && k < p.d; k += kLanes)
+          product = at::vec::fmadd(load_row(key + k, p.d - k), load(query.rows[c] + k), product);
+        out.map[c] = product;
+      }
+    } else {
+      const Both x = multiply_keys<V, Count / 2>(query, heads, j, last);
+      const Both y = multiply_keys<V, Count / 2>(query, heads, j + Count / 2, last);
+      for (int c = 0; c < 2; ++c) out.map[c] = add_neighbours(x.map[c], y.map[c]);
+    }
+    return out;
   }
 
   // Adds the mask to the scores of a row, and hides what position hides.
