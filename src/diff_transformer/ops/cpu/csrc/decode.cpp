@@ -19,6 +19,10 @@ constexpr int64_t kMostRows = 16;    // unless that would leave threads without 
 constexpr int64_t kLeastKeys = 256;  // worth a task of its own
 constexpr int64_t kKeys = 64;        // values that stay in the first level of cache while all rows meet them
 constexpr int kValueVecs = 8;        // vectors of a value that are summed in registers
+// Keys and values that the last level of cache does not hold from one token to the next are asked for ahead of time: the
+// processor itself looks ahead only to the end of a page. Where it does hold them, asking costs more than it gains.
+constexpr int64_t kAhead = 16;  // keys
+constexpr int64_t kFarBytes = 24 << 20;
 
 Vec load_row(const float* x) { return Vec::loadu(x); }
 Vec load_row(const c10::BFloat16* x) {
@@ -66,6 +70,7 @@ struct Decode {
   const Heads<T> keys, values;
   const int64_t rows, splits, split_size;
   const int64_t depth, width;  // of a query and of a value, in whole vectors
+  const bool far;
   const int64_t spread;        // a row of scores: each split has kLanes to spare, since it may begin at any key
   Partial* partials;           // [unit][split][row][map]
   float* sums;                 // [unit][split][row][width]
@@ -131,7 +136,8 @@ struct Decode {
         query.rows[1] = query.rows[0] + depth;
         for (int c = 0; c < 2; ++c)
           for (int k = 0; k < V; ++k) query.parts[c][k] = load(query.rows[c] + k * kLanes);
-        const Both products = multiply_keys<V, kLanes>(query, heads, j, seen.high - 1);
+        const Both products = far ? multiply_keys<V, kLanes, true>(query, heads, j, seen.high - 1)
+                                  : multiply_keys<V, kLanes, false>(query, heads, j, seen.high - 1);
         for (int c = 0; c < 2; ++c) products.map[c].store(scores + (row * 2 + c) * spread + j);
       }
   }
@@ -146,9 +152,9 @@ struct Decode {
     Vec map[2];
   };
 
-  // Products with keys j … j + Count − 1 (or `last` again), each spread over kLanes / Count lanes yet to be added up.
+  // Products with keys j … j + Count − 1 (or `last` again), each over kLanes / Count lanes that are yet to be added up.
   // In a cache the two keys of a token lie side by side: they are read together.
-  template <int V, int Count>
+  template <int V, int Count, bool kFar>
   inline __attribute__((always_inline)) Both multiply_keys(const Query<V>& query, const T* const* heads, int64_t j,
                                                            int64_t last) const {
     Both out;
@@ -156,6 +162,7 @@ struct Decode {
       const int64_t offset = std::min(j, last) * keys.row_stride;
       for (int c = 0; c < 2; ++c) {
         const T* key = heads[c] + offset;
+        if (kFar) prefetch(heads[c] + std::min(j + kAhead, last) * keys.row_stride, p.d);
         Vec product(0.0f);
         for (int k = 0; k < V; ++k) product = at::vec::fmadd(load_row(key + k * kLanes), query.parts[c][k], product);
         for (int64_t k = 0; V == 0 && k < p.d; k += kLanes)
@@ -163,8 +170,8 @@ struct Decode {
         out.map[c] = product;
       }
     } else {
-      const Both x = multiply_keys<V, Count / 2>(query, heads, j, last);
-      const Both y = multiply_keys<V, Count / 2>(query, heads, j + Count / 2, last);
+      const Both x = multiply_keys<V, Count / 2, kFar>(query, heads, j, last);
+      const Both y = multiply_keys<V, Count / 2, kFar>(query, heads, j + Count / 2, last);
       for (int c = 0; c < 2; ++c) out.map[c] = add_neighbours(x.map[c], y.map[c]);
     }
     return out;
@@ -227,19 +234,25 @@ struct Decode {
         float* to = sums_of_split + row * width;
         int64_t c = 0;
         for (; c + kValueVecs * kLanes <= p.dv; c += kValueVecs * kLanes)
-          add_some<kValueVecs>(value + c, kLanes, count, weights, to + c);
-        for (; c < p.dv; c += kLanes) add_some<1>(value + c, p.dv - c, count, weights, to + c);
+          far ? add_some<kValueVecs, true>(value + c, kLanes, count, weights, to + c)
+              : add_some<kValueVecs, false>(value + c, kLanes, count, weights, to + c);
+        for (; c < p.dv; c += kLanes) add_some<1, false>(value + c, p.dv - c, count, weights, to + c);
       }
     }
   }
 
+  static void prefetch(const T* row, int64_t width) {
+    for (int64_t i = 0; i < width; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + i);
+  }
+
   // N vectors of channels; the last of them may have only `channels` lanes.
-  template <int N>
+  template <int N, bool kFar>
   void add_some(const T* value, int64_t channels, int64_t count, const float* weights, float* to) const {
     Vec total[N];
     for (int v = 0; v < N; ++v) total[v] = Vec(0.0f);
     for (int64_t j = 0; j < count; ++j, value += values.row_stride) {
       const Vec weight(weights[j]);
+      if (kFar && j + kAhead < count) prefetch(value + kAhead * values.row_stride, N * kLanes);
       for (int v = 0; v < N; ++v) {
         const Vec x = N > 1 ? load_row(value + v * kLanes) : load_row(value, channels);
         total[v] = at::vec::fmadd(weight, x, total[v]);
@@ -279,7 +292,8 @@ void decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& stat
   const int64_t spread = splits * (split_size + kLanes);
   const Buffer<Partial> partials(tasks * rows * 2);
   const Buffer<float> sums(tasks * rows * width);
-  const Decode<T> decode{p,          keys_of<T>(p), values_of<T>(p), rows, splits, split_size, depth, width, spread,
+  const bool far = p.units() * p.s * (p.key_maps * p.d + p.dv) * static_cast<int64_t>(sizeof(T)) > kFarBytes;
+  const Decode<T> decode{p,     keys_of<T>(p), values_of<T>(p), rows, splits, split_size, depth, width, far, spread,
                          partials.get(), sums.get()};
   T* results = static_cast<T*>(out.data_ptr());
   float* kept = statistics.data_ptr<float>();

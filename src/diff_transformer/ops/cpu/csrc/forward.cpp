@@ -95,8 +95,10 @@ struct Forward {
       const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
       scratch.skipped.push_back(mask == Visible::kNone);
       if (mask == Visible::kNone) return;
-      for (int c = 0; c < 2; ++c)
-        softmax[c].update(vecs, chunk.size(), score(chunk, edge, mask, c), scratch.references[c].get() + number * kStrip);
+      for (int c = 0; c < 2; ++c) {
+        float* reference = scratch.references[c].get() + number * kStrip;
+        softmax[c].update(vecs, chunk.size(), score(chunk, edge, mask, c), reference);
+      }
     });
     alignas(64) float lambdas[kStrip], inverse[2][kStrip];
     for (int r = 0; r < kStrip; ++r) {
