@@ -29,7 +29,7 @@ def demo(
 ) -> None:
     """Train a Differential Transformer beside its twin and compare them.
 
-    Takes about ten minutes on two processor cores; ends with a table and a page to open in a browser.
+    Takes about eight minutes on two processor cores; ends with a table and a page to open in a browser.
     """
     from diff_transformer.cli import console
     from diff_transformer.cli.progress import Bars
