@@ -103,7 +103,7 @@ def test_what_is_left_out_has_a_reason() -> None:
 
 
 def test_a_backend_says_itself_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "reason_against", lambda name, q, mask: f"{name} has no compiler")
+    monkeypatch.setattr(room, "reason_against", lambda name, request: f"{name} has no compiler")
     assert reason("cpu", FORWARD, 64) == "cpu has no compiler"
 
 

@@ -107,8 +107,8 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return call
 
-    for name, function in list(backends._IMPLEMENTATIONS.items()):
-        monkeypatch.setitem(backends._IMPLEMENTATIONS, name, counted(name, function))
+    for name, backend in list(backends._BACKENDS.items()):
+        monkeypatch.setitem(backends._BACKENDS, name, backend._replace(attend=counted(name, backend.attend)))
     functional = torch.nn.functional
     monkeypatch.setattr(
         functional, "scaled_dot_product_attention", counted("torch", functional.scaled_dot_product_attention)

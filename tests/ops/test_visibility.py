@@ -25,7 +25,7 @@ WINDOWS = [None, 1, 2, 4, 100]
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_against_the_definition(n: int, s: int, is_causal: bool, window: int | None) -> None:
     sees = torch.tensor([[oracle.position_sees(i, j, n, s, is_causal, window) for j in range(s)] for i in range(n)])
-    mask = position_mask(n, s, is_causal, window, torch.device("cpu"))
+    mask = position_mask(n, s, is_causal, window, None, torch.device("cpu"))
     assert torch.equal(torch.ones(n, s, dtype=torch.bool) if mask is None else mask, sees)
 
     for start, stop in itertools.combinations(range(n + 1), 2):

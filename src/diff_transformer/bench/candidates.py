@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from diff_transformer.bench.problem import Problem, Shape
 from diff_transformer.bench.records import FORWARD, TRAINING
 from diff_transformer.ops import diff_attention
-from diff_transformer.ops.backends import BACKENDS, choose, reason_against
+from diff_transformer.ops.backends import BACKENDS, Request, choose, reason_against
 from diff_transformer.ops.sdpa import wide_values_allowed
 
 TWIN, AUTO, PLAIN = "twin", "auto", "reference"
@@ -62,7 +62,11 @@ def candidates() -> dict[str, Candidate]:
 
 def backend_of_auto(problem: Problem) -> str:
     """The backend that "auto" takes for a problem."""
-    return choose(problem.q, problem.k, None)
+    return choose(_request(problem))
+
+
+def _request(problem: Problem) -> Request:
+    return Request(problem.q, problem.k, problem.v, problem.lam, None, True, 1.0, None, None)
 
 
 def _as_they_are(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
@@ -80,7 +84,7 @@ def _ours(name: str) -> Candidate:
             return None
         if name == PLAIN and shape.keys > LONGEST_PLAIN and shape.queries > 1:
             return HOLDS_SCORES
-        return _too_long(name, shape, pass_) or reason_against(name, problem.q, None)
+        return _too_long(name, shape, pass_) or reason_against(name, _request(problem))
 
     about = {AUTO: 'diff_attention(…, backend="auto")', PLAIN: "the plain formula, backend reference"}
     return Candidate(name, about.get(name, f"backend {name}"), _as_they_are, attend, reason)

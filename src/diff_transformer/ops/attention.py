@@ -1,13 +1,16 @@
 """The public operator: check the request, choose a backend, call it."""
 
+import itertools
 import math
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.backends import resolve
+from diff_transformer.ops.backends import Request, resolve
+from diff_transformer.ops.norm import rms_norm
 from diff_transformer.ops.reference import softmax_maps
+from diff_transformer.ops.visibility import document_bounds
 
 _WIDEST_WINDOW = 1 << 62  # of those that 64 bits hold; no sequence is as long
 
@@ -22,6 +25,10 @@ def diff_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
     window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-5,
+    norm_scale: float = 1.0,
     backend: str = "auto",
 ) -> Tensor:
     """Differential attention, (softmax(Q1 K1ᵀ·s) − λ · softmax(Q2 K2ᵀ·s)) V (Equation 1).
@@ -40,8 +47,16 @@ def diff_attention(
             Combines with ``is_causal`` and ``window``.
         scale: factor s of the scores, 1/√d unless given.
         window: how many keys a query may look back on, itself included: key j is hidden where j ≤ i + S − N − window.
-        backend: "auto", "reference", "blockwise", "sdpa" or "cpu" (a fused kernel for float32, bfloat16 and float16,
-            compiled on first use). A backend asked for by name runs or raises.
+        cu_seqlens: (documents + 1,) int32 or int64, where documents packed into one sequence (B = 1, N = S) begin, and
+            N at the end: 0, …, N, not decreasing. A token sees its own document alone. Away from the CPU the values are
+            not looked at, which would wait for the device.
+        norm_weight: (dv,), or None for no norm. With it each head is normalised as in Equation 3:
+            ``norm_scale`` · RMSNorm(head) · ``norm_weight``; fused into the kernel where the backend can.
+        norm_eps: added to the mean square.
+        norm_scale: 1 − λ_init in the paper.
+        backend: "auto", "reference", "blockwise", "sdpa", "flex" (FlexAttention), "cpu" (a fused kernel for float32,
+            bfloat16 and float16, compiled on first use) or "triton" (fused kernels for CUDA). A backend asked for by
+            name runs or raises.
 
     Returns:
         (B, H, N, dv) in the dtype of q, k and v (under autocast, in autocast's). A query that sees no key gives 0,
@@ -58,8 +73,15 @@ def diff_attention(
     scale, window = _check_scale(scale, q), _check_window(window)
     attn_mask = _check_mask(attn_mask, q, k)
     lambdas = _check_lambda(lam, q)
-    attend = resolve(backend, q, k, attn_mask)
-    return attend(q, k, v, lambdas, attn_mask, is_causal, scale, window)
+    documents = _check_documents(cu_seqlens, q, k)
+    _check_norm(norm_weight, norm_eps, norm_scale, v)
+    request = Request(q, k, v, lambdas, attn_mask, is_causal, scale, window, documents)
+    chosen = resolve(backend, request)
+    if norm_weight is None:
+        return chosen.attend(*request)
+    if chosen.fuses_norm:
+        return chosen.attend(*request, norm_weight, norm_eps, norm_scale)
+    return rms_norm(chosen.attend(*request), norm_weight, norm_eps) * norm_scale
 
 
 def diff_attention_maps(
@@ -71,6 +93,7 @@ def diff_attention_maps(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
     window: int | None = None,
+    cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The maps A1, A2 and A1 − λA2 of Equation 1, for looking at; memory grows with N·S.
 
@@ -88,7 +111,8 @@ def diff_attention_maps(
     scale, window = _check_scale(scale, q), _check_window(window)
     attn_mask = _check_mask(attn_mask, q, k)
     lambdas = _check_lambda(lam, q)
-    first, second = softmax_maps(q, k, attn_mask, is_causal, scale, window)
+    documents = _check_documents(cu_seqlens, q, k)
+    first, second = softmax_maps(q, k, attn_mask, is_causal, scale, window, documents)
     return first, second, first - lambdas.unsqueeze(-1).to(first.dtype) * second
 
 
@@ -180,6 +204,49 @@ def _check_mask(attn_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None
     if attn_mask.device != q.device:
         _refuse(f"attn_mask must be on the device of q, {q.device}, got {attn_mask.device}.")
     return attn_mask[(None,) * (4 - attn_mask.dim())]
+
+
+def _check_documents(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """Where each query's document begins and ends, (2, N) int32."""
+    if cu_seqlens is None:
+        return None
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be a tensor or None, got {type(cu_seqlens).__name__}.")
+    n, s = q.shape[3], k.shape[3]
+    if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+        _refuse(f"cu_seqlens must be (documents + 1,) int32 or int64, got {_shape(cu_seqlens)} {cu_seqlens.dtype}.")
+    if q.shape[0] != 1 or n != s:
+        _refuse(
+            f"cu_seqlens takes documents packed into one sequence, B = 1 and N = S, got B {q.shape[0]}, N {n}, S {s}."
+        )
+    if cu_seqlens.device != q.device:
+        _refuse(f"cu_seqlens must be on the device of q, {q.device}, got {cu_seqlens.device}.")
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        ends = cu_seqlens.tolist()
+        if ends[0] != 0 or ends[-1] != n or any(a > b for a, b in itertools.pairwise(ends)):
+            _refuse(f"cu_seqlens must go from 0 to N = {n} without decreasing, got {_abridged(ends)}.")
+    return document_bounds(cu_seqlens, n)
+
+
+def _abridged(numbers: list[int]) -> str:
+    return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:4]))}, …, {numbers[-1]}]"
+
+
+def _check_norm(weight: Tensor | None, eps: float, scale: float, v: Tensor) -> None:
+    for name, number in (("norm_eps", eps), ("norm_scale", scale)):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not _is_finite(number):
+            _refuse(f"{name} must be a finite number, got {number!r}.")
+    if eps < 0:
+        _refuse(f"norm_eps must be 0 or more, got {eps!r}.")
+    if weight is None:
+        return
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"norm_weight must be a tensor or None, got {type(weight).__name__}.")
+    if tuple(weight.shape) != (v.shape[-1],) or not weight.is_floating_point() or weight.device != v.device:
+        _refuse(
+            f"norm_weight must be ({v.shape[-1]},), floating and on {v.device}, "
+            f"got {_shape(weight)} {weight.dtype} on {weight.device}."
+        )
 
 
 def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What each backend can do: a request → None, or the reason why not. And which one ``auto`` takes."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,13 +12,41 @@ from diff_transformer.ops.cpu.build import obstacle
 from diff_transformer.ops.reference import reference_attention
 from diff_transformer.ops.sdpa import sdpa_attention
 
-_IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
-    "reference": reference_attention,
-    "blockwise": blockwise_attention,
-    "sdpa": sdpa_attention,
-    "cpu": cpu_attention,
+
+class Request(NamedTuple):
+    """What a backend gets, all of it checked.
+
+    λ is (B, H, N), the mask has four axes; ``documents`` (2, N) int32 holds the first key of each query's document and
+    the one past its last.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    lam: Tensor
+    attn_mask: Tensor | None
+    is_causal: bool
+    scale: float
+    window: int | None
+    documents: Tensor | None
+
+
+class Backend(NamedTuple):
+    """How a backend is called: ``attend(*request)``; where it ``fuses_norm``, with the norm's three arguments too."""
+
+    attend: Callable[..., Tensor]
+    fuses_norm: bool = False
+
+
+_BACKENDS = {
+    "reference": Backend(reference_attention),
+    "blockwise": Backend(blockwise_attention),
+    "sdpa": Backend(sdpa_attention),
+    "cpu": Backend(cpu_attention),
 }
-BACKENDS = tuple(_IMPLEMENTATIONS)
+BACKENDS = tuple(_BACKENDS)
+# These have a backward of their own, which torch cannot differentiate, and none in forward mode.
+_OPAQUE = ("blockwise", "cpu")
 
 
 def _in_forward_mode() -> bool:
@@ -26,11 +54,12 @@ def _in_forward_mode() -> bool:
     return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
-def _reason_in_request(backend: str, q: Tensor, attn_mask: Tensor | None) -> str | None:
+def _reason_in_request(backend: str, request: Request) -> str | None:
     """What in the request itself ``backend`` does not do, or None. Costs nothing: the kernel is not looked for."""
-    if backend in ("blockwise", "cpu") and _in_forward_mode():
+    q, attn_mask = request.q, request.attn_mask
+    if backend in _OPAQUE and _in_forward_mode():
         return "it has no derivative in forward mode; use 'reference'"
-    if backend in ("blockwise", "cpu") and attn_mask is not None and attn_mask.requires_grad:
+    if backend in _OPAQUE and attn_mask is not None and attn_mask.requires_grad:
         return "it computes no gradient for attn_mask; use 'reference' or 'sdpa'"
     if backend == "cpu" and q.device.type != "cpu":
         return f"it needs its tensors on the CPU, got {q.device}"
@@ -39,37 +68,38 @@ def _reason_in_request(backend: str, q: Tensor, attn_mask: Tensor | None) -> str
     return None
 
 
-def reason_against(backend: str, q: Tensor, attn_mask: Tensor | None) -> str | None:
+def reason_against(backend: str, request: Request) -> str | None:
     """Why ``backend`` cannot answer this request, or None if it can. For "cpu" this may compile the kernel."""
-    reason = _reason_in_request(backend, q, attn_mask)
+    reason = _reason_in_request(backend, request)
     return unavailable() if reason is None and backend == "cpu" else reason
 
 
-def choose(q: Tensor, k: Tensor, attn_mask: Tensor | None) -> str:
+def choose(request: Request) -> str:
     """The backend that ``auto`` takes. The rules and their measurements are in docs/backends.md."""
+    q, attn_mask = request.q, request.attn_mask
     if _in_forward_mode() or (attn_mask is not None and attn_mask.requires_grad):
         return "reference"
     if q.device.type == "cuda":
         return "sdpa"
-    if _reason_in_request("cpu", q, attn_mask) is None and available_to_auto():
+    if _reason_in_request("cpu", request) is None and available_to_auto():
         return "cpu"
     return "blockwise"
 
 
-def resolve(backend: str, q: Tensor, k: Tensor, attn_mask: Tensor | None) -> Callable[..., Tensor]:
-    """The function that answers the request.
+def resolve(backend: str, request: Request) -> Backend:
+    """The backend that answers the request.
 
     Raises:
         ValueError: for an unknown name, or a named backend that cannot run this request.
     """
     if backend == "auto":
-        return _IMPLEMENTATIONS[choose(q, k, attn_mask)]
-    if backend not in _IMPLEMENTATIONS:
+        return _BACKENDS[choose(request)]
+    if backend not in _BACKENDS:
         raise ValueError(f"backend must be 'auto' or one of {', '.join(map(repr, BACKENDS))}, got {backend!r}.")
-    reason = reason_against(backend, q, attn_mask)
+    reason = reason_against(backend, request)
     if reason is not None:
         raise ValueError(f"backend {backend!r} cannot run this request: {reason}.")
-    return _IMPLEMENTATIONS[backend]
+    return _BACKENDS[backend]
 
 
 def explain(device: Any = "cpu", dtype: torch.dtype = torch.float32) -> dict[str, str | None]:
@@ -77,8 +107,10 @@ def explain(device: Any = "cpu", dtype: torch.dtype = torch.float32) -> dict[str
 
     The CPU kernel is not compiled for this: where it has not been tried yet, it is taken to run if a compiler is there.
     """
-    probe = torch.zeros(1, 1, 2, 1, 8, device=device, dtype=dtype)
-    reasons = {backend: _reason_in_request(backend, probe, None) for backend in BACKENDS}
+    q = torch.zeros(1, 1, 2, 1, 64, device=device, dtype=dtype)
+    v = torch.zeros(1, 1, 1, 128, device=device, dtype=dtype)
+    probe = Request(q, q, v, q.new_zeros(1, 1, 1), None, False, 1.0, None, None)
+    reasons = {backend: _reason_in_request(backend, probe) for backend in BACKENDS}
     if reasons["cpu"] is None and (problem := obstacle()) is not None:
         reasons["cpu"] = str(problem)
     return reasons

@@ -306,6 +306,7 @@ def blockwise_attention(
     is_causal: bool,
     scale: float,
     window: int | None,
+    documents: Tensor | None,
 ) -> Tensor:
     """(P1 − λP2) V by blocks. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N)."""
     return blockwise_forward(q, k, v, lam, attn_mask, is_causal, scale, window)

@@ -10,7 +10,13 @@ from diff_transformer.ops.visibility import position_mask, softmax_or_zero
 
 
 def softmax_maps(
-    q: Tensor, k: Tensor, attn_mask: Tensor | None, is_causal: bool, scale: float, window: int | None
+    q: Tensor,
+    k: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    window: int | None,
+    documents: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """A1 and A2 of Equation 1, each (B, H, N, S), in float32 at least.
 
@@ -18,6 +24,7 @@ def softmax_maps(
         q: (B, H, 2, N, d).
         k: (B, H_kv, 2 or 1, S, d).
         attn_mask: broadcastable to (B, H, N, S), boolean (True = may attend) or additive, or None.
+        documents: (2, N), the first key of each query's document and the one past its last, or None.
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     n, s = q.shape[-2], k.shape[-2]
@@ -25,7 +32,7 @@ def softmax_maps(
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     with torch.autocast(q.device.type, enabled=False):
         scores = (q.to(dtype) * scale) @ k.to(dtype).transpose(-1, -2)
-    allowed = position_mask(n, s, is_causal, window, q.device)
+    allowed = position_mask(n, s, is_causal, window, documents, q.device)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     if attn_mask is not None:
@@ -47,9 +54,10 @@ def reference_attention(
     is_causal: bool,
     scale: float,
     window: int | None,
+    documents: Tensor | None,
 ) -> Tensor:
     """(A1 − λA2) V. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N)."""
-    first, second = softmax_maps(q, k, attn_mask, is_causal, scale, window)
+    first, second = softmax_maps(q, k, attn_mask, is_causal, scale, window, documents)
     v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     with torch.autocast(q.device.type, enabled=False):
         out = (first - lam.unsqueeze(-1).to(first.dtype) * second) @ v.to(first.dtype)

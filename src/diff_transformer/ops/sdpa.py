@@ -40,11 +40,11 @@ def _ask(device: str, dtype: torch.dtype, d: int, dv: int, masked: bool) -> bool
 
 
 def _combined_mask(
-    q: Tensor, k: Tensor, attn_mask: Tensor | None, is_causal: bool, window: int | None
+    q: Tensor, k: Tensor, attn_mask: Tensor | None, is_causal: bool, window: int | None, documents: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """One mask for everything that hides keys, and which rows see nothing (those let all through, to stay finite)."""
     n, s = q.shape[-2], k.shape[-2]
-    allowed = position_mask(n, s, is_causal, window, q.device)
+    allowed = position_mask(n, s, is_causal, window, documents, q.device)
     if attn_mask is None:
         if allowed is None:
             return None, None
@@ -76,13 +76,14 @@ def sdpa_attention(
     is_causal: bool,
     scale: float,
     window: int | None,
+    documents: Tensor | None,
 ) -> Tensor:
     """A1 V − λ A2 V. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N)."""
     n, s, d, dv = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
     # torch aligns its own causality to the start of the keys: the same thing only where N = S. Its fused kernels hide
     # keys before they scale, which a scale of 0 or less undoes.
-    plain_causal = is_causal and n == s and window is None and attn_mask is None and scale > 0
-    mask, blind = (None, None) if plain_causal else _combined_mask(q, k, attn_mask, is_causal, window)
+    plain_causal = is_causal and n == s and window is None and attn_mask is None and documents is None and scale > 0
+    mask, blind = (None, None) if plain_causal else _combined_mask(q, k, attn_mask, is_causal, window, documents)
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and q.device.type != "cuda":
         # Outside CUDA torch answers enable_gqa with its plain formula.

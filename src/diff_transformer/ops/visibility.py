@@ -25,9 +25,26 @@ def visible_keys(start: int, stop: int, n: int, s: int, is_causal: bool, window:
     return low, max(low, high)
 
 
-def position_mask(n: int, s: int, is_causal: bool, window: int | None, device: torch.device) -> Tensor | None:
-    """(N, S) boolean, True where causality and the window allow attention, or None where they hide nothing."""
-    if not is_causal and window is None:
+def document_bounds(cu_seqlens: Tensor, n: int) -> Tensor:
+    """The first key of each query's document and the one past its last, (2, N) int32.
+
+    ``cu_seqlens`` cuts positions 0 … N − 1: whatever its values, the bounds stay between 0 and N.
+    """
+    ends = cu_seqlens.clamp(0, n).to(torch.int32)
+    ends = torch.cat((ends.new_zeros(1), ends, ends.new_full((1,), n)))
+    tokens = torch.arange(n, device=ends.device, dtype=torch.int32)
+    following = torch.searchsorted(ends, tokens, right=True, out_int32=True)
+    return torch.stack((ends[following - 1], ends[following]))
+
+
+def position_mask(
+    n: int, s: int, is_causal: bool, window: int | None, documents: Tensor | None, device: torch.device
+) -> Tensor | None:
+    """(N, S) boolean, True where position alone allows attention, or None where it hides nothing.
+
+    ``documents`` (2, N) holds the first key of each query's document and the one past its last.
+    """
+    if not is_causal and window is None and documents is None:
         return None
     queries = torch.arange(n, device=device).unsqueeze(1) + (s - n)
     keys = torch.arange(s, device=device).unsqueeze(0)
@@ -36,6 +53,9 @@ def position_mask(n: int, s: int, is_causal: bool, window: int | None, device: t
         allowed = allowed & (keys <= queries)
     if window is not None:
         allowed = allowed & (keys > queries - window)
+    if documents is not None:
+        first, past = documents.unsqueeze(-1)
+        allowed = allowed & (first <= keys) & (keys < past)
     return allowed
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from budget import LAMBDAS, MASKS, Case, Problem, build, expect, prepared
 from diff_transformer import diff_attention
-from diff_transformer.ops.backends import choose
+from diff_transformer.ops.backends import Request, choose
 from diff_transformer.ops.cpu.attention import unavailable
 
 pytestmark = [
@@ -102,7 +102,8 @@ def test_auto_takes_it_where_it_has_vectors(
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     q = torch.zeros(1, 1, 2, 1, 4)
-    assert choose(q, q, None) == ("cpu" if wins else "blockwise")
+    request = Request(q, q, q[:, :, 0], q[..., 0, 0], None, False, 1.0, None, None)
+    assert choose(request) == ("cpu" if wins else "blockwise")
 
 
 def solve(problem: Problem) -> dict[str, torch.Tensor]:

@@ -156,6 +156,7 @@ def cpu_attention(
     is_causal: bool,
     scale: float,
     window: int | None,
+    documents: Tensor | None,
 ) -> Tensor:
     """(P1 − λP2) V by the kernel, which :func:`unavailable` has loaded. Shapes as in the blockwise backend."""
     forward = torch.ops.diff_transformer_cpu.forward.default
