@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,14 +27,6 @@ from diff_transformer.train import (
     train,
 )
 from diff_transformer.train.checkpoint import load_checkpoint
-
-
-@pytest.fixture(autouse=True)
-def _accelerate_starts_afresh() -> Iterator[None]:
-    """Accelerate fixes device and precision once for a process; each of these tests wants its own."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def recipe(**train_settings: Any) -> Recipe:

@@ -1,6 +1,5 @@
 """Training settings do what they say, and what is logged reaches TensorBoard as it was."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,6 @@ from diff_transformer.nn import SwiGLU
 from diff_transformer.train import Recipe, parse_recipe, read_metrics, train
 
 LAYERS = 3
-
-
-@pytest.fixture(autouse=True)
-def _accelerate_starts_afresh() -> Iterator[None]:
-    """Accelerate fixes device and precision once for a process; each of these tests wants its own."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def recipe(**train_settings: Any) -> Recipe:

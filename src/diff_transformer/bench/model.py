@@ -287,13 +287,9 @@ def _prepare(model: nn.Module, pass_: str, settings: ModelSettings) -> Callable[
 def _bars(rows: Sequence[Row]) -> list[Bar]:
     bars = []
     for dtype, limit in (("float32", 1.0), ("bfloat16", 1.05)):
-        place = (DIFF, STEP, dtype, TWIN)
-        bars.append(
-            ratio_bar(
-                f"{STEP}, {dtype}",
-                limit,
-                rows,
-                lambda row, place=place: (row.candidate, row.pass_, row.dtype, row.against) == place,  # type: ignore[misc]
-            )
-        )
+
+        def concerned(row: Row, dtype: str = dtype) -> bool:
+            return (row.candidate, row.pass_, row.dtype, row.against) == (DIFF, STEP, dtype, TWIN)
+
+        bars.append(ratio_bar(f"{STEP}, {dtype}", limit, rows, concerned))
     return bars

@@ -149,7 +149,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
 class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin):
     """The language model: :class:`DiffTransformerModel` and an output head."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  # transformers reads a plain dict
 
     def __init__(self, config: DiffTransformerConfig) -> None:
         super().__init__(config)

@@ -126,7 +126,7 @@ class Attention(nn.Module):
         attn_mask: Tensor | None,
         is_causal: bool,
     ) -> Tensor:
-        """Queries, cached keys and values → heads (B, H, N, dv)."""
+        """Queries, cached keys and values → heads (B, H, N, dv). Subclasses fill this in."""
         raise NotImplementedError
 
     def combine(self, heads: Tensor) -> Tensor:
@@ -138,11 +138,11 @@ class DifferentialAttention(Attention):
     """What both versions of differential attention share: pairs of query heads, a λ, one call of the operator."""
 
     def lambdas(self, hidden_states: Tensor) -> Tensor:
-        """λ, broadcastable to (B, H, N), in float32 at least."""
+        """λ, broadcastable to (B, H, N), in float32 at least. Subclasses fill this in."""
         raise NotImplementedError
 
     def split_keys(self, keys: Tensor) -> Tensor:
-        """Cached keys (B, H_kv, S, width) → (B, H_kv, 2 or 1, S, d), a view."""
+        """Cached keys (B, H_kv, S, width) → (B, H_kv, 2 or 1, S, d), a view. Subclasses fill this in."""
         raise NotImplementedError
 
     def attend(

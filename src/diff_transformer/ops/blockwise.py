@@ -11,11 +11,12 @@ step reads them, and all blocks use the same buffers.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from diff_transformer.ops.gradients import fake_gradients, refuse_second_order
 from diff_transformer.ops.visibility import Limit, hide, position_limits, seen_keys, softmax_or_zero_, visible_keys
 
 # Rows of queries to a block, and scores of one map to hold at a time: few enough for the caches, enough for
@@ -198,16 +199,7 @@ def blockwise_forward(
 
 
 @blockwise_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-) -> Tensor:
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     return q.new_empty(*q.shape[:2], q.shape[3], v.shape[-1])
 
 
@@ -260,41 +252,19 @@ def blockwise_backward(
     return grad_q, grad_k, grad_v, grad_lam
 
 
-@blockwise_backward.register_fake
-def _(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), lam.new_empty(lam.shape)
-
-
-def _save_inputs(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: Tensor) -> None:
+def _save_inputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
     q, k, v, lam, attn_mask, is_causal, scale, window = inputs
     ctx.save_for_backward(q, k, v, lam, attn_mask)
-    ctx.settings = (is_causal, scale, window)  # type: ignore[attr-defined]  # how torch.library passes settings on
+    ctx.settings = (is_causal, scale, window)
 
 
-def _differentiate(ctx: torch.autograd.function.FunctionCtx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, lam, attn_mask = ctx.saved_tensors  # type: ignore[attr-defined]
-    gradients = blockwise_backward(grad_out, q, k, v, lam, attn_mask, *ctx.settings)  # type: ignore[attr-defined]
-    return (*gradients, None, None, None, None)
-
-
-def _refuse_second_order(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> None:
-    raise RuntimeError(
-        "backend 'blockwise' cannot be differentiated twice; use backend='reference' for second-order gradients."
-    )
+def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    return (*blockwise_backward(grad_out, *ctx.saved_tensors, *ctx.settings), None, None, None, None)
 
 
 blockwise_forward.register_autograd(_differentiate, setup_context=_save_inputs)
-blockwise_backward.register_autograd(_refuse_second_order)
+blockwise_backward.register_fake(fake_gradients)
+blockwise_backward.register_autograd(refuse_second_order("blockwise"))
 
 
 def blockwise_attention(

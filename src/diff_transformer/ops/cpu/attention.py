@@ -4,11 +4,13 @@ import os
 import platform
 import threading
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diff_transformer.ops.cpu.build import SWITCH, BuildError, NotMeantError, load, obstacle
+from diff_transformer.ops.gradients import fake_gradients, refuse_second_order
 
 
 class _Outcome:
@@ -89,62 +91,28 @@ def _register() -> None:
     """Fakes and gradients of the two operators that the library has brought."""
     forward, backward = "diff_transformer_cpu::forward", "diff_transformer_cpu::backward"
     torch.library.register_fake(forward, _fake_forward)
-    torch.library.register_fake(backward, _fake_backward)
+    torch.library.register_fake(backward, fake_gradients)
     torch.library.register_autograd(forward, _differentiate, setup_context=_save)
-    torch.library.register_autograd(backward, _refuse_second_order)
+    torch.library.register_autograd(backward, refuse_second_order("cpu"))
 
 
-def _fake_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-    differentiable: bool,
-) -> tuple[Tensor, Tensor]:
-    batch, heads, maps, n, _ = q.shape
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, heads, maps, n, _width = q.shape
     out = q.new_empty(batch, heads, n, v.shape[-1])
     return out, q.new_empty(batch, heads, maps, 2, n, dtype=torch.float32)
 
 
-def _fake_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: Tensor | None,
-    statistics: Tensor,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), lam.new_empty(lam.shape)
-
-
-def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     q, k, v, lam, attn_mask, *settings, _ = inputs
     _, statistics = output
     ctx.save_for_backward(q, k, v, lam, attn_mask, statistics)
     ctx.mark_non_differentiable(statistics)
-    ctx.settings = settings  # type: ignore[attr-defined]  # how torch.library passes settings on
+    ctx.settings = settings
 
 
-def _differentiate(
-    ctx: torch.autograd.function.FunctionCtx, grad_out: Tensor, _: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors  # type: ignore[attr-defined]
+def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     backward = torch.ops.diff_transformer_cpu.backward.default
-    return (*backward(grad_out, *tensors, *ctx.settings), None, None, None, None, None)  # type: ignore[attr-defined]
-
-
-def _refuse_second_order(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> None:
-    raise RuntimeError(
-        "backend 'cpu' cannot be differentiated twice; use backend='reference' for second-order gradients."
-    )
+    return (*backward(grad_out, *ctx.saved_tensors, *ctx.settings), None, None, None, None, None)
 
 
 def cpu_attention(
