@@ -46,7 +46,7 @@ def test_scores_of_a_block_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch
     for batch, heads, key_heads, n in ((32, 4, 4, 128), (64, 8, 2, 256), (1, 8, 4, 2048), (2, 2, 2, 16384)):
         q, k = torch.empty(batch, heads, 2, n, 1), torch.empty(batch, key_heads, 2, n, 1)
         problem = blockwise._Problem(
-            3, q, k, torch.empty(batch, key_heads, n, 1), torch.empty(batch, heads, n), None, True, 1.0, None
+            3, q, k, torch.empty(batch, key_heads, n, 1), torch.empty(batch, heads, n), None, True, 1.0, None, None
         )
         bound = threads * blockwise.CORE_SCORES
         group = heads // key_heads * n

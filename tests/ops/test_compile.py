@@ -51,13 +51,13 @@ def cold() -> Iterator[None]:
 
 
 def operator_arguments(case: Case) -> tuple[Any, ...]:
-    """(q, k, v, lam, attn_mask, is_causal, scale, window) as the operators take them."""
+    """(q, k, v, lam, attn_mask, is_causal, scale, window, documents) as the operators take them."""
     problem = build(case)
     assert isinstance(problem.lam, Tensor)
     lam = problem.lam.expand(case.batch, case.heads, case.queries)
     mask = problem.options.get("attn_mask")
     mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]
-    return problem.q, problem.k, problem.v, lam, mask, case.is_causal, case.d**-0.5, case.window
+    return problem.q, problem.k, problem.v, lam, mask, case.is_causal, case.d**-0.5, case.window, None
 
 
 def test_every_registered_operator_is_checked_below() -> None:
@@ -75,10 +75,10 @@ def operator(name: str) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_opcheck_forward(backend: str, case: str, dtype: torch.dtype) -> None:
     skip_unless_it_runs(backend)
-    *tensors, mask, is_causal, scale, window = operator_arguments(replace(CASES[case], dtype=dtype))
-    tensors = [x.detach().requires_grad_() for x in tensors]
+    q, k, v, lam, *others = operator_arguments(replace(CASES[case], dtype=dtype))
+    leaves = [x.detach().requires_grad_() for x in (q, k, v, lam)]
     more = (True,) if backend == "cpu" else ()
-    torch.library.opcheck(operator(OPERATORS[backend][0]), (*tensors, mask, is_causal, scale, window, *more))
+    torch.library.opcheck(operator(OPERATORS[backend][0]), (*leaves, *others, *more))
 
 
 @pytest.mark.parametrize("backend", OPERATORS)
@@ -88,9 +88,10 @@ def test_opcheck_backward(backend: str, case: str, dtype: torch.dtype) -> None:
     skip_unless_it_runs(backend)
     forward, backward = map(operator, OPERATORS[backend])
     grad_out = build(replace(CASES[case], dtype=dtype)).dout
-    *tensors, is_causal, scale, window = operator_arguments(replace(CASES[case], dtype=dtype))
-    saved = forward(*tensors, is_causal, scale, window, True)[1:] if backend == "cpu" else ()
-    torch.library.opcheck(backward, (grad_out, *tensors, *saved, is_causal, scale, window))
+    arguments = operator_arguments(replace(CASES[case], dtype=dtype))
+    *tensors, is_causal, scale, window, documents = arguments
+    saved = forward(*arguments, True)[1:] if backend == "cpu" else ()
+    torch.library.opcheck(backward, (grad_out, *tensors, *saved, is_causal, scale, window, documents))
 
 
 # torch.compile.

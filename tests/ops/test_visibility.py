@@ -29,7 +29,7 @@ def test_against_the_definition(n: int, s: int, is_causal: bool, window: int | N
     assert torch.equal(torch.ones(n, s, dtype=torch.bool) if mask is None else mask, sees)
 
     for start, stop in itertools.combinations(range(n + 1), 2):
-        low, high = visible_keys(start, stop, n, s, is_causal, window)
+        low, high = visible_keys(start, stop, n, s, is_causal, window, None)
         assert 0 <= low <= high <= s
         block = sees[start:stop]
         seen_by_any = block.any(0).nonzero().flatten().tolist()

@@ -17,7 +17,15 @@ import torch
 from torch import Tensor
 
 from diff_transformer.ops.gradients import fake_gradients, refuse_second_order
-from diff_transformer.ops.visibility import Limit, hide, position_limits, seen_keys, softmax_or_zero_, visible_keys
+from diff_transformer.ops.visibility import (
+    Limit,
+    document_limits,
+    hide,
+    position_limits,
+    seen_keys,
+    softmax_or_zero_,
+    visible_keys,
+)
 
 # Rows of queries to a block, and scores of one map to hold at a time: few enough for the caches, enough for
 # efficient matrix products. docs/backends.md says how the numbers were measured.
@@ -94,8 +102,10 @@ class _Problem:
         is_causal: bool,
         scale: float,
         window: int | None,
+        documents: Tensor | None,
     ) -> None:
         self.q, self.k, self.v, self.lam, self.mask, self.scale = q, k, v, lam, attn_mask, scale
+        self.documents = documents
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         n, s, self.groups = q.shape[3], v.shape[2], q.shape[1] // k.shape[1]
         self.may_be_blind = attn_mask is not None or (is_causal and n > s)
@@ -104,7 +114,7 @@ class _Problem:
         self.blocks, like = [], q.new_empty(0, dtype=self.dtype)
         for start in range(0, n, rows):
             stop = min(n, start + rows)
-            low, high = visible_keys(start, stop, n, s, is_causal, window)
+            low, high = visible_keys(start, stop, n, s, is_causal, window, documents)
             if low < high:
                 limits = position_limits(start, stop, low, high, s - n, is_causal, window, like)
                 self.blocks.append(_Block(start, stop, low, high, limits))
@@ -150,6 +160,10 @@ class _Problem:
         """P1 and P2 of a block; ``mask`` is the part of the mask that meets it."""
         if mask is not None and mask.dtype == torch.bool:
             limit = mask.to(self.dtype).sub_(0.5).mul_(math.inf)  # ∞ where it is True, −∞ where not
+        limits = block.limits
+        if self.documents is not None:
+            rows = self.documents[:, block.start : block.stop]
+            limits = limits + document_limits(rows, block.low, block.high, part.queries)
         maps = []
         for c in range(2):
             queries, keys = _rows(part.queries[c], block), part.keys[c % len(part.keys)][:, block.low : block.high]
@@ -159,7 +173,7 @@ class _Problem:
             else:
                 torch.bmm(queries, keys.mT, out=scores)
             tiles = scores.view(*part.shape, block.stop - block.start, keys.shape[1])
-            hide(tiles, block.low, block.limits)
+            hide(tiles, block.low, limits)
             if mask is not None and mask.dtype == torch.bool:
                 tiles.clamp_(max=limit)
             elif mask is not None:
@@ -184,11 +198,12 @@ def blockwise_forward(
     is_causal: bool,
     scale: float,
     window: int | None,
+    documents: Tensor | None,
 ) -> Tensor:
     """q (B, H, 2, N, d), k (B, H_kv, 2 or 1, S, d), v (B, H_kv, S, dv), lam (B, H, N) → (B, H, N, dv)."""
     out = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[-1])
     with torch.autocast(q.device.type, enabled=False):
-        problem = _Problem(3, q, k, v, lam, attn_mask, is_causal, scale, window)
+        problem = _Problem(3, q, k, v, lam, attn_mask, is_causal, scale, window, documents)
         for part in problem.parts():
             part_out = problem.cut(out, part.where)
             for block, (first, second) in problem.steps(part):
@@ -214,13 +229,14 @@ def blockwise_backward(
     is_causal: bool,
     scale: float,
     window: int | None,
+    documents: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and lam, each of its input's shape and dtype (Appendix G, Equation 7)."""
     grad_q, grad_k, grad_v, grad_lam = (
         torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, lam)
     )
     with torch.autocast(q.device.type, enabled=False):
-        problem = _Problem(4, q, k, v, lam, attn_mask, is_causal, scale, window)
+        problem = _Problem(4, q, k, v, lam, attn_mask, is_causal, scale, window, documents)
         for part in problem.parts():
             part_grad = problem.cut(grad_out, part.where).flatten(0, 1).to(problem.dtype).contiguous()
             part_grad_q, part_grad_lam = problem.cut(grad_q, part.where), problem.cut(grad_lam, part.where)
@@ -253,13 +269,14 @@ def blockwise_backward(
 
 
 def _save_inputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    q, k, v, lam, attn_mask, is_causal, scale, window = inputs
-    ctx.save_for_backward(q, k, v, lam, attn_mask)
-    ctx.settings = (is_causal, scale, window)
+    q, k, v, lam, attn_mask, *settings, documents = inputs
+    ctx.save_for_backward(q, k, v, lam, attn_mask, documents)
+    ctx.settings = settings
 
 
 def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    return (*blockwise_backward(grad_out, *ctx.saved_tensors, *ctx.settings), None, None, None, None)
+    *tensors, documents = ctx.saved_tensors
+    return (*blockwise_backward(grad_out, *tensors, *ctx.settings, documents), None, None, None, None, None)
 
 
 blockwise_forward.register_autograd(_differentiate, setup_context=_save_inputs)
@@ -279,4 +296,4 @@ def blockwise_attention(
     documents: Tensor | None,
 ) -> Tensor:
     """(P1 − λP2) V by blocks. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N)."""
-    return blockwise_forward(q, k, v, lam, attn_mask, is_causal, scale, window)
+    return blockwise_forward(q, k, v, lam, attn_mask, is_causal, scale, window, documents)

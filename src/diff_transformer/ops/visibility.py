@@ -17,11 +17,20 @@ class Limit(NamedTuple):
     most: Tensor  # (rows, keys)
 
 
-def visible_keys(start: int, stop: int, n: int, s: int, is_causal: bool, window: int | None) -> tuple[int, int]:
-    """The half-open range of keys outside which no query of rows start … stop − 1 can see anything."""
+def visible_keys(
+    start: int, stop: int, n: int, s: int, is_causal: bool, window: int | None, documents: Tensor | None
+) -> tuple[int, int]:
+    """The half-open range of keys outside which no query of rows start … stop − 1 can see anything.
+
+    ``documents`` is (2, N), as :func:`document_bounds` gives it. Away from the CPU it narrows nothing: looking at its
+    values would wait for all the work before.
+    """
     offset = s - n
     low = 0 if window is None else min(max(0, start + offset - window + 1), s)
     high = max(0, min(s, stop + offset)) if is_causal else s
+    if documents is not None and documents.device.type == "cpu":
+        first, past = documents[:, start:stop]
+        low, high = max(low, int(first.min())), min(high, int(past.max()))
     return low, max(low, high)
 
 
@@ -80,8 +89,29 @@ def _limit(start: int, stop: int, first: int, last: int, window: int | None, lik
     """Positions start … stop − 1 against keys first … last − 1: what lies ahead, or what is beyond the window."""
     queries = torch.arange(start, stop, device=like.device).unsqueeze(1)
     keys = torch.arange(first, last, device=like.device)
-    hidden = keys > queries if window is None else keys <= queries - window
+    return _hiding(first, keys > queries if window is None else keys <= queries - window, like)
+
+
+def _hiding(first: int, hidden: Tensor, like: Tensor) -> Limit:
     return Limit(first, like.new_full(hidden.shape, math.inf).masked_fill_(hidden, -math.inf))
+
+
+def document_limits(documents: Tensor, low: int, high: int, like: Tensor) -> list[Limit]:
+    """What ``documents`` (2, rows) hide from the queries of a block among keys low … high − 1, as above.
+
+    On the CPU only columns in which something is hidden are in the limits.
+    """
+    first, past = documents.unsqueeze(-1)
+    on_cpu = documents.device.type == "cpu"
+    begin, end = (int(first.max()), int(past.min())) if on_cpu else (high, low)
+    limits = []
+    if low < min(begin, high):
+        keys = torch.arange(low, min(begin, high), device=like.device)
+        limits.append(_hiding(low, keys < first, like))
+    if max(end, low) < high:
+        keys = torch.arange(max(end, low), high, device=like.device)
+        limits.append(_hiding(max(end, low), keys >= past, like))
+    return limits
 
 
 def hide(scores: Tensor, low: int, limits: list[Limit]) -> None:

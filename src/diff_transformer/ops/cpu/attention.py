@@ -103,16 +103,17 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, lam, attn_mask, *settings, _ = inputs
+    q, k, v, lam, attn_mask, *settings, documents, _ = inputs
     _, statistics = output
-    ctx.save_for_backward(q, k, v, lam, attn_mask, statistics)
+    ctx.save_for_backward(q, k, v, lam, attn_mask, statistics, documents)
     ctx.mark_non_differentiable(statistics)
     ctx.settings = settings
 
 
 def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, documents = ctx.saved_tensors
     backward = torch.ops.diff_transformer_cpu.backward.default
-    return (*backward(grad_out, *ctx.saved_tensors, *ctx.settings), None, None, None, None, None)
+    return (*backward(grad_out, *tensors, *ctx.settings, documents), None, None, None, None, None, None)
 
 
 def cpu_attention(
@@ -128,7 +129,7 @@ def cpu_attention(
 ) -> Tensor:
     """(P1 − λP2) V by the kernel, which :func:`unavailable` has loaded. Shapes as in the blockwise backend."""
     forward = torch.ops.diff_transformer_cpu.forward.default
-    arguments = q, k, v, lam, attn_mask, is_causal, scale, window
+    arguments = q, k, v, lam, attn_mask, is_causal, scale, window, documents
     differentiable = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or lam.requires_grad
     )

@@ -84,7 +84,6 @@ struct Backward {
   void block(int64_t unit, int64_t index, Scratch& scratch, KeyGradients& gradients) const {
     const int64_t batch = unit / p.key_heads, key_head = unit % p.key_heads;
     const Rows rows = blocks.rows(key_head, index);
-    const Range visible = visible_keys(p, rows);
     const int vecs = rows.vecs;
     auto grad_row = [&](int64_t r) {
       return static_cast<const T*>(grad_out.data_ptr()) + batch * grad_out.stride(0) +
@@ -113,10 +112,10 @@ struct Backward {
 
     // Both maps and dP of a chunk; adds the sums over keys of P_c · dP to `sums`.
     auto compute = [&](Range chunk, bool edge, Visible mask, float(*sums)[kStrip]) {
-      const int64_t place = kept.place(visible, chunk);
+      const int64_t place = kept.place(rows, chunk);
       float* grads = scratch.grad_weights.get() + place;
-      multiply_rows<Kind>(p, rows, chunk, edge, left_rows<Kind>(values.head(p, unit, 0), values.row_stride),
-                          scratch.grad_lanes.get(), p.dv, 0.0f, grads);
+      multiply_rows<Kind>(rows, chunk, edge, left_rows<Kind>(values.head(p, unit, 0), values.row_stride),
+                          scratch.grad_lanes.get(), p.dv, grads);
       for (int c = 0; c < 2; ++c) {
         float* map = scratch.maps[c].get() + place;
         score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
@@ -137,7 +136,7 @@ struct Backward {
       }
     };
     scratch.skipped.clear();
-    for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t) {
+    for_each_chunk(rows, [&](Range chunk, bool edge, int64_t) {
       const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
       scratch.skipped.push_back(mask == Visible::kNone);
       if (mask != Visible::kNone) compute(chunk, edge, mask, means);
@@ -145,13 +144,13 @@ struct Backward {
 
     float* query_sums = scratch.sums.get();
     std::fill(query_sums, query_sums + 2 * p.d * kStrip, 0.0f);
-    for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t number) {
+    for_each_chunk(rows, [&](Range chunk, bool edge, int64_t number) {
       if (scratch.skipped[number]) return;
       if (!kept.all) {
         alignas(64) float known[2][kStrip] = {};
         compute(chunk, edge, mask_tile(p, batch, rows, chunk, scratch.mask.get()), known);
       }
-      const int64_t offset = kept.place(visible, chunk);
+      const int64_t offset = kept.place(rows, chunk);
       const float* maps[2] = {scratch.maps[0].get() + offset, scratch.maps[1].get() + offset};
       const float* grads = scratch.grad_weights.get() + offset;
       T* weights = scratch.weights.get();
@@ -184,7 +183,7 @@ struct Backward {
         }
         add_to_keys(rows, chunk, edge, scratch.query_rows.get() + c * query_strips * kStrip * kStrip, p.d, weights,
                     gradients.keys.get() + (c % p.key_maps) * query_strips * p.s * kStrip);
-        multiply_channels<Kind>(p, rows, chunk, edge, key_channels.from(unit, c, chunk.low), lanes, p.d,
+        multiply_channels<Kind>(rows, chunk, edge, key_channels.from(unit, c, chunk.low), lanes, p.d,
                                 query_sums + c * p.d * kStrip);
       }
     });
@@ -199,7 +198,7 @@ struct Backward {
   // Gradients of keys or values: sums over the block's queries of weights[key][query] · row[query][channel].
   void add_to_keys(const Rows& rows, Range chunk, bool edge, const float* right, int64_t width, const T* weights,
                    float* sums) const {
-    for_each_part(p, rows, chunk, edge, [&](Range part, Lanes active) {
+    for_each_part(rows, chunk, edge, [&](Range part, Lanes active) {
       const int64_t first = active.first * kLanes, depth = (active.last - active.first) * kLanes / Kind::kDepth;
       const Left left = left_rows<Kind>(weights + (part.low - chunk.low) * kStrip + first, kStrip);
       for (int64_t strip = 0; strip * kStrip < width; ++strip) {
@@ -246,12 +245,13 @@ void differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
   using T = typename Kind::Scalar;
   const int64_t threads = at::get_num_threads();
   const Transposed<Kind> key_channels(p, keys_of<T>(p));
+  const Blocks blocks(p, block_rows(p, threads));
   const Backward<Kind> backward{p,
-                                Blocks(p, block_rows(p, threads)),
+                                blocks,
                                 keys_of<T>(p),
                                 values_of<T>(p),
                                 key_channels,
-                                Kept(p),
+                                Kept(blocks),
                                 grad_out,
                                 statistics.data_ptr<float>(),
                                 static_cast<T*>(grad_q.data_ptr()),

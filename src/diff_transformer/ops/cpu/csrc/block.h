@@ -3,8 +3,6 @@
 
 #include <c10/core/CPUAllocator.h>
 
-#include <cstddef>
-
 #include "problem.h"
 
 namespace diff_transformer {
@@ -63,33 +61,34 @@ struct Kept {
   bool all;
   int64_t size;
 
-  explicit Kept(const Problem& p) {
-    // Positions in a block are less than kStrip apart.
-    const int64_t most = p.is_causal && p.window ? std::min(p.s, p.window + kStrip) : p.s;
+  explicit Kept(const Blocks& blocks) {
+    int64_t most = 0;
+    const int64_t different = blocks.per_head ? blocks.per_head : blocks.count;  // heads are alike
+    for (int64_t i = 0; i < different; ++i) most = std::max(most, blocks.rows(0, i).by_any.size());
     all = most <= kMostKept;
     size = ((all ? most : 0) + kChunk) * kStrip;
   }
 
-  int64_t place(Range visible, Range chunk) const { return all ? (chunk.low - visible.low) * kStrip : 0; }
+  int64_t place(const Rows& rows, Range chunk) const { return all ? (chunk.low - rows.by_any.low) * kStrip : 0; }
 };
 
-// Calls body(chunk, edge, number) for the chunks of a range of keys.
+// Calls body(chunk, edge, number) for the chunks of the keys that a block sees.
 template <class Body>
-void for_each_chunk(const Problem& p, const Rows& rows, Range visible, const Body& body) {
+void for_each_chunk(const Rows& rows, const Body& body) {
   int64_t number = 0;
-  for (int64_t low = visible.low; low < visible.high; low += kChunk, ++number) {
-    const Range chunk{low, std::min(low + kChunk, visible.high)};
-    body(chunk, has_edge(p, rows, chunk), number);
+  for (int64_t low = rows.by_any.low; low < rows.by_any.high; low += kChunk, ++number) {
+    const Range chunk{low, std::min(low + kChunk, rows.by_any.high)};
+    body(chunk, has_edge(rows, chunk), number);
   }
 }
 
 // Calls body(keys, lanes) for the parts of a chunk: all of it at once, or in steps where something is hidden.
 template <class Body>
-void for_each_part(const Problem& p, const Rows& rows, Range chunk, bool edge, const Body& body) {
+void for_each_part(const Rows& rows, Range chunk, bool edge, const Body& body) {
   if (!edge) return body(chunk, rows.lanes());
   for (int64_t j = chunk.low; j < chunk.high; j += kStep) {
     const Range keys{j, std::min(j + kStep, chunk.high)};
-    body(keys, active_lanes(p, rows, keys));
+    body(keys, active_lanes(rows, keys));
   }
 }
 
@@ -103,16 +102,16 @@ void pack_lanes(const Rows& rows, int64_t width, const Row& row, float* to) {
   }
 }
 
-// Products of a chunk's keys (or values) with the lanes: out[keys][kStrip]; what no lane of a vector sees is `filler`.
+// Products of a chunk's keys (or values) with the lanes: out[keys][kStrip]; what no lane of a vector sees is 0.
 template <class Kind>
-void multiply_rows(const Problem& p, const Rows& rows, Range chunk, bool edge, Left left, const float* lanes,
-                   int64_t width, float filler, float* out) {
-  for_each_part(p, rows, chunk, edge, [&](Range keys, Lanes active) {
+void multiply_rows(const Rows& rows, Range chunk, bool edge, Left left, const float* lanes, int64_t width,
+                   float* out) {
+  for_each_part(rows, chunk, edge, [&](Range keys, Lanes active) {
     const int64_t j = keys.low - chunk.low;
     product<Kind, false>(left.rows_from(keys.low), lanes, out + j * kStrip, keys.size(), active, steps<Kind>(width));
     for (int v = 0; v < rows.vecs; ++v) {
       if (v >= active.first && v < active.last) continue;
-      for (int64_t i = j; i < j + keys.size(); ++i) Vec(filler).store(out + i * kStrip + v * kLanes);
+      for (int64_t i = j; i < j + keys.size(); ++i) Vec(0.0f).store(out + i * kStrip + v * kLanes);
     }
   });
 }
@@ -121,7 +120,7 @@ void multiply_rows(const Problem& p, const Rows& rows, Range chunk, bool edge, L
 template <class Kind>
 void score_chunk(const Problem& p, const Rows& rows, Range chunk, bool edge, Left keys, const float* queries,
                  const float* mask, float* out) {
-  multiply_rows<Kind>(p, rows, chunk, edge, keys, queries, p.d, 0.0f, out);
+  multiply_rows<Kind>(rows, chunk, edge, keys, queries, p.d, out);
   const Vec factor(p.scale);
   for (int64_t j = 0; j < chunk.size(); ++j)
     for (int v = 0; v < rows.vecs; ++v) {
@@ -130,14 +129,14 @@ void score_chunk(const Problem& p, const Rows& rows, Range chunk, bool edge, Lef
       if (mask) y = y + load(mask + j * kStrip + v * kLanes);
       y.store(x);
     }
-  if (edge) hide_by_position(p, rows, chunk, out);
+  if (edge) hide_by_position(rows, chunk, out);
 }
 
 // Sums over keys: out[channels][kStrip] += Σ_j left(channel, j) · weights[j]. `left` begins at the chunk's first key.
 template <class Kind>
-void multiply_channels(const Problem& p, const Rows& rows, Range chunk, bool edge, Left left, const float* weights,
-                       int64_t channels, float* out) {
-  for_each_part(p, rows, chunk, edge, [&](Range keys, Lanes active) {
+void multiply_channels(const Rows& rows, Range chunk, bool edge, Left left, const float* weights, int64_t channels,
+                       float* out) {
+  for_each_part(rows, chunk, edge, [&](Range keys, Lanes active) {
     const int64_t k = (keys.low - chunk.low) / Kind::kDepth;
     product<Kind, true>(left.depth_from(k), weights + k * kStrip, out, channels, active, steps<Kind>(keys.size()));
   });

@@ -68,6 +68,7 @@ template <class T>
 struct Decode {
   const Problem& p;
   const Heads<T> keys, values;
+  const Range seen;  // by the queries between them
   const int64_t rows, splits, split_size;
   const int64_t depth, width;  // of a query and of a value, in whole vectors
   const bool far;
@@ -78,9 +79,8 @@ struct Decode {
   int64_t head(int64_t unit, int64_t row) const { return unit % p.key_heads * p.groups() + row / p.n; }
 
   Range range(int64_t split) const {
-    const int64_t first = p.window ? p.s - p.n - p.window + 1 : 0;  // what the first query sees
-    const int64_t high = std::min(p.s, (split + 1) * split_size);
-    return {std::min(std::max(split * split_size, first), high), high};
+    const int64_t high = std::min(seen.high, (split + 1) * split_size);
+    return {std::min(std::max(split * split_size, seen.low), high), high};
   }
 
   // Where the score of a key stands in its row.
@@ -127,17 +127,17 @@ struct Decode {
 
   // scores[row][map][key] = query · key, for keys of V whole vectors (0: any width).
   template <int V>
-  void multiply(int64_t unit, Range seen, const float* queries, float* scores) const {
+  void multiply(int64_t unit, Range range, const float* queries, float* scores) const {
     const T* heads[2] = {keys.head(p, unit, 0), keys.head(p, unit, 1)};
-    for (int64_t j = seen.low; j < seen.high; j += kLanes)
+    for (int64_t j = range.low; j < range.high; j += kLanes)
       for (int64_t row = 0; row < rows; ++row) {
         Query<V> query;
         query.rows[0] = queries + row * 2 * depth;
         query.rows[1] = query.rows[0] + depth;
         for (int c = 0; c < 2; ++c)
           for (int k = 0; k < V; ++k) query.parts[c][k] = load(query.rows[c] + k * kLanes);
-        const Both products = far ? multiply_keys<V, kLanes, true>(query, heads, j, seen.high - 1)
-                                  : multiply_keys<V, kLanes, false>(query, heads, j, seen.high - 1);
+        const Both products = far ? multiply_keys<V, kLanes, true>(query, heads, j, range.high - 1)
+                                  : multiply_keys<V, kLanes, false>(query, heads, j, range.high - 1);
         for (int c = 0; c < 2; ++c) products.map[c].store(scores + (row * 2 + c) * spread + j);
       }
   }
@@ -178,20 +178,18 @@ struct Decode {
   }
 
   // Adds the mask to the scores of a row, and hides what position hides.
-  void add_mask(int64_t unit, int64_t row, Range seen, float* scores) const {
-    const int64_t position = row % p.n + p.s - p.n;
-    if (p.is_causal)
-      for (int64_t j = std::max(seen.low, position + 1); j < seen.high; ++j) scores[j - seen.low] = kHidden;
-    if (p.window)
-      for (int64_t j = seen.low; j < std::min(seen.high, position - p.window + 1); ++j) scores[j - seen.low] = kHidden;
+  void add_mask(int64_t unit, int64_t row, Range range, float* scores) const {
+    const Range own = seen_by(p, row % p.n);
+    for (int64_t j = range.low; j < std::min(range.high, own.low); ++j) scores[j - range.low] = kHidden;
+    for (int64_t j = std::max(range.low, own.high); j < range.high; ++j) scores[j - range.low] = kHidden;
     if (p.mask_kind == MaskKind::kNone) return;
     const int64_t start = unit / p.key_heads * p.mask_batch + head(unit, row) * p.mask_head + row % p.n * p.mask_row;
-    for (int64_t j = seen.low; j < seen.high; ++j) {
+    for (int64_t j = range.low; j < range.high; ++j) {
       const int64_t at = start + j * p.mask_key;
       if (p.mask_kind == MaskKind::kFloat)
-        scores[j - seen.low] += static_cast<const float*>(p.mask)[at];
+        scores[j - range.low] += static_cast<const float*>(p.mask)[at];
       else if (!static_cast<const bool*>(p.mask)[at])
-        scores[j - seen.low] = kHidden;
+        scores[j - range.low] = kHidden;
     }
   }
 
@@ -293,8 +291,10 @@ void decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& stat
   const Buffer<Partial> partials(tasks * rows * 2);
   const Buffer<float> sums(tasks * rows * width);
   const bool far = p.units() * p.s * (p.key_maps * p.d + p.dv) * static_cast<int64_t>(sizeof(T)) > kFarBytes;
-  const Decode<T> decode{p,     keys_of<T>(p), values_of<T>(p), rows, splits, split_size, depth, width, far, spread,
-                         partials.get(), sums.get()};
+  Range seen{0, 0};
+  for (int64_t query = 0; query < p.n; ++query) widen(seen, seen_by(p, query));
+  const Decode<T> decode{p,     keys_of<T>(p), values_of<T>(p), seen, rows, splits, split_size, depth, width, far,
+                         spread, partials.get(), sums.get()};
   T* results = static_cast<T*>(out.data_ptr());
   float* kept = statistics.data_ptr<float>();
   if (splits == 1) {

@@ -75,7 +75,6 @@ struct Forward {
   void block(int64_t unit, int64_t index, Scratch& scratch) const {
     const int64_t batch = unit / p.key_heads, key_head = unit % p.key_heads;
     const Rows rows = blocks.rows(key_head, index);
-    const Range visible = visible_keys(p, rows);
     const int vecs = rows.vecs;
     RunningSoftmax softmax[2];
     for (int c = 0; c < 2; ++c) {
@@ -84,14 +83,14 @@ struct Forward {
                        scratch.queries.get() + c * p.d * kStrip);
     }
     auto score = [&](Range chunk, bool edge, Visible mask, int c) {
-      float* scores = scratch.scores[c].get() + kept.place(visible, chunk);
+      float* scores = scratch.scores[c].get() + kept.place(rows, chunk);
       score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
                         scratch.queries.get() + c * p.d * kStrip,
                         mask == Visible::kSome ? scratch.mask.get() : nullptr, scores);
       return scores;
     };
     scratch.skipped.clear();
-    for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t number) {
+    for_each_chunk(rows, [&](Range chunk, bool edge, int64_t number) {
       const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
       scratch.skipped.push_back(mask == Visible::kNone);
       if (mask == Visible::kNone) return;
@@ -107,7 +106,7 @@ struct Forward {
     }
     float* sums = scratch.sums.get();
     std::fill(sums, sums + p.dv * kStrip, 0.0f);
-    for_each_chunk(p, rows, visible, [&](Range chunk, bool edge, int64_t number) {
+    for_each_chunk(rows, [&](Range chunk, bool edge, int64_t number) {
       if (scratch.skipped[number]) return;
       if (!kept.all) {
         const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
@@ -117,7 +116,7 @@ struct Forward {
             RunningSoftmax::exponentials(v, chunk.size(), scores, scratch.references[c].get() + number * kStrip);
         }
       }
-      const int64_t offset = kept.place(visible, chunk);
+      const int64_t offset = kept.place(rows, chunk);
       const float *first = scratch.scores[0].get() + offset, *second = scratch.scores[1].get() + offset;
       for (int v = 0; v < vecs; ++v) {
         const int lane = v * kLanes;
@@ -136,7 +135,7 @@ struct Forward {
           Kind::store(to, weights);
         }
       }
-      multiply_channels<Kind>(p, rows, chunk, edge, values.from(unit, 0, chunk.low), scratch.weights.get(), p.dv, sums);
+      multiply_channels<Kind>(rows, chunk, edge, values.from(unit, 0, chunk.low), scratch.weights.get(), p.dv, sums);
     });
     unpack_lanes<T>(rows, p.dv, sums, [&](int r) { return out + place(batch, rows, r) * p.dv; });
     for (int r = 0; r < rows.count; ++r)
@@ -156,11 +155,12 @@ template <class Kind>
 void attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
   using T = typename Kind::Scalar;
   const Transposed<Kind> values(p, values_of<T>(p));
+  const Blocks blocks(p, block_rows(p, at::get_num_threads()));
   const Forward<Kind> forward{p,
-                              Blocks(p, block_rows(p, at::get_num_threads())),
+                              blocks,
                               keys_of<T>(p),
                               values,
-                              Kept(p),
+                              Kept(blocks),
                               static_cast<T*>(out.data_ptr()),
                               statistics.data_ptr<float>()};
   const int64_t count = forward.blocks.count;

@@ -24,7 +24,8 @@ struct Problem {
   const void* mask;  // (B, H, N, S), broadcast axes with stride 0
   int64_t mask_batch, mask_head, mask_row, mask_key;
   bool is_causal;
-  int64_t window;  // 0: none
+  int64_t window;            // 0: none
+  const int32_t* documents;  // (2, N): the first key of each query's document, then the one past its last; or null
   float scale;
 
   int64_t groups() const { return heads / key_heads; }
@@ -52,19 +53,45 @@ Heads<T> values_of(const Problem& p) {
   return {static_cast<const T*>(p.v), p.v_batch, p.v_head, 0, p.v_row, 1, p.dv};
 }
 
+struct Range {
+  int64_t low, high;
+  int64_t size() const { return high - low; }
+};
+
+// The keys that position leaves to a query: those up to its own place under causality, within the window, of its own
+// document. Whatever the documents hold, it stays within the keys.
+inline Range seen_by(const Problem& p, int64_t query) {
+  const int64_t own = query + p.s - p.n;
+  Range seen{p.window ? own - p.window + 1 : 0, p.is_causal ? own + 1 : p.s};
+  if (p.documents) {
+    seen.low = std::max<int64_t>(seen.low, p.documents[query]);
+    seen.high = std::min<int64_t>(seen.high, p.documents[p.n + query]);
+  }
+  seen.high = std::clamp<int64_t>(seen.high, 0, p.s);
+  seen.low = std::clamp<int64_t>(seen.low, 0, seen.high);
+  return seen;
+}
+
 inline namespace CPU_CAPABILITY {
 
 // The queries of a block: the lanes of a strip. Those of several heads may share one if they share their keys.
 struct Rows {
   int count, vecs;
-  bool ascending;        // positions grow with the lane, so that what a key hides is one range of lanes
-  int64_t first, last;   // lowest and highest position among the keys
   int64_t head[kStrip];  // among all heads of the batch entry
   int64_t query[kStrip];
-  float position[kStrip];  // less `first`
+  Range seen[kStrip];        // what position leaves to each query
+  Range by_vec[kStripVecs];  // from the first to the last key that queries of a vector see; {0, 0} if there is none
+  Range by_any;              // the same for the whole block, beginning at an even key, for products of pairs
+  Range by_all;              // what each query of the block sees
 
   Lanes lanes() const { return {0, vecs}; }
 };
+
+// Makes `range` as wide as it takes to hold another.
+inline void widen(Range& range, Range other) {
+  if (other.size() <= 0) return;
+  range = range.size() <= 0 ? other : Range{std::min(range.low, other.low), std::max(range.high, other.high)};
+}
 
 // A unit's queries cut into blocks of at most `size`; where N is at least that, a block never crosses heads.
 struct Blocks {
@@ -83,66 +110,55 @@ struct Blocks {
                                  : std::min(begin + size, problem.groups() * problem.n);
     rows.count = static_cast<int>(end - begin);
     rows.vecs = (rows.count + kLanes - 1) / kLanes;
-    rows.ascending = begin / problem.n == (end - 1) / problem.n;
-    const int64_t offset = problem.s - problem.n;
-    rows.first = offset + (rows.ascending ? begin % problem.n : 0);
-    rows.last = offset + (rows.ascending ? (end - 1) % problem.n : problem.n - 1);
+    rows.by_any = {0, 0};
+    rows.by_all = {0, problem.s};
+    for (Range& seen : rows.by_vec) seen = {0, 0};
     for (int r = 0; r < kStrip; ++r) {
       const int64_t row = std::min(begin + r, end - 1);  // spare lanes repeat the last query
       rows.head[r] = key_head * problem.groups() + row / problem.n;
       rows.query[r] = row % problem.n;
-      rows.position[r] = static_cast<float>(row % problem.n + offset - rows.first);
+      const Range seen = rows.seen[r] = seen_by(problem, rows.query[r]);
+      widen(rows.by_vec[r / kLanes], seen);
+      widen(rows.by_any, seen);
+      rows.by_all = {std::max(rows.by_all.low, seen.low), std::min(rows.by_all.high, seen.high)};
     }
+    rows.by_any.low -= rows.by_any.low % 2;
     return rows;
   }
 };
 
-struct Range {
-  int64_t low, high;
-  int64_t size() const { return high - low; }
-};
-
-// Keys outside this range are hidden from every query of the block by causality or the window. It begins at an even key,
-// for products of pairs.
-inline Range visible_keys(const Problem& p, const Rows& rows) {
-  const int64_t high = p.is_causal ? std::clamp<int64_t>(rows.last + 1, 0, p.s) : p.s;
-  const int64_t low = p.window && rows.first >= p.window ? std::min(rows.first - p.window + 1, p.s) : 0;
-  return {low - low % 2, std::max(low - low % 2, high)};
-}
-
 // Is anything in these keys hidden by position from some query of the block?
-inline bool has_edge(const Problem& p, const Rows& rows, Range keys) {
-  return (p.is_causal && keys.high - 1 > rows.first) || (p.window && keys.low <= rows.last - p.window);
+inline bool has_edge(const Rows& rows, Range keys) {
+  return keys.low < rows.by_all.low || keys.high > rows.by_all.high;
 }
 
-// The vectors of lanes with a query that sees one of these keys.
-inline Lanes active_lanes(const Problem& p, const Rows& rows, Range keys) {
+// The vectors of lanes from the first to the last with a query that sees one of these keys.
+inline Lanes active_lanes(const Rows& rows, Range keys) {
+  auto sees = [&](int v) { return rows.by_vec[v].low < keys.high && rows.by_vec[v].high > keys.low; };
   Lanes lanes = rows.lanes();
-  if (!rows.ascending) return lanes;
-  if (p.is_causal) {
-    const int64_t hidden = std::clamp<int64_t>(keys.low - rows.first, 0, rows.count);  // lanes before the first key
-    lanes.first = static_cast<int>(hidden / kLanes);
-  }
-  if (p.window) {
-    const int64_t seeing = std::clamp<int64_t>(keys.high - 1 + p.window - rows.first, 0, rows.count);
-    lanes.last = static_cast<int>((seeing + kLanes - 1) / kLanes);
-  }
-  lanes.first = std::min(lanes.first, lanes.last);
+  while (lanes.first < lanes.last && !sees(lanes.first)) ++lanes.first;
+  while (lanes.first < lanes.last && !sees(lanes.last - 1)) --lanes.last;
   return lanes;
 }
 
-// Set to −infinity what causality and the window hide in scores [keys][kStrip].
-inline void hide_by_position(const Problem& p, const Rows& rows, Range keys, float* scores) {
+// Set to −infinity what position hides in scores [keys][kStrip].
+inline void hide_by_position(const Rows& rows, Range keys, float* scores) {
+  const bool before = keys.low < rows.by_all.low, after = keys.high > rows.by_all.high;
   const Vec hidden(kHidden);
   for (int v = 0; v < rows.vecs; ++v) {
-    const Vec position = load(rows.position + v * kLanes);
-    const Vec start = position - Vec(static_cast<float>(p.window));
+    alignas(64) float low[kLanes], high[kLanes];  // counted from the first of these keys, so that float32 holds them
+    for (int i = 0; i < kLanes; ++i) {
+      const Range seen = rows.seen[v * kLanes + i];
+      low[i] = static_cast<float>(std::clamp<int64_t>(seen.low - keys.low, 0, keys.size()));
+      high[i] = static_cast<float>(std::clamp<int64_t>(seen.high - keys.low, 0, keys.size()));
+    }
+    const Vec first = load(low), past = load(high);
     for (int64_t j = 0; j < keys.size(); ++j) {
-      const Vec key(static_cast<float>(keys.low + j - rows.first));
+      const Vec key(static_cast<float>(j));
       float* x = scores + j * kStrip + v * kLanes;
       Vec y = load(x);
-      if (p.is_causal) y = Vec::blendv(y, hidden, key > position);
-      if (p.window) y = Vec::blendv(y, hidden, key <= start);
+      if (before) y = Vec::blendv(y, hidden, key < first);
+      if (after) y = Vec::blendv(y, hidden, key >= past);
       y.store(x);
     }
   }

@@ -15,10 +15,16 @@ using at::Tensor;
 
 // The tensors of a request in a form that the kernels read.
 struct Inputs {
-  Tensor q, k, v, lam, mask;
+  Tensor q, k, v, lam, mask, documents;
 
-  Inputs(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& lam_, const std::optional<Tensor>& mask_)
+  Inputs(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& lam_, const std::optional<Tensor>& mask_,
+         const std::optional<Tensor>& documents_)
       : q(with_rows(q_)), k(with_rows(k_)), v(with_rows(v_)), lam(lam_) {
+    if (documents_.has_value()) {
+      documents = documents_->contiguous();
+      TORCH_CHECK(documents.dim() == 2 && documents.size(0) == 2 && documents.size(1) == q.size(3),
+                  "documents must be (2, N)");
+    }
     if (!mask_.has_value()) return;
     mask = *mask_;
     for (int64_t axis = 0; axis < mask.dim(); ++axis)  // a copy shall not be larger than what was expanded
@@ -52,6 +58,7 @@ struct Inputs {
       p.mask = mask.data_ptr();
       p.mask_batch = stride(0), p.mask_head = stride(1), p.mask_row = stride(2), p.mask_key = stride(3);
     }
+    p.documents = documents.defined() ? documents.data_ptr<int32_t>() : nullptr;
     p.is_causal = is_causal;
     p.window = std::min(window.value_or(0), p.s);  // the widest that hides anything
     p.scale = static_cast<float>(scale);
@@ -66,11 +73,12 @@ Tensor finished(const Tensor& x, const Tensor& like) {
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
                                    const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
-                                   std::optional<int64_t> window, bool differentiable) {
+                                   std::optional<int64_t> window, const std::optional<Tensor>& documents,
+                                   bool differentiable) {
   // The backward takes its statistics from here, and they fit only scores that are summed up as it does.
   const bool few = !differentiable && has_few_queries(q.size(1) / k.size(1) * q.size(3), k.size(0) * k.size(1));
   auto prepared = [&](const Tensor& x) { return few ? x : Inputs::multiplied(x); };
-  const Inputs inputs(prepared(q), prepared(k), prepared(v), lam, attn_mask);
+  const Inputs inputs(prepared(q), prepared(k), prepared(v), lam, attn_mask, documents);
   const Problem p = inputs.problem(is_causal, scale, window);
   Tensor out = at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options());
   Tensor statistics = at::empty({p.batch, p.heads, 2, 2, p.n}, lam.options());
@@ -81,8 +89,9 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, const Tensor& q, const Tensor& k,
                                                     const Tensor& v, const Tensor& lam,
                                                     const std::optional<Tensor>& attn_mask, const Tensor& statistics,
-                                                    bool is_causal, double scale, std::optional<int64_t> window) {
-  const Inputs inputs(Inputs::multiplied(q), Inputs::multiplied(k), Inputs::multiplied(v), lam, attn_mask);
+                                                    bool is_causal, double scale, std::optional<int64_t> window,
+                                                    const std::optional<Tensor>& documents) {
+  const Inputs inputs(Inputs::multiplied(q), Inputs::multiplied(k), Inputs::multiplied(v), lam, attn_mask, documents);
   const Problem p = inputs.problem(is_causal, scale, window);
   Tensor grad_q = at::empty(inputs.q.sizes(), inputs.q.options());
   Tensor grad_k = at::empty(inputs.k.sizes(), inputs.q.options());
@@ -98,10 +107,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
 TORCH_LIBRARY(diff_transformer_cpu, library) {
   library.def(
       "forward(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float scale, int? window,"
-      " bool differentiable) -> (Tensor out, Tensor statistics)");
+      " Tensor? documents, bool differentiable) -> (Tensor out, Tensor statistics)");
   library.def(
       "backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, Tensor statistics,"
-      " bool is_causal, float scale, int? window)"
+      " bool is_causal, float scale, int? window, Tensor? documents)"
       " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_lam)");
 }
 
