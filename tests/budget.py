@@ -18,6 +18,7 @@ less than float32. The third is underflow, which matters in float16 only. Where 
 that nobody sees) the answer has to be exactly 0.
 """
 
+import itertools
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -64,6 +66,7 @@ class Case:
     is_causal: bool = False
     window: int | None = None
     mask: str | None = None
+    documents: tuple[int, ...] | None = None  # their lengths; only where there is one sequence and N = S
     lam: str = "scalar"
     scale: float | None = None
     gain: float = 2.0
@@ -182,7 +185,51 @@ def build(case: Case) -> Problem:
     options: dict[str, Any] = {"is_causal": c.is_causal, "scale": c.scale, "window": c.window}
     if c.mask is not None:
         options["attn_mask"] = _mask(c.mask, c, generator)
+    if c.documents is not None:
+        assert (c.batch, sum(c.documents), c.queries) == (1, c.keys, c.keys)
+        options["cu_seqlens"] = torch.tensor([0, *itertools.accumulate(c.documents)], dtype=torch.int32)
     return Problem(q, k, v, _lam(c.lam, c, generator), dout, options)
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    *,
+    batch: int = 3,
+    key_heads: int = 3,
+    queries: int = 9,
+    keys: int = 9,
+    d: int = 9,
+    dv: int = 13,
+    window: int = 11,
+    dtypes: tuple[torch.dtype, ...] = DTYPES,
+) -> Case:
+    """Requests that hypothesis makes up, of sizes up to these."""
+    heads, documents = draw(st.integers(1, key_heads)), None
+    batch, queries, keys = (draw(st.integers(1, most)) for most in (batch, queries, keys))
+    if draw(st.booleans()):
+        batch, keys = 1, queries
+        ends = [0, *sorted(draw(st.lists(st.integers(0, keys), max_size=5))), keys]
+        documents = tuple(end - begin for begin, end in itertools.pairwise(ends))
+    return Case(
+        batch=batch,
+        key_heads=heads,
+        heads=heads * draw(st.integers(1, 3)),
+        key_maps=draw(st.sampled_from([2, 2, 1])),
+        queries=queries,
+        keys=keys,
+        d=draw(st.integers(1, d)),
+        dv=draw(st.integers(1, dv)),
+        dtype=draw(st.sampled_from(dtypes)),
+        is_causal=draw(st.booleans()),
+        window=draw(st.none() | st.integers(1, window)),
+        mask=draw(st.sampled_from([None, *(mask for mask in MASKS if queries <= keys or "min" not in mask)])),
+        documents=documents,
+        lam=draw(st.sampled_from(LAMBDAS)),
+        scale=draw(st.none() | st.sampled_from([0.25, 1.0])),
+        gain=draw(st.sampled_from([0.5, 2.0, 3.0])),
+        layout=draw(st.sampled_from(["contiguous", "projection", "cache", "expanded"])),
+    )
 
 
 def float64(x: Tensor | float) -> Any:
@@ -194,6 +241,8 @@ def solve_by_oracle(problem: Problem, rules: oracle.Rules = oracle.SPEC) -> tupl
     options = dict(problem.options)
     if options.get("attn_mask") is not None:
         options["attn_mask"] = float64(options["attn_mask"])
+    if options.get("cu_seqlens") is not None:
+        options["cu_seqlens"] = options["cu_seqlens"].tolist()
     forward = oracle.attention(q, k, v, lam, **options, rules=rules)
     values = {"out": forward.out, **oracle.gradients(q, k, v, lam, dout, forward, rules)}
     if not isinstance(problem.lam, Tensor):

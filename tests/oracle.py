@@ -10,7 +10,7 @@ of the twin Transformer.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,7 @@ class Rules:
     own_key: Callable[[int, int, int, int], tuple[int, int]] = own_key
     causal_shift: int = 0  # a query sees key j where j ≤ i + S − N + causal_shift
     window_shift: int = 0  # … and j > i + S − N − window − window_shift
+    document_shift: int = 0  # … and no document ends between i and j; for keys, documents end document_shift earlier
     lambda_gradient: float = -1.0  # sign in front of Σ rowsum(P2 ⊙ dP)
     swap_maps: bool = False
 
@@ -69,6 +70,12 @@ def position_sees(i: int, j: int, n: int, s: int, is_causal: bool, window: int |
     return not (window is not None and j <= own - window - rules.window_shift)
 
 
+def document_sees(i: int, j: int, cu_seqlens: Sequence[int] | None, rules: Rules = SPEC) -> bool:
+    """Whether tokens i and j stand in one document; document m holds tokens cu_seqlens[m] … cu_seqlens[m + 1] − 1."""
+    borders = [] if cu_seqlens is None else cu_seqlens[1:-1]
+    return all((i < border) == (j < border - rules.document_shift) for border in borders)
+
+
 def attention(
     q: ArrayLike,
     k: ArrayLike,
@@ -79,6 +86,7 @@ def attention(
     attn_mask: ArrayLike | None = None,
     scale: float | None = None,
     window: int | None = None,
+    cu_seqlens: Sequence[int] | None = None,
     rules: Rules = SPEC,
 ) -> Forward:
     """Equation 1: q (B, H, 2, N, d), k (B, Hk, 2 or 1, S, d), v (B, Hk, S, dv), λ broadcast to (B, H, N)."""
@@ -88,7 +96,13 @@ def attention(
     scale = 1 / math.sqrt(d) if scale is None else scale
     lam = np.broadcast_to(np.asarray(lam, np.float64), (b_, h_, n))
     allowed, bias = _read_mask(attn_mask, (b_, h_, n, s))
-    sees = [[position_sees(i, j, n, s, is_causal, window, rules) for j in range(s)] for i in range(n)]
+    sees = [
+        [
+            position_sees(i, j, n, s, is_causal, window, rules) and document_sees(i, j, cu_seqlens, rules)
+            for j in range(s)
+        ]
+        for i in range(n)
+    ]
     visible = allowed & np.array(sees, bool).reshape(n, s)
 
     weights = np.zeros((2, b_, h_, n, s))

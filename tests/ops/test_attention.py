@@ -99,6 +99,50 @@ SITUATIONS: dict[str, dict[str, Any]] = {
         "layout": "cache",
         "lam": "full",
     },
+    "one document": {"batch": 1, "documents": (9,), "is_causal": True},
+    "documents": {"batch": 1, "documents": (2, 3, 4), "is_causal": True},
+    "documents, not causal": {"batch": 1, "documents": (4, 1, 4)},
+    "documents of one token": {"batch": 1, "documents": (1,) * 9, "is_causal": True},
+    "documents of one token, not causal": {"batch": 1, "documents": (1,) * 9},
+    "empty documents": {"batch": 1, "documents": (0, 3, 0, 0, 5, 1, 0), "is_causal": True},
+    "documents and window": {"batch": 1, "documents": (2, 6, 1), "is_causal": True, "window": 2},
+    "documents and window, not causal": {"batch": 1, "documents": (2, 6, 1), "window": 3},
+    "documents and mask bool (B, 1, 1, S)": {"batch": 1, "documents": (3, 6), "mask": "bool (B, 1, 1, S)"},
+    "documents and mask add -inf (N, S)": {
+        "batch": 1,
+        "documents": (3, 1, 5),
+        "mask": "add -inf (N, S)",
+        "is_causal": True,
+    },
+    "documents, grouped, shared keys, λ full": {
+        "batch": 1,
+        "documents": (4, 2, 3),
+        "heads": 6,
+        "key_heads": 2,
+        "key_maps": 1,
+        "lam": "full",
+        "is_causal": True,
+    },
+    "documents, grouped, mask, window, projection": {
+        "batch": 1,
+        "documents": (1, 7, 1),
+        "heads": 4,
+        "mask": "bool (B, H, N, S)",
+        "window": 4,
+        "lam": "per token",
+        "layout": "projection",
+    },
+    "two tokens, two documents": {"batch": 1, "documents": (1, 1), "queries": 2, "keys": 2, "is_causal": True},
+    "documents of 63, 1, 82 and 111 tokens": {
+        "batch": 1,
+        "heads": 1,
+        "key_heads": 1,
+        "queries": 257,
+        "keys": 257,
+        "documents": (63, 1, 82, 111),
+        "is_causal": True,
+        "gain": 1.6,
+    },
     **{f"λ {kind}": {"lam": kind, "heads": 4, "is_causal": True, "queries": 7} for kind in LAMBDAS},
 }
 
@@ -210,12 +254,17 @@ WRONG = {
     "window, one key too many": oracle.Rules(window_shift=1),
     "window, one key too few": oracle.Rules(window_shift=-1),
     "sign of λ's gradient": oracle.Rules(lambda_gradient=1.0),
+    "documents that end a key early": oracle.Rules(document_shift=1),
+    "documents that end a key late": oracle.Rules(document_shift=-1),
 }
 
 
 @pytest.mark.parametrize("mutation", WRONG)
 def test_a_wrong_oracle_is_noticed(backend: str, mutation: str) -> None:
-    problem, expected = prepared(Case(heads=4, queries=7, keys=9, is_causal=True, window=4, lam="full"))
+    case = Case(heads=4, queries=7, keys=9, is_causal=True, window=4, lam="full")
+    if mutation.startswith("documents"):
+        case = replace(case, batch=1, queries=9, documents=(4, 5))
+    problem, expected = prepared(case)
     answer = problem.solve(diff_attention, backend=backend)
     expected.check(answer)
     wrong, _ = solve_by_oracle(problem, WRONG[mutation])

@@ -45,6 +45,7 @@ REQUESTS = {
     "decoding": Case(queries=1, is_causal=True, key_heads=1),
     "shared keys": Case(key_maps=1, dtype=torch.float64),
     "half": Case(is_causal=True, dtype=torch.bfloat16),
+    "documents": Case(batch=1, documents=(4, 5), is_causal=True),
 }
 
 

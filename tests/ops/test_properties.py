@@ -4,33 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budget import BACKENDS, DTYPES, LAMBDAS, MASKS, Case, build, expect, takes
+from budget import BACKENDS, Case, build, cases, expect, takes
 from diff_transformer import diff_attention, diff_attention_maps
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    key_heads = draw(st.integers(1, 3))
-    queries, keys = draw(st.integers(1, 9)), draw(st.integers(1, 9))
-    masks = [None, *(mask for mask in MASKS if queries <= keys or "min" not in mask)]
-    return Case(
-        batch=draw(st.integers(1, 3)),
-        key_heads=key_heads,
-        heads=key_heads * draw(st.integers(1, 3)),
-        key_maps=draw(st.sampled_from([2, 2, 1])),
-        queries=queries,
-        keys=keys,
-        d=draw(st.integers(1, 9)),
-        dv=draw(st.integers(1, 13)),
-        dtype=draw(st.sampled_from(DTYPES)),
-        is_causal=draw(st.booleans()),
-        window=draw(st.none() | st.integers(1, 11)),
-        mask=draw(st.sampled_from(masks)),
-        lam=draw(st.sampled_from(LAMBDAS)),
-        scale=draw(st.none() | st.sampled_from([0.25, 1.0])),
-        gain=draw(st.sampled_from([0.5, 2.0, 3.0])),
-        layout=draw(st.sampled_from(["contiguous", "projection", "cache", "expanded"])),
-    )
 
 
 @settings(max_examples=200)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budget import LAMBDAS, MASKS, Case, Problem, build, expect, prepared
+from budget import Case, Problem, build, cases, expect, prepared
 from diff_transformer import diff_attention
 from diff_transformer.ops.backends import Request, choose
 from diff_transformer.ops.cpu.attention import unavailable
@@ -64,6 +64,29 @@ CASES = {
     "few queries, mask": Case(batch=2, heads=2, queries=2, keys=300, mask="bool (B, 1, 1, S)", is_causal=True),
     "few queries, additive mask": Case(batch=2, heads=2, queries=2, keys=300, mask="add -inf (B, 1, N, S)"),
     "few queries, shared keys": Case(batch=2, heads=4, key_heads=2, key_maps=1, queries=1, keys=300, is_causal=True),
+    "documents": Case(
+        batch=1, heads=2, key_heads=1, queries=432, keys=432, documents=(63, 1, 111, 257), is_causal=True, lam="full"
+    ),
+    "documents, not causal": Case(
+        batch=1, heads=1, key_heads=1, queries=432, keys=432, documents=(63, 1, 111, 0, 257), layout="projection"
+    ),
+    "documents, window, shared keys": Case(
+        batch=1, heads=4, key_heads=2, key_maps=1, queries=200, keys=200, documents=(97, 2, 101), window=33, dv=4
+    ),
+    "documents, mask": Case(
+        batch=1, heads=2, queries=300, keys=300, documents=(150, 53, 97), mask="bool (B, 1, 1, S)", is_causal=True
+    ),
+    "documents, additive mask": Case(
+        batch=1, heads=1, key_heads=1, queries=200, keys=200, documents=(101, 99), mask="add -inf (B, 1, N, S)"
+    ),
+    "documents, heads in one block": Case(
+        batch=1, heads=6, key_heads=1, queries=25, keys=25, documents=(7, 5, 13), is_causal=True, lam="per token"
+    ),
+    "documents of one token": Case(batch=1, heads=2, queries=130, keys=130, documents=(1,) * 130, is_causal=True),
+    "few queries, documents": Case(batch=1, heads=1, key_heads=1, queries=4, keys=4, documents=(1, 3), is_causal=True),
+    "sixteen queries of one key head, documents": Case(
+        batch=1, heads=1, key_heads=1, queries=16, keys=16, documents=(3, 9, 0, 4), d=20, window=6
+    ),
     "sixteen queries of one key head": Case(batch=1, heads=8, key_heads=1, queries=2, keys=530, is_causal=True),
 }
 
@@ -211,32 +234,11 @@ def test_twice_the_same(name: str, threads: int) -> None:
         assert torch.equal(out, attend(problem))
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    key_heads = draw(st.integers(1, 2))
-    queries, keys = draw(st.integers(1, 140)), draw(st.integers(1, 300))
-    masks = [None, *(mask for mask in MASKS if queries <= keys or "min" not in mask)]
-    return Case(
-        batch=draw(st.integers(1, 2)),
-        key_heads=key_heads,
-        heads=key_heads * draw(st.integers(1, 3)),
-        key_maps=draw(st.sampled_from([2, 2, 1])),
-        queries=queries,
-        keys=keys,
-        d=draw(st.integers(1, 20)),
-        dv=draw(st.integers(1, 70)),
-        dtype=draw(st.sampled_from(DTYPES)),
-        is_causal=draw(st.booleans()),
-        window=draw(st.none() | st.integers(1, 150)),
-        mask=draw(st.sampled_from(masks)),
-        lam=draw(st.sampled_from(LAMBDAS)),
-        gain=draw(st.sampled_from([0.5, 2.0])),
-        layout=draw(st.sampled_from(["contiguous", "projection", "cache", "expanded"])),
-    )
+REQUESTS = cases(batch=2, key_heads=2, queries=140, keys=300, d=20, dv=70, window=150, dtypes=DTYPES)
 
 
 @settings(max_examples=100)
-@given(cases(), st.integers(1, 3))
+@given(REQUESTS, st.integers(1, 3))
 def test_any_request_is_within_budget(case: Case, count: int) -> None:
     problem = build(case)
     expected = expect(problem)
