@@ -1,0 +1,1 @@
+"""Fused Triton kernels for CUDA: forward, backward and decoding. Importing this package does not import triton."""

@@ -1,0 +1,288 @@
+"""The backward kernels (Appendix G, Equation 7), without atomics: the same input gives the same bits.
+
+One program a block of queries undoes the norm and finds the row sums rowsum(P_c ⊙ dP) = dO · (A_c V) from what the
+forward kept; they are also the gradient of λ. Then one kernel a block of keys adds up dK and dV over the queries, and one
+a block of queries dQ over the keys. Both compute the maps again from the log-sums, and dP = dO·Vᵀ once for both maps.
+"""
+
+import triton
+import triton.language as tl
+
+from diff_transformer.ops.triton.tiles import (
+    LOG2_E,
+    block_ranges,
+    keys_seen,
+    load_tile,
+    load_vector,
+    masked,
+    queries_seeing,
+    store_tile,
+    store_vector,
+)
+
+
+@triton.jit
+def rows_kernel(
+    grad_out, plain, second, lam, norm_weight, inverse_norms,
+    grad_plain, row_sums, grad_lam, grad_weight,
+    heads, n, norm_factor,
+    grad_batch, grad_head, grad_row, out_batch, out_head, out_row, lam_batch, lam_head, lam_row,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, QUERIES: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Through the norm: ``grad_plain``, and this block's part of ``grad_weight`` (programs, DV). And the row sums."""
+    batch, head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
+    first = tl.program_id(0) * QUERIES
+    row = batch * heads + head
+    place = batch * out_batch + head * out_head
+    grad = load_tile(
+        grad_out + batch * grad_batch + head * grad_head, first, n, grad_row, QUERIES, DV, BLOCK_DV, True
+    ).to(tl.float32)  # fmt: skip
+    rows = load_tile(plain + place, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
+    if HAS_NORM:
+        channels = tl.arange(0, BLOCK_DV)
+        inverse = load_vector(inverse_norms + row * n, first, n, 1, QUERIES)
+        weight = tl.load(norm_weight + channels, mask=channels < DV, other=0.0).to(tl.float32) * norm_factor
+        unit = rows * inverse[:, None]
+        program = (row * tl.num_programs(0) + tl.program_id(0)) * DV
+        tl.store(grad_weight + program + channels, tl.sum(grad * unit, 0) * norm_factor, mask=channels < DV)
+        grad *= weight[None, :]
+        grad = (grad - unit * (tl.sum(grad * unit, 1) / DV)[:, None]) * inverse[:, None]
+        store_tile(grad_plain + place, first, n, out_row, grad, QUERIES, DV, BLOCK_DV)
+        grad = grad.to(grad_plain.dtype.element_ty).to(tl.float32)  # what the other kernels will read
+    lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
+    of_second = load_tile(second + place, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
+    sum2 = tl.sum(grad * of_second, 1)
+    sum1 = tl.sum(grad * rows, 1) + lambdas * sum2
+    store_vector(row_sums + row * 2 * n, first, n, sum1, QUERIES)
+    store_vector(row_sums + (row * 2 + 1) * n, first, n, sum2, QUERIES)
+    store_vector(grad_lam + row * n, first, n, -sum2, QUERIES)
+
+
+@triton.jit
+def _turned_weights(
+    key, query, factor, log_sum, low, high, mask, keys, queries, n, s, mask_query, mask_key,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A map's weights (keys, queries), 0 where hidden."""
+    scores = tl.dot(key, tl.trans(query), input_precision=PRECISION) * factor
+    scores = masked(scores, mask, queries[None, :], keys[:, None], n, s, mask_query, mask_key, MASK, BY_QUERY)
+    weights = tl.exp2(scores - log_sum[None, :])
+    if EDGE:
+        seen = (queries[None, :] >= low[:, None]) & (queries[None, :] < high[:, None])
+        weights = tl.where(seen, weights, 0.0)
+    return weights
+
+
+@triton.jit
+def _over_queries(
+    begin, end, q, grad_out, log_sums, row_sums, lam, key1, key2, value, grad_k1, grad_k2, grad_v,
+    factor, low, high, mask, keys, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, QUERIES: tl.constexpr,
+    SHARED: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Blocks of queries begin … end − 1 of one head into dK and dV of a block of keys."""
+    for start in range(begin, end, QUERIES):
+        queries = start + tl.arange(0, QUERIES)
+        query1 = load_tile(q, start, n, q_row, QUERIES, D, BLOCK_D, EDGE)
+        log_sum1 = load_vector(log_sums, start, n, 1, QUERIES)
+        weights1 = _turned_weights(
+            key1, query1, factor, log_sum1, low, high, mask, keys, queries, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, EDGE, PRECISION,
+        )  # fmt: skip
+        query2 = load_tile(q + q_map, start, n, q_row, QUERIES, D, BLOCK_D, EDGE)
+        log_sum2 = load_vector(log_sums + n, start, n, 1, QUERIES)
+        weights2 = _turned_weights(
+            key2, query2, factor, log_sum2, low, high, mask, keys, queries, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, EDGE, PRECISION,
+        )  # fmt: skip
+        weights2 *= load_vector(lam, start, n, lam_row, QUERIES)[None, :]
+        grad = load_tile(grad_out, start, n, grad_row, QUERIES, DV, BLOCK_DV, EDGE)
+        grad_v = tl.dot((weights1 - weights2).to(grad.dtype), grad, grad_v, input_precision=PRECISION)
+        grad_weights = tl.dot(value, tl.trans(grad), input_precision=PRECISION)
+        row_sum1 = load_vector(row_sums, start, n, 1, QUERIES)
+        row_sum2 = load_vector(row_sums + n, start, n, 1, QUERIES)
+        grad_scores1 = weights1 * (grad_weights - row_sum1[None, :])
+        grad_scores2 = weights2 * (row_sum2[None, :] - grad_weights)
+        grad_k1 = tl.dot(grad_scores1.to(query1.dtype), query1, grad_k1, input_precision=PRECISION)
+        if SHARED:
+            grad_k1 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k1, input_precision=PRECISION)
+        else:
+            grad_k2 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k2, input_precision=PRECISION)
+    return grad_k1, grad_k2, grad_v
+
+
+@triton.jit
+def keys_kernel(
+    grad_out, q, k, v, lam, mask, documents, log_sums, row_sums, grad_k, grad_v,
+    heads, key_heads, groups, n, s, scale, window,
+    grad_batch, grad_head, grad_row,
+    q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
+    lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, SHARED: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dK (B, H_kv, 2 or 1, S, D) and dV (B, H_kv, S, DV), contiguous: a block of keys of one key head."""
+    batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
+    first = tl.program_id(0) * KEYS
+    keys = first + tl.arange(0, KEYS)
+    low, high = queries_seeing(
+        tl.minimum(keys, s - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
+    )  # fmt: skip
+    begin, whole, edge, end = block_ranges(low, high, QUERIES)
+    high = tl.where(keys < s, high, 0)  # keys that do not exist are seen by nobody
+
+    k += batch * k_batch + key_head * k_head
+    key1 = load_tile(k, first, s, k_row, KEYS, D, BLOCK_D, True)
+    key2 = key1
+    if not SHARED:
+        key2 = load_tile(k + k_map, first, s, k_row, KEYS, D, BLOCK_D, True)
+    value = load_tile(v + batch * v_batch + key_head * v_head, first, s, v_row, KEYS, DV, BLOCK_DV, True)
+    grad_k1 = tl.zeros((KEYS, BLOCK_D), tl.float32)
+    grad_k2 = tl.zeros((KEYS, BLOCK_D), tl.float32)
+    grad_values = tl.zeros((KEYS, BLOCK_DV), tl.float32)
+    factor = scale * LOG2_E
+    for group in range(groups):
+        head = key_head * groups + group
+        row = (batch * heads + head) * 2 * n
+        head_q = q + batch * q_batch + head * q_head
+        head_grad = grad_out + batch * grad_batch + head * grad_head
+        head_lam = lam + batch * lam_batch + head * lam_head
+        head_mask = mask
+        if MASK != 0:
+            head_mask = mask + batch * mask_batch + head * mask_head
+        grad_k1, grad_k2, grad_values = _over_queries(
+            begin, tl.minimum(whole, end), head_q, head_grad, log_sums + row, row_sums + row, head_lam,
+            key1, key2, value, grad_k1, grad_k2, grad_values,
+            factor, low, high, head_mask, keys, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
+            D, DV, BLOCK_D, BLOCK_DV, QUERIES, SHARED, MASK, BY_QUERY, True, PRECISION,
+        )  # fmt: skip
+        grad_k1, grad_k2, grad_values = _over_queries(
+            whole, edge, head_q, head_grad, log_sums + row, row_sums + row, head_lam,
+            key1, key2, value, grad_k1, grad_k2, grad_values,
+            factor, low, high, head_mask, keys, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
+            D, DV, BLOCK_D, BLOCK_DV, QUERIES, SHARED, MASK, BY_QUERY, False, PRECISION,
+        )  # fmt: skip
+        grad_k1, grad_k2, grad_values = _over_queries(
+            edge, end, head_q, head_grad, log_sums + row, row_sums + row, head_lam,
+            key1, key2, value, grad_k1, grad_k2, grad_values,
+            factor, low, high, head_mask, keys, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
+            D, DV, BLOCK_D, BLOCK_DV, QUERIES, SHARED, MASK, BY_QUERY, True, PRECISION,
+        )  # fmt: skip
+    place = batch * key_heads + key_head
+    if SHARED:
+        store_tile(grad_k + place * s * D, first, s, D, grad_k1 * scale, KEYS, D, BLOCK_D)
+    else:
+        store_tile(grad_k + place * 2 * s * D, first, s, D, grad_k1 * scale, KEYS, D, BLOCK_D)
+        store_tile(grad_k + (place * 2 + 1) * s * D, first, s, D, grad_k2 * scale, KEYS, D, BLOCK_D)
+    store_tile(grad_v + place * s * DV, first, s, DV, grad_values, KEYS, DV, BLOCK_DV)
+
+
+@triton.jit
+def _weights(
+    query, key, factor, log_sum, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A map's weights (queries, keys), 0 where hidden."""
+    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * factor
+    scores = masked(scores, mask, queries[:, None], keys[None, :], n, s, mask_query, mask_key, MASK, BY_QUERY)
+    weights = tl.exp2(scores - log_sum[:, None])
+    if EDGE:
+        seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
+        weights = tl.where(seen, weights, 0.0)
+    return weights
+
+
+@triton.jit
+def _over_keys(
+    begin, end, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2, keys1, keys2, values, grad_q1, grad_q2,
+    factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Blocks of keys begin … end − 1 into dQ of a block of queries, without scale and −λ, which are one to a row."""
+    for start in range(begin, end, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        value = load_tile(values, start, s, v_row, KEYS, DV, BLOCK_DV, EDGE)
+        grad_weights = tl.dot(grad, tl.trans(value), input_precision=PRECISION)
+        key1 = load_tile(keys1, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
+        weights1 = _weights(
+            query1, key1, factor, log_sum1, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, EDGE, PRECISION,
+        )  # fmt: skip
+        grad_scores1 = weights1 * (grad_weights - row_sum1[:, None])
+        grad_q1 = tl.dot(grad_scores1.to(key1.dtype), key1, grad_q1, input_precision=PRECISION)
+        key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
+        weights2 = _weights(
+            query2, key2, factor, log_sum2, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, EDGE, PRECISION,
+        )  # fmt: skip
+        grad_scores2 = weights2 * (grad_weights - row_sum2[:, None])
+        grad_q2 = tl.dot(grad_scores2.to(key2.dtype), key2, grad_q2, input_precision=PRECISION)
+    return grad_q1, grad_q2
+
+
+@triton.jit
+def queries_kernel(
+    grad_out, q, k, v, lam, mask, documents, log_sums, row_sums, grad_q,
+    heads, groups, n, s, scale, window,
+    grad_batch, grad_head, grad_row,
+    q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
+    lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_DOCUMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dQ (B, H, 2, N, D), contiguous: a block of queries of one head."""
+    batch, head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
+    block = tl.program_id(0)
+    if IS_CAUSAL:  # the longest rows first
+        block = tl.num_programs(0) - 1 - block
+    first = block * QUERIES
+    key_head = head // groups
+    queries = first + tl.arange(0, QUERIES)
+    low, high = keys_seen(
+        tl.minimum(queries, n - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
+    )  # fmt: skip
+    begin, whole, edge, end = block_ranges(low, high, KEYS)
+
+    q += batch * q_batch + head * q_head
+    query1 = load_tile(q, first, n, q_row, QUERIES, D, BLOCK_D, True)
+    query2 = load_tile(q + q_map, first, n, q_row, QUERIES, D, BLOCK_D, True)
+    grad = load_tile(
+        grad_out + batch * grad_batch + head * grad_head, first, n, grad_row, QUERIES, DV, BLOCK_DV, True
+    )  # fmt: skip
+    row = (batch * heads + head) * 2 * n
+    log_sum1 = load_vector(log_sums + row, first, n, 1, QUERIES)
+    log_sum2 = load_vector(log_sums + row + n, first, n, 1, QUERIES)
+    row_sum1 = load_vector(row_sums + row, first, n, 1, QUERIES)
+    row_sum2 = load_vector(row_sums + row + n, first, n, 1, QUERIES)
+    lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
+    keys1 = k + batch * k_batch + key_head * k_head
+    keys2 = keys1 + k_map
+    values = v + batch * v_batch + key_head * v_head
+    if MASK != 0:
+        mask += batch * mask_batch + head * mask_head
+    grad_q1 = tl.zeros((QUERIES, BLOCK_D), tl.float32)
+    grad_q2 = tl.zeros((QUERIES, BLOCK_D), tl.float32)
+    factor = scale * LOG2_E
+    if HAS_WINDOW or HAS_DOCUMENTS:
+        grad_q1, grad_q2 = _over_keys(
+            begin, tl.minimum(whole, end), query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
+            keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
+            mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
+        )  # fmt: skip
+    grad_q1, grad_q2 = _over_keys(
+        whole, edge, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
+        keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
+        mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
+    )  # fmt: skip
+    grad_q1, grad_q2 = _over_keys(
+        edge, end, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
+        keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
+        mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
+    )  # fmt: skip
+    place = grad_q + row * D
+    store_tile(place, first, n, D, grad_q1 * scale, QUERIES, D, BLOCK_D)
+    store_tile(place + n * D, first, n, D, grad_q2 * (-scale * lambdas)[:, None], QUERIES, D, BLOCK_D)

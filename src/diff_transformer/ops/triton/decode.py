@@ -1,0 +1,134 @@
+"""Decoding: a few queries against a long cache, whose keys and values are read once each.
+
+The cache is cut into parts, so that few heads keep the whole device busy; each part has its own softmax of both maps, and
+a second kernel puts the parts together, subtracts the maps and normalises. All queries that share a key head go together:
+row r of a tile is query r % N of the head's group member r // N.
+"""
+
+import triton
+import triton.language as tl
+
+from diff_transformer.ops.triton.forward import inverse, normalised, renew
+from diff_transformer.ops.triton.tiles import LOG2_E, keys_seen, load_tile, masked
+
+
+@triton.jit
+def parts_kernel(
+    q, k, v, mask, tops, totals, sums,
+    key_heads, groups, n, s, rows, start, keys_a_part, factor, window,
+    q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
+    mask_batch, mask_head, mask_query, mask_key,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Keys start + part · keys_a_part … of one key head.
+
+    Highest scores and sums of weights (B, H_kv, parts, 2, rows), products with V (B, H_kv, parts, 2, rows, DV).
+    """
+    batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
+    part = tl.program_id(0)
+    row = tl.arange(0, ROWS)
+    member = key_head * groups + tl.minimum(row, rows - 1) // n
+    query = row % n
+    low, high = keys_seen(query, None, n, s, window, IS_CAUSAL, HAS_WINDOW, False)
+    channels = tl.arange(0, BLOCK_D)
+    places = q + batch * q_batch + member[:, None] * q_head + query[:, None].to(tl.int64) * q_row + channels[None, :]
+    inside = (row[:, None] < rows) & (channels[None, :] < D)
+    query1 = tl.load(places, mask=inside, other=0.0)
+    query2 = tl.load(places + q_map, mask=inside, other=0.0)
+    keys1 = k + batch * k_batch + key_head * k_head
+    keys2 = keys1 + k_map
+    values = v + batch * v_batch + key_head * v_head
+    head_of_mask = member[:, None] * 0
+    if MASK != 0:
+        mask += batch * mask_batch
+        head_of_mask = member[:, None] * mask_head
+    factor *= LOG2_E
+
+    top1 = tl.full((ROWS,), float("-inf"), tl.float32)
+    top2 = tl.full((ROWS,), float("-inf"), tl.float32)
+    total1 = tl.zeros((ROWS,), tl.float32)
+    total2 = tl.zeros((ROWS,), tl.float32)
+    sum1 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
+    sum2 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
+    first = start + part * keys_a_part
+    last = tl.minimum(first + keys_a_part, s)
+    for at in range(first, last, KEYS):
+        keys = at + tl.arange(0, KEYS)
+        seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < tl.minimum(high, last)[:, None])
+        key1 = load_tile(keys1, at, s, k_row, KEYS, D, BLOCK_D, True)
+        key2 = load_tile(keys2, at, s, k_row, KEYS, D, BLOCK_D, True)
+        value = load_tile(values, at, s, v_row, KEYS, DV, BLOCK_DV, True)
+        scores1 = tl.dot(query1, tl.trans(key1), input_precision=PRECISION) * factor
+        scores2 = tl.dot(query2, tl.trans(key2), input_precision=PRECISION) * factor
+        if MASK != 0:
+            masks = mask + head_of_mask
+            scores1 = masked(
+                scores1, masks, query[:, None], keys[None, :], n, s, mask_query, mask_key, MASK, BY_QUERY
+            )  # fmt: skip
+            scores2 = masked(
+                scores2, masks, query[:, None], keys[None, :], n, s, mask_query, mask_key, MASK, BY_QUERY
+            )  # fmt: skip
+        scores1 = tl.where(seen, scores1, float("-inf"))
+        scores2 = tl.where(seen, scores2, float("-inf"))
+        weights1, top1, total1, shrink1 = renew(scores1, top1, total1)
+        weights2, top2, total2, shrink2 = renew(scores2, top2, total2)
+        sum1 = tl.dot(weights1.to(value.dtype), value, sum1 * shrink1[:, None], input_precision=PRECISION)
+        sum2 = tl.dot(weights2.to(value.dtype), value, sum2 * shrink2[:, None], input_precision=PRECISION)
+
+    place = ((batch * key_heads + key_head) * tl.num_programs(0) + part) * 2 * rows
+    tl.store(tops + place + row, top1, mask=row < rows)
+    tl.store(tops + place + rows + row, top2, mask=row < rows)
+    tl.store(totals + place + row, total1, mask=row < rows)
+    tl.store(totals + place + rows + row, total2, mask=row < rows)
+    channels = tl.arange(0, BLOCK_DV)
+    inside = (row[:, None] < rows) & (channels[None, :] < DV)
+    places = sums + place * DV + row[:, None] * DV + channels[None, :]
+    tl.store(places, sum1, mask=inside)
+    tl.store(places + rows * DV, sum2, mask=inside)
+
+
+@triton.jit
+def _whole(tops, totals, parts, rows, PARTS: tl.constexpr):
+    """The highest score of all parts (0 where a row sees nothing), and 1 over the sum of all weights below it."""
+    part = tl.arange(0, PARTS)
+    top = tl.load(tops + part * 2 * rows, mask=part < parts, other=float("-inf"))
+    total = tl.load(totals + part * 2 * rows, mask=part < parts, other=0.0)
+    highest = tl.max(top, 0)
+    highest = tl.where(highest == float("-inf"), 0.0, highest)
+    whole = tl.sum(tl.exp2(top - highest) * total, 0)
+    return highest, inverse(whole)
+
+
+@triton.jit
+def combine_kernel(
+    tops, totals, sums, lam, norm_weight, out,
+    key_heads, groups, n, rows, parts, norm_eps, norm_factor,
+    lam_batch, lam_head, lam_row, out_batch, out_head, out_row,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Row ``program_id(0)`` of one key head: the parts' sums into one output."""
+    batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
+    row = tl.program_id(0)
+    head, query = key_head * groups + row // n, row % n
+    place = (batch * key_heads + key_head) * parts * 2 * rows + row
+    highest1, inverse1 = _whole(tops + place, totals + place, parts, rows, PARTS)
+    highest2, inverse2 = _whole(tops + place + rows, totals + place + rows, parts, rows, PARTS)
+    inverse2 *= tl.load(lam + batch * lam_batch + head * lam_head + query * lam_row)
+    channels = tl.arange(0, BLOCK_DV)
+    result = tl.zeros((1, BLOCK_DV), tl.float32)
+    for first in range(0, parts, CHUNK):
+        part = first + tl.arange(0, CHUNK)
+        top1 = tl.load(tops + place + part * 2 * rows, mask=part < parts, other=float("-inf"))
+        top2 = tl.load(tops + place + rows + part * 2 * rows, mask=part < parts, other=float("-inf"))
+        inside = (part[:, None] < parts) & (channels[None, :] < DV)
+        places = sums + place * DV + part[:, None].to(tl.int64) * 2 * rows * DV + channels[None, :]
+        sum1 = tl.load(places, mask=inside, other=0.0) * (tl.exp2(top1 - highest1) * inverse1)[:, None]
+        sum2 = tl.load(places + rows * DV, mask=inside, other=0.0) * (tl.exp2(top2 - highest2) * inverse2)[:, None]
+        result += tl.sum(sum1 - sum2, 0)[None, :]
+    if HAS_NORM:
+        result, _ = normalised(result, norm_weight, norm_eps, norm_factor, DV, BLOCK_DV)
+    places = out + batch * out_batch + head * out_head + query * out_row + channels[None, :]
+    tl.store(places, result.to(out.dtype.element_ty), mask=channels[None, :] < DV)

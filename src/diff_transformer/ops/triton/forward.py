@@ -1,0 +1,263 @@
+"""The forward kernel: both maps of a block of queries, their difference times V, and the headwise norm.
+
+One pass reads K and V once and keeps a running sum for each map. Two passes find both maps' sums first and then
+multiply P1 − λP2 with V, with one accumulator instead of two: for wide values, where two would not fit in registers.
+"""
+
+import triton
+import triton.language as tl
+
+from diff_transformer.ops.triton.tiles import (
+    LOG2_E,
+    block_ranges,
+    keys_seen,
+    load_tile,
+    load_vector,
+    masked,
+    store_tile,
+    store_vector,
+)
+
+
+@triton.jit
+def _scores(
+    query, key, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(queries, keys) in units of log 2, −∞ where hidden."""
+    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * factor
+    scores = masked(scores, mask, queries[:, None], keys[None, :], n, s, mask_query, mask_key, MASK, BY_QUERY)
+    if EDGE:
+        seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def renew(scores, most, total):
+    """One step of the online softmax: weights below the highest score so far, that score, their sum, what shrinks."""
+    highest = tl.maximum(most, tl.max(scores, 1))
+    reachable = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen nothing yet stays at weight 0
+    shrink = tl.exp2(most - reachable)
+    weights = tl.exp2(scores - reachable[:, None])
+    return weights, highest, total * shrink + tl.sum(weights, 1), shrink
+
+
+@triton.jit
+def _one_pass(
+    begin, end, query1, query2, keys1, keys2, values, most1, most2, total1, total2, sum1, sum2,
+    factor, low, high, mask, queries, n, s, key_stride, value_stride, mask_query, mask_key,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Blocks of keys begin … end − 1 into the running softmax and products of both maps."""
+    for start in range(begin, end, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
+        key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
+        scores1 = _scores(
+            query1, key1, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, EDGE, PRECISION,
+        )  # fmt: skip
+        weights1, most1, total1, shrink1 = renew(scores1, most1, total1)
+        sum1 = tl.dot(weights1.to(value.dtype), value, sum1 * shrink1[:, None], input_precision=PRECISION)
+        key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
+        scores2 = _scores(
+            query2, key2, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, EDGE, PRECISION,
+        )  # fmt: skip
+        weights2, most2, total2, shrink2 = renew(scores2, most2, total2)
+        sum2 = tl.dot(weights2.to(value.dtype), value, sum2 * shrink2[:, None], input_precision=PRECISION)
+    return most1, most2, total1, total2, sum1, sum2
+
+
+@triton.jit
+def _first_pass(
+    begin, end, query1, query2, keys1, keys2, most1, most2, total1, total2,
+    factor, low, high, mask, queries, n, s, key_stride, mask_query, mask_key,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, KEYS: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Blocks of keys begin … end − 1 into the sums of both maps, without V."""
+    for start in range(begin, end, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
+        scores1 = _scores(
+            query1, key1, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, EDGE, PRECISION,
+        )  # fmt: skip
+        _, most1, total1, _ = renew(scores1, most1, total1)
+        key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
+        scores2 = _scores(
+            query2, key2, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, EDGE, PRECISION,
+        )  # fmt: skip
+        _, most2, total2, _ = renew(scores2, most2, total2)
+    return most1, most2, total1, total2
+
+
+@triton.jit
+def _second_pass(
+    begin, end, query1, query2, keys1, keys2, values, log_sum1, log_sum2, lam, total,
+    factor, low, high, mask, queries, n, s, key_stride, value_stride, mask_query, mask_key,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(P1 − λP2) V over blocks of keys begin … end − 1, added to ``total``."""
+    for start in range(begin, end, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
+        scores1 = _scores(
+            query1, key1, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, EDGE, PRECISION,
+        )  # fmt: skip
+        weights = tl.exp2(scores1 - log_sum1[:, None])
+        key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
+        scores2 = _scores(
+            query2, key2, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, EDGE, PRECISION,
+        )  # fmt: skip
+        weights -= lam[:, None] * tl.exp2(scores2 - log_sum2[:, None])
+        value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
+        total = tl.dot(weights.to(value.dtype), value, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def inverse(total):
+    """1 / total, and 0 where that is 0."""
+    return tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
+
+
+@triton.jit
+def log_sum(most, total):
+    """log2 of the sum of exponentials; +∞ for a row that sees nothing, whose weights then come out as 0."""
+    return tl.where(total > 0, most + tl.log2(tl.where(total > 0, total, 1.0)), float("inf"))
+
+
+@triton.jit
+def normalised(rows, weight, eps, factor, DV: tl.constexpr, BLOCK_DV: tl.constexpr):
+    """factor · RMSNorm(rows) · weight over the DV channels, and 1 / √(mean square + eps)."""
+    channels = tl.arange(0, BLOCK_DV)
+    one_over = tl.rsqrt(tl.sum(rows * rows, 1) / DV + eps)
+    scale = tl.load(weight + channels, mask=channels < DV, other=0.0).to(tl.float32) * factor
+    return rows * one_over[:, None] * scale[None, :], one_over
+
+
+@triton.jit
+def forward_kernel(
+    q, k, v, lam, mask, documents, norm_weight,
+    out, plain, second, log_sums, inverse_norms,
+    heads, groups, n, s, factor, window, norm_eps, norm_factor,
+    q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
+    lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
+    out_batch, out_head, out_row,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    HAS_DOCUMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, HAS_NORM: tl.constexpr,
+    KEEP: tl.constexpr, TWO_PASSES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A block of queries of one head.
+
+    KEEP: write for the backward both log-sums, A2·V (``second``) and with a norm the output before it (``plain``) and
+    what it was divided by. ``out``, ``plain`` and ``second`` share their strides.
+    """
+    batch, head = tl.program_id(2), tl.program_id(1)
+    block = tl.program_id(0)
+    if IS_CAUSAL:  # the longest rows first, so that no long block starts when the others are done
+        block = tl.num_programs(0) - 1 - block
+    first = block * QUERIES
+    batch64, head64 = tl.cast(batch, tl.int64), tl.cast(head, tl.int64)
+    key_head = head64 // groups
+
+    queries = first + tl.arange(0, QUERIES)
+    low, high = keys_seen(
+        tl.minimum(queries, n - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
+    )  # fmt: skip
+    begin, whole, edge, end = block_ranges(low, high, KEYS)
+
+    q += batch64 * q_batch + head64 * q_head
+    query1 = load_tile(q, first, n, q_row, QUERIES, D, BLOCK_D, True)
+    query2 = load_tile(q + q_map, first, n, q_row, QUERIES, D, BLOCK_D, True)
+    keys1 = k + batch64 * k_batch + key_head * k_head
+    keys2 = keys1 + k_map
+    values = v + batch64 * v_batch + key_head * v_head
+    if MASK != 0:
+        mask += batch64 * mask_batch + head64 * mask_head
+    factor *= LOG2_E
+    lambdas = load_vector(lam + batch64 * lam_batch + head64 * lam_head, first, n, lam_row, QUERIES)
+
+    most1 = tl.full((QUERIES,), float("-inf"), tl.float32)
+    most2 = tl.full((QUERIES,), float("-inf"), tl.float32)
+    total1 = tl.zeros((QUERIES,), tl.float32)
+    total2 = tl.zeros((QUERIES,), tl.float32)
+    sum1 = tl.zeros((QUERIES, BLOCK_DV), tl.float32)
+    sum2 = sum1
+    if TWO_PASSES:
+        if HAS_WINDOW or HAS_DOCUMENTS:
+            most1, most2, total1, total2 = _first_pass(
+                begin, tl.minimum(whole, end), query1, query2, keys1, keys2, most1, most2, total1, total2,
+                factor, low, high, mask, queries, n, s, k_row, mask_query, mask_key,
+                D, BLOCK_D, KEYS, MASK, BY_QUERY, True, PRECISION,
+            )  # fmt: skip
+        most1, most2, total1, total2 = _first_pass(
+            whole, edge, query1, query2, keys1, keys2, most1, most2, total1, total2,
+            factor, low, high, mask, queries, n, s, k_row, mask_query, mask_key,
+            D, BLOCK_D, KEYS, MASK, BY_QUERY, False, PRECISION,
+        )  # fmt: skip
+        most1, most2, total1, total2 = _first_pass(
+            edge, end, query1, query2, keys1, keys2, most1, most2, total1, total2,
+            factor, low, high, mask, queries, n, s, k_row, mask_query, mask_key,
+            D, BLOCK_D, KEYS, MASK, BY_QUERY, True, PRECISION,
+        )  # fmt: skip
+        log_sum1, log_sum2 = log_sum(most1, total1), log_sum(most2, total2)
+        if HAS_WINDOW or HAS_DOCUMENTS:
+            sum1 = _second_pass(
+                begin, tl.minimum(whole, end), query1, query2, keys1, keys2, values, log_sum1, log_sum2, lambdas, sum1,
+                factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+                D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
+            )  # fmt: skip
+        sum1 = _second_pass(
+            whole, edge, query1, query2, keys1, keys2, values, log_sum1, log_sum2, lambdas, sum1,
+            factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+            D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
+        )  # fmt: skip
+        difference = _second_pass(
+            edge, end, query1, query2, keys1, keys2, values, log_sum1, log_sum2, lambdas, sum1,
+            factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+            D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
+        )  # fmt: skip
+    else:
+        if HAS_WINDOW or HAS_DOCUMENTS:
+            most1, most2, total1, total2, sum1, sum2 = _one_pass(
+                begin, tl.minimum(whole, end), query1, query2, keys1, keys2, values, most1, most2, total1, total2,
+                sum1, sum2, factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+                D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
+            )  # fmt: skip
+        most1, most2, total1, total2, sum1, sum2 = _one_pass(
+            whole, edge, query1, query2, keys1, keys2, values, most1, most2, total1, total2,
+            sum1, sum2, factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+            D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
+        )  # fmt: skip
+        most1, most2, total1, total2, sum1, sum2 = _one_pass(
+            edge, end, query1, query2, keys1, keys2, values, most1, most2, total1, total2,
+            sum1, sum2, factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+            D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
+        )  # fmt: skip
+        log_sum1, log_sum2 = log_sum(most1, total1), log_sum(most2, total2)
+        sum2 *= inverse(total2)[:, None]
+        difference = sum1 * inverse(total1)[:, None] - lambdas[:, None] * sum2
+
+    place = batch64 * out_batch + head64 * out_head
+    if KEEP:
+        row = batch64 * heads + head64
+        store_vector(log_sums + row * 2 * n, first, n, log_sum1, QUERIES)
+        store_vector(log_sums + (row * 2 + 1) * n, first, n, log_sum2, QUERIES)
+        store_tile(second + place, first, n, out_row, sum2, QUERIES, DV, BLOCK_DV)
+    if HAS_NORM:
+        if KEEP:
+            store_tile(plain + place, first, n, out_row, difference, QUERIES, DV, BLOCK_DV)
+        difference, one_over = normalised(difference, norm_weight, norm_eps, norm_factor, DV, BLOCK_DV)
+        if KEEP:
+            store_vector(inverse_norms + row * n, first, n, one_over, QUERIES)
+    store_tile(out + place, first, n, out_row, difference, QUERIES, DV, BLOCK_DV)

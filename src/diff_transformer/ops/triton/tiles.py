@@ -1,0 +1,135 @@
+"""What the kernels share: tiles of memory, which keys a query sees, and scores.
+
+Position hides keys by intervals alone: query i sees keys low_i … high_i − 1 by causality, window and document together,
+and key j is seen by queries low_j … high_j − 1. So a block of queries meets three ranges of blocks of keys: those at the
+lower edge, those that every query sees whole, and those at the upper edge; only edges are compared key by key.
+
+Scores are in units of log 2, so that weights are powers of 2, which the hardware has an instruction for.
+"""
+
+import triton
+import triton.language as tl
+
+# A finite addend of a mask stays finite in units of log 2: a row whose addends are all float32's lowest is a mean.
+LARGEST = tl.constexpr(3.4e38)
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def load_tile(
+    base, first, count, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr
+):
+    """(ROWS, BLOCK): rows first … of a matrix (count, WIDTH) at ``base``; 0 outside of it. CHECK: some may lie outside."""
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    # The offset of a tile needs 64 bits for a long sequence; those inside it do not.
+    pointers = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
+    if CHECK:
+        inside = rows[:, None] < count - first
+        if WIDTH != BLOCK:
+            inside = inside & (columns[None, :] < WIDTH)
+        tile = tl.load(pointers, mask=inside, other=0.0)
+    elif WIDTH != BLOCK:
+        tile = tl.load(pointers, mask=columns[None, :] < WIDTH, other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def store_tile(
+    base, first, count, stride, tile, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The inverse of :func:`load_tile`, in the dtype of ``base``."""
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    pointers = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
+    inside = (rows[:, None] < count - first) & (columns[None, :] < WIDTH)
+    tl.store(pointers, tile.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_vector(base, first, count, stride, ROWS: tl.constexpr):
+    """(ROWS,): entries first … of a vector of ``count``; 0 beyond its end."""
+    rows = tl.arange(0, ROWS)
+    return tl.load(base + tl.cast(first, tl.int64) * stride + rows * stride, mask=rows < count - first, other=0.0)
+
+
+@triton.jit
+def store_vector(base, first, count, vector, ROWS: tl.constexpr):
+    """(ROWS,) to entries first … of a contiguous vector of ``count``."""
+    rows = tl.arange(0, ROWS)
+    tl.store(base + first + rows, vector, mask=rows < count - first)
+
+
+@triton.jit
+def keys_seen(
+    queries, documents, n, s, window,
+    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+):  # fmt: skip
+    """low and high: each query sees keys low … high − 1 by position. Nothing where low ≥ high."""
+    position = queries + (s - n)
+    low, high = position * 0, position * 0 + s
+    if IS_CAUSAL:
+        high = tl.minimum(high, position + 1)
+    if HAS_WINDOW:
+        low = tl.maximum(low, position - window + 1)
+    if HAS_DOCUMENTS:
+        low = tl.maximum(low, tl.load(documents + queries))
+        high = tl.minimum(high, tl.load(documents + n + queries))
+    return low, high
+
+
+@triton.jit
+def queries_seeing(
+    keys, documents, n, s, window,
+    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+):  # fmt: skip
+    """low and high: each key is seen by queries low … high − 1 by position. By none where low ≥ high."""
+    position = keys - (s - n)
+    low, high = position * 0, position * 0 + n
+    if IS_CAUSAL:
+        low = tl.maximum(low, position)
+    if HAS_WINDOW:
+        high = tl.minimum(high, position + window)
+    if HAS_DOCUMENTS:  # n = s there, and a document's tokens see each other
+        low = tl.maximum(low, tl.load(documents + keys))
+        high = tl.minimum(high, tl.load(documents + n + keys))
+    return low, high
+
+
+@triton.jit
+def block_ranges(low, high, BLOCK: tl.constexpr):
+    """begin, whole, edge, end: blocks from begin are a lower edge, from whole on seen by all, from edge an upper edge.
+
+    All but ``end`` are multiples of BLOCK.
+    """
+    begin = tl.min(low, 0) // BLOCK * BLOCK
+    end = tl.max(high, 0)
+    whole = (tl.max(low, 0) + (BLOCK - 1)) // BLOCK * BLOCK
+    past = (tl.maximum(end, 0) + (BLOCK - 1)) // BLOCK * BLOCK
+    whole = tl.maximum(begin, tl.minimum(whole, past))
+    edge = tl.maximum(whole, tl.min(high, 0) // BLOCK * BLOCK)
+    return begin, whole, edge, end
+
+
+@triton.jit
+def masked(
+    scores, mask, queries, keys, n, s, mask_query, mask_key, MASK: tl.constexpr, BY_QUERY: tl.constexpr
+):
+    """Scores under a mask: MASK 0 for none, 1 for a boolean one (as bytes), 2 for an additive one.
+
+    ``queries`` and ``keys`` are numbers along the axes of ``scores``, with an axis of 1 for the other. BY_QUERY: the mask
+    differs between queries; if not, one row of it serves them all.
+    """
+    if MASK != 0:
+        if BY_QUERY:
+            offsets = queries.to(tl.int64) * mask_query + keys.to(tl.int64) * mask_key
+            values = tl.load(mask + offsets, mask=(queries < n) & (keys < s), other=0)
+        else:
+            values = tl.load(mask + keys.to(tl.int64) * mask_key, mask=keys < s, other=0)
+        if MASK == 1:
+            scores = tl.where(values != 0, scores, float("-inf"))
+        else:
+            addends = values.to(tl.float32)
+            finite = tl.minimum(tl.maximum(addends * LOG2_E, -LARGEST), LARGEST)
+            scores += tl.where(addends == float("-inf"), addends, finite)
+    return scores
