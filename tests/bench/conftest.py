@@ -34,7 +34,7 @@ def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny() -> OperatorSettings:
     return OperatorSettings(
         heads=4,
-        head_dim=8,
+        head_dims=(8,),
         lengths=(12, 40),
         caches=(24,),
         decode_batches=(1, 2),

@@ -3,10 +3,11 @@ import torch
 from torch import Tensor, nn
 
 from diff_transformer.bench import candidates as room
+from diff_transformer.bench import compositions
 from diff_transformer.bench.candidates import LONGEST_FLEX, LONGEST_PLAIN, TWIN, backend_of_auto, candidates
-from diff_transformer.bench.operator import answer, prepare
 from diff_transformer.bench.problem import Judge, Problem, Shape, draw
 from diff_transformer.bench.records import DECODE, FORWARD, TRAINING
+from diff_transformer.bench.running import answer, prepare
 from diff_transformer.ops.backends import BACKENDS
 
 CPU = torch.device("cpu")
@@ -82,7 +83,7 @@ def test_diffllama_is_what_its_module_computes(problem: Problem) -> None:
 def test_flex_is_right(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    monkeypatch.setattr(room, "_compiled_flex", lambda: flex_attention)
+    monkeypatch.setattr(compositions, "compiled_flex", lambda: flex_attention)
     step = draw(Shape(1, 4, 8, 1, 30), CPU)
     assert Judge(problem).error(answer(candidates()["flex"], problem, FORWARD)) < 1
     assert Judge(step).error(answer(candidates()["flex"], step, DECODE)) < 1

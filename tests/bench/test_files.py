@@ -19,7 +19,7 @@ def document() -> dict[str, Any]:
         def row(self, row: Any) -> None: ...
 
     settings = OperatorSettings(
-        heads=2, head_dim=8, lengths=(12,), caches=(24,), decode_batches=(1,), rounds=5, memory_length=0,
+        heads=2, head_dims=(8,), lengths=(12,), caches=(24,), decode_batches=(1,), rounds=5, memory_length=0,
         candidates=("blockwise", "flex"), passes=("forward+backward", "decode"),
     )  # fmt: skip
     return measure_operator(settings, Nobody())[0]

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from diff_transformer.bench import model
-from diff_transformer.bench.model import ENTRIES, ModelSettings, measure_model
+from diff_transformer.bench.model import measure_model
+from diff_transformer.bench.model_settings import ENTRIES, ModelSettings, build
 from diff_transformer.bench.records import DECODE, FORWARD, STEP, Row, refuse_wrong
 from diff_transformer.bench.tables import page
 from diff_transformer.model import attention
@@ -20,8 +21,8 @@ def small() -> ModelSettings:
         layers=2,
         head_dim=8,
         vocabulary=50,
-        length=24,
-        context=20,
+        lengths=(24,),
+        contexts=(20,),
         rounds=5,
     )
 
@@ -76,13 +77,13 @@ def test_the_bars_are_the_training_steps() -> None:
 
 
 def test_all_models_start_with_weights_that_bfloat16_holds(small: ModelSettings) -> None:
-    built = model._build("diff", small)
+    built = build("diff", small)
     assert all(torch.equal(weight, weight.bfloat16().float()) for weight in built.parameters())
 
 
 def test_building_leaves_the_random_numbers_as_they_are(small: ModelSettings) -> None:
     state = torch.get_rng_state()
-    model._build("twin", small)
+    build("twin", small)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -91,7 +92,7 @@ def test_building_leaves_the_random_numbers_as_they_are(small: ModelSettings) ->
     [
         ({"passes": ("forward+backward",)}, "pass must be one of 'forward', 'step', 'decode', got 'forward.backward'"),
         ({"candidates": ("auto",)}, "candidate must be one of 'twin', 'diff', .* got 'auto'"),
-        ({"length": 0}, "length must be 1 or more, got 0"),
+        ({"lengths": (0,)}, "length must be 1 or more, got 0"),
         ({"batch": -2}, "batch must be 1 or more, got -2"),
         ({"rounds": 2}, "rounds must be 5 or more, got 2"),
     ],

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from diff_transformer.bench import candidates as room
-from diff_transformer.bench import operator
+from diff_transformer.bench import compositions, one_head
+from diff_transformer.bench.bars import cpu_bars
 from diff_transformer.bench.operator import OperatorSettings, measure_operator
 from diff_transformer.bench.records import DECODE, FORWARD, TRAINING, Bar, Row, ratio_bar, refuse_wrong
 from diff_transformer.results import Environment
@@ -85,7 +86,7 @@ def test_what_cannot_be_compiled_is_a_reason_for_flex_alone(
     def fail(*args: Any, **settings: Any) -> Any:
         raise RuntimeError("no compiler\nat all")
 
-    monkeypatch.setattr(room, "_compiled_flex", fail)
+    monkeypatch.setattr(compositions, "compiled_flex", fail)
     settings = dataclasses.replace(tiny, dtypes=("float32",), lengths=(12,), passes=("forward",), candidates=("flex",))
     _, rows = measure_operator(settings, notes)
     assert next(row.reason for row in rows if row.candidate == "flex") == "RuntimeError: no compiler"
@@ -98,10 +99,10 @@ def test_one_head_on_all_threads(tiny: OperatorSettings, monkeypatch: pytest.Mon
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        row, parts = operator._one_head(tiny, "float32", FORWARD, torch.device("cpu"))
+        row, parts = one_head.measure_one_head(tiny, "float32", FORWARD)
         assert torch.get_num_threads() == 2
         monkeypatch.setattr(room, "diff_attention", lambda q, k, v, lam, **settings: torch.zeros_like(v))
-        wrong, nothing = operator._one_head(tiny, "float32", FORWARD, torch.device("cpu"))
+        wrong, nothing = one_head.measure_one_head(tiny, "float32", FORWARD)
     finally:
         torch.set_num_threads(threads)
     assert [(part["candidate"], part["threads"], part["length"]) for part in parts] == [
@@ -111,17 +112,17 @@ def test_one_head_on_all_threads(tiny: OperatorSettings, monkeypatch: pytest.Mon
     assert all(part["speed_up"] > 0 for part in parts)
     assert not row.wrong
     assert (wrong.wrong, nothing) == (True, [])
-    alone, nothing = operator._one_head(tiny, "float32", FORWARD, torch.device("cpu"))
+    alone, nothing = one_head.measure_one_head(tiny, "float32", FORWARD)
     assert (alone.wrong, nothing) == (False, [])  # one thread has nothing to gain
 
 
 def test_the_one_head_bar_is_a_share_of_linear() -> None:
     part = {"candidate": "auto", "pass": FORWARD, "dtype": "float32", "threads": 2, "speed_up": 1.8}
     good, bad = part, {**part, "speed_up": 1.2}
-    assert operator._one_head_bar([good]).holds is True
-    assert operator._one_head_bar([good, bad]).holds is False
-    assert operator._one_head_bar([good, bad]).worst == pytest.approx(0.6)
-    assert operator._one_head_bar([{**bad, "candidate": "twin"}]).holds is None
+    assert one_head.one_head_bar([good]).holds is True
+    assert one_head.one_head_bar([good, bad]).holds is False
+    assert one_head.one_head_bar([good, bad]).worst == pytest.approx(0.6)
+    assert one_head.one_head_bar([{**bad, "candidate": "twin"}]).holds is None
 
 
 def row(ratio: float, length: int, pass_: str = FORWARD, dtype: str = "float32") -> Row:
@@ -132,7 +133,7 @@ def test_bars_are_those_of_the_issue() -> None:
     rows = [row(1.05, 256), row(0.99, 512), row(1.01, 2048), row(1.09, 8192)]
     rows += [row(1.0, 1024, TRAINING), row(1.2, 8192, FORWARD, "bfloat16"), row(1.06, 512, DECODE)]
     rows += [dataclasses.replace(row(9.0, 1024), candidate="pieces")]
-    found = {bar.text: (bar.limit, bar.worst, bar.holds) for bar in operator._bars(rows)}
+    found = {bar.text: (bar.limit, bar.worst, bar.holds) for bar in cpu_bars(rows)}
     assert found == {
         "forward, float32, N 512 to 2048": (1.0, 1.01, False),
         "forward + backward, float32, N 512 to 2048": (0.95, 1.0, False),
@@ -153,12 +154,15 @@ def test_a_bar_without_rows_is_not_measured() -> None:
     [
         ({"device": "moon"}, "the device 'moon' cannot be used here"),
         ({"dtypes": ("float64",)}, "dtype must be one of 'float32', 'bfloat16', got 'float64'"),
-        ({"passes": ("backward",)}, "pass must be one of 'forward', 'forward\\+backward', 'decode', got 'backward'"),
+        (
+            {"passes": ("step",)},
+            "pass must be one of 'forward', 'backward', 'forward\\+backward', 'decode', got 'step'",
+        ),
         ({"candidates": ("fast",)}, "candidate must be one of 'twin', 'auto', .* got 'fast'"),
         ({"rounds": 0}, "rounds must be 5 or more, got 0"),
         ({"heads": 3}, "heads must be even, .* got 3"),
         ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"head_dim": -1}, "head_dim must be 1 or more, got -1"),
+        ({"head_dims": (64, -1)}, "head_dim must be 1 or more, got -1"),
         ({"batch": 0}, "batch must be 1 or more, got 0"),
         ({"lengths": (64, 0)}, "lengths: a value must be 1 or more, got 0"),
         ({"memory_length": -1}, "0 for none, got -1"),

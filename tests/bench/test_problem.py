@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from diff_transformer.bench.candidates import candidates
-from diff_transformer.bench.operator import answer
 from diff_transformer.bench.problem import Judge, Problem, Shape, draw
 from diff_transformer.bench.records import DECODE, FORWARD, TRAINING
+from diff_transformer.bench.running import answer
 from diff_transformer.bench.settings import DTYPES
 
 CPU = torch.device("cpu")

@@ -56,7 +56,7 @@ def test_interrupted_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: p
     def stop(*args: Any) -> None:  # the rows are finished by then
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(operator, "_one_head", stop)
+    monkeypatch.setattr(operator, "measure_one_head", stop)
     result = run("bench", "operator", *TINY, "--dtype", "float32", "--pass", "forward", "--output", tmp_path)
     assert result.exit_code == 130
     assert "pieces" in result.stdout
@@ -81,7 +81,10 @@ def test_bench_sets_the_threads(run: Run, tmp_path: Path) -> None:
         (["operator", "--length", 0], "must be 1 or more, got 0"),
         (["model", "--heads", 8], "--heads is an option of bench operator"),
         (["model", "--memory-length", 0], "--memory-length is an option of bench operator"),
-        (["model", "--length", 8, "--length", 9], "bench model takes one --length, got 8, 9"),
+        (["model", "--head-dim", 8], "--head-dim is an option of bench operator"),
+        (["operator", "--compile"], "--compile is an option of bench model"),
+        (["model", "--compile", "--pass", "decode"], "decoding is not measured with compiled layers"),
+        (["operator", "--device", "moon"], "the device 'moon' cannot be used here"),
         (["model", "--pass", "backward"], "pass must be one of 'forward', 'step', 'decode', got 'backward'"),
     ],
 )

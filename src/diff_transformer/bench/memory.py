@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,8 +21,8 @@ _MEBI = 1 << 20
 
 def unavailable(device: torch.device) -> str | None:
     """Why peak memory cannot be measured here, or None."""
-    if device.type != "cpu":
-        return f"peak memory is measured on the CPU alone, not on {device.type}"
+    if device.type == "cuda":
+        return None
     if not (_STATUS.is_file() and os.access(_RESET, os.W_OK)):
         return f"peak memory needs {_STATUS} and {_RESET}, which this system does not have"
     return None
@@ -43,6 +43,7 @@ def measure_memory(
     parts: list[dict[str, Any]] = []
     for name in names:
         request = {"candidate": name, "dtype": dtype, "pass": pass_, "threads": torch.get_num_threads()}
+        request |= {"device": str(device)}
         command = [
             sys.executable,
             "-m",
@@ -60,16 +61,55 @@ def measure_memory(
     return parts
 
 
-def forget_peak() -> None:
-    """Let the highest figure so far start again from the present one."""
-    _RESET.write_text("5", encoding="ascii")
+class Meter(Protocol):
+    """Bytes in use by this process: now, and at most since `forget`."""
+
+    def now(self) -> int: ...
+
+    def peak(self) -> int: ...
+
+    def forget(self) -> None: ...
 
 
-def resident(field: str) -> int:
-    """A figure of this process in bytes: "VmRSS" for now, "VmHWM" for the highest so far."""
-    lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
-    kibi = next(line for line in lines if line.startswith(f"{field}:")).split()[1]
-    return int(kibi) * 1024
+def meter(device: torch.device) -> Meter:
+    """What tells how much of a device's memory is in use."""
+    return _Allocated(device) if device.type == "cuda" else _Resident()
+
+
+class _Resident:
+    """Pages that the system counts for this process."""
+
+    def now(self) -> int:
+        return self._field("VmRSS")
+
+    def peak(self) -> int:
+        return self._field("VmHWM")
+
+    def forget(self) -> None:
+        _RESET.write_text("5", encoding="ascii")
+
+    def _field(self, name: str) -> int:
+        lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+        kibi = next(line for line in lines if line.startswith(f"{name}:")).split()[1]
+        return int(kibi) * 1024
+
+
+class _Allocated:
+    """What tensors on a CUDA device take; what torch keeps beyond them for later is not theirs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def now(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def forget(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
 
 
 def memory_bar(parts: Sequence[dict[str, Any]]) -> Bar:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 POSITIONS = 256  # to a block of the comparison
-ROWS = 512  # of queries to a block of the plain formula, whose scores are all held
+# Queries to a block of the plain formula, whose scores are all held: so many, or fewer where there are many keys.
+ROWS, BLOCK_SCORES = 512, 1 << 23
 ROUNDINGS = {"out": 4, "v": 4, "q": 6, "k": 6, "lam": 6}  # on the way to a quantity, each by half an eps
 LAMBDA = 0.5
 
@@ -56,12 +57,12 @@ class Problem:
 
 
 def draw(shape: Shape, device: torch.device) -> Problem:
-    """The problem of a shape, in float32: the same numbers every time."""
-    generator = torch.Generator().manual_seed(0)
+    """The problem of a shape, in float32: on one device the same numbers every time."""
+    generator = torch.Generator(device).manual_seed(0)
     batch, heads, n, s, d = shape.batch, shape.heads // 2, shape.queries, shape.keys, shape.head_dim
 
     def normal(*size: int) -> Tensor:
-        return torch.randn(*size, generator=generator).bfloat16().float().to(device)
+        return torch.randn(*size, generator=generator, device=device).bfloat16().float()
 
     q, v, grad = normal(batch, heads, 2, n, d), normal(batch, heads, s, 2 * d), normal(batch, heads, n, 2 * d)
     if n < s:
@@ -107,8 +108,9 @@ class Judge:
         leaves["lam"] = lam.clone().requires_grad_(backward)
         outputs = []
         sums = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in leaves.items()}
-        for start in range(0, n, ROWS):
-            stop = min(n, start + ROWS)
+        rows = max(1, min(ROWS, BLOCK_SCORES // s))
+        for start in range(0, n, rows):
+            stop = min(n, start + rows)
             out = _plain_rows(leaves["q"], leaves["k"], leaves["v"], leaves["lam"], start, stop, s - n)
             outputs.append(out.detach().double())
             if backward:

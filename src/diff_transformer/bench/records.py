@@ -6,7 +6,9 @@ from typing import Protocol
 
 from diff_transformer.bench.timing import spread
 
-FORWARD, TRAINING, DECODE, STEP = "forward", "forward + backward", "decode", "training step"
+FORWARD, BACKWARD, TRAINING, DECODE = "forward", "backward", "forward + backward", "decode"
+STEP = "training step"
+WRONG = "its results are wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,8 @@ class Row:
         milliseconds: median time of one run.
         ratio: median over the rounds of (time / time of `against` in the same round), with quartiles and extremes.
         gigabytes_per_second: bytes of keys and values that a decoding step reads, by its median time.
+        teraflops_per_second: operations of the twin in the same case, by this candidate's median time.
+        tokens_per_second: of a whole model: tokens of the batch, by its median time.
         reason: why there is no time.
     """
 
@@ -38,6 +42,8 @@ class Row:
     extremes: tuple[float, float] | None = None
     rounds: int | None = None
     gigabytes_per_second: float | None = None
+    teraflops_per_second: float | None = None
+    tokens_per_second: float | None = None
     reason: str | None = None
 
     @property

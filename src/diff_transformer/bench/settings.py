@@ -1,6 +1,7 @@
 """Checks that both benchmarks make of what they are asked for, before anything is measured."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -34,3 +35,9 @@ def check_device(name: str) -> None:
             raise RuntimeError("it is neither cpu nor cuda")
     except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown name, or a build without it
         raise ValueError(f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def with_defaults(device: str, cuda: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, and on a CUDA device its defaults for the rest."""
+    check_device(device)
+    return {**(cuda if torch.device(device).type == "cuda" else {}), **given}

@@ -9,23 +9,33 @@ Document = dict[str, Any]
 def page(document: Document) -> str:
     """The whole page of one document."""
     operator = document["title"] == "bench operator"
+    base = f"the {base_of(document)}"
     parts = [
-        f"# {'The operator' if operator else 'The whole model'}, relative to the twin",
-        "Each cell is a ratio of times: the median over the rounds of (time / time of the twin in the same round), and "
-        "in brackets the quartiles. All candidates run once a round, in one process. Below 1 is faster than the twin.",
+        f"# {'The operator' if operator else 'The whole model'}, relative to {base}",
+        f"Each cell is a ratio of times: the median over the rounds of (time / time of {base} in the same round), and "
+        f"in brackets the quartiles. All candidates run once a round, in one process. Below 1 is faster than {base}.",
         provenance(document),
+        *document.get("notes", ()),
         "## Bars\n\n" + bars_table(document),
     ]
     if operator:
         parts.append("## Times\n\n" + ratio_table(document, quartiles=True))
+        parts.append("## TFLOP/s, and the share of the peak\n\n" + throughput_table(document))
         parts.append("## Decoding: GB/s of keys and values\n\n" + bandwidth_table(document))
         parts.append("## One differential head on all threads\n\n" + one_head_table(document))
         parts.append("## Peak memory\n\n" + memory_table(document))
     else:
         parts.append("## Times\n\n" + model_table(document, quartiles=True))
+        parts.append("## Tokens a second\n\n" + tokens_table(document))
     parts.append("## Candidates\n\n" + _candidates(document))
     parts.append("## Not measured\n\n" + _reasons(document["rows"]))
     return "\n\n".join(part for part in parts if not part.endswith("\n\n")) + "\n"
+
+
+def base_of(document: Document) -> str:
+    """What the operator's ratios are to in most cases: on CUDA the twin's flash, elsewhere the twin."""
+    names = [row["against"] for row in document["rows"] if row["candidate"] == row["against"]]
+    return max(dict.fromkeys(names), key=names.count, default="twin")
 
 
 def provenance(document: Document) -> str:
@@ -59,17 +69,30 @@ def ratio_table(
     def wanted(shape: Document) -> bool:
         return (lengths is None or shape["keys"] in lengths) and (batches is None or shape["batch"] in batches)
 
-    rows = [row for row in document["rows"] if wanted(row["shape"])]
-    names = [name for name in _names(rows) if name != "twin" and (candidates is None or name in candidates)]
+    rows, base = [row for row in document["rows"] if wanted(row["shape"])], base_of(document)
+    names = [name for name in _names(rows) if name != base and (candidates is None or name in candidates)]
     lines = []
     for case in _cases(rows):
         cells = [_cell(case, name, quartiles) for name in names]
-        shape = case["twin"]["shape"]
-        size = f"{shape['batch']} × {shape['heads']} × {shape['width']}, {shape['keys']}"
-        what = (size, case["twin"]["pass"], case["twin"]["dtype"])
-        lines.append((*what, *cells, f"{case['twin']['milliseconds']:.1f}"))
-    header = ("batch × heads × width, length", "pass", "dtype", *(_title(rows, name) for name in names), "twin, ms")
-    return _table(header, lines)
+        lines.append((*_case(case), *cells, _milliseconds(document, case.get(base))))
+    return _table((*_CASE, *(_title(rows, name) for name in names), f"{base}, ms"), lines)
+
+
+def throughput_table(document: Document) -> str:
+    """TFLOP/s by the twin's operations, and their share of a matrix product's, of every case but decoding."""
+    rows, peaks = _with(document, "teraflops_per_second"), document.get("peak_teraflops_per_second", {})
+    names = _names(rows)
+    lines = []
+    for case in _cases(rows):
+        cells = []
+        for name in names:
+            rate = case[name]["teraflops_per_second"] if name in case else None
+            share = f" ({rate / peaks[case[name]['dtype']]:.0%})" if rate is not None else ""
+            cells.append("–" if rate is None else f"{rate:.0f}{share}")
+        lines.append((*_case(case), *cells))
+    note = ", ".join(f"{dtype} {peak:.0f} TFLOP/s" for dtype, peak in peaks.items())
+    table = _table((*_CASE, *(_title(rows, name) for name in names)), lines)
+    return f"{table}\n\nPeak of a matrix product: {note}." if lines else ""
 
 
 def model_table(document: Document, *, quartiles: bool = False) -> str:
@@ -83,20 +106,35 @@ def model_table(document: Document, *, quartiles: bool = False) -> str:
     for case in _cases(rows):
         cells = [_cell(case, name, quartiles) for name in names]
         twin = case["twin"]
-        lines.append((twin["pass"], twin["dtype"], str(twin["shape"]["length"]), *cells, f"{twin['milliseconds']:.1f}"))
+        lines.append((twin["pass"], twin["dtype"], str(twin["shape"]["length"]), *cells, _milliseconds(document, twin)))
     return _table(("pass", "dtype", "length", *(_title(rows, name) for name in names), "twin, ms"), lines)
+
+
+def tokens_table(document: Document) -> str:
+    """Tokens a second of every model in every case."""
+    rows = [row for row in _with(document, "tokens_per_second") if row["against"] == "twin"]
+    names = _names(rows)
+    lines = []
+    for case in _cases(rows):
+        first = next(iter(case.values()))
+        cells = [f"{case[name]['tokens_per_second']:,.0f}" if name in case else "–" for name in names]
+        lines.append((first["pass"], first["dtype"], str(first["shape"]["length"]), *cells))
+    return _table(("pass", "dtype", "length", *names), lines)
 
 
 def bandwidth_table(document: Document) -> str:
     """Bytes of the cache by time, of every decoding case."""
-    rows = [row for row in document["rows"] if row["gigabytes_per_second"] is not None]
-    names = _names(rows)
+    rows = _with(document, "gigabytes_per_second")
+    names, width = _names(rows), _several_widths(rows)
     lines = []
     for case in _cases(rows):
-        shape = case["twin"]["shape"]
+        first = next(iter(case.values()))
+        shape = first["shape"]
         cells = [f"{case[name]['gigabytes_per_second']:.1f}" if name in case else "–" for name in names]
-        lines.append((str(shape["batch"]), str(shape["keys"]), case["twin"]["dtype"], *cells))
-    return _table(("batch", "keys", "dtype", *(_title(rows, name) for name in names)), lines)
+        what = (str(shape["batch"]), str(shape["keys"]), *([str(shape["width"])] if width else ()), first["dtype"])
+        lines.append((*what, *cells))
+    header = ("batch", "keys", *(["width"] if width else ()), "dtype", *(_title(rows, name) for name in names))
+    return _table(header, lines)
 
 
 def one_head_table(document: Document) -> str:
@@ -118,9 +156,10 @@ def one_head_table(document: Document) -> str:
 
 def memory_table(document: Document) -> str:
     """Peak memory in MiB."""
-    lines = []
+    lines, width = [], _several_widths(document["memory"])
     for part in document["memory"]:
-        what = (part["candidate"], part["pass"], part["dtype"], str(part["shape"]["keys"]))
+        size = (str(part["shape"]["keys"]), *([str(part["shape"]["width"])] if width else ()))
+        what = (part["candidate"], part["pass"], part["dtype"], *size)
         if "total" not in part:
             lines.append((*what, part["reason"], "–", "–"))
             continue
@@ -129,7 +168,8 @@ def memory_table(document: Document) -> str:
         "\n\nMiB in a process of its own, above what it held before the inputs. Total: the peak with inputs, output "
         "and gradients. Own: the peak above the inputs. The ratio is of the totals."
     )
-    header = ("candidate", "pass", "dtype", "length", "total", "own", "ratio to the twin")
+    header = ("candidate", "pass", "dtype", "length", *(["width"] if width else ()))
+    header += ("total", "own", "ratio to the twin")
     return _table(header, lines) + note if lines else ""
 
 
@@ -140,7 +180,13 @@ def row_line(row: Any) -> str:
         return f"{name:20} {row.reason}"
     error = "" if row.error is None else f"   error {row.error:.2f} of the limit"
     base = "" if row.against == "twin" else f"   (relative to {row.against})"
-    return f"{name:20} {row.ratio:6.2f} [{_span(row.quartiles)}] {row.milliseconds:10.2f} ms{error}{base}"
+    rates = {
+        "TFLOP/s": row.teraflops_per_second,
+        "GB/s": row.gigabytes_per_second,
+        "tokens/s": row.tokens_per_second,
+    }
+    rate = "".join(f"   {value:,.0f} {unit}" for unit, value in rates.items() if value is not None)
+    return f"{name:20} {row.ratio:6.2f} [{_span(row.quartiles)}] {row.milliseconds:10.3f} ms{rate}{error}{base}"
 
 
 def bar_line(bar: Any) -> str:
@@ -157,6 +203,31 @@ def _cases(rows: Iterable[Document]) -> list[dict[str, Document]]:
         place = f"{row['pass']} {row['dtype']} {row['shape']}"
         cases.setdefault(place, {})[row["candidate"]] = row
     return list(cases.values())
+
+
+# The columns that say which of the operator's cases a line is.
+_CASE = ("batch × heads × width, length", "pass", "dtype")
+
+
+def _case(case: dict[str, Document]) -> tuple[str, str, str]:
+    first = next(iter(case.values()))
+    shape = first["shape"]
+    size = f"{shape['batch']} × {shape['heads']} × {shape['width']}, {shape['keys']}"
+    return size, first["pass"], first["dtype"]
+
+
+def _milliseconds(document: Document, row: Document | None) -> str:
+    digits = 3 if document["settings"]["device"].startswith("cuda") else 1
+    return "–" if row is None or row["milliseconds"] is None else f"{row['milliseconds']:.{digits}f}"
+
+
+def _with(document: Document, field: str) -> list[Document]:
+    """The rows that have a field, which older files lack."""
+    return [row for row in document["rows"] if row.get(field) is not None]
+
+
+def _several_widths(parts: Sequence[Document]) -> bool:
+    return len({part["shape"]["width"] for part in parts}) > 1
 
 
 def _names(rows: Iterable[Document]) -> list[str]:

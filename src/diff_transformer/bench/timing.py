@@ -3,11 +3,10 @@
 import gc
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
+from diff_transformer.bench.clock import Clock
 
 # A sample repeats a fast candidate until it takes about so long: clocks and calls cost microseconds.
 SAMPLE_SECONDS = 0.005
@@ -38,7 +37,7 @@ def check_rounds(rounds: int | None) -> None:
 
 
 def alternate(
-    candidates: Mapping[str, Callable[[], object]], device: torch.device, rounds: int | None = None
+    candidates: Mapping[str, Callable[[], object]], clock: Clock, rounds: int | None = None
 ) -> dict[str, list[float]]:
     """Seconds of one run of each candidate, one value a round; the order rotates from round to round.
 
@@ -46,11 +45,11 @@ def alternate(
 
     Args:
         candidates: functions without arguments, each of which has run before (what a first run costs is not timed).
-        device: where they run; a CUDA device is waited for.
+        clock: what the seconds are measured by.
         rounds: how many, or None for 5 to 25, the more the shorter a run is.
     """
     check_rounds(rounds)
-    once = {name: _seconds(run, 1, device) for name, run in candidates.items()}
+    once = {name: clock(run, 1) for name, run in candidates.items()}
     repeats = {name: max(1, math.ceil(SAMPLE_SECONDS / seconds)) for name, seconds in once.items()}
     if rounds is None:
         longest = max(once[name] * repeats[name] for name in candidates)
@@ -65,22 +64,8 @@ def alternate(
         for turn in range(rounds):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
-                times[name].append(_seconds(candidates[name], repeats[name], device))
+                times[name].append(clock(candidates[name], repeats[name]))
     finally:
         if collects:
             gc.enable()
     return times
-
-
-def _seconds(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    _wait(device)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    _wait(device)
-    return max(time.perf_counter() - start, 1e-9) / repeats
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

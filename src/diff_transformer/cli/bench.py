@@ -10,34 +10,44 @@ if TYPE_CHECKING:
 
     from diff_transformer.bench.records import Row
 
-# What only the operator's benchmark can vary: the whole model has one size.
-OPERATOR_ONLY = ("heads", "head_dim", "memory_length")
+# What only the operator's benchmark can vary, since the whole model has one size; and what only the model's can.
+OPERATOR_ONLY = {"heads": "--heads", "head_dims": "--head-dim", "memory_length": "--memory-length"}
+MODEL_ONLY = {"compile": "--compile"}
 
 
 def bench(
     what: Annotated[str, typer.Argument(metavar="operator|model", help="The operator alone, or whole models.")],
     device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
     dtype: Annotated[
-        list[str] | None, typer.Option(help="May be repeated.", show_default="float32 and bfloat16")
+        list[str] | None, typer.Option(help="May be repeated.", show_default="float32 and bfloat16; on CUDA bfloat16")
     ] = None,
     length: Annotated[
         list[int] | None,
         typer.Option(
-            help="Length of the sequence, and when decoding of the cache; for the operator it may be repeated.",
-            show_default="256 to 8192, decoding 512, 2048, 8192; for the model 1024, decoding 2048",
+            help="Length of the sequence, and when decoding of the cache; may be repeated.",
+            show_default="256 to 8192, decoding 512, 2048, 8192; for the model 1024, decoding 2048; "
+            "on CUDA 512 to 65536; for the model 2048 and 4096",
         ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Sequences at a time.", show_default="1; the operator decodes 1 and 8")
+        int | None,
+        typer.Option(
+            help="Sequences at a time.",
+            show_default="1; the operator decodes 1 and 8; on CUDA 16384 tokens for the operator, 4096 for the model",
+        ),
     ] = None,
     heads: Annotated[int | None, typer.Option(help="The twin's heads (operator).", show_default="16")] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Width of a query (operator).", show_default="64")] = None,
+    head_dim: Annotated[
+        list[int] | None,
+        typer.Option(help="Width of a query (operator); may be repeated.", show_default="64; on CUDA 64 and 128"),
+    ] = None,
     pass_: Annotated[
         list[str] | None,
         typer.Option(
             "--pass",
-            help="forward, forward+backward or decode; for the model forward, step or decode. May be repeated.",
-            show_default="all",
+            help="forward, backward, forward+backward or decode; for the model forward, step or decode. "
+            "May be repeated.",
+            show_default="all; on the CPU without backward",
         ),
     ] = None,
     candidate: Annotated[
@@ -50,6 +60,9 @@ def bench(
     memory_length: Annotated[
         int | None, typer.Option(help="Length for peak memory, 0 for none (operator).", show_default="16384")
     ] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile the decoder layers with torch.compile (model, without decoding).")
+    ] = False,
     output: Annotated[
         Path,
         typer.Option(help="Folder for the results, as JSON and Markdown; earlier ones of this benchmark are replaced."),
@@ -57,8 +70,9 @@ def bench(
 ) -> None:
     """Measure times relative to the twin, in alternated runs, after checking that the results are right.
 
-    Takes about twelve minutes (operator) or five (model) on two processor cores. A candidate with wrong results is not
-    timed, and named by the error that the command then ends with.
+    Takes about twelve minutes (operator) or five (model) on two processor cores. With `--device cuda` it takes sizes
+    for a GPU, which nobody has timed yet. A candidate with wrong results is not timed, and named by the error that the
+    command then ends with.
     """
     if what not in ("operator", "model"):
         raise ValueError(f"bench can measure 'operator' or 'model', got {what!r}.")
@@ -74,12 +88,13 @@ def bench(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    options: dict[str, Any] = {"device": device, "dtypes": dtype, "batch": batch, "heads": heads, "head_dim": head_dim}
+    options: dict[str, Any] = {"dtypes": dtype, "batch": batch, "heads": heads, "head_dims": head_dim}
     options |= {"passes": pass_, "candidates": candidate, "rounds": rounds, "memory_length": memory_length}
+    options |= {"compile": compile_ or None}
     # What was not given is left to the settings' own defaults.
     given = {name: value for name, value in options.items() if value not in (None, [])}
     chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    measure = _operator(chosen, length or []) if what == "operator" else _model(chosen, length or [])
+    measure = (_operator if what == "operator" else _model)(device, chosen, tuple(length or ()))
     path = results_path(output, what, device)
     out, watch = console.output(), _Watch(console.output(), console.messages())
     try:
@@ -93,31 +108,32 @@ def bench(
     refuse_wrong(rows)
 
 
-def _operator(options: dict[str, Any], lengths: list[int]) -> Any:
+def _operator(device: str, options: dict[str, Any], lengths: tuple[int, ...]) -> Any:
     from functools import partial
 
     from diff_transformer.bench.operator import OperatorSettings, measure_operator
 
+    _refuse(options, MODEL_ONLY, "is an option of bench model.")
     if lengths:
-        options |= {"lengths": tuple(lengths), "caches": tuple(lengths)}
-    if "batch" in options:
-        options["decode_batches"] = (options["batch"],)
-    return partial(measure_operator, OperatorSettings(**options))
+        options |= {"lengths": lengths, "caches": lengths}
+    return partial(measure_operator, OperatorSettings.on(device, **options))
 
 
-def _model(options: dict[str, Any], lengths: list[int]) -> Any:
+def _model(device: str, options: dict[str, Any], lengths: tuple[int, ...]) -> Any:
     from functools import partial
 
     from diff_transformer.bench.model import ModelSettings, measure_model
 
-    for name in OPERATOR_ONLY:
-        if name in options:
-            raise ValueError(f"--{name.replace('_', '-')} is an option of bench operator; bench model has one size.")
-    if len(lengths) > 1:
-        raise ValueError(f"bench model takes one --length, got {', '.join(map(str, lengths))}.")
+    _refuse(options, OPERATOR_ONLY, "is an option of bench operator; bench model has one size.")
     if lengths:
-        options |= {"length": lengths[0], "context": lengths[0]}
-    return partial(measure_model, ModelSettings(**options))
+        options |= {"lengths": lengths, "contexts": lengths}
+    return partial(measure_model, ModelSettings.on(device, **options))
+
+
+def _refuse(options: dict[str, Any], names: dict[str, str], text: str) -> None:
+    for name, option in names.items():
+        if name in options:
+            raise ValueError(f"{option} {text}")
 
 
 class _Watch:
