@@ -22,6 +22,12 @@ def fitting() -> dict[str, Any]:
     }
 
 
+def packed(ends: Any, batch: int = 1, queries: int = S) -> dict[str, Any]:
+    """The tensors of one sequence of S tokens (or of what is said), cut into documents at ``ends``."""
+    q, k, v = torch.randn(batch, H, 2, queries, D), torch.randn(batch, HK, 2, S, D), torch.randn(batch, HK, S, DV)
+    return {"q": q, "k": k, "v": v, "cu_seqlens": ends}
+
+
 def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(shape, dtype=dtype)
 
@@ -87,6 +93,46 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "scale infinite": ({"scale": -math.inf}, ["scale", "-inf", "finite"]),
     "scale a tensor": ({"scale": torch.tensor(0.5)}, ["scale", "tensor", "finite number"]),
     "scale a string": ({"scale": "auto"}, ["scale", "'auto'", "finite number"]),
+    "documents no tensor": (packed([0, S]), ["cu_seqlens", "tensor", "list"]),
+    "documents in floating numbers": (
+        packed(torch.tensor([0.0, S])),
+        ["cu_seqlens", "int32 or int64", "(2) torch.float32"],
+    ),
+    "documents in small numbers": (packed(torch.tensor([0, S], dtype=torch.int16)), ["cu_seqlens", "torch.int16"]),
+    "documents with a batch axis": (
+        packed(torch.tensor([[0, S]])),
+        ["cu_seqlens", "(documents + 1,)", "(1, 2) torch.int64"],
+    ),
+    "no document": (packed(torch.tensor([0])), ["cu_seqlens", "(documents + 1,)", "(1) torch.int64"]),
+    "documents in a batch": (packed(torch.tensor([0, S]), batch=B), ["cu_seqlens", "B = 1", "B 2, N 7, S 7"]),
+    "documents of fewer queries than keys": (
+        packed(torch.tensor([0, N]), queries=N),
+        ["cu_seqlens", "N = S", "B 1, N 5, S 7"],
+    ),
+    "documents that do not begin at 0": (packed(torch.tensor([1, S])), ["cu_seqlens", "from 0 to N = 7", "[1, 7]"]),
+    "documents that end too early": (packed(torch.tensor([0, 3, 6])), ["cu_seqlens", "from 0 to N = 7", "[0, 3, 6]"]),
+    "documents that end too late": (packed(torch.tensor([0, 8])), ["cu_seqlens", "from 0 to N = 7", "[0, 8]"]),
+    "documents that decrease": (packed(torch.tensor([0, 4, 3, S])), ["cu_seqlens", "decreasing", "[0, 4, 3, 7]"]),
+    "documents below 0": (packed(torch.tensor([0, -1, S])), ["cu_seqlens", "decreasing", "[0, -1, 7]"]),
+    "many documents that decrease": (
+        packed(torch.tensor([0, 1, 2, 3, 4, 3, 5, 6, 6, S])),
+        ["cu_seqlens", "decreasing", "[0, 1, 2, 3, …, 7]"],
+    ),
+    "norm weight no tensor": ({"norm_weight": 1.0}, ["norm_weight", "tensor", "float"]),
+    "norm weight of another width": ({"norm_weight": zeros(D)}, ["norm_weight", "(3,)", "(6) torch.float32"]),
+    "norm weight a number": ({"norm_weight": torch.tensor(1.0)}, ["norm_weight", "(3,)", "() torch.float32"]),
+    "norm weight for each head": ({"norm_weight": zeros(H, DV)}, ["norm_weight", "(3,)", "(4, 3) torch.float32"]),
+    "norm weight in whole numbers": (
+        {"norm_weight": zeros(DV, dtype=torch.int64)},
+        ["norm_weight", "floating", "(3) torch.int64"],
+    ),
+    "norm eps negative": ({"norm_weight": zeros(DV), "norm_eps": -1e-5}, ["norm_eps", "0 or more", "-1e-05"]),
+    "norm eps not a number": ({"norm_weight": zeros(DV), "norm_eps": math.nan}, ["norm_eps", "finite", "nan"]),
+    "norm eps a string": ({"norm_eps": "1e-5"}, ["norm_eps", "finite number", "'1e-5'"]),
+    "norm eps true": ({"norm_eps": True}, ["norm_eps", "finite number", "True"]),
+    "norm scale infinite": ({"norm_scale": math.inf}, ["norm_scale", "finite", "inf"]),
+    "norm scale a tensor": ({"norm_scale": torch.tensor(1.0)}, ["norm_scale", "finite number", "tensor"]),
+    "norm scale missing": ({"norm_scale": None}, ["norm_scale", "finite number", "None"]),
     "unknown backend": (
         {"backend": "flash"},
         ["backend", "'flash'", "'auto'", "'reference'", "'blockwise'", "'sdpa'"],
@@ -97,7 +143,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["'blockwise'", "attn_mask", "gradient"],
     ),
 }
-NOT_FOR_MAPS = ("v ", "k and v", "value", "backend", "blockwise")
+NOT_FOR_MAPS = ("v ", "k and v", "value", "backend", "blockwise", "norm ")
 
 
 def one_sentence(message: str) -> bool:
@@ -137,6 +183,9 @@ def test_what_fits_is_not_refused() -> None:
     lam = torch.rand(H, 1)
     maps = diff_attention_maps(fitting()["q"], fitting()["k"], lam, window=1, scale=0.25, attn_mask=zeros(1, 1, 1, S))
     assert [m.shape for m in maps] == [(B, H, N, S)] * 3
+    for ends in ([0, S], [0, 0, 3, 3, S], [*range(S + 1)]):
+        assert diff_attention(**{**fitting(), **packed(torch.tensor(ends))}).shape == (1, H, S, DV)
+    assert diff_attention(**fitting(), norm_weight=zeros(DV), norm_eps=0, norm_scale=-1).shape == (B, H, N, DV)
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "auto"])

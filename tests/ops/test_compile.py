@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from budget import BACKENDS, Case, Problem, build, expect, prepared, takes
 from diff_transformer import diff_attention
+from diff_transformer.ops.visibility import document_bounds
 
 OPERATORS = {
     "blockwise": ("diff_transformer::blockwise", "diff_transformer::blockwise_backward"),
@@ -22,6 +23,7 @@ CASES = {
     "grouped, masked, windowed": Case(
         heads=4, mask="bool (B, 1, 1, S)", is_causal=True, window=4, lam="full", layout="projection"
     ),
+    "documents": Case(batch=1, heads=4, documents=(3, 0, 6), is_causal=True, lam="full", layout="projection"),
     "shared keys, additive mask, blind queries": Case(
         key_maps=1, mask="add -inf (B, 1, N, S)", queries=11, lam="per head", is_causal=True, dv=4, layout="cache"
     ),
@@ -57,7 +59,9 @@ def operator_arguments(case: Case) -> tuple[Any, ...]:
     lam = problem.lam.expand(case.batch, case.heads, case.queries)
     mask = problem.options.get("attn_mask")
     mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]
-    return problem.q, problem.k, problem.v, lam, mask, case.is_causal, case.d**-0.5, case.window, None
+    ends = problem.options.get("cu_seqlens")
+    documents = None if ends is None else document_bounds(ends, case.keys)
+    return problem.q, problem.k, problem.v, lam, mask, case.is_causal, case.d**-0.5, case.window, documents
 
 
 def test_every_registered_operator_is_checked_below() -> None:
@@ -112,6 +116,25 @@ def test_compiled_for_changing_lengths(backend: str) -> None:
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
     for length in (9, 12, 17):
         problem, expected = prepared(Case(queries=length, keys=length, is_causal=True, dv=4))
+        expected.check(problem.solve(compiled, backend=backend))
+
+
+SDPA_WITH_SYMBOLS = pytest.mark.xfail(
+    reason="is_causal and enable_gqa become symbols, which torch's attention does not take",
+    raises=torch._dynamo.exc.Unsupported,
+)
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled_for_changing_documents(request: pytest.FixtureRequest, backend: str, dynamic: bool | None) -> None:
+    """Other borders, then another number of them, then another length."""
+    if backend == "sdpa" and dynamic:
+        request.applymarker(SDPA_WITH_SYMBOLS)
+    compiled = torch.compile(diff_attention, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for documents in ((4, 5), (2, 7), (1, 2, 6), (3, 1, 0, 4, 1), (9,), (5, 7), (17,)):
+        n = sum(documents)
+        problem, expected = prepared(Case(batch=1, queries=n, keys=n, documents=documents, is_causal=True, dv=4))
         expected.check(problem.solve(compiled, backend=backend))
 
 
@@ -232,11 +255,11 @@ def test_expected_of_the_cases_is_not_trivial() -> None:
 
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("shape", [(2, 2, 9), (2, 9), (9,), (1, 2, 1)])
-def test_every_length_left_open(backend: str, shape: tuple[int, ...]) -> None:
+def test_every_length_left_open(request: pytest.FixtureRequest, backend: str, shape: tuple[int, ...]) -> None:
     """dynamic=True from the first call, with a λ of its own for each token as DIFF V2 has."""
-    q, k, v = torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 9, 8)
     if backend == "sdpa":
-        pytest.skip("torch's attention with a symbolic length")
+        request.applymarker(SDPA_WITH_SYMBOLS)
+    q, k, v = torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 9, 8)
     compiled = torch.compile(diff_attention, fullgraph=True, dynamic=True, backend="aot_eager")
     lam, settings = torch.rand(shape), {"is_causal": True, "backend": backend}
     torch.testing.assert_close(compiled(q, k, v, lam, **settings), diff_attention(q, k, v, lam, **settings))

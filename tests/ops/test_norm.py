@@ -1,10 +1,15 @@
-"""RMSNorm."""
+"""RMSNorm, alone and as the operator's last step."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import oracle
+from budget import BACKENDS, Case, build, prepared, takes
+from diff_transformer import diff_attention
 from diff_transformer.ops.norm import rms_norm
 
 
@@ -43,3 +48,54 @@ def test_gradients() -> None:
     x, weight = torch.randn(2, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
     leaves = (x.requires_grad_(), weight.requires_grad_())
     assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, weight, 1e-3), leaves)
+
+
+# The operator's norm.
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+CASE = Case(heads=4, queries=7, keys=9, is_causal=True, lam="full")
+
+
+def skip_unless_it_runs(backend: str, dtype: torch.dtype) -> None:
+    if not takes(backend, dtype):
+        pytest.skip(f"{backend} does not compute in this dtype here")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_the_operator_normalises_each_head(backend: str, dtype: torch.dtype) -> None:
+    """Equation 3 around the oracle's heads: what their errors may become, to first order, and the norm's own rounding."""
+    skip_unless_it_runs(backend, dtype)
+    problem, expected = prepared(replace(CASE, dtype=dtype))
+    weight = torch.linspace(-2, 2, CASE.dv, dtype=dtype)
+    options = {**problem.options, "backend": backend, "norm_weight": weight, "norm_scale": 0.7}
+    out = diff_attention(problem.q, problem.k, problem.v, problem.lam, **options)
+    assert out.dtype == dtype
+    heads, limits = expected.values["out"], expected.limits["out"]
+    values = 0.7 * oracle.rms_norm(heads, weight.double().numpy(), 1e-5)
+    root = np.sqrt((heads**2).mean(-1, keepdims=True) + 1e-5)
+    errors = (limits + np.abs(heads) / root * np.sqrt((limits**2).mean(-1, keepdims=True))) / root
+    limit = 0.7 * np.abs(weight.double().numpy()) * errors + 4 * torch.finfo(dtype).eps * np.abs(values)
+    assert np.all(np.abs(out.double().numpy() - values) <= limit)
+
+
+@pytest.mark.parametrize("settings", [{}, {"norm_eps": 0.5, "norm_scale": -0.3}], ids=["as given", "of its own"])
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_the_operators_norm_is_the_norm_of_its_result(backend: str, settings: dict[str, float]) -> None:
+    """Forward and every gradient, the weight's included, against the norm applied to the same heads afterwards."""
+    dtype = torch.float64 if takes(backend, torch.float64) else torch.float32
+    skip_unless_it_runs(backend, dtype)
+    problem = build(replace(CASE, dtype=dtype))
+    assert isinstance(problem.lam, Tensor)
+    weight = torch.randn(CASE.dv, dtype=dtype)
+    results = []
+    for fused in (True, False):
+        leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v, problem.lam, weight)]
+        *inputs, norm_weight = leaves
+        if fused:
+            out = diff_attention(*inputs, is_causal=True, backend=backend, norm_weight=norm_weight, **settings)
+        else:
+            heads = diff_attention(*inputs, is_causal=True, backend=backend)
+            out = rms_norm(heads, norm_weight, settings.get("norm_eps", 1e-5)) * settings.get("norm_scale", 1.0)
+        results.append([out, *torch.autograd.grad(out, leaves, problem.dout)])
+    torch.testing.assert_close(*results)

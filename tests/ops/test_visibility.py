@@ -7,6 +7,8 @@ import torch
 
 import oracle
 from diff_transformer.ops.visibility import (
+    document_bounds,
+    document_limits,
     hide,
     position_limits,
     position_mask,
@@ -42,6 +44,54 @@ def test_against_the_definition(n: int, s: int, is_causal: bool, window: int | N
                 hide(scores, first, limits)
                 assert torch.equal(scores == 0, block[:, first:last].expand(2, -1, -1))
                 assert torch.equal(scores == -torch.inf, ~block[:, first:last].expand(2, -1, -1))
+
+
+DOCUMENTS = ([0, 7], [0, 3, 7], [0, 0, 2, 2, 3, 7, 7], [0, 1, 2, 3, 4, 5, 6, 7])
+
+
+@pytest.mark.parametrize("ends", DOCUMENTS, ids=str)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_documents_against_the_definition(ends: list[int], is_causal: bool, window: int | None) -> None:
+    n = 7
+    sees = torch.tensor(
+        [
+            [oracle.position_sees(i, j, n, n, is_causal, window) and oracle.document_sees(i, j, ends) for j in range(n)]
+            for i in range(n)
+        ]
+    )
+    documents = document_bounds(torch.tensor(ends), n)
+    assert documents.dtype == torch.int32
+    assert torch.equal(position_mask(n, n, is_causal, window, documents, torch.device("cpu")), sees)
+    for start, stop in itertools.combinations(range(n + 1), 2):
+        low, high = visible_keys(start, stop, n, n, is_causal, window, documents)
+        block = sees[start:stop]
+        seen_by_any = block.any(0).nonzero().flatten().tolist()
+        # The window's edge is that of the first row and the documents' that of any: not always the tightest together.
+        assert 0 <= low <= seen_by_any[0] <= seen_by_any[-1] + 1 == high
+        limits = position_limits(start, stop, low, high, 0, is_causal, window, torch.empty(0))
+        limits += document_limits(documents[:, start:stop], low, high, torch.empty(0))
+        scores = torch.zeros(2, stop - start, high - low)
+        hide(scores, low, limits)
+        assert torch.equal(scores == 0, block[:, low:high].expand(2, -1, -1))
+        assert torch.equal(scores == -torch.inf, ~block[:, low:high].expand(2, -1, -1))
+
+
+def test_a_block_within_a_document_has_no_limits() -> None:
+    documents = document_bounds(torch.tensor([0, 100, 300, 301]), 301)
+    assert document_limits(documents[:, 100:164], 100, 300, torch.empty(0)) == []
+    before, after = document_limits(documents[:, 64:128], 0, 300, torch.empty(0))
+    assert (before.first, before.most.shape) == (0, (64, 100))
+    assert (after.first, after.most.shape) == (100, (64, 200))
+
+
+@pytest.mark.parametrize("ends", [[5, 2, 9], [-4, 12], [3], [7, 7], [2**40, -(2**40)], [0, 6, 1, 4, 7]], ids=str)
+def test_documents_that_do_not_fit_stay_within_the_keys(ends: list[int]) -> None:
+    """Away from the CPU and in a compiled graph nobody looks at their values."""
+    documents = document_bounds(torch.tensor(ends), 7)
+    assert documents.shape == (2, 7)
+    assert documents.min() >= 0
+    assert documents.max() <= 7
 
 
 def test_only_the_edges_of_a_block_have_limits() -> None:

@@ -1,0 +1,179 @@
+"""Packed documents, by what they mean: a sequence of documents is as many sequences, and costs as little."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from budget import BACKENDS, Case, Problem, prepared, takes
+from diff_transformer import diff_attention, diff_attention_maps
+from diff_transformer.ops import blockwise
+from diff_transformer.ops.blockwise import blockwise_attention
+from diff_transformer.ops.cpu.attention import cpu_attention
+from diff_transformer.ops.reference import reference_attention
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# Of one token, of none, and longer and shorter than the 64 queries of a block; and few enough for the path of decoding.
+LENGTHS = {"many blocks": (63, 1, 0, 111, 30, 95), "one block": (7, 1, 12), "few queries": (1, 0, 3)}
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    dtype = request.node.callspec.params.get("dtype", torch.float32)
+    if not takes(request.param, dtype):
+        pytest.skip(f"{request.param} does not compute in this dtype here")
+    return request.param
+
+
+def case(lengths: str, **more: Any) -> Case:
+    n = sum(LENGTHS[lengths])
+    packed: dict[str, Any] = {"batch": 1, "key_heads": 1, "queries": n, "keys": n, "documents": LENGTHS[lengths]}
+    return Case(**{**packed, "lam": "full", "gain": 1.6, **more})
+
+
+def bounds(problem: Problem) -> list[tuple[int, int]]:
+    return list(pairwise(problem.options["cu_seqlens"].tolist()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"window": 5}], ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_each_document_is_a_sequence_of_its_own(
+    backend: str, lengths: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Packed, or one by one and put together again: both are within the budget of the same expectation."""
+    problem, expected = prepared(case(lengths, dtype=dtype, **options))
+    expected.check(problem.solve(diff_attention, backend=backend))
+    assert isinstance(problem.lam, Tensor)
+    parts = []
+    for begin, end in bounds(problem):
+        if begin < end:
+            rows = {name: getattr(problem, name)[..., begin:end, :] for name in ("q", "k", "v", "dout")}
+            alone = replace(problem, **rows, lam=problem.lam[..., begin:end], options=options)
+            parts.append(alone.solve(diff_attention, backend=backend))
+    expected.check({name: torch.cat([part[name] for part in parts], -1 if name == "lam" else -2) for name in parts[0]})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_a_document_moves_no_bit_of_another(backend: str, lengths: str, is_causal: bool, dtype: torch.dtype) -> None:
+    problem, _ = prepared(case(lengths, dtype=dtype, is_causal=is_causal))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return diff_attention(q, k, v, problem.lam, **problem.options, backend=backend)
+
+    before = attend(problem.q, problem.k, problem.v)
+    for begin, end in bounds(problem):
+        changed = [x.clone() for x in (problem.q, problem.k, problem.v)]
+        for x in changed:
+            x[..., begin:end, :] = torch.randn(x[..., begin:end, :].shape).to(dtype) * 50
+        after = attend(*changed)
+        assert torch.equal(before[:, :, :begin], after[:, :, :begin])
+        assert torch.equal(before[:, :, end:], after[:, :, end:])
+        assert (before[:, :, begin:end] != after[:, :, begin:end]).any(-1).all()
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_gradients_stay_within_a_document(backend: str, lengths: str) -> None:
+    problem, _ = prepared(case(lengths, is_causal=True))
+    leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v, problem.lam)]
+    out = diff_attention(*leaves, **problem.options, backend=backend)
+    for begin, end in bounds(problem):
+        wanted = torch.zeros_like(out)
+        wanted[:, :, begin:end] = problem.dout[:, :, begin:end]
+        *gradients, dlam = torch.autograd.grad(out, leaves, wanted, retain_graph=True)
+        for gradient in (*gradients, dlam.unsqueeze(-1)):
+            assert not gradient[..., :begin, :].any()
+            assert not gradient[..., end:, :].any()
+        assert gradients[2][..., begin:end, :].any(-1).all()  # every value is seen, if only by its own token
+
+
+@pytest.mark.parametrize("backend", ["blockwise", "cpu"], indirect=True)
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_keys_outside_a_blocks_documents_are_not_computed(
+    backend: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN in a document that no query of a block belongs to would show in the block if it were computed."""
+    monkeypatch.setattr(blockwise, "MAX_ROWS", 64)
+    lengths, heads, n = (64, 128, 64, 37), 8, 293  # blocks of 64 queries end where documents do
+    ends = torch.tensor((0, *lengths)).cumsum(0)
+    q, k, v = torch.randn(1, heads, 2, n, 8), torch.randn(1, heads, 2, n, 8), torch.randn(1, heads, n, 16)
+    options = {"is_causal": is_causal, "cu_seqlens": ends, "backend": backend}
+    clean = diff_attention(q, k, v, 0.5, **options)
+    for begin, end in pairwise(ends.tolist()):
+        leaves = [x.clone() for x in (q, k, v)]
+        for x in leaves:
+            x[..., begin:end, :] = torch.nan
+            x.requires_grad_()
+        out = diff_attention(*leaves, 0.5, **options)
+        gradients = torch.autograd.grad(out.sum(), leaves)
+        others = torch.arange(n).ge(end) | torch.arange(n).lt(begin)
+        assert torch.equal(out[:, :, others], clean[:, :, others])
+        assert out[:, :, ~others].isnan().all()
+        assert all(gradient[..., others, :].isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_borders_may_be_of_either_dtype_and_any_stride(backend: str, dtype: torch.dtype) -> None:
+    problem, expected = prepared(case("one block", is_causal=True))
+    ends = problem.options["cu_seqlens"].to(dtype).repeat_interleave(2)[::2]
+    same = replace(problem, options={**problem.options, "cu_seqlens": ends})
+    expected.check(same.solve(diff_attention, backend=backend))
+
+
+def test_maps_are_zero_between_documents() -> None:
+    problem, _ = prepared(case("one block", is_causal=True))
+    document = torch.arange(3).repeat_interleave(torch.tensor(LENGTHS["one block"]))
+    apart = document.unsqueeze(1) != document
+    maps = diff_attention_maps(problem.q, problem.k, problem.lam, **problem.options)
+    for weights in maps:
+        assert not weights[..., apart].any()
+    torch.testing.assert_close(maps[0].sum(-1), torch.ones(1, 2, 20))
+
+
+NUMBERS = (-(2**31), -1, 0, 5, 69, 70, 71, 2**31 - 1)
+
+
+@pytest.mark.parametrize("first", NUMBERS)
+@pytest.mark.parametrize("past", NUMBERS)
+@pytest.mark.parametrize("n", [2, 70])
+@pytest.mark.parametrize("backend", ["blockwise", "cpu"], indirect=True)
+def test_no_key_is_read_that_is_not_there(backend: str, n: int, first: int, past: int) -> None:
+    """Whatever the bounds hold (diff_attention gives none like these), a query sees those keys that there are."""
+    attend = {"blockwise": blockwise_attention, "cpu": cpu_attention}[backend]
+    q, k, v, lam = torch.randn(1, 2, 2, n, 8), torch.randn(1, 1, 2, n, 8), torch.randn(1, 1, n, 8), torch.rand(1, 2, n)
+    documents = torch.tensor([[0] * n, [n] * n], dtype=torch.int32)
+    documents[:, n // 2 :] = torch.tensor([[first], [past]])
+    seen = slice(min(max(first, 0), n), min(max(past, 0), n))
+    if seen.start >= seen.stop and backend == "blockwise":
+        return  # rows that see nothing are looked for only where a mask or causality can leave some
+    with torch.no_grad():  # few queries, while decoding
+        without = attend(q, k, v, lam, None, False, 1.0, None, documents)
+    leaves = [x.requires_grad_() for x in (q, k, v, lam)]
+    out = attend(*leaves, None, False, 1.0, None, documents)
+    whole = reference_attention(*leaves, None, False, 1.0, None, None)[:, :, : n // 2]
+    rest = torch.zeros_like(out)
+    if seen.start < seen.stop:
+        rest = reference_attention(q, k[:, :, :, seen], v[:, :, seen], lam, None, False, 1.0, None, None)
+    expected = torch.cat((whole, rest[:, :, n // 2 :]), 2)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(without, expected)
+    dout = torch.randn(1, 2, n, 8)
+    torch.testing.assert_close(
+        torch.autograd.grad(out, leaves, dout), torch.autograd.grad(expected, leaves, dout), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_the_kernel_refuses_bounds_of_another_length() -> None:
+    if not takes("cpu", torch.float32):
+        pytest.skip("cpu does not run here")
+    q, v, lam = torch.randn(1, 1, 2, 9, 4), torch.randn(1, 1, 9, 4), torch.rand(1, 1, 9)
+    for shape in ((2, 8), (9,), (3, 9)):
+        with pytest.raises(RuntimeError, match=r"documents must be \(2, N\)"):
+            cpu_attention(q, q, v, lam, None, False, 1.0, None, torch.zeros(shape, dtype=torch.int32))
