@@ -64,7 +64,7 @@ def skip_unless_it_runs(backend: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 def test_the_operator_normalises_each_head(backend: str, dtype: torch.dtype) -> None:
-    """Equation 3 around the oracle's heads: what their errors may become, to first order, and the norm's own rounding."""
+    """Equation 3 around the oracle's heads; allowed is what the heads' errors become, and the norm's own rounding."""
     skip_unless_it_runs(backend, dtype)
     problem, expected = prepared(replace(CASE, dtype=dtype))
     weight = torch.linspace(-2, 2, CASE.dv, dtype=dtype)
