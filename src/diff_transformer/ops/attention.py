@@ -2,15 +2,19 @@
 
 import itertools
 import math
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
 from diff_transformer.ops.backends import Request, resolve
+from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.ops.norm import rms_norm
 from diff_transformer.ops.reference import softmax_maps
 from diff_transformer.ops.visibility import document_bounds
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 _WIDEST_WINDOW = 1 << 62  # of those that 64 bits hold; no sequence is as long
 
@@ -22,7 +26,7 @@ def diff_attention(
     lam: Tensor | float,
     *,
     is_causal: bool = False,
-    attn_mask: Tensor | None = None,
+    attn_mask: "Tensor | BlockMask | None" = None,
     scale: float | None = None,
     window: int | None = None,
     cu_seqlens: Tensor | None = None,
@@ -44,7 +48,8 @@ def diff_attention(
         lam: λ, a number or a floating tensor broadcastable to (B, H, N); differentiable.
         is_causal: query i sees key j where j ≤ i + S − N: aligned to the *end* of the keys.
         attn_mask: broadcastable to (B, H, N, S); boolean (True = may attend) or additive, for both maps.
-            Combines with ``is_causal`` and ``window``.
+            Combines with ``is_causal`` and ``window``. Or a BlockMask of torch's FlexAttention, (B or 1, H or 1, N, S),
+            for what no tensor should hold: it stands alone, and only "flex" takes it.
         scale: factor s of the scores, 1/√d unless given.
         window: how many keys a query may look back on, itself included: key j is hidden where j ≤ i + S − N − window.
         cu_seqlens: (documents + 1,) int32 or int64, where documents packed into one sequence (B = 1, N = S) begin, and
@@ -71,7 +76,10 @@ def diff_attention(
     _check_queries_and_keys(q, k)
     _check_values(k, v)
     scale, window = _check_scale(scale, q), _check_window(window)
-    attn_mask = _check_mask(attn_mask, q, k)
+    if is_block_mask(attn_mask):
+        _check_block_mask(attn_mask, q, k, is_causal or window is not None or cu_seqlens is not None)
+    else:
+        attn_mask = _check_mask(attn_mask, q, k)
     lambdas = _check_lambda(lam, q)
     documents = _check_documents(cu_seqlens, q, k)
     _check_norm(norm_weight, norm_eps, norm_scale, v)
@@ -190,7 +198,7 @@ def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
     return all(a == 1 or a == b for a, b in zip(reversed(shape), reversed(target), strict=False))
 
 
-def _check_mask(attn_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+def _check_mask(attn_mask: object, q: Tensor, k: Tensor) -> Tensor | None:
     """The mask with all four axes, none of them expanded."""
     if attn_mask is None:
         return None
@@ -204,6 +212,17 @@ def _check_mask(attn_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None
     if attn_mask.device != q.device:
         _refuse(f"attn_mask must be on the device of q, {q.device}, got {attn_mask.device}.")
     return attn_mask[(None,) * (4 - attn_mask.dim())]
+
+
+def _check_block_mask(attn_mask: "BlockMask", q: Tensor, k: Tensor, more_is_hidden: bool) -> None:
+    if more_is_hidden:
+        _refuse("is_causal, window and cu_seqlens do not combine with a BlockMask: put them into its mask_mod.")
+    batch, heads, *lengths = target = (q.shape[0], q.shape[1], q.shape[3], k.shape[3])
+    shape = tuple(attn_mask.shape)
+    if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads) or list(shape[2:]) != lengths:
+        _refuse(f"a BlockMask must be (B or 1, H or 1, N, S) with (B, H, N, S) = {target}, got {shape}.")
+    if attn_mask.kv_indices.device != q.device:
+        _refuse(f"attn_mask must be on the device of q, {q.device}, got {attn_mask.kv_indices.device}.")
 
 
 def _check_documents(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

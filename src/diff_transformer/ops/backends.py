@@ -1,7 +1,7 @@
 """What each backend can do: a request → None, or the reason why not. And which one ``auto`` takes."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,22 +9,26 @@ from torch import Tensor
 from diff_transformer.ops.blockwise import blockwise_attention
 from diff_transformer.ops.cpu.attention import available_to_auto, cpu_attention, unavailable
 from diff_transformer.ops.cpu.build import obstacle
+from diff_transformer.ops.flex import flex_attention_backend, is_block_mask, reason_against_flex
 from diff_transformer.ops.reference import reference_attention
 from diff_transformer.ops.sdpa import sdpa_attention
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 
 class Request(NamedTuple):
     """What a backend gets, all of it checked.
 
-    λ is (B, H, N), the mask has four axes; ``documents`` (2, N) int32 holds the first key of each query's document and
-    the one past its last.
+    λ is (B, H, N), a mask that is a tensor has four axes; ``documents`` (2, N) int32 holds the first key of each
+    query's document and the one past its last.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     lam: Tensor
-    attn_mask: Tensor | None
+    attn_mask: "Tensor | BlockMask | None"
     is_causal: bool
     scale: float
     window: int | None
@@ -42,11 +46,12 @@ _BACKENDS = {
     "reference": Backend(reference_attention),
     "blockwise": Backend(blockwise_attention),
     "sdpa": Backend(sdpa_attention),
+    "flex": Backend(flex_attention_backend),
     "cpu": Backend(cpu_attention),
 }
 BACKENDS = tuple(_BACKENDS)
 # These have a backward of their own, which torch cannot differentiate, and none in forward mode.
-_OPAQUE = ("blockwise", "cpu")
+_OPAQUE = ("blockwise", "flex", "cpu")
 
 
 def _in_forward_mode() -> bool:
@@ -59,8 +64,12 @@ def _reason_in_request(backend: str, request: Request) -> str | None:
     q, attn_mask = request.q, request.attn_mask
     if backend in _OPAQUE and _in_forward_mode():
         return "it has no derivative in forward mode; use 'reference'"
-    if backend in _OPAQUE and attn_mask is not None and attn_mask.requires_grad:
+    if backend != "flex" and is_block_mask(attn_mask):
+        return "a BlockMask is taken by 'flex' alone"
+    if backend in _OPAQUE and isinstance(attn_mask, Tensor) and attn_mask.requires_grad:
         return "it computes no gradient for attn_mask; use 'reference' or 'sdpa'"
+    if backend == "flex":
+        return reason_against_flex(q, request.k, request.v, request.lam)
     if backend == "cpu" and q.device.type != "cpu":
         return f"it needs its tensors on the CPU, got {q.device}"
     if backend == "cpu" and q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -77,7 +86,9 @@ def reason_against(backend: str, request: Request) -> str | None:
 def choose(request: Request) -> str:
     """The backend that ``auto`` takes. The rules and their measurements are in docs/backends.md."""
     q, attn_mask = request.q, request.attn_mask
-    if _in_forward_mode() or (attn_mask is not None and attn_mask.requires_grad):
+    if is_block_mask(attn_mask):
+        return "flex"
+    if _in_forward_mode() or (isinstance(attn_mask, Tensor) and attn_mask.requires_grad):
         return "reference"
     if q.device.type == "cuda":
         return "sdpa"
@@ -93,7 +104,9 @@ def resolve(backend: str, request: Request) -> Backend:
         ValueError: for an unknown name, or a named backend that cannot run this request.
     """
     if backend == "auto":
-        return _BACKENDS[choose(request)]
+        backend = choose(request)
+        if backend != "flex":  # which is taken for want of another, and may have a reason against it
+            return _BACKENDS[backend]
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be 'auto' or one of {', '.join(map(repr, BACKENDS))}, got {backend!r}.")
     reason = reason_against(backend, request)

@@ -1,0 +1,228 @@
+"""torch's FlexAttention, compiled, once a map; the two results are subtracted.
+
+What position hides (causality, window, documents) is a block mask, whose hidden blocks the kernel never touches. A mask
+held in a tensor is read where the score is made. A block mask of the caller's own stands alone.
+"""
+
+import functools
+import itertools
+import os
+import sys
+import types
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+BLOCK = 128  # rows and keys of a block, as torch chooses them; its kernels want to divide this
+# Compiled functions kept, by what is fixed in them; block masks kept, by what they hide.
+COMPILED, BLOCK_MASKS = 64, 16
+# Scores are multiplied by log2 e on the GPU, where float32's lowest number would turn into −∞, hidden instead of far.
+_LOWEST = -1e38
+_NARROWEST_ON_CUDA = 16
+
+_names = itertools.count()
+
+
+def is_block_mask(mask: object) -> "TypeGuard[BlockMask]":
+    """Whether a mask is one of FlexAttention's. Its module is imported for what is neither a tensor nor None."""
+    if mask is None or isinstance(mask, Tensor):
+        return False
+    from torch.nn.attention.flex_attention import BlockMask
+
+    return isinstance(mask, BlockMask)
+
+
+def reason_against_flex(q: Tensor, k: Tensor, v: Tensor, lam: Tensor) -> str | None:
+    """What torch's FlexAttention does not do, of what the inputs themselves show, or None. Costs nothing."""
+    device, narrowest = q.device.type, min(q.shape[-1], v.shape[-1])
+    if device not in ("cpu", "cuda"):
+        return f"it runs on the CPU and on CUDA, got {q.device}"
+    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"it computes float32, bfloat16 and float16, got {q.dtype}"
+    if device == "cuda" and narrowest < _NARROWEST_ON_CUDA:
+        return f"on CUDA it needs heads of width {_NARROWEST_ON_CUDA} or more, got {narrowest}"
+    if device == "cuda" and not _triton_is_there():
+        return "on CUDA it needs Triton, which is not installed"
+    if device == "cpu" and not _vectors_are_there():
+        return "torch compiles it on Linux and Windows alone, and for processors with AVX2"
+    if device == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, lam)):
+        return "torch's FlexAttention has no backward on the CPU; use torch.no_grad(), or another backend"
+    return None
+
+
+@functools.cache
+def _triton_is_there() -> bool:
+    return find_spec("triton") is not None
+
+
+@torch.compiler.assume_constant_result
+def _vectors_are_there() -> bool:
+    """What torch's own lowering asks for on the CPU."""
+    return (
+        torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+        and os.getenv("ATEN_CPU_CAPABILITY") != "default"
+        and sys.platform != "darwin"
+    )
+
+
+def flex_attention_backend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    attn_mask: "Tensor | BlockMask | None",
+    is_causal: bool,
+    scale: float,
+    window: int | None,
+    documents: Tensor | None,
+) -> Tensor:
+    """A1 V − λ A2 V. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N).
+
+    ``attn_mask`` may be a BlockMask of (B or 1, H or 1, N, S); then nothing else hides keys.
+    """
+    score_mod = None
+    if is_block_mask(attn_mask):
+        blocks: BlockMask | None = attn_mask
+    else:
+        blocks = _position_blocks(q, k, is_causal, window, documents)
+        if isinstance(attn_mask, Tensor):
+            score_mod = _masked_score(attn_mask)
+    # While the caller's own compilation is tracing, FlexAttention becomes a part of that.
+    attend = _one_map if torch.compiler.is_compiling() else _compiled(*_fixed(q, k, v, attn_mask, blocks, scale))
+    # torch's C++ kernel gives wrong numbers for some views whose channels lie apart.
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    first, second = (attend(q[:, :, c], k[:, :, c % k.shape[2]], v, score_mod, blocks, scale) for c in range(2))
+    return (first - lam.unsqueeze(-1) * second).to(q.dtype)
+
+
+def _one_map(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    score_mod: Callable[..., Tensor] | None,
+    blocks: "BlockMask | None",
+    scale: float,
+) -> Tensor:
+    """q (B, H, N, d), k (B, H_kv, S, d), v (B, H_kv, S, dv) → (B, H, N, dv)."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if q.device.type == "cpu":
+        # torch refuses what a gradient is asked of, even where none is recorded.
+        q, k, v = q.detach(), k.detach(), v.detach()
+    return flex_attention(q, k, v, score_mod, blocks, scale, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _fixed(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: "Tensor | BlockMask | None", blocks: "BlockMask | None", scale: float
+) -> tuple[Any, ...]:
+    """All that a compiled function is made for, the lengths first where it is made for them."""
+    mask: tuple[object, ...] = (blocks is None,)
+    if isinstance(attn_mask, Tensor):
+        mask = (*mask, attn_mask.dtype, *(size == 1 for size in attn_mask.shape))
+    elif attn_mask is not None:
+        # Mask functions are often made anew for every call, from the same lines.
+        function = attn_mask.mask_mod
+        mask = (getattr(function, "__code__", function), attn_mask.BLOCK_SIZE)
+    # torch's C++ kernel does not compile with lengths left open where a mask is a tensor.
+    lengths = q.shape[-2:] + k.shape[-2:] if q.device.type == "cpu" else None
+    return (lengths, q.device, q.dtype, *q.shape[:2], q.shape[-1], *k.shape[1:3], v.shape[-1], mask, scale)
+
+
+@functools.lru_cache(maxsize=COMPILED)
+def _compiled(lengths: tuple[int, ...] | None, *fixed: object) -> Callable[..., Tensor]:
+    """FlexAttention compiled for one kind of request, with the lengths left open once they change if there are none.
+
+    torch counts the compilations of a function by its code and, after eight, runs it uncompiled, which would hold all
+    scores; with ``fullgraph`` it raises instead. So each kind gets code of its own, whose count stays far below. A name
+    of its own keeps what torch has seen to change apart as well.
+    """
+    name = f"one_map_{next(_names)}"
+    own = types.FunctionType(_one_map.__code__.replace(co_name=name), _one_map.__globals__, name)
+    return torch.compile(own, fullgraph=True, dynamic=None if lengths is None else False)
+
+
+def _masked_score(attn_mask: Tensor) -> Callable[..., Tensor]:
+    """The score under a mask (B or 1, H or 1, N or 1, S or 1), boolean or additive."""
+    shared = tuple(size == 1 for size in attn_mask.shape)
+    boolean = attn_mask.dtype == torch.bool
+    dtype = torch.promote_types(attn_mask.dtype, torch.float32)
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        at = attn_mask[0 if shared[0] else b, 0 if shared[1] else h, 0 if shared[2] else i, 0 if shared[3] else j]
+        if boolean:
+            return torch.where(at, score, float("-inf"))
+        at = at.to(dtype)
+        return score + torch.where(at == float("-inf"), at, at.clamp(min=_LOWEST)).to(score.dtype)
+
+    return score_mod
+
+
+def _position_blocks(
+    q: Tensor, k: Tensor, is_causal: bool, window: int | None, documents: Tensor | None
+) -> "BlockMask | None":
+    """What position hides, or None where that is nothing."""
+    n, s = q.shape[-2], k.shape[-2]
+    if not is_causal and window is None and documents is None:
+        return None
+    # Kept are only those that the lengths alone decide, and of real tensors.
+    if documents is not None or torch.compiler.is_compiling() or type(q) is not Tensor:
+        return _blocks(n, s, is_causal, window, documents, q.device)
+    return _kept_blocks(n, s, is_causal, window, q.device)
+
+
+@functools.lru_cache(maxsize=BLOCK_MASKS)
+def _kept_blocks(n: int, s: int, is_causal: bool, window: int | None, device: torch.device) -> "BlockMask":
+    # A tensor born in inference mode could never be saved for a backward pass.
+    with torch.inference_mode(False):
+        return _blocks(n, s, is_causal, window, None, device)
+
+
+def _blocks(
+    n: int, s: int, is_causal: bool, window: int | None, documents: Tensor | None, device: torch.device
+) -> "BlockMask":
+    """The block mask of the keys that each query sees, which are a range.
+
+    From the ranges' ends, in O(N + N·S / BLOCK²); torch's ``create_block_mask`` holds the whole mask. The ends are also
+    what the mask function reads, so that one kernel serves every kind, window and offset.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    positions = torch.arange(s - n, s, device=device)
+    first = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
+    past = (positions + 1).clamp(min=0) if is_causal else torch.full_like(positions, s)
+    if documents is not None:
+        first, past = torch.maximum(first, documents[0]), torch.minimum(past, documents[1])
+    first, past = first.to(torch.int32), past.to(torch.int32)
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (first[i] <= j) & (j < past[i])
+
+    begins = torch.arange(0, s, BLOCK, device=device)
+    # Some key of a block is seen by some query; or all of them by all. Queries that see nothing, and those added to
+    # make whole blocks, take no part in the first and prevent the second.
+    sees = first < past
+    some = (_in_blocks(first.where(sees, s), s).amin(-1) < begins + BLOCK) & (
+        _in_blocks(past.where(sees, 0), 0).amax(-1) > begins
+    )
+    every = (_in_blocks(first, s).amax(-1) <= begins) & (_in_blocks(past, 0).amin(-1) >= begins + BLOCK)
+    return BlockMask.from_kv_blocks(
+        *_listed(some & ~every), *_listed(every), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(n, s)
+    )
+
+
+def _in_blocks(ends: Tensor, fill: int) -> Tensor:
+    """(N,) → (blocks, 1, BLOCK)."""
+    return F.pad(ends, (0, -ends.shape[0] % BLOCK), value=fill).unflatten(0, (-1, 1, BLOCK))
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """(rows, columns) boolean → how many blocks each row has and the columns of these, before all others."""
+    marks = blocks[None, None].to(torch.int32)
+    return marks.sum(-1, dtype=torch.int32), torch.argsort(marks, dim=-1, descending=True, stable=True).int()

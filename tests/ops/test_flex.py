@@ -1,0 +1,405 @@
+"""FlexAttention as a backend: compiled, skipping hidden blocks, taking BlockMasks, and saying what it cannot do."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from budget import Case, Problem, build, prepared
+from diff_transformer import diff_attention, diff_attention_maps
+from diff_transformer.ops import backends, flex
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),  # torch's own
+    pytest.mark.skipif(
+        not flex._vectors_are_there() or not any(map(shutil.which, ("g++", "clang++", "c++"))),
+        reason="torch compiles FlexAttention for the CPU with a C++ compiler and AVX2",
+    ),
+]
+
+# Few shapes: torch compiles for some seconds for each, and for each kind of mask. Two blocks of queries and of keys.
+TWO_BLOCKS = Case(heads=4, queries=150, keys=150, d=16, dv=32, lam="full")
+PACKED = replace(TWO_BLOCKS, batch=1)
+SITUATIONS: dict[str, dict[str, Any]] = {
+    "no mask": {},
+    "causal": {"is_causal": True},
+    "window 9": {"is_causal": True, "window": 9},
+    "window 130": {"is_causal": True, "window": 130},
+    "window 9, not causal": {"window": 9},
+    "window beyond 64 bits": {"is_causal": True, "window": 10**30},
+    "λ for each token": {"is_causal": True, "lam": "tokens alone"},
+    "λ as a number": {"is_causal": True, "lam": "float"},
+    "shared keys, projection layout": {"key_maps": 1, "is_causal": True, "layout": "projection"},
+    "one query, scale 0": {"queries": 1, "is_causal": True, "scale": 0.0},
+    "20 queries, cache layout": {"queries": 20, "is_causal": True, "window": 7, "layout": "cache"},
+    "20 keys, negative scale": {"keys": 20, "is_causal": True, "scale": -0.5},
+    "odd widths": {"d": 5, "dv": 7, "is_causal": True},
+    "bool (B, 1, 1, S), causal": {"mask": "bool (B, 1, 1, S)", "is_causal": True},
+    "bool (B, 1, 1, S), window": {"mask": "bool (B, 1, 1, S)", "window": 9},
+    "bool (B, H, N, S)": {"mask": "bool (B, H, N, S)"},
+    "bool (H, 1, S), expanded layout": {"mask": "bool (H, 1, S)", "layout": "expanded"},
+    "add -inf (N, S)": {"mask": "add -inf (N, S)"},
+    "add -inf (B, 1, N, S), causal, window": {"mask": "add -inf (B, 1, N, S)", "is_causal": True, "window": 9},
+    "add min (B, 1, N, S), causal": {"mask": "add min (B, 1, N, S)", "is_causal": True},
+}
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    "causal": {"documents": (5, 1, 130, 14), "is_causal": True},
+    "not causal": {"documents": (128, 0, 22)},
+    "causal, window": {"documents": (100, 50), "is_causal": True, "window": 9},
+}
+CASES = {name: replace(TWO_BLOCKS, **what) for name, what in SITUATIONS.items()} | {
+    f"documents, {name}": replace(PACKED, **what) for name, what in DOCUMENTS.items()
+}
+HALF = [("causal", torch.bfloat16), ("causal", torch.float16), ("add -inf (N, S)", torch.bfloat16)]
+
+
+@pytest.fixture
+def compiled_calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What compiled FlexAttention gave. Uncompiled it would warn, and warnings are errors here."""
+    outputs: list[Tensor] = []
+    compile_ = flex._compiled
+
+    def spy(*fixed: Any) -> Callable[..., Tensor]:
+        def attend(*arguments: Any) -> Tensor:
+            outputs.append(compile_(*fixed)(*arguments))
+            return outputs[-1]
+
+        return attend
+
+    monkeypatch.setattr(flex, "_compiled", spy)
+    return outputs
+
+
+def forward(problem: Problem, **more: Any) -> Tensor:
+    return diff_attention(problem.q, problem.k, problem.v, problem.lam, **{**problem.options, **more}, backend="flex")
+
+
+def check(case: Case, compiled_calls: list[Tensor]) -> None:
+    problem, expected = prepared(case)
+    out = forward(problem)
+    assert len(compiled_calls) == 2
+    assert out.dtype == case.dtype
+    only = {field: {"out": getattr(expected, field)["out"]} for field in ("values", "limits", "bands")}
+    replace(expected, **only).check({"out": out})
+
+
+@pytest.mark.parametrize("situation", CASES)
+def test_output(situation: str, compiled_calls: list[Tensor]) -> None:
+    check(CASES[situation], compiled_calls)
+
+
+@pytest.mark.parametrize(("situation", "dtype"), HALF, ids=str)
+def test_output_in_half_precision(situation: str, dtype: torch.dtype, compiled_calls: list[Tensor]) -> None:
+    check(replace(CASES[situation], dtype=dtype), compiled_calls)
+
+
+def test_hidden_blocks_are_not_touched() -> None:
+    """Zero times NaN is NaN: the first block of queries is finite because its kernel never reads the second of keys."""
+    problem = build(CASES["causal"])
+    k, v = problem.k.clone(), problem.v.clone()
+    k[..., flex.BLOCK :, :] = v[..., flex.BLOCK :, :] = float("nan")
+    out, whole = forward(replace(problem, k=k, v=v)), forward(problem)
+    assert torch.equal(out[:, :, : flex.BLOCK], whole[:, :, : flex.BLOCK])
+    assert out[:, :, flex.BLOCK :].isnan().all()
+
+
+# Block masks of positions.
+
+
+def from_function(n: int, s: int, is_causal: bool, window: int | None, ends: tuple[int, ...] = ()) -> BlockMask:
+    """torch's own block mask of the same positions."""
+    document = torch.zeros(max(n, s), dtype=torch.int32)
+    for end in ends:
+        document[end:] += 1
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        own = i + s - n
+        seen = j <= own if is_causal else j >= 0
+        if window is not None:
+            seen = seen & (j > own - window)
+        return seen & (document[i] == document[j]) if ends else seen
+
+    return create_block_mask(visible, None, None, n, s, device="cpu")
+
+
+def assert_same_blocks(ours: BlockMask, torchs: BlockMask) -> None:
+    assert ours.shape == torchs.shape
+    assert ours.BLOCK_SIZE == torchs.BLOCK_SIZE
+    for count in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(ours, count), getattr(torchs, count)), count
+    for listed, count in (("kv_indices", "kv_num_blocks"), ("full_kv_indices", "full_kv_num_blocks")):
+        used = torch.arange(getattr(ours, listed).shape[-1]) < getattr(ours, count)[..., None]
+        assert torch.equal(getattr(ours, listed)[used], getattr(torchs, listed)[used]), listed
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 9, 128, 129, 1 << 62])
+@pytest.mark.parametrize(("n", "s"), [(300, 300), (256, 256), (1, 1), (1, 400), (20, 300), (300, 20), (400, 257)])
+def test_block_masks_are_torchs(n: int, s: int, window: int | None, is_causal: bool) -> None:
+    if window is None and not is_causal:
+        pytest.skip("nothing is hidden")
+    torchs = from_function(n, s, is_causal, None if window == 1 << 62 else window)
+    assert_same_blocks(flex._blocks(n, s, is_causal, window, None, torch.device("cpu")), torchs)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("ends", [(5, 6, 140), (128,), (128, 256), (1, 290)])
+def test_block_masks_of_documents_are_torchs(ends: tuple[int, ...], is_causal: bool) -> None:
+    begins, past = torch.tensor([0, *ends]), torch.tensor([*ends, 300])
+    documents = torch.stack([x.repeat_interleave(past - begins) for x in (begins, past)]).to(torch.int32)
+    ours = flex._blocks(300, 300, is_causal, None, documents, torch.device("cpu"))
+    assert_same_blocks(ours, from_function(300, 300, is_causal, None, ends))
+
+
+def test_block_masks_are_kept_where_the_lengths_alone_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    build_ = flex._blocks
+    monkeypatch.setattr(flex, "_blocks", lambda *about: built.append(about) or build_(*about))
+    flex._kept_blocks.cache_clear()
+    causal, packed = build(CASES["causal"]), build(CASES["documents, causal"])
+    with torch.inference_mode():
+        forward(causal)
+    mask = flex._kept_blocks(150, 150, True, None, torch.device("cpu"))
+    assert not mask.kv_indices.is_inference()  # it could never be saved for a backward pass
+    forward(causal)
+    assert len(built) == 1
+    forward(packed)
+    forward(packed)
+    assert len(built) == 3
+    for length in range(2 * flex.BLOCK_MASKS):
+        flex._kept_blocks(length + 1, length + 1, True, None, torch.device("cpu"))
+    assert flex._kept_blocks.cache_info().currsize == flex.BLOCK_MASKS
+
+
+# BlockMasks of the caller's own.
+
+
+def striped(step: int) -> Callable[..., Tensor]:
+    """Two heads in turn see only every so many keys back; the last sequence sees nothing before key 70."""
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i) & ((i - j) % (step + h % 2) == 0) & ((b == 0) | (j >= 70))
+
+    return mask_mod
+
+
+@pytest.fixture(scope="module")
+def stripes() -> BlockMask:
+    return create_block_mask(striped(3), 2, 4, 150, 150, device="cpu")
+
+
+@pytest.mark.parametrize("backend", ["flex", "auto"])
+def test_a_block_mask_hides_what_a_tensor_would(backend: str, stripes: BlockMask, compiled_calls: list[Tensor]) -> None:
+    problem = build(TWO_BLOCKS)
+    axes = [
+        torch.arange(size).view([-1 if i == axis else 1 for i in range(4)])
+        for axis, size in enumerate((2, 4, 150, 150))
+    ]
+    mask = striped(3)(*axes)
+    assert not mask.any(-1).all()
+    arguments = problem.q, problem.k, problem.v, problem.lam
+    out = diff_attention(*arguments, attn_mask=stripes, backend=backend)
+    assert len(compiled_calls) == 2
+    expected = diff_attention(*arguments, attn_mask=mask, backend="reference")
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+    assert not out[~mask.any(-1)].any()
+
+
+@pytest.mark.parametrize("backend", ["reference", "blockwise", "sdpa", "cpu"])
+def test_other_backends_take_no_block_mask(backend: str, stripes: BlockMask) -> None:
+    problem = build(TWO_BLOCKS)
+    with pytest.raises(ValueError, match=f"'{backend}' cannot run this request: a BlockMask is taken by 'flex' alone"):
+        diff_attention(problem.q, problem.k, problem.v, 0.5, attn_mask=stripes, backend=backend)
+    with pytest.raises(TypeError, match="attn_mask must be a tensor or None, got BlockMask"):
+        diff_attention_maps(problem.q, problem.k, 0.5, attn_mask=stripes)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"is_causal": True}, {"window": 3}, {"cu_seqlens": torch.tensor([0, 150])}],
+    ids=lambda more: next(iter(more)),
+)
+@pytest.mark.parametrize("backend", ["flex", "auto"])
+def test_a_block_mask_stands_alone(backend: str, more: dict[str, Any], stripes: BlockMask) -> None:
+    problem = build(PACKED)
+    with pytest.raises(ValueError, match="do not combine with a BlockMask: put them into its mask_mod"):
+        diff_attention(problem.q, problem.k, problem.v, 0.5, attn_mask=stripes, backend=backend, **more)
+
+
+@pytest.mark.parametrize("sizes", [(3, 1, 150, 150), (2, 2, 150, 150), (1, 1, 149, 150), (1, 1, 150, 256)], ids=str)
+def test_a_block_mask_of_another_shape_is_refused(sizes: tuple[int, int, int, int]) -> None:
+    problem = build(TWO_BLOCKS)
+    mask = create_block_mask(striped(3), *sizes, device="cpu")
+    with pytest.raises(ValueError, match=r"must be \(B or 1, H or 1, N, S\) with .* = \(2, 4, 150, 150\), got"):
+        forward(problem, attn_mask=mask)
+
+
+# What it does not do.
+
+
+@pytest.mark.parametrize("which", ["q", "k", "v", "lam"])
+def test_gradients_on_the_cpu_are_refused(which: str) -> None:
+    problem = build(CASES["causal"])
+    problem = replace(problem, **{which: getattr(problem, which).clone().requires_grad_()})
+    with pytest.raises(ValueError, match=r"'flex' cannot run this request: .* no backward on the CPU"):
+        forward(problem)
+    with torch.no_grad():
+        assert not forward(problem).requires_grad
+
+
+def test_gradients_with_a_block_mask_are_refused_by_auto_too(stripes: BlockMask) -> None:
+    problem = build(TWO_BLOCKS)
+    with pytest.raises(ValueError, match=r"'flex' cannot run this request: .* no backward on the CPU"):
+        diff_attention(problem.q.requires_grad_(), problem.k, problem.v, 0.5, attn_mask=stripes)
+
+
+def reason(d: int = 16, dv: int = 16, dtype: torch.dtype = torch.float32, device: str = "cpu") -> str | None:
+    """The reason against a request whose tensors are on a device that need not be there."""
+    q = torch.empty(1, 1, 2, 1, d, dtype=dtype, device="meta")
+    v = torch.empty(1, 1, 1, dv, dtype=dtype, device="meta")
+
+    class There:
+        def __init__(self, x: Tensor) -> None:
+            self.dtype, self.shape, self.device, self.requires_grad = x.dtype, x.shape, torch.device(device), False
+
+    return flex.reason_against_flex(*(There(x) for x in (q, q, v, q)))
+
+
+def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reason(d=1, dv=1) is None
+    assert "float64" in str(reason(dtype=torch.float64))
+    assert "got mps" in str(reason(device="mps"))
+    monkeypatch.setattr(flex, "_triton_is_there", lambda: True)
+    assert reason(device="cuda") is None
+    assert "width 16 or more, got 8" in str(reason(d=8, device="cuda"))
+    assert "width 16 or more, got 4" in str(reason(dv=4, device="cuda"))
+    monkeypatch.setattr(flex, "_triton_is_there", lambda: False)
+    assert "Triton" in str(reason(device="cuda"))
+    monkeypatch.setattr(flex, "_vectors_are_there", lambda: False)
+    assert "AVX2" in str(reason())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+def test_a_learned_mask_and_forward_mode_are_refused() -> None:
+    problem = build(CASES["causal"])
+    mask = torch.zeros(150, 150, requires_grad=True)
+    with pytest.raises(ValueError, match="'flex' cannot run this request: it computes no gradient for attn_mask"):
+        forward(problem, attn_mask=mask)
+    with pytest.raises(ValueError, match="'flex' cannot run this request: it has no derivative in forward mode"):
+        torch.func.jvp(lambda q: forward(replace(problem, q=q)), (problem.q,), (problem.q,))
+
+
+def test_auto_never_takes_it_without_a_block_mask() -> None:
+    for case in CASES.values():
+        q, k, v = (torch.empty_like(getattr(build(case), name)) for name in "qkv")
+        lam = torch.zeros(case.batch, case.heads, case.queries)
+        assert backends.choose(backends.Request(q, k, v, lam, None, True, 1.0, None, None)) != "flex"
+
+
+# Compilation.
+
+
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_torch_raises_where_it_would_run_uncompiled() -> None:
+    """Past its limit of compilations torch would hold all scores, without a word."""
+    flex._compiled.cache_clear()
+    problem = build(TWO_BLOCKS)
+    forward(problem, attn_mask=create_block_mask(striped(5), None, None, 150, 150, device="cpu"))
+    with pytest.raises(FailOnRecompileLimitHit):
+        forward(problem, attn_mask=create_block_mask(striped(7), None, None, 150, 150, device="cpu"))
+
+
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_another_kind_of_request_counts_for_itself() -> None:
+    flex._compiled.cache_clear()
+    for situation in ("no mask", "causal", "window 9", "one query, scale 0"):
+        forward(build(CASES[situation]))
+    assert flex._compiled.cache_info().currsize == 3  # any window is the same kind as causality
+
+
+@pytest.fixture
+def cold() -> Iterator[None]:
+    torch._dynamo.reset()
+    flex._compiled.cache_clear()
+    yield
+    torch._dynamo.reset()
+    flex._compiled.cache_clear()
+
+
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("situation", ["causal", "bool (B, 1, 1, S), causal", "documents, causal"])
+def test_part_of_the_callers_compilation(situation: str, compiled_calls: list[Tensor]) -> None:
+    problem, expected = prepared(CASES[situation])
+    out = torch.compile(forward, fullgraph=True, backend="aot_eager")(problem)
+    assert not compiled_calls
+    torch.testing.assert_close(out, torch.from_numpy(expected.values["out"]).float(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("cold")
+def test_lengths_and_numbers_may_change_in_the_callers_compilation() -> None:
+    compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
+    for length, lam, scale, window in [(9, 0.5, 0.5, 3), (12, 0.7, 0.3, 4), (17, 1.25, 0.9, 5)]:
+        q, k, v = torch.randn(1, 2, 2, length, 4), torch.randn(1, 2, 2, length, 4), torch.randn(1, 2, length, 8)
+        settings: dict[str, Any] = {"is_causal": True, "scale": scale, "window": window}
+        out, plain = (
+            attend(q, k, v, lam, **settings, backend=name)
+            for attend, name in ((compiled, "flex"), (diff_attention, "reference"))
+        )
+        torch.testing.assert_close(out, plain, atol=1e-5, rtol=1e-4)
+
+
+# On CUDA, where it has a backward.
+
+
+def on_cuda(problem: Problem) -> Problem:
+    def move(x: Any) -> Any:
+        return x.cuda() if isinstance(x, Tensor) else x
+
+    tensors = {name: move(getattr(problem, name)) for name in ("q", "k", "v", "lam", "dout")}
+    return Problem(**tensors, options={name: move(value) for name, value in problem.options.items()})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("situation", [name for name in CASES if name != "odd widths"])
+def test_output_and_gradients_on_cuda(situation: str, dtype: torch.dtype, compiled_calls: list[Tensor]) -> None:
+    problem, expected = prepared(replace(CASES[situation], dtype=dtype))
+    answer = on_cuda(problem).solve(diff_attention, backend="flex")
+    assert len(compiled_calls) == 2
+    expected.check({name: value.cpu() for name, value in answer.items()})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_queries_that_see_nothing_on_cuda() -> None:
+    problem = on_cuda(build(TWO_BLOCKS))
+    hidden = torch.zeros(150, 150, dtype=torch.bool, device="cuda")
+    for mask in (hidden, create_block_mask(lambda b, h, i, j: i < 0, None, None, 150, 150, device="cuda")):
+        options = {"attn_mask": mask}
+        for name, x in replace(problem, options=options).solve(diff_attention, backend="flex").items():
+            assert not x.any(), name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("cold")
+def test_many_lengths_on_cuda_take_few_compilations() -> None:
+    """Lengths are left open from the second on: decoding does not compile for every token."""
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    lengths = range(200, 230)
+    for length in lengths:
+        problem = on_cuda(build(replace(TWO_BLOCKS, queries=1, keys=length, is_causal=True)))
+        torch.testing.assert_close(
+            forward(problem),
+            diff_attention(problem.q, problem.k, problem.v, problem.lam, is_causal=True, backend="reference"),
+            atol=1e-4,
+            rtol=1e-3,
+        )
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before <= 4
