@@ -4,7 +4,8 @@
     python benchmarks/fill_readme.py runs/demo
 
 Keeps the demo's results and training curves in benchmarks/ (demo.json), draws docs/demo.svg from them, and fills the
-places between `<!-- name -->` and `<!-- /name -->`. Without a run it fills from what benchmarks/ holds.
+places between `<!-- name -->` and `<!-- /name -->`. Without a run it fills from what benchmarks/ holds. Where it holds
+results of a GPU too (`bench … --device cuda`), the places named "cuda …" are filled as well.
 """
 
 import argparse
@@ -16,12 +17,16 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from diff_transformer.bench.tables import (
+    bandwidth_table,
     bars_table,
+    base_of,
     memory_table,
     model_table,
     one_head_table,
     provenance,
     ratio_table,
+    throughput_table,
+    tokens_table,
 )
 from diff_transformer.report.figures import ARM_COLOURS, running_mean
 from diff_transformer.results import read_json, read_metrics, read_results, write_json, write_text
@@ -30,12 +35,18 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 DEMO, FIGURE = HERE / "demo.json", ROOT / "docs" / "demo.svg"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
+CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
+README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
 ARMS = {"diff": "DIFF", "softmax": "Transformer"}
 # What the README shows of the operator's times.
 SELECTION = {
     "lengths": (512, 2048),
     "batches": (1,),
     "candidates": ("auto", "blockwise", "pieces", "DiffLlama", "reference"),
+}
+CUDA_SELECTION = {
+    "lengths": (4096, 16384),
+    "candidates": ("auto", "twin cuDNN", "wide cuDNN", "pieces flash", "flex", "DiffLlama"),
 }
 ROWS = {
     "retrieval/accuracy": "retrieval: accuracy, all queries ↑",
@@ -87,16 +98,20 @@ def demo_table(results: dict[str, Any]) -> str:
 def speed_table(document: dict[str, Any], **selection: Any) -> str:
     """The operator's times: all of them, or what is named of "lengths", "batches" and "candidates"."""
     table = ratio_table(document, **selection)
-    note = "Ratios to the twin's time in the same round, median of the rounds; causal; heads are the twin's. "
+    base = f"the {base_of(document)}'s"
+    note = f"Ratios to {base} time in the same round, median of the rounds; causal; heads are the twin's. "
     return f"{table}\n\n{note}{provenance(document)}"
 
 
 def whole_model_table(document: dict[str, Any]) -> str:
     """The whole model's times, and its size."""
-    settings = document["settings"]
+    shapes = [row["shape"] for row in document["rows"]]
+    hidden, layers, batch = (
+        " and ".join(map(str, dict.fromkeys(shape[name] for shape in shapes))) for name in ("hidden", "layers", "batch")
+    )
     note = (
-        f"Ratios to the twin's time in the same round; a / b is relative to b. Hidden size {settings['hidden_size']}, "
-        f"{settings['layers']} layers, batch {settings['batch']}. "
+        f"Ratios to the twin's time in the same round; a / b is relative to b. Hidden size {hidden}, "
+        f"{layers} layers, batch {batch}. "
     )
     return f"{model_table(document)}\n\n{note}{provenance(document)}"
 
@@ -109,6 +124,31 @@ def backends_parts(operator: dict[str, Any]) -> dict[str, str]:
         "heads": one_head_table(operator) or "Not measured.",
         "memory": memory_table(operator) or "Not measured.",
     }
+
+
+def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) -> dict[Path, dict[str, str]]:
+    """What each page shows of a GPU's results: nothing of what was not measured."""
+    readme, backends = {}, {}
+    if operator is not None:
+        notes = "\n\n".join(operator["notes"])
+        readme["cuda speed"] = speed_table(operator, **CUDA_SELECTION)
+        backends["cuda speed"] = f"{speed_table(operator)}\n\n{notes}"
+        backends["cuda throughput"] = throughput_table(operator) or "Not measured."
+        backends["cuda decode"] = bandwidth_table(operator) or "Not measured."
+        backends["cuda memory"] = memory_table(operator) or "Not measured."
+    if model is not None:
+        notes = "\n\n".join(model["notes"])
+        readme["cuda model"] = f"{whole_model_table(model)}\n\n{tokens_table(model)}\n\n{notes}"
+    bars = [bar for document in (operator, model) if document is not None for bar in document["bars"]]
+    if bars:
+        backends["cuda bars"] = bars_table({"bars": bars})
+    return {README: readme, BACKENDS_PAGE: backends}
+
+
+def measured_on_cuda() -> dict[Path, dict[str, str]]:
+    """The same of the files that are there."""
+    found = (read_json(path) if path.is_file() else None for path in (CUDA_OPERATOR, CUDA_MODEL))
+    return cuda_parts(*found)
 
 
 def draw(curves: dict[str, list[list[float]]]) -> None:
@@ -156,8 +196,10 @@ def main() -> None:
         "speed": speed_table(operator, **SELECTION),
         "model": whole_model_table(model),
     }
-    fill(ROOT / "README.md", readme)
-    fill(ROOT / "docs" / "backends.md", backends_parts(operator))
+    fill(README, readme)
+    fill(BACKENDS_PAGE, backends_parts(operator))
+    for path, parts in measured_on_cuda().items():
+        fill(path, parts)
 
 
 if __name__ == "__main__":

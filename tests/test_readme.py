@@ -3,6 +3,7 @@
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,12 +49,17 @@ def test_named_recipes_are_shipped() -> None:
     assert set(listed.group(1).split(", ")) == set(shipped_recipes())
 
 
-def test_numbers_are_those_that_were_measured() -> None:
+@pytest.fixture(scope="module")
+def filler() -> Any:
     spec = importlib.util.spec_from_file_location("fill_readme", ROOT / "benchmarks" / "fill_readme.py")
     assert spec is not None
     assert spec.loader is not None
-    filler = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(filler)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_numbers_are_those_that_were_measured(filler: Any) -> None:
     demo, operator, model = read_json(filler.DEMO), read_json(filler.OPERATOR), read_json(filler.MODEL)
     assert filler.demo_table(demo["results"]) in README
     assert filler.speed_table(operator, **filler.SELECTION) in README
@@ -64,3 +70,43 @@ def test_numbers_are_those_that_were_measured() -> None:
     # The pages beside the files are made by the same program from the same numbers.
     for path, document in ((filler.OPERATOR, operator), (filler.MODEL, model)):
         assert path.with_suffix(".md").read_text(encoding="utf-8") == page(document)
+
+
+def test_numbers_of_a_gpu_are_those_that_were_measured(filler: Any) -> None:
+    for path, parts in filler.measured_on_cuda().items():
+        text = path.read_text(encoding="utf-8")
+        for name, part in parts.items():
+            assert f"<!-- {name} -->\n{part}\n<!-- /{name} -->" in text
+    for path in (filler.CUDA_OPERATOR, filler.CUDA_MODEL):
+        if path.is_file():
+            assert path.with_suffix(".md").read_text(encoding="utf-8") == page(read_json(path))
+
+
+def test_without_a_gpu_nothing_is_said_of_one(filler: Any) -> None:
+    assert not any(filler.cuda_parts(None, None).values())
+
+
+def test_numbers_of_a_gpu_are_filled_in(filler: Any, tmp_path: Path) -> None:
+    def device(document: Any, against: str) -> Any:
+        rows = [{**row, "against": against} if row["against"] == "twin" else row for row in document["rows"]]
+        rows += [{**row, "candidate": against} for row in rows if row["candidate"] == "twin" and against != "twin"]
+        notes = [f"noted of the {document['title']}"]
+        return {**document, "rows": rows, "notes": notes, "device": "a GPU"}
+
+    operator = device(read_json(filler.OPERATOR), "twin flash")
+    parts = filler.cuda_parts(operator, device(read_json(filler.MODEL), "twin"))
+    shown, explained = parts[filler.README], parts[filler.BACKENDS_PAGE]
+    assert set(shown) == {"cuda speed", "cuda model"}
+    assert {"cuda speed", "cuda throughput", "cuda decode", "cuda memory", "cuda bars"} == set(explained)
+    assert "Ratios to the twin flash's time" in shown["cuda speed"]
+    assert "noted of the bench operator" in explained["cuda speed"]
+    assert "noted of the bench model" in shown["cuda model"]
+    assert explained["cuda throughput"] == "Not measured."
+    assert explained["cuda bars"].count("training step") == 2
+    place = tmp_path / "page.md"
+    place.write_text("".join(f"<!-- {name} -->\nstale\n<!-- /{name} -->\n" for name in explained), encoding="utf-8")
+    filler.fill(place, explained)
+    assert "stale" not in place.read_text(encoding="utf-8")
+    place.write_text("", encoding="utf-8")
+    with pytest.raises(ValueError, match="must hold <!-- cuda speed --> … <!-- /cuda speed --> once"):
+        filler.fill(place, explained)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diff_transformer.bench import candidates as room
-from diff_transformer.bench import compositions, one_head
+from diff_transformer.bench import one_head
 from diff_transformer.bench.bars import cpu_bars
 from diff_transformer.bench.operator import OperatorSettings, measure_operator
 from diff_transformer.bench.records import DECODE, FORWARD, TRAINING, Bar, Row, ratio_bar, refuse_wrong
@@ -83,14 +83,18 @@ def test_right_rows_are_not_refused(tiny: OperatorSettings) -> None:
 def test_what_cannot_be_compiled_is_a_reason_for_flex_alone(
     tiny: OperatorSettings, notes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: Any, **settings: Any) -> Any:
-        raise RuntimeError("no compiler\nat all")
+    right, failing = room.diff_attention, ["flex"]
 
-    monkeypatch.setattr(compositions, "compiled_flex", fail)
+    def attention(*args: Any, backend: str, **settings: Any) -> torch.Tensor:
+        if backend in failing:
+            raise RuntimeError("no compiler\nat all")
+        return right(*args, backend=backend, **settings)
+
+    monkeypatch.setattr(room, "diff_attention", attention)
     settings = dataclasses.replace(tiny, dtypes=("float32",), lengths=(12,), passes=("forward",), candidates=("flex",))
     _, rows = measure_operator(settings, notes)
     assert next(row.reason for row in rows if row.candidate == "flex") == "RuntimeError: no compiler"
-    monkeypatch.setattr(room, "diff_attention", fail)
+    failing.append("auto")
     with pytest.raises(RuntimeError, match="no compiler"):
         measure_operator(settings, notes)
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend
 from diff_transformer.bench import compositions
 from diff_transformer.bench.compositions import Attend, Inputs, as_they_are, with_kernels
 from diff_transformer.bench.problem import Problem, Shape
-from diff_transformer.bench.records import FORWARD, TRAINING
+from diff_transformer.bench.records import BACKWARD, FORWARD, TRAINING
 from diff_transformer.ops import diff_attention
 from diff_transformer.ops.backends import BACKENDS, Request, choose, reason_against
 from diff_transformer.ops.sdpa import wide_values_allowed
@@ -76,14 +76,16 @@ def candidates(device: torch.device | str = "cpu") -> dict[str, Candidate]:
     return {candidate.name: candidate for candidate in (*twins, *ours, *others)}
 
 
-def backend_of_auto(problem: Problem) -> str:
+def backend_of_auto(problem: Problem, pass_: str) -> str:
     """The backend that "auto" takes for a problem."""
-    return choose(_request(problem))
+    return choose(_request(problem, pass_))
 
 
-def _request(problem: Problem) -> Request:
-    lam = problem.lam.expand(problem.grad.shape[:3])
-    return Request(problem.q, problem.k, problem.v, lam, None, True, 1.0, None, None)
+def _request(problem: Problem, pass_: str) -> Request:
+    differentiates = pass_ in (BACKWARD, TRAINING)
+    given = (problem.q, problem.k, problem.v, problem.lam.expand(problem.grad.shape[:3]))
+    q, k, v, lam = (tensor.detach().requires_grad_(differentiates) for tensor in given)
+    return Request(q, k, v, lam, None, True, 1.0, None, None)
 
 
 def _ours(name: str) -> Candidate:
@@ -96,10 +98,10 @@ def _ours(name: str) -> Candidate:
         if name == AUTO:
             return None
         long = _scores_reason(problem, shape) if name == PLAIN else _too_long(name, problem, shape, pass_)
-        return long or reason_against(name, _request(problem))
+        return long or reason_against(name, _request(problem, pass_))
 
     about = {AUTO: 'diff_attention(…, backend="auto")', PLAIN: "the plain formula, backend reference"}
-    return Candidate(name, about.get(name, f"backend {name}"), as_they_are, attend, reason)
+    return Candidate(name, about.get(name, f"backend {name}"), as_they_are, attend, reason, may_fail=name == FLEX)
 
 
 def _scores_reason(problem: Problem, shape: Shape) -> str | None:
@@ -114,7 +116,11 @@ def _scores_reason(problem: Problem, shape: Shape) -> str | None:
 
 def _too_long(name: str, problem: Problem, shape: Shape, pass_: str) -> str | None:
     longest = LONGEST_COMPOSED.get(name, {}).get(pass_)
-    if problem.q.device.type != "cpu" or longest is None or shape.keys <= longest:
+    if problem.q.device.type != "cpu":
+        return None
+    if name == FLEX and shape.keys > LONGEST_FLEX:
+        return f"it compiles anew for every length: measured up to length {LONGEST_FLEX}"
+    if longest is None or shape.keys <= longest:
         return None
     return f"{pass_} measured up to length {longest}"
 
@@ -127,16 +133,6 @@ def _wide_reason(problem: Problem, shape: Shape, pass_: str) -> str | None:
     if not fused and shape.keys > LONGEST_PLAIN and shape.queries > 1:
         return f"torch has no fused kernel for it here, and {HOLDS_SCORES}"
     return _too_long("wide", problem, shape, pass_)
-
-
-def _flex_reason(problem: Problem, shape: Shape, pass_: str) -> str | None:
-    if problem.q.device.type != "cpu":
-        return None
-    if pass_ == TRAINING:
-        return "torch's FlexAttention has no backward on the CPU"
-    if shape.keys > LONGEST_FLEX:
-        return f"it compiles anew for every length: measured up to length {LONGEST_FLEX}"
-    return None
 
 
 def _composed(name: str, about: str, arrange: Callable[[Tensor, Tensor, Tensor], Inputs], attend: Attend) -> Candidate:
@@ -176,7 +172,6 @@ _REST = (
         compositions.diffllama_inputs,
         compositions.diffllama,
     ),
-    Candidate(FLEX, "FlexAttention once a map, compiled", as_they_are, compositions.flex, _flex_reason, may_fail=True),
 )
 _OTHERS = (_WIDE, _PIECES, *_REST)
 # As torch chooses, "wide" could be the plain formula. Here each composition is held to the kernels that can be best.

@@ -5,7 +5,6 @@ Each function takes the inputs in the layout that suits it, λ (B, H, N), and wh
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -114,27 +113,3 @@ def diffllama(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
     first, second = torch.cat(parts, dim=-1).chunk(2, dim=2)
     # The product with λ is in the model's dtype there. Heads are (B, N, H, 2d).
     return (first - lam.transpose(1, 2).unsqueeze(-1).to(q.dtype) * second).transpose(1, 2)
-
-
-@functools.cache
-def compiled_flex() -> Callable[..., Tensor]:
-    """FlexAttention, compiled anew for every shape."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    # Without fullgraph torch falls back on the plain formula after a number of lengths.
-    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
-
-
-@functools.lru_cache(maxsize=1)
-def _causal_blocks(length: int, device: torch.device) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    return create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=device)
-
-
-def flex(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
-    """FlexAttention, one call a map."""
-    q, k, v = inputs
-    blocks = _causal_blocks(k.shape[-2], k.device) if causal else None
-    first, second = (compiled_flex()(q[:, :, c], k[:, :, c], v, block_mask=blocks) for c in range(2))
-    return (first - lam.unsqueeze(-1) * second).to(first.dtype)

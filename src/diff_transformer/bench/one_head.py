@@ -32,7 +32,7 @@ def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tupl
         return replace(row, reason="there is one thread alone"), []
     whole = draw(shape, _CPU)
     problem = whole.to(DTYPES[dtype])
-    row = check(candidates()[AUTO], row, problem, shape, Judge(whole))
+    row = check(candidates()[AUTO], row, problem, shape, Judge(whole), _CPU)
     if row.reason is not None:
         return row, []
     runs = {}

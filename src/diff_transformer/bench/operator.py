@@ -121,11 +121,11 @@ def _measure_shape(shape: Shape, passes: list[str], settings: OperatorSettings) 
 
 def _measure_case(problem: Problem, shape: Shape, pass_: str, judge: Judge, settings: OperatorSettings) -> list[Row]:
     torch.compiler.reset()  # torch stops compiling after a number of lengths
-    device, dtype = problem.q.device, str(problem.q.dtype).removeprefix("torch.")
+    device, dtype = torch.device(settings.device), str(problem.q.dtype).removeprefix("torch.")
     rows: dict[str, Row] = {}
     # The check runs each of them once: no first run is timed.
     runs: dict[str, Callable[[], object]] = {}
-    backend = backend_of_auto(problem)
+    backend = backend_of_auto(problem, pass_)
     for name, candidate in candidates(device).items():
         left_out = settings.candidates is not None and name not in (TWIN, TWIN_FLASH, AUTO, *settings.candidates)
         # What "auto" stands for need not be measured twice.
@@ -133,7 +133,7 @@ def _measure_case(problem: Problem, shape: Shape, pass_: str, judge: Judge, sett
             continue
         row = Row(candidate=name, pass_=pass_, dtype=dtype, shape=shape.named())
         row = replace(row, backend=backend if name == AUTO else None)
-        rows[name] = check(candidate, row, problem, shape, judge)
+        rows[name] = check(candidate, row, problem, shape, judge, device)
         if rows[name].reason is None:
             work = functools.partial(prepare, candidate, problem, pass_)
             run, reason = attempt(work, device, candidate.answers(device))

@@ -59,9 +59,9 @@ def answer(candidate: Candidate, problem: Problem, pass_: str) -> dict[str, Tens
     return {"out": out.detach(), **dict(zip(("q", "k", "v", "lam"), gradients, strict=True))}
 
 
-def check(candidate: Candidate, row: Row, problem: Problem, shape: Shape, judge: Judge) -> Row:
+def check(candidate: Candidate, row: Row, problem: Problem, shape: Shape, judge: Judge, device: torch.device) -> Row:
     """The row with the candidate's error, or the reason why it does not run. A twin is torch's own: it only runs."""
-    device, answers = problem.q.device, candidate.answers(problem.q.device)
+    answers = candidate.answers(device)
     if candidate.twin:
         return replace(row, reason=attempt(lambda: prepare(candidate, problem, row.pass_)(), device, answers)[1])
     reason = candidate.reason(problem, shape, row.pass_)
