@@ -53,6 +53,8 @@ Heads<T> values_of(const Problem& p) {
   return {static_cast<const T*>(p.v), p.v_batch, p.v_head, 0, p.v_row, 1, p.dv};
 }
 
+inline namespace CPU_CAPABILITY {
+
 struct Range {
   int64_t low, high;
   int64_t size() const { return high - low; }
@@ -71,8 +73,6 @@ inline Range seen_by(const Problem& p, int64_t query) {
   seen.low = std::clamp<int64_t>(seen.low, 0, seen.high);
   return seen;
 }
-
-inline namespace CPU_CAPABILITY {
 
 // The queries of a block: the lanes of a strip. Those of several heads may share one if they share their keys.
 struct Rows {
