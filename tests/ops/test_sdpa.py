@@ -1,13 +1,16 @@
 """The sdpa backend picks the variant of Appendix A that keeps torch on a fused kernel."""
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from budget import Case, build, expect
+from budget import Case, build, expect, prepared
 from diff_transformer import diff_attention
 from diff_transformer.ops import sdpa
 
@@ -56,3 +59,153 @@ def test_the_variant_chosen_here_runs_fused(dtype: torch.dtype, mask: str | None
     names = Counter(event.name for event in profile.events())
     assert names["aten::_scaled_dot_product_flash_attention_for_cpu"] == 4
     assert names["aten::_scaled_dot_product_attention_math"] == 0
+
+
+# On CUDA: which of torch's kernels is asked for. There need not be such a device: torch's questions are answered here.
+
+Takes = dict[str, Any]
+FLASH: Takes = {"d = dv": True, "wide": False, "mask": False, "grouped": True}  # as of torch 2.13
+CUDNN: Takes = {"d = dv": True, "wide": True, "mask": True, "grouped": True}
+EFFICIENT: Takes = {"d = dv": True, "wide": True, "mask": True, "grouped": False}
+NOTHING: Takes = {"d = dv": False, "wide": False, "mask": False, "grouped": False}
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What each kernel takes, to be changed by a test, and which cuDNN there is."""
+    there: dict[str, Any] = {"flash": FLASH, "cudnn": CUDNN, "efficient": EFFICIENT, "version": 91900}
+
+    def params(*given: Any) -> SimpleNamespace:
+        return SimpleNamespace(**dict(zip(("q", "k", "v", "mask", "dropout", "causal", "grouped"), given, strict=True)))
+
+    def answer(kernel: str, asked: SimpleNamespace) -> bool:
+        takes = there[kernel]
+        return (
+            takes["d = dv" if asked.k.shape[-1] == asked.v.shape[-1] else "wide"]
+            and (asked.mask is None or takes["mask"])
+            and (not asked.grouped or takes["grouped"])
+            and (not asked.q.requires_grad or takes.get("gradient", True))
+        )
+
+    examples = sdpa._examples
+    monkeypatch.setattr(sdpa, "_examples", lambda question: examples(question._replace(device="cpu")))
+    monkeypatch.setattr(torch.backends.cuda, "SDPAParams", params)
+    for kernel in ("flash", "cudnn", "efficient"):
+        asks = lambda asked, kernel=kernel: answer(kernel, asked)  # noqa: E731
+        monkeypatch.setattr(torch.backends.cuda, f"can_use_{kernel}_attention", asks)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: there["version"])
+    sdpa._way_on_cuda.cache_clear()
+    yield there
+    sdpa._way_on_cuda.cache_clear()
+
+
+def way(dv: int = 128, masked: bool = False, **more: Any) -> sdpa.Way:
+    sdpa._way_on_cuda.cache_clear()
+    return sdpa._way(sdpa.Question("cuda", torch.bfloat16, 64, dv, masked, **more))
+
+
+def test_cudnn_before_flash_in_pieces_before_the_memory_efficient_kernel(kernels: dict[str, Any]) -> None:
+    cudnn, pieces, one_call = sdpa.Way(True, cudnn=True), sdpa.Way(False), sdpa.Way(True)
+    assert way() == cudnn
+    assert way(masked=True) == cudnn
+    assert way(queries=1) == pieces  # cuDNN plans anew for every length
+    kernels["version"] = 91500  # torch knows it to be wrong for some lengths
+    assert way() == pieces
+    kernels["version"] = None
+    assert way() == pieces
+    assert way(masked=True) == one_call  # of the memory-efficient kernel
+    kernels["flash"] = {**FLASH, "wide": True}
+    assert way() == one_call
+
+
+def test_cudnn_is_asked_about_gradients(kernels: dict[str, Any]) -> None:
+    kernels["cudnn"] = {**CUDNN, "gradient": False}
+    assert way().cudnn
+    assert not way(gradient=True).cudnn
+
+
+def test_values_as_wide_as_keys_go_in_one_call(kernels: dict[str, Any]) -> None:
+    assert way(dv=64) == sdpa.Way(True)
+    kernels["flash"] = kernels["cudnn"] = kernels["efficient"] = NOTHING
+    assert way(dv=64) == sdpa.Way(True)
+    assert way() == sdpa.Way(True)  # the plain formula, twice instead of four times
+
+
+def test_key_heads_are_repeated_where_no_fused_kernel_lets_them_be_shared(kernels: dict[str, Any]) -> None:
+    assert way(heads=2) == sdpa.Way(True, cudnn=True)
+    kernels["cudnn"] = NOTHING
+    assert way(heads=2) == sdpa.Way(False)
+    assert way(heads=2, masked=True) == sdpa.Way(True, repeat=True)
+    kernels["efficient"] = NOTHING
+    assert way(heads=2, masked=True) == sdpa.Way(True, repeat=True)
+
+
+def test_switching_a_kernel_off_is_noticed(kernels: dict[str, Any]) -> None:
+    question = sdpa.Question("cuda", torch.bfloat16, 64, 128, False)
+    assert sdpa._way(question).cudnn
+    kernels["cudnn"] = NOTHING
+    assert sdpa._way(question).cudnn  # kept
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        assert sdpa._way(question) == sdpa.Way(False)
+
+
+def order() -> list[int]:
+    """Which kernels may run, and in which order."""
+    return [int(backend) for backend in torch.nn.attention._cur_sdpa_kernel_backends(with_priority=True)]
+
+
+def test_cudnn_first_is_for_these_calls_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    attend = F.scaled_dot_product_attention
+
+    def spy(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        seen.append(order())
+        return attend(*tensors, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    monkeypatch.setattr(sdpa, "_way", lambda question: sdpa.Way(True, cudnn=True))
+    problem, expected = prepared(Case(is_causal=True, dv=8))
+    before = order()
+    expected.check(problem.solve(diff_attention, backend="sdpa"))
+    cudnn, efficient, math = (
+        torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value,
+        torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION.value,
+        torch.nn.attention.SDPBackend.MATH.value,
+    )
+    assert seen == 2 * [[cudnn, efficient, math]]
+    assert order() == before
+
+
+@pytest.mark.parametrize("cudnn", [True, False])
+def test_each_way_compiles_in_one_graph(monkeypatch: pytest.MonkeyPatch, cudnn: bool) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(sdpa, "_way", lambda question: sdpa.Way(True, cudnn=cudnn, repeat=True))
+    before = order()
+    for length in (9, 12, 17):
+        problem, expected = prepared(replace(Case(heads=4, is_causal=True), queries=length, keys=length))
+        compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
+        expected.check(problem.solve(compiled, backend="sdpa"))
+    assert order() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mask", [None, "bool (B, 1, 1, S)", "add -inf (B, 1, N, S)"])
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("queries", [150, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_no_way_on_cuda_is_the_plain_formula(
+    dtype: torch.dtype, queries: int, key_heads: int, mask: str | None
+) -> None:
+    case = Case(heads=4, key_heads=key_heads, d=64, dv=128, queries=queries, keys=150, gain=1.0, mask=mask, dtype=dtype)
+    problem, expected = prepared(replace(case, is_causal=queries == 150))
+
+    def move(x: Any) -> Any:
+        return x.cuda() if isinstance(x, torch.Tensor) else x
+
+    tensors = {name: move(getattr(problem, name)) for name in ("q", "k", "v", "lam", "dout")}
+    there = replace(problem, **tensors, options={name: move(value) for name, value in problem.options.items()})
+    with torch.profiler.profile() as profile:
+        answer = there.solve(diff_attention, backend="sdpa")
+    expected.check({name: value.cpu() for name, value in answer.items()})
+    assert not any(event.name == "aten::_scaled_dot_product_attention_math" for event in profile.events())

@@ -4,8 +4,10 @@ Where the kernel that torch would use takes values wider than the keys (dv ≠ d
 not, V is cut into pieces of width d and each map is one call a piece.
 """
 
+import contextlib
 import functools
 import operator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,30 +15,124 @@ from torch import Tensor
 
 from diff_transformer.ops.visibility import position_mask
 
+# Older ones can be wrong for lengths that 128 does not divide; torch itself prefers cuDNN from here on.
+_TRUSTED_CUDNN = 91501
+
+
+class Question(NamedTuple):
+    """What decides which of torch's kernels can run, and so how the maps are computed."""
+
+    device: str
+    dtype: torch.dtype
+    d: int
+    dv: int
+    masked: bool
+    gradient: bool = False
+    heads: int = 1  # query heads that share a key head, 2 for any number
+    queries: int = 2  # 2 for any number
+
+
+class Way(NamedTuple):
+    """How each map is computed: values ``whole`` or in pieces; ``cudnn`` before other kernels; key heads repeated."""
+
+    whole: bool
+    cudnn: bool = False
+    repeat: bool = False
+
 
 @torch.compiler.assume_constant_result
-def wide_values_allowed(device: str, dtype: torch.dtype, d: int, dv: int, masked: bool) -> bool:
-    """Whether a fused kernel of torch's takes values of width ``dv`` with keys of width ``d``, by asking torch."""
-    return _ask(device, dtype, d, dv, masked)
+def wide_values_allowed(
+    device: str,
+    dtype: torch.dtype,
+    d: int,
+    dv: int,
+    masked: bool,
+    gradient: bool = False,
+    heads: int = 1,
+    queries: int = 2,
+) -> bool:
+    """Whether values of width ``dv`` go into one call with keys of width ``d``, by asking what torch's kernels take."""
+    return _way(Question(device, dtype, d, dv, masked, gradient, heads, queries)).whole
+
+
+@torch.compiler.assume_constant_result
+def cudnn_comes_first(*question: Any) -> bool:
+    """Whether the calls should go to cuDNN where torch itself might prefer a slower kernel."""
+    return _way(Question(*question)).cudnn
+
+
+@torch.compiler.assume_constant_result
+def key_heads_repeated(*question: Any) -> bool:
+    """Whether a fused kernel needs a key head of its own for every query head."""
+    return _way(Question(*question)).repeat
+
+
+def _way(question: Question) -> Way:
+    if question.device != "cuda":
+        # Outside CUDA torch answers enable_gqa with its plain formula.
+        return Way(question.d == question.dv or _is_fused(question), repeat=question.heads > 1)
+    # The answers depend on these switches as well.
+    switches = (
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    return _way_on_cuda(question, switches)
+
+
+@functools.lru_cache(maxsize=256)
+def _way_on_cuda(question: Question, switches: tuple[bool, ...]) -> Way:
+    """Not measured: FlashAttention on whole values, else cuDNN on whole values, else FlashAttention on pieces, and the
+    memory-efficient kernel only where it is the one that takes the request (a mask without cuDNN, or float32).
+    """
+    flash = torch.backends.cuda.can_use_flash_attention
+    efficient = torch.backends.cuda.can_use_efficient_attention
+    whole, piece = _probe(question), _probe(question._replace(dv=question.d))
+    if flash(whole):
+        return Way(whole=True)
+    # cuDNN plans anew for every length, which decoding would pay at every token.
+    trusted = question.queries > 1 and (torch.backends.cudnn.version() or 0) >= _TRUSTED_CUDNN
+    if trusted and torch.backends.cuda.can_use_cudnn_attention(whole):
+        return Way(whole=True, cudnn=True)
+    if flash(piece):
+        return Way(whole=False)
+    if efficient(whole) or efficient(piece):
+        return Way(whole=efficient(whole))
+    if question.heads > 1:  # FlashAttention and cuDNN alone let query heads share a key head
+        return _way_on_cuda(question._replace(heads=1), switches)._replace(repeat=True)
+    # torch's plain formula, of which two calls cost less than four.
+    return Way(whole=True)
+
+
+def _probe(question: Question) -> torch.backends.cuda.SDPAParams:
+    """Small tensors of the kind that is asked about, as torch's questions take them."""
+    q, k, v, mask = _examples(question)
+    return torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, False, question.heads > 1)
+
+
+def _examples(question: Question) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    make = functools.partial(torch.zeros, device=question.device, dtype=question.dtype, requires_grad=question.gradient)
+    q, k, v = make((1, question.heads, 64, question.d)), make((1, 1, 64, question.d)), make((1, 1, 64, question.dv))
+    mask = torch.ones(1, 1, 64, 64, device=question.device, dtype=torch.bool) if question.masked else None
+    return q, k, v, mask
 
 
 @functools.cache
-def _ask(device: str, dtype: torch.dtype, d: int, dv: int, masked: bool) -> bool:
-    if d == dv:
-        return True
-    shape = (1, 1, 64)
-    q, k = (torch.zeros(*shape, d, device=device, dtype=dtype) for _ in range(2))
-    v = torch.zeros(*shape, dv, device=device, dtype=dtype)
-    mask = torch.ones(1, 1, 64, 64, device=device, dtype=torch.bool) if masked else None
-    if device == "cuda":
-        params = torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, False, False)
-        asks = (
-            torch.backends.cuda.can_use_flash_attention,
-            torch.backends.cuda.can_use_efficient_attention,
-            torch.backends.cuda.can_use_cudnn_attention,
-        )
-        return any(ask(params) for ask in asks)
+def _is_fused(question: Question) -> bool:
+    q, k, v, mask = _examples(question._replace(gradient=False, heads=1))
     return torch._fused_sdp_choice(q, k, v, mask) != torch.nn.attention.SDPBackend.MATH.value
+
+
+def _kernels(cudnn: bool) -> contextlib.AbstractContextManager[object]:
+    """Which of torch's kernels may run: those that may anyway, or cuDNN before the others that take wide values."""
+    if not cudnn:
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    # The others are for what cuDNN refuses after all, such as a single key.
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return sdpa_kernel(order, set_priority=True)
 
 
 def _combined_mask(
@@ -85,30 +181,41 @@ def sdpa_attention(
     plain_causal = is_causal and n == s and window is None and attn_mask is None and documents is None and scale > 0
     mask, blind = (None, None) if plain_causal else _combined_mask(q, k, attn_mask, is_causal, window, documents)
     groups = q.shape[1] // k.shape[1]
-    if groups > 1 and q.device.type != "cuda":
-        # Outside CUDA torch answers enable_gqa with its plain formula.
+    gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    # index() fixes a size that torch.compile would leave open, and so does a condition.
+    question = (
+        q.device.type,
+        q.dtype,
+        operator.index(d),
+        operator.index(dv),
+        mask is not None,
+        gradient,
+        1 if groups == 1 else 2,
+        1 if n == 1 else 2,
+    )
+    if groups > 1 and key_heads_repeated(*question):
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         groups = 1
-    # index() fixes a size that torch.compile would leave open.
-    if wide_values_allowed(q.device.type, q.dtype, operator.index(d), operator.index(dv), mask is not None):
+    if wide_values_allowed(*question):
         pieces: tuple[Tensor, ...] = (v,)
     else:
         pieces = tuple(F.pad(piece, (0, d - piece.shape[-1])) for piece in v.split(d, dim=-1))
     outputs = []
-    for c in range(2):
-        parts = [
-            F.scaled_dot_product_attention(
-                q[:, :, c],
-                k[:, :, c % k.shape[2]],
-                piece,
-                attn_mask=mask,
-                is_causal=plain_causal,
-                scale=scale,
-                enable_gqa=groups > 1,
-            )
-            for piece in pieces
-        ]
-        outputs.append((parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))[..., :dv])
+    with _kernels(cudnn_comes_first(*question)):
+        for c in range(2):
+            parts = [
+                F.scaled_dot_product_attention(
+                    q[:, :, c],
+                    k[:, :, c % k.shape[2]],
+                    piece,
+                    attn_mask=mask,
+                    is_causal=plain_causal,
+                    scale=scale,
+                    enable_gqa=groups > 1,
+                )
+                for piece in pieces
+            ]
+            outputs.append((parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))[..., :dv])
     out = outputs[0] - lam.unsqueeze(-1) * outputs[1]
     if blind is not None:
         out = out.masked_fill(blind, 0.0)
