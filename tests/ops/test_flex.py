@@ -177,6 +177,21 @@ def test_block_masks_are_kept_where_the_lengths_alone_decide(monkeypatch: pytest
     assert flex._kept_blocks.cache_info().currsize == flex.BLOCK_MASKS
 
 
+def test_block_masks_made_inside_a_transformation_are_not_kept() -> None:
+    """torch.func.grad wraps all that is made inside of it, and the wrapper is dead afterwards."""
+    q, k = torch.zeros(1, 1, 2, 150, 4), torch.zeros(1, 1, 2, 150, 4)
+    flex._kept_blocks.cache_clear()
+
+    def use(x: Tensor) -> Tensor:
+        flex._position_blocks(q, k, True, None, None)
+        return x.sum()
+
+    torch.func.grad(use)(torch.ones(3))
+    assert flex._kept_blocks.cache_info().currsize == 0
+    flex._position_blocks(q, k, True, None, None)
+    assert flex._kept_blocks.cache_info().currsize == 1
+
+
 # BlockMasks of the caller's own.
 
 

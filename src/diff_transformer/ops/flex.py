@@ -171,10 +171,16 @@ def _position_blocks(
     n, s = q.shape[-2], k.shape[-2]
     if not is_causal and window is None and documents is None:
         return None
-    # Kept are only those that the lengths alone decide, and of real tensors.
-    if documents is not None or torch.compiler.is_compiling() or type(q) is not Tensor:
+    # Kept are only those that the lengths alone decide, and of real tensors: a transformation of torch.func wraps all
+    # that is made inside of it.
+    wrapped = type(q) is not Tensor or torch.compiler.is_compiling() or _inside_a_transformation()
+    if documents is not None or wrapped:
         return _blocks(n, s, is_causal, window, documents, q.device)
     return _kept_blocks(n, s, is_causal, window, q.device)
+
+
+def _inside_a_transformation() -> bool:
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 @functools.lru_cache(maxsize=BLOCK_MASKS)
