@@ -25,7 +25,7 @@ from diff_transformer.bench.model_settings import (
     ready,
 )
 from diff_transformer.bench.records import STEP, WRONG, Bar, Row, Watcher, ratio_bar, timed_fields
-from diff_transformer.bench.settings import DTYPES
+from diff_transformer.bench.settings import DTYPES, cuda_versions
 from diff_transformer.bench.timing import alternate, spread
 from diff_transformer.results import capture_environment
 
@@ -73,6 +73,8 @@ def measure_model(settings: ModelSettings, watch: Watcher) -> tuple[dict[str, An
     if settings.checked != settings:
         vocabulary, layers = settings.checked.vocabulary, settings.checked.layers
         notes.append(f"Results were checked with {layers} of the layers and a vocabulary of {vocabulary:,}.")
+    if on_cuda:
+        notes.append(cuda_versions())
     document = {
         **vars(capture_environment(settings.device)),
         "title": "bench model",
@@ -91,6 +93,7 @@ def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: Mode
     device, checked = torch.device(settings.device), settings.checked
     found: Checked = {(pass_, length, dtype): {} for dtype in settings.dtypes}
     for name, model in models.items():
+        torch.compiler.reset()  # torch stops compiling the code that all models share after a number of them
         make = functools.partial(Judge, model, ENTRIES[name].plain, pass_, length, checked)
         judge, no_judge = attempt(make, device)
         for dtype in settings.dtypes:
@@ -130,6 +133,7 @@ def _models(settings: ModelSettings, dtype: torch.dtype) -> tuple[ModelSettings,
 
 def _tried(settings: ModelSettings, dtype: torch.dtype) -> dict[str, nn.Module]:
     """The models, after each of them has taken the longest training step beside the others."""
+    torch.compiler.reset()
     models = {name: ready(build(name, settings), dtype, settings) for name in settings.names}
     if "step" in settings.passes:
         longest = max(settings.lengths, key=lambda length: settings.batch_of("step", length) * length)
@@ -142,7 +146,7 @@ def _tried(settings: ModelSettings, dtype: torch.dtype) -> dict[str, nn.Module]:
 def _measure_case(
     models: dict[str, nn.Module], checked: dict[str, Row], pass_: str, length: int, settings: ModelSettings
 ) -> list[Row]:
-    torch.compiler.reset()  # torch stops compiling after a number of shapes
+    torch.compiler.reset()
     device, batch = torch.device(settings.device), settings.batch_of(pass_, length)
     assert settings.layers is not None  # `_models` has chosen where it was left open
     shape = {"batch": batch, "length": length, "hidden": settings.hidden_size, "layers": settings.layers}

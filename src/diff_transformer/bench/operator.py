@@ -1,7 +1,7 @@
 """`bench operator`: cases, the correctness check, alternated times, and the bars."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from diff_transformer.bench.operator_settings import PASSES, OperatorSettings
 from diff_transformer.bench.problem import Judge, Problem, Shape, draw
 from diff_transformer.bench.records import DECODE, Bar, Row, Watcher, timed_fields
 from diff_transformer.bench.running import check, prepare
-from diff_transformer.bench.settings import DTYPES
+from diff_transformer.bench.settings import DTYPES, cuda_versions
 from diff_transformer.bench.timing import alternate, spread
 from diff_transformer.bench.work import flops, matrix_peak
 from diff_transformer.results import capture_environment
@@ -58,6 +58,7 @@ def measure_operator(settings: OperatorSettings, watch: Watcher) -> tuple[dict[s
                     rows.append(row)
                     watch.row(row)
                 done += 1
+        parts.close()  # it waits behind its last rows, with the problem
         give_back_memory(device)
     one_head, memory = [], []
     for dtype, name in alone:
@@ -89,7 +90,7 @@ def _document(
         "title": "bench operator",
         "settings": {**vars(settings), "threads": torch.get_num_threads()},
         "candidates": {name: candidate.about for name, candidate in candidates(settings.device).items()},
-        "notes": CUDA_NOTES if peak else (),
+        "notes": (*CUDA_NOTES, cuda_versions()) if peak else (),
         "peak_teraflops_per_second": peak,
         "bars": bars,
         "rows": rows,
@@ -103,7 +104,7 @@ def _where(shape: Shape, settings: OperatorSettings) -> str:
     return f"length {shape.keys}, batch {shape.batch}{width}"
 
 
-def _measure_shape(shape: Shape, passes: list[str], settings: OperatorSettings) -> Iterator[list[Row]]:
+def _measure_shape(shape: Shape, passes: list[str], settings: OperatorSettings) -> Generator[list[Row], None, None]:
     """The rows of a shape, for each dtype and pass in turn; all of them get the same numbers and one truth."""
     device = torch.device(settings.device)
     drawn, reason = attempt(functools.partial(draw, shape, device), device)
@@ -120,7 +121,6 @@ def _measure_shape(shape: Shape, passes: list[str], settings: OperatorSettings) 
 
 
 def _measure_case(problem: Problem, shape: Shape, pass_: str, judge: Judge, settings: OperatorSettings) -> list[Row]:
-    torch.compiler.reset()  # torch stops compiling after a number of lengths
     device, dtype = torch.device(settings.device), str(problem.q.dtype).removeprefix("torch.")
     rows: dict[str, Row] = {}
     # The check runs each of them once: no first run is timed.

@@ -1,6 +1,7 @@
 """Checks that both benchmarks make of what they are asked for, before anything is measured."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -41,3 +42,12 @@ def with_defaults(device: str, cuda: Mapping[str, Any], given: Mapping[str, Any]
     """What was given, and on a CUDA device its defaults for the rest."""
     check_device(device)
     return {**(cuda if torch.device(device).type == "cuda" else {}), **given}
+
+
+def cuda_versions() -> str:
+    """What else kernels on CUDA come from, in a sentence."""
+    try:
+        triton = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        triton = "none"
+    return f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, Triton {triton}."

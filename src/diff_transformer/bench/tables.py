@@ -185,7 +185,7 @@ def row_line(row: Any) -> str:
         "GB/s": row.gigabytes_per_second,
         "tokens/s": row.tokens_per_second,
     }
-    rate = "".join(f"   {value:,.0f} {unit}" for unit, value in rates.items() if value is not None)
+    rate = "".join(f"   {value:,.1f} {unit}" for unit, value in rates.items() if value is not None)
     return f"{name:20} {row.ratio:6.2f} [{_span(row.quartiles)}] {row.milliseconds:10.3f} ms{rate}{error}{base}"
 
 
