@@ -96,12 +96,14 @@ def test_auto_with_a_learned_mask_is_a_backend_that_has_its_gradient() -> None:
 
 
 def test_names() -> None:
-    assert backends.BACKENDS == ("reference", "blockwise", "sdpa", "cpu")
-    assert backends.explain() == dict.fromkeys(backends.BACKENDS)
-    assert backends.explain(dtype=torch.bfloat16) == dict.fromkeys(backends.BACKENDS)
+    here = ("reference", "blockwise", "sdpa", "cpu")  # on every CPU with a compiler
+    for dtype in (torch.float32, torch.bfloat16):
+        reasons = backends.explain(dtype=dtype)
+        assert tuple(reasons) == backends.BACKENDS
+        assert [reasons[name] for name in here] == [None] * 4
     reasons = backends.explain(dtype=torch.float64)
-    assert "torch.float64" in str(reasons.pop("cpu"))
-    assert reasons == dict.fromkeys(reasons)
+    assert "torch.float64" in str(reasons["cpu"])
+    assert [reasons[name] for name in here[:3]] == [None] * 3
 
 
 def fresh_process(program: str) -> str:
@@ -129,9 +131,10 @@ def test_the_package_itself_imports_nothing_heavy() -> None:
 
 
 def test_the_operator_needs_torch_alone() -> None:
-    """Without triton and transformers (made unimportable), every backend answers; no higher room is loaded."""
+    """Without triton and transformers (made unimportable), every backend that says so answers; no higher room loads."""
     program = """
-        import sys
+        import sys, warnings
+        warnings.filterwarnings("ignore", "`torch.jit.script_method` is deprecated", DeprecationWarning)  # torch's own
         for name in ("triton", "transformers", "accelerate", "datasets"):
             sys.modules[name] = None
         import diff_transformer.ops
@@ -142,9 +145,9 @@ def test_the_operator_needs_torch_alone() -> None:
         torch.manual_seed(0)
         q, k, v = torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 5, 8)
         first = diff_transformer.diff_attention(q, k, v, 0.5, is_causal=True, backend="reference")
-        for backend in diff_transformer.ops.backends.BACKENDS:
+        for backend in [name for name, reason in diff_transformer.ops.backends.explain().items() if reason is None]:
             out = diff_transformer.diff_attention(q, k, v, 0.5, is_causal=True, backend=backend)
             assert torch.allclose(out, first, atol=1e-5)
             print(backend)
     """
-    assert fresh_process(program).split() == list(backends.BACKENDS)
+    assert {"reference", "blockwise", "sdpa", "cpu"} <= set(fresh_process(program).split())
