@@ -1,3 +1,4 @@
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,15 @@ def test_a_selection_of_the_table(document: dict[str, Any], tmp_path: Path) -> N
     assert "| 1 × 2 × 8, 12 | forward + backward | float32 |" in table
     assert "auto (" in table
     assert "blockwise |" not in table
+
+
+def test_what_never_ran_has_no_column(document: dict[str, Any], tmp_path: Path) -> None:
+    path = results_path(tmp_path, "operator", "cpu")
+    rows = [dataclasses.replace(row, ratio=None, reason="not here") for row in document["rows"]]
+    rows = [row if row.candidate == "flex" else old for row, old in zip(rows, document["rows"], strict=True)]
+    write_document(path, {**document, "rows": rows})
+    assert "flex |" not in ratio_table(read_json(path))
+    assert "- flex: not here (cases: 4)" in path.with_suffix(".md").read_text(encoding="utf-8")
 
 
 def test_a_failure_leaves_the_old_files(

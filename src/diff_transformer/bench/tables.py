@@ -70,7 +70,9 @@ def ratio_table(
         return (lengths is None or shape["keys"] in lengths) and (batches is None or shape["batch"] in batches)
 
     rows, base = [row for row in document["rows"] if wanted(row["shape"])], base_of(document)
-    names = [name for name in _names(rows) if name != base and (candidates is None or name in candidates)]
+    # A backend that no case here can run has no column; its reason is on the page.
+    shown = _names(row for row in rows if row["ratio"] is not None or row["reason"] == "its results are wrong")
+    names = [name for name in shown if name != base and (candidates is None or name in candidates)]
     lines = []
     for case in _cases(rows):
         cells = [_cell(case, name, quartiles) for name in names]
