@@ -33,17 +33,24 @@ from torch import Tensor
 
 import oracle
 from diff_transformer.ops.cpu.attention import unavailable
+from diff_transformer.ops.triton.attention import interpreted
 
 Array = NDArray[np.float64]
 
-BACKENDS = ("reference", "blockwise", "sdpa", "cpu")
+BACKENDS = ("reference", "blockwise", "sdpa", "cpu", "triton")
 
 
 def takes(backend: str, dtype: torch.dtype) -> bool:
-    """Whether a backend computes in this dtype here. Without a compiler there is no "cpu"; tests/ops/cpu says so."""
-    if backend != "cpu":
-        return True
-    return dtype != torch.float64 and unavailable() is None
+    """Whether a backend computes in this dtype here, on the CPU.
+
+    Without a compiler there is no "cpu"; tests/ops/cpu says so. Where there is a GPU, triton runs natively in
+    tests/ops/triton and not here; its interpreter cannot multiply bfloat16.
+    """
+    if backend == "cpu":
+        return dtype != torch.float64 and unavailable() is None
+    if backend == "triton":
+        return interpreted() and dtype in (torch.float32, torch.float16)
+    return True
 
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -83,6 +90,15 @@ class Problem:
     lam: Tensor | float
     dout: Tensor
     options: dict[str, Any] = field(default_factory=dict)
+
+    def to(self, device: str) -> "Problem":
+        """The same problem on another device."""
+
+        def moved(x: Any) -> Any:
+            return x.to(device) if isinstance(x, Tensor) else x
+
+        options = {name: moved(value) for name, value in self.options.items()}
+        return Problem(*(moved(x) for x in (self.q, self.k, self.v, self.lam, self.dout)), options)
 
     def solve(self, attention: Callable[..., Tensor], **more: Any) -> dict[str, Tensor]:
         """out and the gradients that `attention(q, k, v, lam, **options)` gives, by name."""
@@ -233,7 +249,7 @@ def cases(
 
 
 def float64(x: Tensor | float) -> Any:
-    return x.detach().double().numpy() if isinstance(x, Tensor) and x.dtype != torch.bool else np.asarray(x)
+    return x.detach().cpu().double().numpy() if isinstance(x, Tensor) and x.dtype != torch.bool else np.asarray(x)
 
 
 def solve_by_oracle(problem: Problem, rules: oracle.Rules = oracle.SPEC) -> tuple[dict[str, Array], oracle.Forward]:

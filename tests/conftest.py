@@ -1,5 +1,6 @@
 """What every test gets: the same random numbers each time, and hypothesis without a clock or a database."""
 
+import os
 from collections.abc import Iterator
 
 import hypothesis
@@ -9,8 +10,19 @@ import torch
 # The tensors here are tiny, and a second thread costs more than it does: ten times the time on a busy machine.
 torch.set_num_threads(1)
 
+# Without a GPU the Triton kernels run in triton's interpreter, which has to know before it sees them.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None, max_examples=60)
 hypothesis.settings.load_profile("suite")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,6 @@ from diff_transformer.bench.timing import alternate, spread
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     # torch says why it does not take a kernel that it was held to.
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import oracle
 from diff_transformer import DiffAttention
@@ -93,13 +93,13 @@ def test_every_gradient(
 def test_appendix_g(with_norm: bool, build: Any, check: Any) -> None:
     """Equation 7 for one head, in the paper's orientation (W is D × d and stands right of X).
 
-    As printed, ∂L/∂O (W^O)ᵀ arrives at (A1 − λA2)V unchanged: the norm is replaced by the identity. With the norm, it
+    As printed, ∂L/∂O (W^O)ᵀ arrives at (A1 − λA2)V unchanged: the norm is left out. With the norm, it
     passes through the derivative of (1 − λ_init)·RMSNorm first. λ's gradient follows through Equation 2.
     """
     n, d, width = 6, 4, 10
     module = build("diff", hidden_size=width, num_attention_heads=2)
     if not with_norm:
-        module.head_norm = nn.Identity()
+        module.norm_arguments = dict
     x = torch.randn(1, n, width, dtype=torch.float64)
     dO = torch.randn(n, width, dtype=torch.float64)
     module(x).backward(dO[None])

@@ -104,7 +104,9 @@ class InterfaceAttention(Attention):
 
 
 class DifferentialInterfaceAttention(InterfaceAttention, DifferentialAttention):
-    """Mixin of both DIFF versions: λ goes into our own implementations, and is applied after any other."""
+    """Mixin of both DIFF versions: λ and the headwise norm go into our own implementations, and are applied after any
+    other.
+    """
 
     def call(
         self,
@@ -126,7 +128,7 @@ class DifferentialInterfaceAttention(InterfaceAttention, DifferentialAttention):
         first, second = heads.reshape(*shape, 2, self.cache_width).unbind(-2)
         # λ (B, H, N) or a scalar; heads are (B, N, H, dv) here.
         per_head = lam if lam.dim() == 0 else lam.transpose(1, 2).unsqueeze(-1)
-        heads = (first - per_head * second).to(first.dtype)
+        heads = self.normalise((first - per_head * second).to(first.dtype))
         if weights is not None:
             per_row = lam if lam.dim() == 0 else lam.unsqueeze(-1)
             weights = weights[:, 0::2] - per_row * weights[:, 1::2]
@@ -178,7 +180,8 @@ def own_attention_forward(
         maps: where given, the layer's attention maps are appended.
 
     Returns:
-        (B, N, H, dv), and the attention weights (B, H, N, S) with ``output_attentions``, else None.
+        (B, N, H, dv), normalised where the layer has a headwise norm, and the attention weights (B, H, N, S) with
+        ``output_attentions``, else None.
     """
     n, s = query.shape[2], key.shape[2]
     is_causal = attention_mask is None and n > 1
@@ -189,7 +192,7 @@ def own_attention_forward(
     if isinstance(module, DifferentialAttention):
         q = without_zeros(query) if module.pairs_kv_heads else query.unflatten(1, (-1, 2))
         k = module.split_keys(key)
-        out = diff_attention(q, k, value, lam, backend=backend, **settings).transpose(1, 2)
+        out = diff_attention(q, k, value, lam, backend=backend, **settings, **module.norm_arguments()).transpose(1, 2)
     else:
         # One map and no λ; for looking at, it is the first of two equal maps.
         q, k, lam = query.unsqueeze(2).expand(-1, -1, 2, -1, -1), key.unsqueeze(2), 0.0

@@ -3,7 +3,7 @@
 All three take the *same* ``num_attention_heads``: that of the twin Transformer, D / d. Nobody halves anything.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -141,6 +141,14 @@ class DifferentialAttention(Attention):
         """λ, broadcastable to (B, H, N), in float32 at least. Subclasses fill this in."""
         raise NotImplementedError
 
+    def norm_arguments(self) -> dict[str, Any]:
+        """The operator's arguments for the headwise norm, which it applies itself: none where there is no norm."""
+        return {}
+
+    def normalise(self, heads: Tensor) -> Tensor:
+        """That norm of heads (…, H, dv) which something else than our operator has computed."""
+        return heads
+
     def split_keys(self, keys: Tensor) -> Tensor:
         """Cached keys (B, H_kv, S, width) → (B, H_kv, 2 or 1, S, d), a view. Subclasses fill this in."""
         raise NotImplementedError
@@ -162,6 +170,7 @@ class DifferentialAttention(Attention):
             is_causal=is_causal,
             attn_mask=attn_mask,
             scale=self.scaling,
+            **self.norm_arguments(),
         )
 
 
@@ -171,6 +180,8 @@ class DiffAttention(DifferentialAttention):
     A/2 heads, each with two queries and two keys of width d and a value of width 2d; λ shared by the heads of the
     layer; headwise RMSNorm times (1 − λ_init) before the output projection. 4d + 2d parameters more than
     :class:`SoftmaxAttention` of the same arguments.
+
+    The operator applies the norm, fused where its kernel can: ``head_norm`` holds the weight and is not called.
 
     Args: as :class:`Attention`, and
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant.
@@ -200,8 +211,12 @@ class DiffAttention(DifferentialAttention):
     def split_keys(self, keys: Tensor) -> Tensor:
         return keys.unflatten(-1, (2, -1)).transpose(2, 3)
 
-    def combine(self, heads: Tensor) -> Tensor:
-        return super().combine(self.head_norm(heads))
+    def norm_arguments(self) -> dict[str, Any]:
+        norm = self.head_norm
+        return {"norm_weight": norm.weight, "norm_eps": norm.eps, "norm_scale": norm.factor}
+
+    def normalise(self, heads: Tensor) -> Tensor:
+        return self.head_norm(heads)
 
 
 class DiffAttentionV2(DifferentialAttention):

@@ -12,6 +12,7 @@ from diff_transformer.ops.cpu.build import obstacle
 from diff_transformer.ops.flex import flex_attention_backend, is_block_mask, reason_against_flex
 from diff_transformer.ops.reference import reference_attention
 from diff_transformer.ops.sdpa import sdpa_attention
+from diff_transformer.ops.triton.attention import reason_against_triton, triton_attention
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -48,10 +49,11 @@ _BACKENDS = {
     "sdpa": Backend(sdpa_attention),
     "flex": Backend(flex_attention_backend),
     "cpu": Backend(cpu_attention),
+    "triton": Backend(triton_attention, fuses_norm=True),
 }
 BACKENDS = tuple(_BACKENDS)
 # These have a backward of their own, which torch cannot differentiate, and none in forward mode.
-_OPAQUE = ("blockwise", "flex", "cpu")
+_OPAQUE = ("blockwise", "flex", "cpu", "triton")
 
 
 def _in_forward_mode() -> bool:
@@ -70,6 +72,8 @@ def _reason_in_request(backend: str, request: Request) -> str | None:
         return "it computes no gradient for attn_mask; use 'reference' or 'sdpa'"
     if backend == "flex":
         return reason_against_flex(q, request.k, request.v, request.lam)
+    if backend == "triton":
+        return reason_against_triton(q.device.type, q.device.index, q.dtype, q.shape[-1], request.v.shape[-1])
     if backend == "cpu" and q.device.type != "cpu":
         return f"it needs its tensors on the CPU, got {q.device}"
     if backend == "cpu" and q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -91,7 +95,7 @@ def choose(request: Request) -> str:
     if _in_forward_mode() or (isinstance(attn_mask, Tensor) and attn_mask.requires_grad):
         return "reference"
     if q.device.type == "cuda":
-        return "sdpa"
+        return "triton" if _reason_in_request("triton", request) is None else "sdpa"
     if _reason_in_request("cpu", request) is None and available_to_auto():
         return "cpu"
     return "blockwise"

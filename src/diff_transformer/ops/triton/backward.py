@@ -1,8 +1,8 @@
 """The backward kernels (Appendix G, Equation 7), without atomics: the same input gives the same bits.
 
-One program a block of queries undoes the norm and finds the row sums rowsum(P_c ⊙ dP) = dO · (A_c V) from what the
-forward kept; they are also the gradient of λ. Then one kernel a block of keys adds up dK and dV over the queries, and one
-a block of queries dQ over the keys. Both compute the maps again from the log-sums, and dP = dO·Vᵀ once for both maps.
+The first kernel undoes the norm and finds the row sums rowsum(P_c ⊙ dP) = dO · (A_c V) from what the forward kept; one
+of them is also the gradient of λ. The second adds up dK and dV of a block of keys over the queries, the third dQ of a
+block of queries over the keys. Both compute the maps again from the log-sums, and dP = dO·Vᵀ once for both maps.
 """
 
 import triton
@@ -11,11 +11,12 @@ import triton.language as tl
 from diff_transformer.ops.triton.tiles import (
     LOG2_E,
     block_ranges,
+    block_start,
     keys_seen,
     load_tile,
     load_vector,
-    masked,
     queries_seeing,
+    scores_of,
     store_tile,
     store_vector,
 )
@@ -59,79 +60,77 @@ def rows_kernel(
 
 
 @triton.jit
-def _turned_weights(
-    key, query, factor, log_sum, low, high, mask, keys, queries, n, s, mask_query, mask_key,
-    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A map's weights (keys, queries), 0 where hidden."""
-    scores = tl.dot(key, tl.trans(query), input_precision=PRECISION) * factor
-    scores = masked(scores, mask, queries[None, :], keys[:, None], n, s, mask_query, mask_key, MASK, BY_QUERY)
-    weights = tl.exp2(scores - log_sum[None, :])
-    if EDGE:
-        seen = (queries[None, :] >= low[:, None]) & (queries[None, :] < high[:, None])
-        weights = tl.where(seen, weights, 0.0)
-    return weights
-
-
-@triton.jit
 def _over_queries(
-    begin, end, q, grad_out, log_sums, row_sums, lam, key1, key2, value, grad_k1, grad_k2, grad_v,
-    factor, low, high, mask, keys, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
+    begin, end, q, grad_out, log_sums, row_sums, lam,
+    key1, key2, value, grad_k1, grad_k2, grad_v,
+    factor, low, high, keys, mask, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, QUERIES: tl.constexpr,
-    SHARED: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+    SHARED: tl.constexpr, OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr,
+    RAGGED: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of queries begin … end − 1 of one head into dK and dV of a block of keys."""
+    """Blocks of queries of one head into dK and dV of a block of keys. Tiles of scores are (keys, queries) here.
+
+    One loop, which compares positions everywhere: the sums leave no registers for a second one.
+    """
     for start in range(begin, end, QUERIES):
-        queries = start + tl.arange(0, QUERIES)
-        query1 = load_tile(q, start, n, q_row, QUERIES, D, BLOCK_D, EDGE)
-        log_sum1 = load_vector(log_sums, start, n, 1, QUERIES)
-        weights1 = _turned_weights(
-            key1, query1, factor, log_sum1, low, high, mask, keys, queries, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, EDGE, PRECISION,
+        queries = (start + tl.arange(0, QUERIES))[None, :]
+        grad = load_tile(grad_out, start, n, grad_row, QUERIES, DV, BLOCK_DV, RAGGED)
+        if OF_KEYS:
+            grad_weights = tl.dot(value, tl.trans(grad), input_precision=PRECISION)
+        query1 = load_tile(q, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
+        scores1 = scores_of(
+            key1, query1, factor, queries, low, high, queries, keys, mask, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, True, PRECISION,
         )  # fmt: skip
-        query2 = load_tile(q + q_map, start, n, q_row, QUERIES, D, BLOCK_D, EDGE)
-        log_sum2 = load_vector(log_sums + n, start, n, 1, QUERIES)
-        weights2 = _turned_weights(
-            key2, query2, factor, log_sum2, low, high, mask, keys, queries, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, EDGE, PRECISION,
+        weights1 = tl.exp2(scores1 - load_vector(log_sums, start, n, 1, QUERIES)[None, :])
+        if OF_KEYS:  # as soon as it can be: what is finished holds no registers
+            grad_scores1 = weights1 * (grad_weights - load_vector(row_sums, start, n, 1, QUERIES)[None, :])
+            grad_k1 = tl.dot(grad_scores1.to(query1.dtype), query1, grad_k1, input_precision=PRECISION)
+        query2 = load_tile(q + q_map, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
+        scores2 = scores_of(
+            key2, query2, factor, queries, low, high, queries, keys, mask, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, True, PRECISION,
         )  # fmt: skip
+        weights2 = tl.exp2(scores2 - load_vector(log_sums + n, start, n, 1, QUERIES)[None, :])
         weights2 *= load_vector(lam, start, n, lam_row, QUERIES)[None, :]
-        grad = load_tile(grad_out, start, n, grad_row, QUERIES, DV, BLOCK_DV, EDGE)
-        grad_v = tl.dot((weights1 - weights2).to(grad.dtype), grad, grad_v, input_precision=PRECISION)
-        grad_weights = tl.dot(value, tl.trans(grad), input_precision=PRECISION)
-        row_sum1 = load_vector(row_sums, start, n, 1, QUERIES)
-        row_sum2 = load_vector(row_sums + n, start, n, 1, QUERIES)
-        grad_scores1 = weights1 * (grad_weights - row_sum1[None, :])
-        grad_scores2 = weights2 * (row_sum2[None, :] - grad_weights)
-        grad_k1 = tl.dot(grad_scores1.to(query1.dtype), query1, grad_k1, input_precision=PRECISION)
-        if SHARED:
-            grad_k1 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k1, input_precision=PRECISION)
-        else:
-            grad_k2 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k2, input_precision=PRECISION)
+        if OF_VALUES:
+            grad_v = tl.dot((weights1 - weights2).to(grad.dtype), grad, grad_v, input_precision=PRECISION)
+        if OF_KEYS:
+            grad_scores2 = weights2 * (load_vector(row_sums + n, start, n, 1, QUERIES)[None, :] - grad_weights)
+            if SHARED:
+                grad_k1 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k1, input_precision=PRECISION)
+            else:
+                grad_k2 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k2, input_precision=PRECISION)
     return grad_k1, grad_k2, grad_v
 
 
 @triton.jit
 def keys_kernel(
     grad_out, q, k, v, lam, mask, documents, log_sums, row_sums, grad_k, grad_v,
-    heads, key_heads, groups, n, s, scale, window,
-    grad_batch, grad_head, grad_row,
+    heads, groups, n, s, scale, window,
+    grad_batch, grad_head, grad_row, grad_k_batch, grad_k_head, grad_k_map, grad_k_row,
+    grad_v_batch, grad_v_head, grad_v_row,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, SHARED: tl.constexpr, IS_CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
-    PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, SHARED: tl.constexpr, OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr,
+    RAGGED: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dK (B, H_kv, 2 or 1, S, D) and dV (B, H_kv, S, DV), contiguous: a block of keys of one key head."""
+    """dK (B, H_kv, 2 or 1, S, D) and dV (B, H_kv, S, DV): a block of keys of one key head.
+
+    OF_KEYS, OF_VALUES: which of the two; wide heads take two launches, whose sums fit in registers. RAGGED: N is no
+    multiple of QUERIES.
+    """
     batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     first = tl.program_id(0) * KEYS
     keys = first + tl.arange(0, KEYS)
     low, high = queries_seeing(
         tl.minimum(keys, s - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
     )  # fmt: skip
-    begin, whole, edge, end = block_ranges(low, high, QUERIES)
+    begin, end = tl.min(low, 0) // QUERIES * QUERIES, tl.max(high, 0)
     high = tl.where(keys < s, high, 0)  # keys that do not exist are seen by nobody
+    keys, low, high = keys[:, None], low[:, None], high[:, None]
 
     k += batch * k_batch + key_head * k_head
     key1 = load_tile(k, first, s, k_row, KEYS, D, BLOCK_D, True)
@@ -153,71 +152,49 @@ def keys_kernel(
         if MASK != 0:
             head_mask = mask + batch * mask_batch + head * mask_head
         grad_k1, grad_k2, grad_values = _over_queries(
-            begin, tl.minimum(whole, end), head_q, head_grad, log_sums + row, row_sums + row, head_lam,
+            begin, end, head_q, head_grad, log_sums + row, row_sums + row, head_lam,
             key1, key2, value, grad_k1, grad_k2, grad_values,
-            factor, low, high, head_mask, keys, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
-            D, DV, BLOCK_D, BLOCK_DV, QUERIES, SHARED, MASK, BY_QUERY, True, PRECISION,
+            factor, low, high, keys, head_mask, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
+            D, DV, BLOCK_D, BLOCK_DV, QUERIES, SHARED, OF_KEYS, OF_VALUES, RAGGED, MASK, BY_QUERY, PRECISION,
         )  # fmt: skip
-        grad_k1, grad_k2, grad_values = _over_queries(
-            whole, edge, head_q, head_grad, log_sums + row, row_sums + row, head_lam,
-            key1, key2, value, grad_k1, grad_k2, grad_values,
-            factor, low, high, head_mask, keys, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
-            D, DV, BLOCK_D, BLOCK_DV, QUERIES, SHARED, MASK, BY_QUERY, False, PRECISION,
-        )  # fmt: skip
-        grad_k1, grad_k2, grad_values = _over_queries(
-            edge, end, head_q, head_grad, log_sums + row, row_sums + row, head_lam,
-            key1, key2, value, grad_k1, grad_k2, grad_values,
-            factor, low, high, head_mask, keys, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
-            D, DV, BLOCK_D, BLOCK_DV, QUERIES, SHARED, MASK, BY_QUERY, True, PRECISION,
-        )  # fmt: skip
-    place = batch * key_heads + key_head
-    if SHARED:
-        store_tile(grad_k + place * s * D, first, s, D, grad_k1 * scale, KEYS, D, BLOCK_D)
-    else:
-        store_tile(grad_k + place * 2 * s * D, first, s, D, grad_k1 * scale, KEYS, D, BLOCK_D)
-        store_tile(grad_k + (place * 2 + 1) * s * D, first, s, D, grad_k2 * scale, KEYS, D, BLOCK_D)
-    store_tile(grad_v + place * s * DV, first, s, DV, grad_values, KEYS, DV, BLOCK_DV)
-
-
-@triton.jit
-def _weights(
-    query, key, factor, log_sum, low, high, mask, queries, keys, n, s, mask_query, mask_key,
-    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A map's weights (queries, keys), 0 where hidden."""
-    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * factor
-    scores = masked(scores, mask, queries[:, None], keys[None, :], n, s, mask_query, mask_key, MASK, BY_QUERY)
-    weights = tl.exp2(scores - log_sum[:, None])
-    if EDGE:
-        seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
-        weights = tl.where(seen, weights, 0.0)
-    return weights
+    if OF_KEYS:
+        grad_k += batch * grad_k_batch + key_head * grad_k_head
+        store_tile(grad_k, first, s, grad_k_row, grad_k1 * scale, KEYS, D, BLOCK_D)
+        if not SHARED:
+            store_tile(grad_k + grad_k_map, first, s, grad_k_row, grad_k2 * scale, KEYS, D, BLOCK_D)
+    if OF_VALUES:
+        grad_v += batch * grad_v_batch + key_head * grad_v_head
+        store_tile(grad_v, first, s, grad_v_row, grad_values, KEYS, DV, BLOCK_DV)
 
 
 @triton.jit
 def _over_keys(
-    begin, end, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2, keys1, keys2, values, grad_q1, grad_q2,
+    first, last, begin, lower, past, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
+    keys1, keys2, values, grad_q1, grad_q2,
     factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of keys begin … end − 1 into dQ of a block of queries, without scale and −λ, which are one to a row."""
-    for start in range(begin, end, KEYS):
-        keys = start + tl.arange(0, KEYS)
+    """Blocks of keys into dQ of a block of queries, without scale and −λ, which are one to a row."""
+    for i in range(first, last):
+        start = block_start(i, begin, lower, past, KEYS, EDGE)
+        keys = (start + tl.arange(0, KEYS))[None, :]
         value = load_tile(values, start, s, v_row, KEYS, DV, BLOCK_DV, EDGE)
         grad_weights = tl.dot(grad, tl.trans(value), input_precision=PRECISION)
         key1 = load_tile(keys1, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
-        weights1 = _weights(
-            query1, key1, factor, log_sum1, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+        scores1 = scores_of(
+            query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
+        weights1 = tl.exp2(scores1 - log_sum1[:, None])
         grad_scores1 = weights1 * (grad_weights - row_sum1[:, None])
         grad_q1 = tl.dot(grad_scores1.to(key1.dtype), key1, grad_q1, input_precision=PRECISION)
         key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
-        weights2 = _weights(
-            query2, key2, factor, log_sum2, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+        scores2 = scores_of(
+            query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
+        weights2 = tl.exp2(scores2 - log_sum2[:, None])
         grad_scores2 = weights2 * (grad_weights - row_sum2[:, None])
         grad_q2 = tl.dot(grad_scores2.to(key2.dtype), key2, grad_q2, input_precision=PRECISION)
     return grad_q1, grad_q2
@@ -227,14 +204,15 @@ def _over_keys(
 def queries_kernel(
     grad_out, q, k, v, lam, mask, documents, log_sums, row_sums, grad_q,
     heads, groups, n, s, scale, window,
-    grad_batch, grad_head, grad_row,
+    grad_batch, grad_head, grad_row, grad_q_batch, grad_q_head, grad_q_map, grad_q_row,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_DOCUMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, EDGE_KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQ (B, H, 2, N, D), contiguous: a block of queries of one head."""
+    """dQ (B, H, 2, N, D): a block of queries of one head."""
     batch, head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     block = tl.program_id(0)
     if IS_CAUSAL:  # the longest rows first
@@ -245,7 +223,8 @@ def queries_kernel(
     low, high = keys_seen(
         tl.minimum(queries, n - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
     )  # fmt: skip
-    begin, whole, edge, end = block_ranges(low, high, KEYS)
+    begin, lower, edges, whole, past = block_ranges(low, high, KEYS, EDGE_KEYS)
+    queries, low, high = queries[:, None], low[:, None], high[:, None]
 
     q += batch * q_batch + head * q_head
     query1 = load_tile(q, first, n, q_row, QUERIES, D, BLOCK_D, True)
@@ -254,8 +233,9 @@ def queries_kernel(
         grad_out + batch * grad_batch + head * grad_head, first, n, grad_row, QUERIES, DV, BLOCK_DV, True
     )  # fmt: skip
     row = (batch * heads + head) * 2 * n
-    log_sum1 = load_vector(log_sums + row, first, n, 1, QUERIES)
-    log_sum2 = load_vector(log_sums + row + n, first, n, 1, QUERIES)
+    # Rows that do not exist get weights of 0, like those that see nothing.
+    log_sum1 = load_vector(log_sums + row, first, n, 1, QUERIES, float("inf"))
+    log_sum2 = load_vector(log_sums + row + n, first, n, 1, QUERIES, float("inf"))
     row_sum1 = load_vector(row_sums + row, first, n, 1, QUERIES)
     row_sum2 = load_vector(row_sums + row + n, first, n, 1, QUERIES)
     lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
@@ -267,22 +247,16 @@ def queries_kernel(
     grad_q1 = tl.zeros((QUERIES, BLOCK_D), tl.float32)
     grad_q2 = tl.zeros((QUERIES, BLOCK_D), tl.float32)
     factor = scale * LOG2_E
-    if HAS_WINDOW or HAS_DOCUMENTS:
-        grad_q1, grad_q2 = _over_keys(
-            begin, tl.minimum(whole, end), query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
-            keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
-            mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
-        )  # fmt: skip
     grad_q1, grad_q2 = _over_keys(
-        whole, edge, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
+        0, edges, begin, lower, past, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
+        keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
+        mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
+    )  # fmt: skip
+    grad_q1, grad_q2 = _over_keys(
+        whole // KEYS, past // KEYS, begin, lower, past, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
         keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
         mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
     )  # fmt: skip
-    grad_q1, grad_q2 = _over_keys(
-        edge, end, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
-        keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
-        mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
-    )  # fmt: skip
-    place = grad_q + row * D
-    store_tile(place, first, n, D, grad_q1 * scale, QUERIES, D, BLOCK_D)
-    store_tile(place + n * D, first, n, D, grad_q2 * (-scale * lambdas)[:, None], QUERIES, D, BLOCK_D)
+    grad_q += batch * grad_q_batch + head * grad_q_head
+    store_tile(grad_q, first, n, grad_q_row, grad_q1 * scale, QUERIES, D, BLOCK_D)
+    store_tile(grad_q + grad_q_map, first, n, grad_q_row, grad_q2 * (-scale * lambdas)[:, None], QUERIES, D, BLOCK_D)

@@ -1,15 +1,15 @@
 """Decoding: a few queries against a long cache, whose keys and values are read once each.
 
-The cache is cut into parts, so that few heads keep the whole device busy; each part has its own softmax of both maps, and
-a second kernel puts the parts together, subtracts the maps and normalises. All queries that share a key head go together:
-row r of a tile is query r % N of the head's group member r // N.
+The cache is cut into parts, so that few heads keep the whole device busy; each part has its own softmax of both maps,
+and a second kernel puts the parts together, subtracts the maps and normalises. All queries that share a key head go
+together: row r of a tile is query r % N of the head's group member r // N.
 """
 
 import triton
 import triton.language as tl
 
 from diff_transformer.ops.triton.forward import inverse, normalised, renew
-from diff_transformer.ops.triton.tiles import LOG2_E, keys_seen, load_tile, masked
+from diff_transformer.ops.triton.tiles import LOG2_E, keys_seen, load_tile, scores_of
 
 
 @triton.jit
@@ -40,10 +40,8 @@ def parts_kernel(
     keys1 = k + batch * k_batch + key_head * k_head
     keys2 = keys1 + k_map
     values = v + batch * v_batch + key_head * v_head
-    head_of_mask = member[:, None] * 0
     if MASK != 0:
-        mask += batch * mask_batch
-        head_of_mask = member[:, None] * mask_head
+        mask += batch * mask_batch + member[:, None] * mask_head
     factor *= LOG2_E
 
     top1 = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -54,24 +52,20 @@ def parts_kernel(
     sum2 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
     first = start + part * keys_a_part
     last = tl.minimum(first + keys_a_part, s)
+    queries, low, high = query[:, None], low[:, None], tl.minimum(high, last)[:, None]
     for at in range(first, last, KEYS):
-        keys = at + tl.arange(0, KEYS)
-        seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < tl.minimum(high, last)[:, None])
+        keys = (at + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, at, s, k_row, KEYS, D, BLOCK_D, True)
         key2 = load_tile(keys2, at, s, k_row, KEYS, D, BLOCK_D, True)
         value = load_tile(values, at, s, v_row, KEYS, DV, BLOCK_DV, True)
-        scores1 = tl.dot(query1, tl.trans(key1), input_precision=PRECISION) * factor
-        scores2 = tl.dot(query2, tl.trans(key2), input_precision=PRECISION) * factor
-        if MASK != 0:
-            masks = mask + head_of_mask
-            scores1 = masked(
-                scores1, masks, query[:, None], keys[None, :], n, s, mask_query, mask_key, MASK, BY_QUERY
-            )  # fmt: skip
-            scores2 = masked(
-                scores2, masks, query[:, None], keys[None, :], n, s, mask_query, mask_key, MASK, BY_QUERY
-            )  # fmt: skip
-        scores1 = tl.where(seen, scores1, float("-inf"))
-        scores2 = tl.where(seen, scores2, float("-inf"))
+        scores1 = scores_of(
+            query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, True, PRECISION,
+        )  # fmt: skip
+        scores2 = scores_of(
+            query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
+            MASK, BY_QUERY, True, PRECISION,
+        )  # fmt: skip
         weights1, top1, total1, shrink1 = renew(scores1, top1, total1)
         weights2, top2, total2, shrink2 = renew(scores2, top2, total2)
         sum1 = tl.dot(weights1.to(value.dtype), value, sum1 * shrink1[:, None], input_precision=PRECISION)

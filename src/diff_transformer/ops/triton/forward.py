@@ -10,27 +10,14 @@ import triton.language as tl
 from diff_transformer.ops.triton.tiles import (
     LOG2_E,
     block_ranges,
+    block_start,
     keys_seen,
     load_tile,
     load_vector,
-    masked,
+    scores_of,
     store_tile,
     store_vector,
 )
-
-
-@triton.jit
-def _scores(
-    query, key, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
-    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """(queries, keys) in units of log 2, −∞ where hidden."""
-    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * factor
-    scores = masked(scores, mask, queries[:, None], keys[None, :], n, s, mask_query, mask_key, MASK, BY_QUERY)
-    if EDGE:
-        seen = (keys[None, :] >= low[:, None]) & (keys[None, :] < high[:, None])
-        scores = tl.where(seen, scores, float("-inf"))
-    return scores
 
 
 @triton.jit
@@ -45,25 +32,26 @@ def renew(scores, most, total):
 
 @triton.jit
 def _one_pass(
-    begin, end, query1, query2, keys1, keys2, values, most1, most2, total1, total2, sum1, sum2,
+    first, last, begin, lower, past, query1, query2, keys1, keys2, values, most1, most2, total1, total2, sum1, sum2,
     factor, low, high, mask, queries, n, s, key_stride, value_stride, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of keys begin … end − 1 into the running softmax and products of both maps."""
-    for start in range(begin, end, KEYS):
-        keys = start + tl.arange(0, KEYS)
-        value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
+    """Blocks of keys into the running softmax and products of both maps."""
+    for i in range(first, last):
+        start = block_start(i, begin, lower, past, KEYS, EDGE)
+        keys = (start + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
-        scores1 = _scores(
-            query1, key1, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+        scores1 = scores_of(
+            query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
         weights1, most1, total1, shrink1 = renew(scores1, most1, total1)
+        value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
         sum1 = tl.dot(weights1.to(value.dtype), value, sum1 * shrink1[:, None], input_precision=PRECISION)
         key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
-        scores2 = _scores(
-            query2, key2, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+        scores2 = scores_of(
+            query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
         weights2, most2, total2, shrink2 = renew(scores2, most2, total2)
@@ -73,23 +61,24 @@ def _one_pass(
 
 @triton.jit
 def _first_pass(
-    begin, end, query1, query2, keys1, keys2, most1, most2, total1, total2,
+    first, last, begin, lower, past, query1, query2, keys1, keys2, most1, most2, total1, total2,
     factor, low, high, mask, queries, n, s, key_stride, mask_query, mask_key,
     D: tl.constexpr, BLOCK_D: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of keys begin … end − 1 into the sums of both maps, without V."""
-    for start in range(begin, end, KEYS):
-        keys = start + tl.arange(0, KEYS)
+    """Blocks of keys into the sums of both maps, without V."""
+    for i in range(first, last):
+        start = block_start(i, begin, lower, past, KEYS, EDGE)
+        keys = (start + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
-        scores1 = _scores(
-            query1, key1, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+        scores1 = scores_of(
+            query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
         _, most1, total1, _ = renew(scores1, most1, total1)
         key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
-        scores2 = _scores(
-            query2, key2, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+        scores2 = scores_of(
+            query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
         _, most2, total2, _ = renew(scores2, most2, total2)
@@ -98,23 +87,24 @@ def _first_pass(
 
 @triton.jit
 def _second_pass(
-    begin, end, query1, query2, keys1, keys2, values, log_sum1, log_sum2, lam, total,
+    first, last, begin, lower, past, query1, query2, keys1, keys2, values, log_sum1, log_sum2, lam, total,
     factor, low, high, mask, queries, n, s, key_stride, value_stride, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(P1 − λP2) V over blocks of keys begin … end − 1, added to ``total``."""
-    for start in range(begin, end, KEYS):
-        keys = start + tl.arange(0, KEYS)
+    """(P1 − λP2) V over blocks of keys, added to ``total``."""
+    for i in range(first, last):
+        start = block_start(i, begin, lower, past, KEYS, EDGE)
+        keys = (start + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
-        scores1 = _scores(
-            query1, key1, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+        scores1 = scores_of(
+            query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
         weights = tl.exp2(scores1 - log_sum1[:, None])
         key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
-        scores2 = _scores(
-            query2, key2, factor, low, high, mask, queries, keys, n, s, mask_query, mask_key,
+        scores2 = scores_of(
+            query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
         weights -= lam[:, None] * tl.exp2(scores2 - log_sum2[:, None])
@@ -153,9 +143,9 @@ def forward_kernel(
     lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
     out_batch, out_head, out_row,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    HAS_DOCUMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, HAS_NORM: tl.constexpr,
-    KEEP: tl.constexpr, TWO_PASSES: tl.constexpr, PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, EDGE_KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
+    HAS_NORM: tl.constexpr, KEEP: tl.constexpr, TWO_PASSES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A block of queries of one head.
 
@@ -174,7 +164,8 @@ def forward_kernel(
     low, high = keys_seen(
         tl.minimum(queries, n - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
     )  # fmt: skip
-    begin, whole, edge, end = block_ranges(low, high, KEYS)
+    begin, lower, edges, whole, past = block_ranges(low, high, KEYS, EDGE_KEYS)
+    queries, low, high = queries[:, None], low[:, None], high[:, None]
 
     q += batch64 * q_batch + head64 * q_head
     query1 = load_tile(q, first, n, q_row, QUERIES, D, BLOCK_D, True)
@@ -194,55 +185,39 @@ def forward_kernel(
     sum1 = tl.zeros((QUERIES, BLOCK_DV), tl.float32)
     sum2 = sum1
     if TWO_PASSES:
-        if HAS_WINDOW or HAS_DOCUMENTS:
-            most1, most2, total1, total2 = _first_pass(
-                begin, tl.minimum(whole, end), query1, query2, keys1, keys2, most1, most2, total1, total2,
-                factor, low, high, mask, queries, n, s, k_row, mask_query, mask_key,
-                D, BLOCK_D, KEYS, MASK, BY_QUERY, True, PRECISION,
-            )  # fmt: skip
         most1, most2, total1, total2 = _first_pass(
-            whole, edge, query1, query2, keys1, keys2, most1, most2, total1, total2,
+            0, edges, begin, lower, past, query1, query2, keys1, keys2, most1, most2, total1, total2,
+            factor, low, high, mask, queries, n, s, k_row, mask_query, mask_key,
+            D, BLOCK_D, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
+        )  # fmt: skip
+        most1, most2, total1, total2 = _first_pass(
+            whole // KEYS, past // KEYS, begin, lower, past, query1, query2, keys1, keys2, most1, most2, total1, total2,
             factor, low, high, mask, queries, n, s, k_row, mask_query, mask_key,
             D, BLOCK_D, KEYS, MASK, BY_QUERY, False, PRECISION,
         )  # fmt: skip
-        most1, most2, total1, total2 = _first_pass(
-            edge, end, query1, query2, keys1, keys2, most1, most2, total1, total2,
-            factor, low, high, mask, queries, n, s, k_row, mask_query, mask_key,
-            D, BLOCK_D, KEYS, MASK, BY_QUERY, True, PRECISION,
-        )  # fmt: skip
         log_sum1, log_sum2 = log_sum(most1, total1), log_sum(most2, total2)
-        if HAS_WINDOW or HAS_DOCUMENTS:
-            sum1 = _second_pass(
-                begin, tl.minimum(whole, end), query1, query2, keys1, keys2, values, log_sum1, log_sum2, lambdas, sum1,
-                factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
-                D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
-            )  # fmt: skip
         sum1 = _second_pass(
-            whole, edge, query1, query2, keys1, keys2, values, log_sum1, log_sum2, lambdas, sum1,
+            0, edges, begin, lower, past, query1, query2, keys1, keys2, values, log_sum1, log_sum2, lambdas, sum1,
             factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
-            D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
+            D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
         )  # fmt: skip
         difference = _second_pass(
-            edge, end, query1, query2, keys1, keys2, values, log_sum1, log_sum2, lambdas, sum1,
+            whole // KEYS, past // KEYS, begin, lower, past, query1, query2, keys1, keys2, values,
+            log_sum1, log_sum2, lambdas, sum1,
             factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
-            D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
-        )  # fmt: skip
-    else:
-        if HAS_WINDOW or HAS_DOCUMENTS:
-            most1, most2, total1, total2, sum1, sum2 = _one_pass(
-                begin, tl.minimum(whole, end), query1, query2, keys1, keys2, values, most1, most2, total1, total2,
-                sum1, sum2, factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
-                D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
-            )  # fmt: skip
-        most1, most2, total1, total2, sum1, sum2 = _one_pass(
-            whole, edge, query1, query2, keys1, keys2, values, most1, most2, total1, total2,
-            sum1, sum2, factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
             D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
         )  # fmt: skip
+    else:
         most1, most2, total1, total2, sum1, sum2 = _one_pass(
-            edge, end, query1, query2, keys1, keys2, values, most1, most2, total1, total2,
+            0, edges, begin, lower, past, query1, query2, keys1, keys2, values, most1, most2, total1, total2,
             sum1, sum2, factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
-            D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, True, PRECISION,
+            D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
+        )  # fmt: skip
+        most1, most2, total1, total2, sum1, sum2 = _one_pass(
+            whole // KEYS, past // KEYS, begin, lower, past, query1, query2, keys1, keys2, values,
+            most1, most2, total1, total2, sum1, sum2,
+            factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+            D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
         )  # fmt: skip
         log_sum1, log_sum2 = log_sum(most1, total1), log_sum(most2, total2)
         sum2 *= inverse(total2)[:, None]

@@ -91,7 +91,9 @@ def problem_of(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = attn_mask.view(torch.uint8)
     return Problem(
-        *(_rows_together(x) for x in (q, k, v)),
+        _rows_together(q),
+        _rows_together(k),
+        _rows_together(v),
         lam,
         attn_mask,
         is_causal,
@@ -105,6 +107,11 @@ def problem_of(
 def _padded(width: int) -> int:
     """The next power of 2, and at least 16, the narrowest that tensor cores multiply."""
     return max(16, triton.next_power_of_2(width))
+
+
+def _edge(columns: int) -> int:
+    """Steps at the edges: half a block wastes less of what is hidden there."""
+    return max(16, columns // 2)
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -160,10 +167,21 @@ def _constants(p: Problem) -> dict[str, Any]:
     }
 
 
-def _rows_first(p: Problem) -> Tensor:
-    """An empty output (B, H, N, dv) whose heads lie side by side, as the projection after it wants them."""
-    batch, heads, _, n, _ = p.q.shape
-    return p.q.new_empty(batch, n, heads, p.v.shape[-1]).transpose(1, 2)
+def empty_output(q: Tensor, v: Tensor) -> Tensor:
+    """(B, H, N, dv), the heads of a token side by side, as the projection after it wants them."""
+    batch, heads, _, n, _ = q.shape
+    return q.new_empty(batch, n, heads, v.shape[-1]).transpose(1, 2)
+
+
+def gradient_like(x: Tensor) -> Tensor:
+    """Memory for the gradient of x, in the layout of x where its last axis is contiguous there."""
+    like = torch.empty_like(x)
+    return like if like.stride(-1) == 1 else x.new_empty(x.shape)
+
+
+def programs_wanted(device: torch.device) -> int:
+    """How many programs keep the device busy."""
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 class Kept(NamedTuple):
@@ -182,14 +200,14 @@ class Kept(NamedTuple):
 def plan_forward(p: Problem, norm: Norm | None, keep: bool) -> tuple[list[Launch], Tensor, Kept | None]:
     """The forward's launch, its output (B, H, N, dv), and what it keeps."""
     batch, heads, _, n, _ = p.q.shape
-    out = _rows_first(p)
+    out = empty_output(p.q, p.v)
     blocks = p.blocks("keep" if keep else "forward")
     kept = None
     if keep:
-        floats = {"dtype": torch.float32, "device": p.q.device}
+        floats: dict[str, Any] = {"dtype": torch.float32, "device": p.q.device}
         kept = Kept(
-            out if norm is None else _rows_first(p),
-            _rows_first(p),
+            out if norm is None else empty_output(p.q, p.v),
+            empty_output(p.q, p.v),
             torch.empty(batch, heads, 2, n, **floats),
             None if norm is None else torch.empty(batch, heads, n, **floats),
         )
@@ -220,6 +238,7 @@ def plan_forward(p: Problem, norm: Norm | None, keep: bool) -> tuple[list[Launch
         **_constants(p),
         "QUERIES": blocks.rows,
         "KEYS": blocks.columns,
+        "EDGE_KEYS": _edge(blocks.columns),
         "HAS_DOCUMENTS": p.documents is not None,
         "HAS_NORM": norm is not None,
         "KEEP": keep,
@@ -240,14 +259,14 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
     batch, heads, _, n, _ = p.q.shape
     key_heads, s = p.k.shape[1], p.k.shape[3]
     dv, rows = p.v.shape[-1], p.groups * n
-    out = _rows_first(p)
+    out = empty_output(p.q, p.v)
     blocks = p.blocks("decode")
     start = 0 if p.window is None else max(0, s - n - p.window + 1) // blocks.columns * blocks.columns
     steps = triton.cdiv(s - start, blocks.columns)
     parts = max(1, min(steps, triton.cdiv(programs, batch * key_heads)))
     keys_a_part = triton.cdiv(steps, parts) * blocks.columns
     parts = triton.cdiv(s - start, keys_a_part)
-    floats = {"dtype": torch.float32, "device": p.q.device}
+    floats: dict[str, Any] = {"dtype": torch.float32, "device": p.q.device}
     tops, totals = (torch.empty(batch, key_heads, parts, 2, rows, **floats) for _ in range(2))
     sums = torch.empty(batch, key_heads, parts, 2, rows, dv, **floats)
     partial = {"tops": tops, "totals": totals, "sums": sums}
@@ -315,16 +334,16 @@ def plan_backward(grad_out: Tensor, p: Problem, norm: Norm | None, kept: Kept) -
     dv = p.v.shape[-1]
     grad_out = _rows_together(grad_out)
     by_rows, by_keys, by_queries = ROWS_BLOCKS, p.blocks("keys"), p.blocks("queries")
-    floats = {"dtype": torch.float32, "device": p.q.device}
+    floats: dict[str, Any] = {"dtype": torch.float32, "device": p.q.device}
     row_sums = torch.empty(batch, heads, 2, n, **floats)
     gradients = Gradients(
-        torch.empty(p.q.shape, dtype=p.q.dtype, device=p.q.device),
-        torch.empty(p.k.shape, dtype=p.k.dtype, device=p.k.device),
-        torch.empty(p.v.shape, dtype=p.v.dtype, device=p.v.device),
+        gradient_like(p.q),
+        gradient_like(p.k),
+        gradient_like(p.v),
         torch.empty(batch, heads, n, **floats),
         None if norm is None else torch.empty(batch, heads, triton.cdiv(n, by_rows.rows), dv, **floats),
     )
-    grad_plain = grad_out if norm is None else torch.empty_strided(kept.plain.shape, kept.plain.stride(), dtype=p.q.dtype, device=p.q.device)
+    grad_plain = grad_out if norm is None else torch.empty_like(kept.plain)
     rows = {
         "grad_out": grad_out,
         "plain": kept.plain,
@@ -373,16 +392,33 @@ def plan_backward(grad_out: Tensor, p: Problem, norm: Norm | None, kept: Kept) -
         **common,
         "grad_k": gradients.k,
         "grad_v": gradients.v,
-        "key_heads": key_heads,
+        **_named("grad_k", "batch head map row", gradients.k.stride()[:4]),
+        **_named("grad_v", "batch head row", gradients.v.stride()[:3]),
         "QUERIES": by_keys.columns,
         "KEYS": by_keys.rows,
         "SHARED": key_maps == 1,
+        "RAGGED": n % by_keys.columns != 0,
     }
-    of_queries = {**common, "grad_q": gradients.q, "QUERIES": by_queries.rows, "KEYS": by_queries.columns}
+    shares = ((True, False), (False, True)) if by_keys.two_passes else ((True, True),)
+    of_queries = {
+        **common,
+        "grad_q": gradients.q,
+        **_named("grad_q", "batch head map row", gradients.q.stride()[:4]),
+        "QUERIES": by_queries.rows,
+        "KEYS": by_queries.columns,
+        "EDGE_KEYS": _edge(by_queries.columns),
+    }
     launches = [
         Launch(rows_kernel, (triton.cdiv(n, by_rows.rows), heads, batch), rows, by_rows.num_warps, by_rows.num_stages),
-        Launch(
-            keys_kernel, (triton.cdiv(s, by_keys.rows), key_heads, batch), of_keys, by_keys.num_warps, by_keys.num_stages
+        *(
+            Launch(
+                keys_kernel,
+                (triton.cdiv(s, by_keys.rows), key_heads, batch),
+                {**of_keys, "OF_KEYS": of_k, "OF_VALUES": of_v},
+                by_keys.num_warps,
+                by_keys.num_stages,
+            )
+            for of_k, of_v in shares
         ),
         Launch(
             queries_kernel,

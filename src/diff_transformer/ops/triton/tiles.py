@@ -2,7 +2,8 @@
 
 Position hides keys by intervals alone: query i sees keys low_i … high_i − 1 by causality, window and document together,
 and key j is seen by queries low_j … high_j − 1. So a block of queries meets three ranges of blocks of keys: those at the
-lower edge, those that every query sees whole, and those at the upper edge; only edges are compared key by key.
+lower edge, those that every query sees whole, and those at the upper edge; only edges are compared key by key. One loop
+goes through both edges, in smaller steps, and another through the rest: a third loop would cost registers.
 
 Scores are in units of log 2, so that weights are powers of 2, which the hardware has an instruction for.
 """
@@ -11,7 +12,7 @@ import triton
 import triton.language as tl
 
 # A finite addend of a mask stays finite in units of log 2: a row whose addends are all float32's lowest is a mean.
-LARGEST = tl.constexpr(3.4e38)
+LARGEST = tl.constexpr(2.3e38)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -36,9 +37,7 @@ def load_tile(
 
 
 @triton.jit
-def store_tile(
-    base, first, count, stride, tile, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
+def store_tile(base, first, count, stride, tile, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """The inverse of :func:`load_tile`, in the dtype of ``base``."""
     rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     pointers = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
@@ -47,10 +46,10 @@ def store_tile(
 
 
 @triton.jit
-def load_vector(base, first, count, stride, ROWS: tl.constexpr):
-    """(ROWS,): entries first … of a vector of ``count``; 0 beyond its end."""
+def load_vector(base, first, count, stride, ROWS: tl.constexpr, BEYOND: tl.constexpr = 0.0):
+    """(ROWS,): entries first … of a vector of ``count``; BEYOND after its end."""
     rows = tl.arange(0, ROWS)
-    return tl.load(base + tl.cast(first, tl.int64) * stride + rows * stride, mask=rows < count - first, other=0.0)
+    return tl.load(base + tl.cast(first, tl.int64) * stride + rows * stride, mask=rows < count - first, other=BEYOND)
 
 
 @triton.jit
@@ -97,28 +96,38 @@ def queries_seeing(
 
 
 @triton.jit
-def block_ranges(low, high, BLOCK: tl.constexpr):
-    """begin, whole, edge, end: blocks from begin are a lower edge, from whole on seen by all, from edge an upper edge.
+def block_ranges(low, high, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """Which keys a block of queries meets: begin, lower, edges, whole, past.
 
-    All but ``end`` are multiples of BLOCK.
+    Blocks whole // BLOCK … past // BLOCK − 1 are seen by all of them. Before these, ``lower`` steps from ``begin`` on
+    are an edge, and after them those from ``past`` on; there are ``edges`` steps in both together. BLOCK is a multiple of
+    STEP.
     """
-    begin = tl.min(low, 0) // BLOCK * BLOCK
-    end = tl.max(high, 0)
-    whole = (tl.max(low, 0) + (BLOCK - 1)) // BLOCK * BLOCK
-    past = (tl.maximum(end, 0) + (BLOCK - 1)) // BLOCK * BLOCK
-    whole = tl.maximum(begin, tl.minimum(whole, past))
-    edge = tl.maximum(whole, tl.min(high, 0) // BLOCK * BLOCK)
-    return begin, whole, edge, end
+    begin = tl.min(low, 0) // STEP * STEP
+    end = tl.maximum(tl.max(high, 0), 0)
+    whole = (tl.minimum(tl.max(low, 0), end) + (BLOCK - 1)) // BLOCK * BLOCK
+    past = tl.maximum(whole, tl.min(high, 0) // BLOCK * BLOCK)
+    lower = tl.maximum(whole - begin, 0) // STEP
+    edges = lower + (tl.maximum(end - past, 0) + (STEP - 1)) // STEP
+    return begin, lower, edges, whole, past
 
 
 @triton.jit
-def masked(
-    scores, mask, queries, keys, n, s, mask_query, mask_key, MASK: tl.constexpr, BY_QUERY: tl.constexpr
-):
+def block_start(i, begin, lower, past, BLOCK: tl.constexpr, EDGE: tl.constexpr):
+    """Where the i-th step of the edges begins, or the i-th block of all."""
+    if EDGE:
+        start = tl.where(i < lower, begin + i * BLOCK, past + (i - lower) * BLOCK)
+    else:
+        start = i * BLOCK
+    return start
+
+
+@triton.jit
+def masked(scores, mask, queries, keys, n, s, mask_query, mask_key, MASK: tl.constexpr, BY_QUERY: tl.constexpr):
     """Scores under a mask: MASK 0 for none, 1 for a boolean one (as bytes), 2 for an additive one.
 
-    ``queries`` and ``keys`` are numbers along the axes of ``scores``, with an axis of 1 for the other. BY_QUERY: the mask
-    differs between queries; if not, one row of it serves them all.
+    ``queries`` and ``keys`` are numbers along the axes of ``scores``, with an axis of 1 for the other. BY_QUERY: the
+    mask differs between queries; if not, one row of it serves them all.
     """
     if MASK != 0:
         if BY_QUERY:
@@ -130,6 +139,22 @@ def masked(
             scores = tl.where(values != 0, scores, float("-inf"))
         else:
             addends = values.to(tl.float32)
-            finite = tl.minimum(tl.maximum(addends * LOG2_E, -LARGEST), LARGEST)
+            finite = tl.minimum(tl.maximum(addends, -LARGEST), LARGEST) * LOG2_E
             scores += tl.where(addends == float("-inf"), addends, finite)
+    return scores
+
+
+@triton.jit
+def scores_of(
+    kept, other, factor, positions, low, high, queries, keys, mask, n, s, mask_query, mask_key,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """kept · otherᵀ · factor (rows of ``kept``, rows of ``other``), −∞ where hidden.
+
+    ``positions`` (1, …) of the rows of ``other`` are seen from low to high − 1 (…, 1); EDGE: some may not be.
+    """
+    scores = tl.dot(kept, tl.trans(other), input_precision=PRECISION) * factor
+    scores = masked(scores, mask, queries, keys, n, s, mask_query, mask_key, MASK, BY_QUERY)
+    if EDGE:
+        scores = tl.where((positions >= low) & (positions < high), scores, float("-inf"))
     return scores

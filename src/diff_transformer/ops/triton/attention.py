@@ -1,0 +1,80 @@
+"""The fused Triton kernels as a backend. Neither triton nor the kernels are imported before they are used."""
+
+import functools
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WIDEST_KEY, WIDEST_VALUE = 128, 256
+OLDEST = (8, 0)  # compute capability; older tensor cores have no bfloat16 and too little shared memory
+
+
+@torch.compiler.assume_constant_result
+def reason_against_triton(device: str, index: int | None, dtype: torch.dtype, d: int, dv: int) -> str | None:
+    """Why the kernels do not take these tensors, or None."""
+    if device == "cpu" and not interpreted():
+        return "it needs its tensors on a CUDA device, got cpu"
+    if device not in ("cpu", "cuda"):
+        return f"it needs its tensors on a CUDA device, got {device}"
+    if dtype not in DTYPES:
+        return f"it computes float32, bfloat16 and float16, got {dtype}"
+    if d > WIDEST_KEY or dv > WIDEST_VALUE:
+        return f"it takes d up to {WIDEST_KEY} and dv up to {WIDEST_VALUE}, got d {d} and dv {dv}"
+    if not _installed():
+        return "the package triton is not installed"
+    if device == "cuda" and torch.version.hip is not None:
+        return "it is made for CUDA, and this torch is for ROCm"
+    if device == "cuda" and torch.cuda.get_device_capability(index) < OLDEST:
+        found = ".".join(map(str, torch.cuda.get_device_capability(index)))
+        return f"it needs compute capability {'.'.join(map(str, OLDEST))} or more, got {found}"
+    return None
+
+
+def interpreted() -> bool:
+    """Whether triton runs its kernels in its interpreter, which takes tensors on the CPU: for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def _installed() -> bool:
+    try:
+        return importlib.util.find_spec("triton") is not None
+    except ValueError:  # sys.modules["triton"] is None: made unimportable
+        return False
+
+
+def triton_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    window: int | None,
+    documents: Tensor | None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 0.0,
+    norm_scale: float = 1.0,
+) -> Tensor:
+    """(P1 − λP2) V, and with a weight norm_scale · RMSNorm(…) · weight, in one kernel.
+
+    Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N).
+    """
+    from diff_transformer.ops.triton.operators import forward, run_forward
+
+    tensors = (q, k, v, lam, norm_weight)
+    differentiable = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    request = (q, k, v, lam, attn_mask, is_causal, scale, window, documents, norm_weight, norm_eps, norm_scale)
+    if differentiable or torch.compiler.is_compiling() or not _plain(q):
+        return forward(*request, differentiable)[0]
+    # While decoding, the way through torch's dispatcher in Python would be a part of the time that one sees.
+    return run_forward(*request, False)[0]
+
+
+def _plain(q: Tensor) -> bool:
+    """Whether nobody traces or transforms this call."""
+    return type(q) in (Tensor, torch.nn.Parameter) and torch._C._len_torch_dispatch_stack() == 0
