@@ -12,17 +12,22 @@ WIDEST_KEY, WIDEST_VALUE = 128, 256
 OLDEST = (8, 0)  # compute capability; older tensor cores have no bfloat16 and too little shared memory
 
 
-@torch.compiler.assume_constant_result
 def reason_against_triton(device: str, index: int | None, dtype: torch.dtype, d: int, dv: int) -> str | None:
     """Why the kernels do not take these tensors, or None."""
+    reason = _reason_against_device(device, index, dtype)
+    if reason is None and (d > WIDEST_KEY or dv > WIDEST_VALUE):  # no constants where torch.compile leaves them open
+        return f"it takes d up to {WIDEST_KEY} and dv up to {WIDEST_VALUE}, got d {d} and dv {dv}"
+    return reason
+
+
+@torch.compiler.assume_constant_result
+def _reason_against_device(device: str, index: int | None, dtype: torch.dtype) -> str | None:
     if device == "cpu" and not interpreted():
         return "it needs its tensors on a CUDA device, got cpu"
     if device not in ("cpu", "cuda"):
         return f"it needs its tensors on a CUDA device, got {device}"
     if dtype not in DTYPES:
         return f"it computes float32, bfloat16 and float16, got {dtype}"
-    if d > WIDEST_KEY or dv > WIDEST_VALUE:
-        return f"it takes d up to {WIDEST_KEY} and dv up to {WIDEST_VALUE}, got d {d} and dv {dv}"
     if not _installed():
         return "the package triton is not installed"
     if device == "cuda" and torch.version.hip is not None:

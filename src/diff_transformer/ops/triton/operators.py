@@ -160,8 +160,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
 
 
 def _differentiate(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    *gradients, grad_weight = backward(grad_out, *ctx.saved_tensors, *ctx.settings)
-    has_norm = ctx.saved_tensors[6] is not None
+    saved = ctx.saved_tensors  # once: under activation checkpointing, looking again would compute them again
+    *gradients, grad_weight = backward(grad_out, *saved, *ctx.settings)
+    has_norm = saved[6] is not None
     return (*gradients, None, None, None, None, None, grad_weight if has_norm else None, None, None, None)
 
 
