@@ -14,6 +14,7 @@ test: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python benchmarks/kernel_resources.py --check
 	$(BIN)/pytest -q -n auto
 
 setup: $(READY)

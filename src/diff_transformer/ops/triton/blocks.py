@@ -1,6 +1,6 @@
-"""Block sizes of the kernels: a small table for each architecture, and nothing that is found out at run time.
+"""Block sizes of the kernels: a small table for each kind of device, and nothing that is found out at run time.
 
-docs/kernels.md says how the numbers were chosen.
+docs/kernels.md says how the numbers were chosen, and `benchmarks/kernel_resources.py` what each costs.
 """
 
 from typing import NamedTuple
@@ -15,37 +15,70 @@ class Blocks(NamedTuple):
     columns: int
     num_warps: int
     num_stages: int
-    two_passes: bool = False
+    two_passes: bool = False  # of the forward
 
 
-# (kernel, wide heads: d > 64 or dv > 128) → blocks, for inputs of 16 bits. "keep" is the forward of training.
-_SIXTEEN_BITS = {
-    ("forward", False): Blocks(128, 64, 8, 3),
-    ("forward", True): Blocks(128, 32, 8, 3, two_passes=True),
-    ("keep", False): Blocks(128, 64, 8, 3),
-    ("keep", True): Blocks(64, 32, 8, 3),
-    ("keys", False): Blocks(64, 32, 4, 2),
-    ("keys", True): Blocks(64, 32, 8, 2),
-    ("queries", False): Blocks(128, 64, 8, 2),
-    ("queries", True): Blocks(64, 32, 8, 2),
-    ("decode", False): Blocks(16, 64, 4, 3),
-    ("decode", True): Blocks(16, 32, 4, 3),
+Table = dict[str, tuple[Blocks, Blocks]]  # for narrow heads, and for wide ones
+
+# "forward" runs without gradients and "keep" with them; "keys" and "values" are the two launches of wide heads, narrow
+# ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers.
+_HOPPER: Table = {
+    "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 3, two_passes=True)),
+    "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
+    "keep": (Blocks(128, 64, 8, 3), Blocks(64, 32, 8, 3)),
+    "keep, masked": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    "keys": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
+    "values": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
+    "queries": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
+    "queries, masked": (Blocks(128, 64, 8, 2), Blocks(32, 32, 8, 2)),
+    "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
 }
-_FLOAT32 = {
-    ("forward", False): Blocks(64, 32, 8, 1),
-    ("forward", True): Blocks(32, 32, 8, 1, two_passes=True),
-    ("keep", False): Blocks(64, 32, 8, 1),
-    ("keep", True): Blocks(32, 16, 8, 1),
-    ("keys", False): Blocks(32, 32, 8, 1),
-    ("keys", True): Blocks(16, 16, 8, 1),
-    ("queries", False): Blocks(32, 32, 8, 1),
-    ("queries", True): Blocks(16, 16, 8, 1),
-    ("decode", False): Blocks(16, 32, 4, 1),
-    ("decode", True): Blocks(16, 16, 4, 1),
+# A100, whose tensor cores take their operands from registers.
+_AMPERE: Table = {
+    "forward": (Blocks(128, 32, 8, 3), Blocks(64, 32, 8, 2, two_passes=True)),
+    "forward, masked": (Blocks(64, 16, 8, 2), Blocks(64, 32, 8, 2, two_passes=True)),
+    "keep": (Blocks(128, 32, 8, 3), Blocks(32, 32, 8, 2)),
+    "keep, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
+    "keys": (Blocks(128, 16, 8, 2), Blocks(64, 32, 8, 2)),
+    "keys, masked": (Blocks(32, 32, 4, 2), Blocks(64, 32, 8, 2)),
+    "values": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
+    "queries": (Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 2)),
+    "queries, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
+    "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
+}
+# GeForce and the like: 99 KiB of shared memory a block.
+_SMALL: Table = _AMPERE | {
+    "forward": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2, two_passes=True)),
+    "keep": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    "keys": (Blocks(128, 16, 8, 2), Blocks(64, 32, 8, 1)),
+    "keys, masked": (Blocks(32, 32, 4, 2), Blocks(64, 16, 8, 2)),
+    "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
+    "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),
+}
+# Not on tensor cores, unless torch allows tf32: for checking, not for speed.
+_FLOAT32: Table = {
+    "forward": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1, two_passes=True)),
+    "keep": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "keys": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "values": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "queries": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "decode": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
 
 
-def blocks_for(kernel: str, d: int, dv: int, dtype: torch.dtype, capability: int) -> Blocks:
+def are_wide(d: int, dv: int) -> bool:
+    """Whether heads are too wide for dK and dV, or both maps' products with V, to fit in registers at once."""
+    return d > 64 or dv > 128
+
+
+def blocks_for(kernel: str, d: int, dv: int, dtype: torch.dtype, masked: bool, capability: int) -> Blocks:
     """The blocks of a kernel on a device of this compute capability (90 for 9.0)."""
-    table = _SIXTEEN_BITS if dtype.itemsize == 2 else _FLOAT32
-    return table[kernel, d > 64 or dv > 128]
+    if dtype.itemsize > 2:
+        table = _FLOAT32
+    elif capability in (90, 100, 103):
+        table = _HOPPER
+    elif capability in (80, 87):
+        table = _AMPERE
+    else:
+        table = _SMALL
+    return table.get(f"{kernel}, masked", table[kernel])[are_wide(d, dv)] if masked else table[kernel][are_wide(d, dv)]

@@ -1,7 +1,6 @@
 """Requests into launches: which kernel, over which grid, with which arguments."""
 
 import contextlib
-import math
 import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import triton
 from torch import Tensor
 
 from diff_transformer.ops.triton.backward import keys_kernel, queries_kernel, rows_kernel
-from diff_transformer.ops.triton.blocks import Blocks, blocks_for
+from diff_transformer.ops.triton.blocks import Blocks, are_wide, blocks_for
 from diff_transformer.ops.triton.decode import combine_kernel, parts_kernel
 from diff_transformer.ops.triton.forward import forward_kernel
 
@@ -29,7 +28,12 @@ class Launch(NamedTuple):
     num_stages: int
 
     def run(self) -> None:
-        self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+        self.kernel[self.grid](**self.arguments, **self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The compiler's: multiply-adds are meant, whatever triton's default for them is."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
 
 
 class Norm(NamedTuple):
@@ -59,7 +63,9 @@ class Problem(NamedTuple):
         return self.q.shape[1] // self.k.shape[1]
 
     def blocks(self, kernel: str) -> Blocks:
-        return blocks_for(kernel, self.q.shape[-1], self.v.shape[-1], self.q.dtype, self.capability)
+        return blocks_for(
+            kernel, self.q.shape[-1], self.v.shape[-1], self.q.dtype, self.mask is not None, self.capability
+        )
 
 
 def _rows_together(x: Tensor) -> Tensor:
@@ -187,8 +193,8 @@ def programs_wanted(device: torch.device) -> int:
 class Kept(NamedTuple):
     """What the forward leaves for the backward.
 
-    log_sums (B, H, 2, N) and inverse_norms (B, H, N) float32; second = A2·V and plain, the output before the norm, as the
-    output. Without a norm plain is the output itself, and inverse_norms None.
+    log_sums (B, H, 2, N) and inverse_norms (B, H, N) float32; second = A2·V and plain, the output before the norm, as
+    the output. Without a norm plain is the output itself, and inverse_norms None.
     """
 
     plain: Tensor
@@ -256,7 +262,7 @@ def has_few_queries(p: Problem) -> bool:
 
 def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Launch], Tensor]:
     """Decoding's two launches and its output (B, H, N, dv); the cache in parts, for at least ``programs`` in all."""
-    batch, heads, _, n, _ = p.q.shape
+    batch, n = p.q.shape[0], p.q.shape[3]
     key_heads, s = p.k.shape[1], p.k.shape[3]
     dv, rows = p.v.shape[-1], p.groups * n
     out = empty_output(p.q, p.v)
@@ -328,12 +334,12 @@ class Gradients(NamedTuple):
 
 
 def plan_backward(grad_out: Tensor, p: Problem, norm: Norm | None, kept: Kept) -> tuple[list[Launch], Gradients]:
-    """The backward's three launches, which go in this order, and where they write."""
+    """The backward's launches, which go in this order, and where they write."""
     batch, heads, _, n, d = p.q.shape
     key_heads, key_maps, s = p.k.shape[1:4]
     dv = p.v.shape[-1]
     grad_out = _rows_together(grad_out)
-    by_rows, by_keys, by_queries = ROWS_BLOCKS, p.blocks("keys"), p.blocks("queries")
+    by_rows, by_queries = ROWS_BLOCKS, p.blocks("queries")
     floats: dict[str, Any] = {"dtype": torch.float32, "device": p.q.device}
     row_sums = torch.empty(batch, heads, 2, n, **floats)
     gradients = Gradients(
@@ -394,12 +400,20 @@ def plan_backward(grad_out: Tensor, p: Problem, norm: Norm | None, kept: Kept) -
         "grad_v": gradients.v,
         **_named("grad_k", "batch head map row", gradients.k.stride()[:4]),
         **_named("grad_v", "batch head row", gradients.v.stride()[:3]),
-        "QUERIES": by_keys.columns,
-        "KEYS": by_keys.rows,
         "SHARED": key_maps == 1,
-        "RAGGED": n % by_keys.columns != 0,
     }
-    shares = ((True, False), (False, True)) if by_keys.two_passes else ((True, True),)
+
+    def by_keys(kernel: str, of_k: bool, of_v: bool) -> Launch:
+        blocks = p.blocks(kernel)
+        sizes = {"QUERIES": blocks.columns, "KEYS": blocks.rows, "RAGGED": n % blocks.columns != 0}
+        arguments = {**of_keys, **sizes, "OF_KEYS": of_k, "OF_VALUES": of_v}
+        grid = (triton.cdiv(s, blocks.rows), key_heads, batch)
+        return Launch(keys_kernel, grid, arguments, blocks.num_warps, blocks.num_stages)
+
+    if are_wide(d, dv):
+        launches_by_keys = [by_keys("keys", True, False), by_keys("values", False, True)]
+    else:
+        launches_by_keys = [by_keys("keys", True, True)]
     of_queries = {
         **common,
         "grad_q": gradients.q,
@@ -410,16 +424,7 @@ def plan_backward(grad_out: Tensor, p: Problem, norm: Norm | None, kept: Kept) -
     }
     launches = [
         Launch(rows_kernel, (triton.cdiv(n, by_rows.rows), heads, batch), rows, by_rows.num_warps, by_rows.num_stages),
-        *(
-            Launch(
-                keys_kernel,
-                (triton.cdiv(s, by_keys.rows), key_heads, batch),
-                {**of_keys, "OF_KEYS": of_k, "OF_VALUES": of_v},
-                by_keys.num_warps,
-                by_keys.num_stages,
-            )
-            for of_k, of_v in shares
-        ),
+        *launches_by_keys,
         Launch(
             queries_kernel,
             (triton.cdiv(n, by_queries.rows), heads, batch),

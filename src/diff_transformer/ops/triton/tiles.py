@@ -1,9 +1,9 @@
 """What the kernels share: tiles of memory, which keys a query sees, and scores.
 
 Position hides keys by intervals alone: query i sees keys low_i … high_i − 1 by causality, window and document together,
-and key j is seen by queries low_j … high_j − 1. So a block of queries meets three ranges of blocks of keys: those at the
-lower edge, those that every query sees whole, and those at the upper edge; only edges are compared key by key. One loop
-goes through both edges, in smaller steps, and another through the rest: a third loop would cost registers.
+and key j is seen by queries low_j … high_j − 1. So a block of queries meets three ranges of blocks of keys: those at
+the lower edge, those that every query sees whole, and those at the upper edge; only edges are compared key by key. One
+loop goes through both edges, in smaller steps, and another through the rest: a third loop would cost registers.
 
 Scores are in units of log 2, so that weights are powers of 2, which the hardware has an instruction for.
 """
@@ -20,7 +20,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def load_tile(
     base, first, count, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECK: tl.constexpr
 ):
-    """(ROWS, BLOCK): rows first … of a matrix (count, WIDTH) at ``base``; 0 outside of it. CHECK: some may lie outside."""
+    """(ROWS, BLOCK): rows first … of a matrix (count, WIDTH), 0 outside of it. CHECK: some may be outside."""
     rows, columns = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     # The offset of a tile needs 64 bits for a long sequence; those inside it do not.
     pointers = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + columns[None, :]
@@ -100,8 +100,8 @@ def block_ranges(low, high, BLOCK: tl.constexpr, STEP: tl.constexpr):
     """Which keys a block of queries meets: begin, lower, edges, whole, past.
 
     Blocks whole // BLOCK … past // BLOCK − 1 are seen by all of them. Before these, ``lower`` steps from ``begin`` on
-    are an edge, and after them those from ``past`` on; there are ``edges`` steps in both together. BLOCK is a multiple of
-    STEP.
+    are an edge, and after them those from ``past`` on; there are ``edges`` steps in both together. BLOCK is a multiple
+    of STEP.
     """
     begin = tl.min(low, 0) // STEP * STEP
     end = tl.maximum(tl.max(high, 0), 0)
