@@ -13,6 +13,7 @@ from transformers.masking_utils import sdpa_mask
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.attention import OWN_IMPLEMENTATIONS, without_zeros, zero_padded
+from diff_transformer.ops.triton.attention import interpreted
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -25,9 +26,17 @@ RUNS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "diff_attention_blockwise": ({"blockwise": 1}, {"torch": 1}),
     "diff_attention_sdpa": ({"sdpa": 1}, {"torch": 1}),
     "diff_attention_cpu": ({"cpu": 1}, {"torch": 1}),
+    "diff_attention_triton": ({"triton": 1}, {"torch": 1}),
 }
-# The fused kernel does not take float64.
-RUNS_IN_FLOAT64 = {name: runs for name, runs in RUNS.items() if name != "diff_attention_cpu"}
+# FlexAttention has no gradient on the CPU, so it is not among the implementations that are compared by gradients.
+FORWARD_ONLY = {"diff_attention_flex"}
+if not interpreted():
+    del RUNS["diff_attention_triton"]
+    FORWARD_ONLY = FORWARD_ONLY | {"diff_attention_triton"}
+# The fused kernels do not take float64.
+RUNS_IN_FLOAT64 = {
+    name: runs for name, runs in RUNS.items() if name not in ("diff_attention_cpu", "diff_attention_triton")
+}
 RUNS_IN_FLOAT64["diff_attention"] = ({"blockwise": 1}, {"torch": 1})
 
 # transformers' eager attention takes the softmax in float32, even of float64.
@@ -58,7 +67,7 @@ def answers(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | No
 
 
 def test_every_own_implementation_is_listed_here() -> None:
-    assert set(RUNS) == {"eager", "sdpa", *OWN_IMPLEMENTATIONS}
+    assert {*RUNS, *FORWARD_ONLY} == {"eager", "sdpa", *OWN_IMPLEMENTATIONS}
 
 
 def some_padding(tokens: Tensor) -> Tensor:
@@ -108,6 +117,23 @@ def test_implementations_agree_in_float32(
         error, plain_error = ((x[name].double() - value.double()).abs().max().item() for x in (got, plain))
         limit = 2 * plain_error + 256 * eps * max(1.0, value.abs().max().item())
         assert error <= limit, f"{name}: error {error:.3g}, the plain formula's {plain_error:.3g}, limit {limit:.3g}"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
+def test_flex_attention_as_our_backend(make: Any, tokens: Any, ran: Counter[str], check: Any) -> None:
+    """With padding, whose mask is a tensor, and without, where causality is a block mask."""
+    inputs = tokens()
+    for mask in (None, some_padding(inputs)):
+        logits = {}
+        for name in ("reference", "flex"):
+            model = make("diff", torch.float32, attn_implementation=f"diff_attention_{name}").eval()
+            with torch.no_grad():
+                logits[name] = model(inputs, attention_mask=mask, use_cache=False).logits
+            assert ran == {name: 2}
+            ran.clear()
+        seen = torch.ones_like(inputs, dtype=torch.bool) if mask is None else mask.bool()
+        check(logits["flex"][seen], logits["reference"][seen])
 
 
 def test_own_operator_is_the_default(kind: str, make: Any, tokens: Any, ran: Counter[str]) -> None:

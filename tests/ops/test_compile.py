@@ -121,18 +121,10 @@ def test_compiled_for_changing_lengths(backend: str) -> None:
         expected.check(problem.solve(compiled, backend=backend))
 
 
-SDPA_WITH_SYMBOLS = pytest.mark.xfail(
-    reason="is_causal and enable_gqa become symbols, which torch's attention does not take",
-    raises=torch._dynamo.exc.Unsupported,
-)
-
-
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_compiled_for_changing_documents(request: pytest.FixtureRequest, backend: str, dynamic: bool | None) -> None:
+def test_compiled_for_changing_documents(backend: str, dynamic: bool | None) -> None:
     """Other borders, then another number of them, then another length."""
-    if backend == "sdpa" and dynamic:
-        request.applymarker(SDPA_WITH_SYMBOLS)
     compiled = torch.compile(diff_attention, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for documents in ((4, 5), (2, 7), (1, 2, 6), (3, 1, 0, 4, 1), (9,), (5, 7), (17,)):
         n = sum(documents)
@@ -259,10 +251,8 @@ def test_expected_of_the_cases_is_not_trivial() -> None:
 
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("shape", [(2, 2, 9), (2, 9), (9,), (1, 2, 1)])
-def test_every_length_left_open(request: pytest.FixtureRequest, backend: str, shape: tuple[int, ...]) -> None:
+def test_every_length_left_open(backend: str, shape: tuple[int, ...]) -> None:
     """dynamic=True from the first call, with a λ of its own for each token as DIFF V2 has."""
-    if backend == "sdpa":
-        request.applymarker(SDPA_WITH_SYMBOLS)
     q, k, v = torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 9, 8)
     compiled = torch.compile(diff_attention, fullgraph=True, dynamic=True, backend="aot_eager")
     lam, settings = torch.rand(shape), {"is_causal": True, "backend": backend}

@@ -200,6 +200,9 @@ def sdpa_attention(
         pieces: tuple[Tensor, ...] = (v,)
     else:
         pieces = tuple(F.pad(piece, (0, d - piece.shape[-1])) for piece in v.split(d, dim=-1))
+    # Torch's attention takes no symbols here, and torch.compile makes them of comparisons but not of branches.
+    causal = True if plain_causal else False  # noqa: SIM210  # bool(...) leaves a symbol
+    grouped = True if groups > 1 else False  # noqa: SIM210
     outputs = []
     with _kernels(cudnn_comes_first(*question)):
         for c in range(2):
@@ -209,9 +212,9 @@ def sdpa_attention(
                     k[:, :, c % k.shape[2]],
                     piece,
                     attn_mask=mask,
-                    is_causal=plain_causal,
+                    is_causal=causal,
                     scale=scale,
-                    enable_gqa=groups > 1,
+                    enable_gqa=grouped,
                 )
                 for piece in pieces
             ]
