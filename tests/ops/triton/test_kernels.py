@@ -1,0 +1,787 @@
+"""The Triton kernels, interpreted on the CPU: blocks of every kind, decoding, the fused norm, torch's machinery.
+
+The common suite of tests/ops runs the backend too, at sizes that fit in one block. Here blocks are so small that
+lengths around 100 have blocks at the lower edge, blocks that are seen whole, and blocks at the upper edge.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from budget import Case, Expected, Problem, build, float64, prepared
+from diff_transformer import diff_attention
+from diff_transformer.ops import attention as operator_module
+from diff_transformer.ops.norm import rms_norm
+from diff_transformer.ops.triton import attention as triton_backend
+from diff_transformer.ops.visibility import document_bounds
+
+if not triton_backend.interpreted():
+    pytest.skip("there is a GPU: the kernels run natively in test_on_gpu.py", allow_module_level=True)
+
+triton = pytest.importorskip("triton")
+tl = triton.language
+
+from diff_transformer.ops.triton import launch, operators, tiles  # noqa: E402
+from diff_transformer.ops.triton.blocks import Blocks  # noqa: E402
+
+# Lengths that no block divides, so that every last block is partial.
+BASE = Case(batch=1, heads=2, key_heads=1, queries=111, keys=111, d=8, dv=16, lam="full")
+LONG = {
+    "causal": replace(BASE, queries=130, keys=130, is_causal=True),
+    "not causal, d and dv odd": replace(BASE, queries=63, keys=63, d=13, dv=27),
+    "window": replace(BASE, window=70, is_causal=True),
+    "window, not causal": replace(BASE, window=70, heads=1),
+    "documents": replace(BASE, queries=130, keys=130, documents=(50, 1, 61, 0, 18), is_causal=True),
+    "documents and window, not causal": replace(BASE, documents=(64, 47), window=60),
+    "63 of 130": replace(BASE, queries=63, keys=130, is_causal=True, window=100),
+    "130 of 63": replace(BASE, queries=130, keys=63, is_causal=True),
+    "130 of 63, window, not causal": replace(BASE, queries=130, keys=63, window=50, heads=1),
+    "padding": replace(BASE, batch=2, heads=1, queries=63, keys=63, mask="bool (B, 1, 1, S)", is_causal=True),
+    "mask for each head": replace(BASE, mask="bool (B, H, N, S)", queries=63, keys=111, is_causal=True, window=80),
+    "additive mask": replace(BASE, mask="add -inf (B, 1, N, S)", queries=63, keys=63, dtype=torch.float16),
+    "mask and documents": replace(BASE, heads=1, mask="bool (N, S)", documents=(70, 41)),
+    "grouped": replace(BASE, heads=4, key_heads=2, queries=63, keys=63, is_causal=True, layout="cache"),
+    "shared keys": replace(BASE, key_maps=1, is_causal=True, layout="projection", dv=4),
+    "expanded": replace(BASE, batch=2, key_heads=2, queries=63, keys=63, is_causal=True, layout="expanded"),
+    "float16": replace(BASE, dtype=torch.float16, is_causal=True, d=20, dv=40, layout="cache"),
+}
+SMALL = {"16 × 16": Blocks(16, 16, 4, 1), "32 × 16": Blocks(32, 16, 4, 1), "16 × 32": Blocks(16, 32, 4, 1)}
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[launch.Launch]:
+    """Every launch of a kernel, in order."""
+    launches: list[launch.Launch] = []
+    run = launch.Launch.run
+
+    def recorded(self: launch.Launch) -> None:
+        launches.append(self)
+        run(self)
+
+    monkeypatch.setattr(launch.Launch, "run", recorded)
+    return launches
+
+
+def names(launches: list[launch.Launch]) -> list[str]:
+    return [each.kernel.fn.__name__ for each in launches]
+
+
+def set_blocks(monkeypatch: pytest.MonkeyPatch, blocks: Blocks) -> None:
+    monkeypatch.setattr(launch, "blocks_for", lambda *_: blocks)
+
+
+def forward(problem: Problem, **more: Any) -> Tensor:
+    """The output alone, where no gradient is wanted."""
+    with torch.no_grad():
+        return diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="triton", **more)
+
+
+def check_output(out: Tensor, expected: Expected) -> None:
+    error, limit = np.abs(float64(out) - expected.values["out"]), expected.limits["out"]
+    assert np.all(error <= limit), f"at most {np.max(error / np.maximum(limit, 1e-300))} of the limit"
+
+
+# Many blocks.
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("blocks", SMALL)
+@pytest.mark.parametrize("request_", LONG)
+def test_many_blocks(monkeypatch: pytest.MonkeyPatch, request_: str, blocks: str) -> None:
+    """Output and every gradient."""
+    problem, expected = prepared(LONG[request_])
+    set_blocks(monkeypatch, SMALL[blocks])
+    expected.check(problem.solve(diff_attention, backend="triton"))
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("two_passes", [False, True], ids=["one pass", "two passes"])
+@pytest.mark.parametrize("blocks", ["32 × 16", "16 × 32"])
+@pytest.mark.parametrize("request_", LONG)
+def test_forward_without_gradients(
+    monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], request_: str, blocks: str, two_passes: bool
+) -> None:
+    problem, expected = prepared(LONG[request_])
+    set_blocks(monkeypatch, SMALL[blocks]._replace(two_passes=two_passes))
+    check_output(forward(problem), expected)
+    (only,) = launched
+    assert names(launched) == ["forward_kernel"]
+    assert (only.arguments["KEEP"], only.arguments["TWO_PASSES"]) == (False, two_passes)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("request_", ["causal", "mask for each head", "float16"])
+def test_blocks_as_they_are_on_a_device(launched: list[launch.Launch], request_: str) -> None:
+    problem, expected = prepared(LONG[request_])
+    expected.check(problem.solve(diff_attention, backend="triton"))
+    assert names(launched) == ["forward_kernel", "rows_kernel", "keys_kernel", "queries_kernel"]
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("d", [64, 128])
+def test_wide_heads(launched: list[launch.Launch], d: int) -> None:
+    """The sums of dK and dV do not fit in registers together: two launches. The forward takes two passes."""
+    problem, expected = prepared(Case(batch=1, heads=1, key_heads=1, queries=35, keys=35, d=d, dv=256, is_causal=True))
+    expected.check(problem.solve(diff_attention, backend="triton"))
+    assert names(launched) == ["forward_kernel", "rows_kernel", "keys_kernel", "keys_kernel", "queries_kernel"]
+    shares = [(each.arguments["OF_KEYS"], each.arguments["OF_VALUES"]) for each in launched[2:4]]
+    assert shares == [(True, False), (False, True)]
+    launched.clear()
+    check_output(forward(problem), expected)
+    (only,) = launched
+    assert only.arguments["TWO_PASSES"]
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+def test_wide_heads_in_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both launches where dK and dV are added up over heads, maps share their keys, and positions hide."""
+    problem, expected = prepared(replace(LONG["window"], d=72, dv=24, key_maps=1, queries=63, keys=63, window=40))
+    set_blocks(monkeypatch, SMALL["16 × 16"])
+    expected.check(problem.solve(diff_attention, backend="triton"))
+
+
+def ranges_met(case: Case, rows: int, columns: int) -> dict[str, int]:
+    """How many steps a brute-force look finds at the lower edge, whole, and at the upper edge, in blocks of queries."""
+    problem, offset = build(case), case.keys - case.queries
+    ends = problem.options.get("cu_seqlens")
+    starts = None if ends is None else ends.tolist()
+    met: Counter[str] = Counter()
+
+    def sees(i: int, j: int) -> bool:
+        if case.is_causal and j > i + offset:
+            return False
+        if case.window is not None and j <= i + offset - case.window:
+            return False
+        return starts is None or not any(min(i, j) < end <= max(i, j) for end in starts)
+
+    seen = np.array([[sees(i, j) for j in range(case.keys)] for i in range(case.queries)])
+    for first in range(0, case.queries, rows):
+        block = seen[first : first + rows]
+        kinds = []
+        for start in range(0, case.keys, columns):
+            part = block[:, start : start + columns]
+            kinds.append("whole" if part.all() and part.shape[1] == columns else "edge" if part.any() else "none")
+        for place, kind in enumerate(kinds):
+            if kind == "edge":
+                kind = "lower" if "whole" in kinds[place:] else "upper" if "whole" in kinds[:place] else "alone"
+            met[kind] += 1
+    return met
+
+
+@pytest.mark.parametrize("blocks", SMALL)
+def test_the_cases_meet_every_kind_of_block(blocks: str) -> None:
+    rows, columns = SMALL[blocks][:2]
+    for request_ in ("window", "window, not causal", "63 of 130", "documents and window, not causal"):
+        met = ranges_met(LONG[request_], rows, columns)
+        assert min(met[kind] for kind in ("lower", "whole", "upper")) > 0, (request_, met)
+
+
+# Ranges of blocks, by themselves, against a look at every pair.
+
+
+@triton.jit
+def _ranges_kernel(
+    documents, out, starts, n, s, window, first,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+):  # fmt: skip
+    queries = first + tl.arange(0, ROWS)
+    low, high = tiles.keys_seen(
+        tl.minimum(queries, n - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
+    )  # fmt: skip
+    begin, lower, edges, whole, past = tiles.block_ranges(low, high, KEYS, STEP)
+    tl.store(out, whole)
+    tl.store(out + 1, past)
+    tl.store(out + 2, edges)
+    for i in range(edges):
+        tl.store(starts + i, tiles.block_start(i, begin, lower, past, STEP, True))
+
+
+@triton.jit
+def _seeing_kernel(
+    documents, lows, highs, n, s, window, ROWS: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr, OF_KEYS: tl.constexpr,
+):  # fmt: skip
+    rows = tl.arange(0, ROWS)
+    if OF_KEYS:
+        count = s
+        low, high = tiles.queries_seeing(
+            tl.minimum(rows, s - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
+        )  # fmt: skip
+    else:
+        count = n
+        low, high = tiles.keys_seen(
+            tl.minimum(rows, n - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
+        )  # fmt: skip
+    tl.store(lows + rows, low, mask=rows < count)
+    tl.store(highs + rows, high, mask=rows < count)
+
+
+POSITIONS = [
+    (n, s, is_causal, window, documents)
+    for n, s in [(1, 1), (40, 40), (37, 37), (5, 40), (40, 5), (33, 64)]
+    for is_causal in (False, True)
+    for window in (None, 1, 4, 20)
+    for documents in (None, (17, 0, 1, 19), (1,) * 37)
+    if documents is None or n == s == sum(documents)
+]
+
+
+def _bounds(documents: tuple[int, ...] | None, n: int) -> Tensor | None:
+    if documents is None:
+        return None
+    return document_bounds(torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32), n)
+
+
+def _visible(n: int, s: int, is_causal: bool, window: int | None, documents: tuple[int, ...] | None) -> np.ndarray:
+    own = np.arange(n)[:, None] + s - n
+    keys = np.arange(s)[None]
+    seen = np.ones((n, s), bool)
+    if is_causal:
+        seen &= keys <= own
+    if window is not None:
+        seen &= keys > own - window
+    if documents is not None:
+        which = np.repeat(np.arange(len(documents)), documents)
+        seen &= which[:, None] == which[None]
+    return seen
+
+
+@pytest.mark.parametrize("of_keys", [False, True], ids=["keys of a query", "queries of a key"])
+def test_positions_hide_what_they_should(of_keys: bool) -> None:
+    for n, s, is_causal, window, documents in POSITIONS:
+        seen = _visible(n, s, is_causal, window, documents)
+        seen = seen.T if of_keys else seen
+        lows, highs = torch.full((2, len(seen)), -1, dtype=torch.int32)
+        _seeing_kernel[(1,)](
+            _bounds(documents, n), lows, highs, n, s, window or 0, ROWS=64,
+            IS_CAUSAL=is_causal, HAS_WINDOW=window is not None, HAS_DOCUMENTS=documents is not None, OF_KEYS=of_keys,
+        )  # fmt: skip
+        other = np.arange(seen.shape[1])[None]
+        found = (lows.numpy()[:, None] <= other) & (other < highs.numpy()[:, None])
+        assert (found == seen).all(), (n, s, is_causal, window, documents)
+
+
+def test_every_key_is_met_once() -> None:
+    """Edges and whole blocks together cover what a block of queries sees, once, and whole blocks hide nothing."""
+    for (n, s, is_causal, window, documents), (keys, step) in itertools.product(POSITIONS, [(8, 4), (4, 4)]):
+        seen = _visible(n, s, is_causal, window, documents)
+        for first in range(0, n, 8):
+            block = seen[first : first + 8]
+            out, starts = torch.full((3,), -1, dtype=torch.int32), torch.full((64,), -1, dtype=torch.int32)
+            _ranges_kernel[(1,)](
+                _bounds(documents, n), out, starts, n, s, window or 0, first, ROWS=8, KEYS=keys, STEP=step,
+                IS_CAUSAL=is_causal, HAS_WINDOW=window is not None, HAS_DOCUMENTS=documents is not None,
+            )  # fmt: skip
+            whole, past, edges = out.tolist()
+            where = (n, s, is_causal, window, documents, first, keys, step)
+            met = np.zeros(s + 64, int)
+            for start in starts[:edges].tolist():
+                assert start >= 0, where
+                met[start : start + step] += 1
+            fully = range(whole // keys, past // keys)
+            for i in fully:
+                assert block[:, i * keys : (i + 1) * keys].all(), where
+                assert (i + 1) * keys <= s, where
+                met[i * keys : (i + 1) * keys] += 1
+            assert met.max(initial=0) <= 1, where
+            assert met[:s][block.any(0)].all(), where
+            # And no time is lost: what is seen whole is not looked at key by key, nor is what nobody sees.
+            possible = [i for i in range(s // keys) if block[:, i * keys : (i + 1) * keys].all()]
+            assert list(fully) == possible, where
+            spans = block.any(0).nonzero()[0]
+            if len(spans):
+                assert met.sum() <= spans[-1] - spans[0] + 1 + 2 * (step - 1), where
+
+
+# Decoding.
+
+DECODING = {
+    "one query": Case(queries=1, keys=97, is_causal=True),
+    "three queries": Case(queries=3, keys=37, is_causal=True, lam="full"),
+    "three queries, window": Case(queries=3, keys=97, is_causal=True, window=21, lam="per token"),
+    "one query, window of one block": Case(queries=1, keys=97, is_causal=True, window=16),
+    "window, not causal": Case(queries=2, keys=50, window=17),
+    "grouped": Case(heads=8, key_heads=2, queries=4, keys=67, is_causal=True, lam="full", layout="cache"),
+    "grouped, three queries": Case(heads=6, key_heads=2, queries=3, keys=35, is_causal=True, layout="projection"),
+    "shared keys, grouped, d and dv odd": Case(heads=6, key_maps=1, queries=2, keys=61, d=5, dv=11, is_causal=True),
+    "padding": Case(batch=3, queries=1, keys=63, mask="bool (B, 1, 1, S)", is_causal=True),
+    "mask for each head": Case(heads=4, key_heads=2, queries=4, keys=63, mask="bool (B, H, N, S)", is_causal=True),
+    "mask for each head alone": Case(heads=6, key_heads=2, queries=2, keys=40, mask="bool (H, 1, S)"),
+    "additive mask": Case(heads=4, key_heads=2, queries=4, keys=63, mask="add (B, H, N, S)", is_causal=True),
+    "additive mask that hides": Case(queries=4, keys=63, mask="add -inf (B, 1, N, S)", is_causal=True),
+    "queries that see nothing": Case(queries=4, keys=2, is_causal=True),
+    "window, queries that see nothing": Case(queries=7, keys=3, is_causal=True, window=2),
+    "expanded": Case(queries=2, keys=33, is_causal=True, layout="expanded"),
+    "float16": Case(heads=4, key_heads=1, queries=2, keys=97, is_causal=True, dtype=torch.float16, layout="cache"),
+    "peaked": Case(queries=1, keys=97, is_causal=True, gain=6.0),
+    "large logits": Case(queries=1, keys=97, gain=30.0),
+}
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("programs", [1, 13, 10**6], ids=["one part", "some parts", "as many as there are"])
+@pytest.mark.parametrize("request_", DECODING)
+def test_decoding(monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], request_: str, programs: int) -> None:
+    case = DECODING[request_]
+    problem, expected = prepared(case)
+    set_blocks(monkeypatch, SMALL["16 × 16"])
+    monkeypatch.setattr(operators, "programs_wanted", lambda _: programs)
+    check_output(forward(problem), expected)
+    assert names(launched) == ["parts_kernel", "combine_kernel"]
+    parts, key_heads, batch = launched[0].grid
+    assert (key_heads, batch) == (case.key_heads, case.batch)
+    steps = -(-(case.keys - launched[0].arguments["start"]) // 16)
+    assert parts == (1 if programs == 1 else steps) or programs == 13
+    assert steps >= parts >= min(steps, 2) or programs == 1
+
+
+def test_decoding_leaves_alone_what_the_window_hides(launched: list[launch.Launch], monkeypatch: Any) -> None:
+    set_blocks(monkeypatch, SMALL["16 × 16"])
+    forward(build(DECODING["three queries, window"]))
+    assert launched[0].arguments["start"] == 64  # 97 − 3 − 21 + 1 = 74, in whole blocks
+
+
+def test_many_parts_are_put_together_in_chunks(monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch]) -> None:
+    """More parts than one step of the combining kernel adds up."""
+    problem, expected = prepared(Case(batch=1, heads=1, key_heads=1, queries=1, keys=563, is_causal=True, d=2, dv=3))
+    set_blocks(monkeypatch, SMALL["16 × 16"])
+    monkeypatch.setattr(operators, "programs_wanted", lambda _: 10**6)
+    check_output(forward(problem), expected)
+    assert launched[0].grid[0] == 36 > 2 * launched[1].arguments["CHUNK"]
+
+
+@pytest.mark.parametrize(
+    ("case", "kernel"),
+    [
+        (Case(heads=4, key_heads=1, queries=4, keys=9), "parts_kernel"),
+        (Case(heads=17, key_heads=1, queries=1, keys=9), "forward_kernel"),
+        (Case(batch=1, documents=(4, 5)), "forward_kernel"),
+    ],
+    ids=["sixteen rows", "seventeen rows", "documents"],
+)
+def test_which_requests_are_decoding(launched: list[launch.Launch], case: Case, kernel: str) -> None:
+    problem, expected = prepared(case)
+    check_output(forward(problem), expected)
+    assert names(launched)[0] == kernel
+    launched.clear()
+    problem.solve(diff_attention, backend="triton")  # with gradients, what decoding does not keep is needed
+    assert names(launched)[0] == "forward_kernel"
+
+
+# The norm.
+
+
+def normed(
+    problem: Problem, weight: Tensor, backend: str, dtype: torch.dtype | None = None, **settings: float
+) -> dict[str, Tensor]:
+    """The operator with its norm, and gradients of all five; ``dtype``: everything cast to it before."""
+
+    def cast(x: Tensor) -> Tensor:
+        return (x if dtype is None else x.to(dtype)).detach().requires_grad_()
+
+    assert isinstance(problem.lam, Tensor)
+    leaves = [cast(x) for x in (problem.q, problem.k, problem.v, problem.lam, weight)]
+    options = dict(problem.options)
+    if dtype is not None and options.get("attn_mask") is not None and options["attn_mask"].dtype != torch.bool:
+        options["attn_mask"] = options["attn_mask"].to(dtype)
+    q, k, v, lam, norm_weight = leaves
+    out = diff_attention(q, k, v, lam, **options, norm_weight=norm_weight, backend=backend, **settings)
+    gradients = torch.autograd.grad(out, leaves, problem.dout.to(out.dtype))
+    return dict(zip(("out", "q", "k", "v", "lam", "weight"), (out.detach(), *gradients), strict=True))
+
+
+def check_norm(problem: Problem, weight: Tensor, **settings: float) -> None:
+    """As near to float64 as the plain composition in the problem's dtype, twice its error and some roundings."""
+    exact = normed(problem, weight, "reference", torch.float64, **settings)
+    plain = normed(problem, weight, "reference", **settings)
+    fused = normed(problem, weight, "triton", **settings)
+    for name, value in exact.items():
+        assert fused[name].dtype == plain[name].dtype
+        assert fused[name].isfinite().all(), name
+        by_plain = (plain[name].double() - value).abs().max()
+        limit = 2 * by_plain + 16 * torch.finfo(problem.q.dtype).eps * value.abs().max()
+        error = (fused[name].double() - value).abs().max()
+        assert error <= limit, f"{name} is off by {error}, allowed is {limit}"
+
+
+NORMED = {
+    "causal": replace(BASE, queries=63, keys=63, is_causal=True),
+    "odd widths": replace(BASE, queries=35, keys=35, d=5, dv=19, window=20),
+    "queries that see nothing": replace(BASE, queries=40, keys=33, is_causal=True, mask="bool (N, S)", heads=1),
+    "additive mask": replace(BASE, batch=2, heads=1, queries=20, keys=20, mask="add -inf (B, 1, N, S)"),
+    "layout": replace(BASE, batch=2, heads=4, key_heads=2, queries=17, keys=33, is_causal=True, layout="cache"),
+    "one query": replace(BASE, queries=1, keys=33, is_causal=True),
+    "documents": replace(BASE, queries=50, keys=50, documents=(17, 33), is_causal=True),
+}
+
+
+@pytest.fixture
+def norm_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator may not fall back on a norm of its own: only "reference" does that."""
+
+    def refuse(x: Tensor, *rest: Any) -> Tensor:
+        assert x.grad_fn is not None
+        assert "triton" not in type(x.grad_fn).__name__.lower()
+        return rms_norm(x, *rest)
+
+    monkeypatch.setattr(operator_module, "rms_norm", refuse)
+
+
+@pytest.mark.usefixtures("poisoned_memory", "norm_refused")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("request_", NORMED)
+def test_the_fused_norm(monkeypatch: pytest.MonkeyPatch, request_: str, dtype: torch.dtype) -> None:
+    problem = build(replace(NORMED[request_], dtype=dtype))
+    weight = torch.randn(problem.v.shape[-1]).to(dtype)
+    weight[:3] = 0.0  # a channel that is switched off still has a gradient of its weight
+    set_blocks(monkeypatch, SMALL["16 × 16"])
+    check_norm(problem, weight, norm_eps=1e-3, norm_scale=0.35)
+
+
+@pytest.mark.usefixtures("norm_refused")
+def test_the_fused_norm_with_a_weight_in_float32() -> None:
+    """Under mixed precision the norm's weight stays in float32."""
+    problem = build(replace(NORMED["causal"], queries=20, keys=20, dtype=torch.float16))
+    check_norm(problem, torch.randn(problem.v.shape[-1]), norm_eps=0.1, norm_scale=-1.5)
+
+
+def test_the_fused_norm_of_the_default_settings() -> None:
+    check_norm(build(replace(NORMED["causal"], queries=20, keys=20)), torch.randn(BASE.dv))
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("request_", ["three queries", "grouped", "additive mask that hides", "float16"])
+def test_the_fused_norm_while_decoding(
+    monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], request_: str
+) -> None:
+    problem = build(DECODING[request_])
+    weight, settings = torch.randn(problem.v.shape[-1]), {"norm_eps": 1e-3, "norm_scale": 0.35}
+    monkeypatch.setattr(operators, "programs_wanted", lambda _: 10**6)
+    monkeypatch.setattr(operator_module, "rms_norm", None)
+    set_blocks(monkeypatch, SMALL["16 × 16"])
+    fused = forward(problem, norm_weight=weight, **settings)
+    assert names(launched) == ["parts_kernel", "combine_kernel"]
+    _check_normed_output(fused, prepared(DECODING[request_])[1], weight, **settings)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("two_passes", [False, True], ids=["one pass", "two passes"])
+def test_the_fused_norm_without_gradients(
+    monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], two_passes: bool
+) -> None:
+    problem, expected = prepared(LONG["window"])
+    weight, settings = torch.randn(problem.v.shape[-1]), {"norm_eps": 1e-3, "norm_scale": 0.35}
+    monkeypatch.setattr(operator_module, "rms_norm", None)
+    set_blocks(monkeypatch, SMALL["16 × 32"]._replace(two_passes=two_passes))
+    _check_normed_output(forward(problem, norm_weight=weight, **settings), expected, weight, **settings)
+    assert names(launched) == ["forward_kernel"]
+
+
+def _check_normed_output(out: Tensor, expected: Expected, weight: Tensor, norm_eps: float, norm_scale: float) -> None:
+    """Equation 3 around the oracle's heads; allowed is what the heads' errors become, and the norm's own rounding."""
+    heads, limits = expected.values["out"], expected.limits["out"]
+    root = np.sqrt((heads**2).mean(-1, keepdims=True) + norm_eps)
+    values = norm_scale * heads / root * float64(weight)
+    errors = (limits + np.abs(heads) / root * np.sqrt((limits**2).mean(-1, keepdims=True))) / root
+    limit = abs(norm_scale) * np.abs(float64(weight)) * errors + 4 * torch.finfo(out.dtype).eps * np.abs(values)
+    assert np.all(np.abs(float64(out) - values) <= limit)
+
+
+# Memory.
+
+
+def inside_nan(x: Tensor, rows: int = 3, channels: int = 5) -> Tensor:
+    """The same numbers as a view into memory that is NaN before and after every row, and on all sides of the rows."""
+    whole = x.new_full((*x.shape[:-2], x.shape[-2] + 2 * rows, x.shape[-1] + channels), float("nan"))
+    view = whole[..., rows:-rows, 2 : 2 + x.shape[-1]]
+    view.copy_(x)
+    return view
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+@pytest.mark.parametrize("request_", ["63 of 130", "mask for each head", "shared keys", "float16"])
+def test_nothing_outside_the_tensors_is_read(monkeypatch: pytest.MonkeyPatch, request_: str, norm: bool) -> None:
+    """A cache is longer than what is in it, and whatever is in its unused part, or beside a head, must not show."""
+    case = replace(LONG[request_], layout="contiguous", queries=35, keys=51, d=12, dv=20)
+    problem = build(case)
+    surrounded = replace(
+        problem,
+        **{name: inside_nan(getattr(problem, name)) for name in ("q", "k", "v", "dout")},
+        lam=torch.full((*problem.lam.shape, 3), float("nan"))[..., 1].copy_(problem.lam),
+    )
+    more = {"norm_weight": torch.randn(case.dv)} if norm else {}
+    if "attn_mask" in problem.options:
+        mask = problem.options["attn_mask"]
+        around = torch.ones(*mask.shape[:-1], 2 * mask.shape[-1] + 40, dtype=torch.bool)
+        around[..., 7 : 7 + 2 * mask.shape[-1] : 2] = mask
+        strided = around[..., 7 : 7 + 2 * mask.shape[-1] : 2]
+        surrounded = replace(surrounded, options={**problem.options, "attn_mask": strided})
+    for blocks in SMALL.values():
+        set_blocks(monkeypatch, blocks)
+        plain = problem.solve(diff_attention, backend="triton", **more)
+        for name, value in surrounded.solve(diff_attention, backend="triton", **more).items():
+            assert torch.equal(value, plain[name]), name
+    decoded, more_keys = (
+        replace(each, q=each.q[..., -3:, :], lam=each.lam[..., -3:]) for each in (problem, surrounded)
+    )
+    if norm or "attn_mask" not in problem.options:
+        for each in (decoded, more_keys):
+            each.options.pop("attn_mask", None)
+        assert torch.equal(forward(decoded, **more), forward(more_keys, **more))
+
+
+def test_offsets_of_more_than_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches 2³¹ + 2²⁰ numbers apart, and rows that end beyond 2³¹: memory that is asked for, but hardly touched."""
+    set_blocks(monkeypatch, SMALL["16 × 16"])
+    far, rows = (1 << 31) + (1 << 20), 1 << 26
+    case = Case(batch=2, heads=1, key_heads=1, queries=40, keys=40, d=4, dv=8, is_causal=True, dtype=torch.float16)
+    problem, expected = prepared(case)
+    try:
+        k = torch.empty(far + 4096, dtype=torch.float16).as_strided(problem.k.shape, (far, 1, 4, 8, 1))
+        v = torch.empty(39 * rows + 4096, dtype=torch.float16).as_strided(problem.v.shape, (8, 1, rows, 1))
+    except RuntimeError:
+        pytest.skip("the system does not hand out memory that it does not have")
+    k.copy_(problem.k)
+    v.copy_(problem.v)
+    distant = replace(problem, k=k, v=v)
+    expected.check(distant.solve(diff_attention, backend="triton"))
+    check = replace(distant, q=distant.q[..., -2:, :])
+    near = replace(problem, q=distant.q[..., -2:, :])
+    assert torch.equal(forward(check), forward(near))
+
+
+@pytest.mark.parametrize("request_", ["documents", "mask for each head", "grouped"])
+def test_the_same_input_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, request_: str) -> None:
+    problem = build(replace(LONG[request_], d=4, dv=8))
+    set_blocks(monkeypatch, SMALL["32 × 16"])
+    first, *others = (normed(problem, torch.ones(8), "triton") for _ in range(3))
+    for other in others:
+        for name, value in other.items():
+            assert torch.equal(value, first[name]), name
+
+
+# Under torch's other machinery.
+
+SMALL_CASES = {
+    "causal": Case(is_causal=True, queries=7, lam="full"),
+    "grouped, masked, windowed": Case(
+        heads=4, mask="bool (B, 1, 1, S)", is_causal=True, window=4, lam="full", layout="projection"
+    ),
+    "documents": Case(batch=1, heads=4, documents=(3, 0, 6), is_causal=True, lam="full", layout="projection"),
+    "shared keys, additive mask": Case(
+        key_maps=1, mask="add -inf (B, 1, N, S)", queries=11, lam="full", is_causal=True, dv=4, layout="cache"
+    ),
+}
+
+
+def operator_arguments(case: Case, norm: bool, keep: bool) -> tuple[Any, ...]:
+    """As ``triton_forward`` takes them."""
+    problem = build(case)
+    assert isinstance(problem.lam, Tensor)
+    lam = problem.lam.expand(case.batch, case.heads, case.queries)
+    mask, ends = problem.options.get("attn_mask"), problem.options.get("cu_seqlens")
+    documents = None if ends is None else document_bounds(ends, case.keys)
+    weight = torch.randn(case.dv) if norm else None
+    tensors = [x if x is None else x.detach().requires_grad_(keep) for x in (problem.q, problem.k, problem.v, lam)]
+    weight = weight if weight is None else weight.requires_grad_(keep)
+    return *tensors, mask, case.is_causal, case.d**-0.5, case.window, documents, weight, 1e-5, 0.7, keep
+
+
+@pytest.mark.parametrize(
+    ("request_", "norm"),
+    [
+        ("causal", False),
+        ("grouped, masked, windowed", True),
+        ("documents", True),
+        ("shared keys, additive mask", False),
+    ],
+)
+def test_opcheck(request_: str, norm: bool) -> None:
+    case = SMALL_CASES[request_]
+    keeping = operator_arguments(case, norm, True)
+    torch.library.opcheck(torch.ops.diff_transformer.triton_forward, keeping)
+    torch.library.opcheck(torch.ops.diff_transformer.triton_forward, operator_arguments(case, norm, False))
+    detached = [x.detach() if isinstance(x, Tensor) else x for x in keeping]
+    q, k, v, lam, mask, is_causal, scale, window, documents, weight, eps, factor, _ = detached
+    out, plain, *saved = torch.ops.diff_transformer.triton_forward(*detached)
+    arguments = (q, k, v, lam, mask, documents, weight, plain if norm else out, *saved)
+    settings = (is_causal, scale, window, eps, factor)
+    torch.library.opcheck(
+        torch.ops.diff_transformer.triton_backward, (build(case).dout, *arguments, *settings)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("request_", "dynamic"),
+    [("causal", None), ("grouped, masked, windowed", True), ("documents", True), ("shared keys, additive mask", None)],
+)
+def test_compiled(request_: str, dynamic: bool | None) -> None:
+    """In one graph, with the norm, forward and backward; then for another length."""
+    torch._dynamo.reset()
+    compiled = torch.compile(diff_attention, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    case = SMALL_CASES[request_]
+    longer = replace(case, queries=13, keys=13, documents=case.documents and (6, 7))
+    for each in (case, longer):
+        problem, weight = build(each), torch.randn(each.dv, requires_grad=True)
+        with torch.no_grad():
+            out = forward(problem, norm_weight=weight)
+            again = compiled(
+                problem.q, problem.k, problem.v, problem.lam, **problem.options, norm_weight=weight, backend="triton"
+            )
+        torch.testing.assert_close(again, out)
+        eager = problem.solve(diff_attention, backend="triton", norm_weight=weight)
+        answer = problem.solve(compiled, backend="triton", norm_weight=weight)
+        for name, value in eager.items():
+            assert torch.equal(answer[name], value), name
+    torch._dynamo.reset()
+
+
+def test_autocast_and_checkpointing() -> None:
+    """Half precision chosen by autocast is what half precision is, and so is what checkpointing computes again."""
+    problem, weight = build(replace(SMALL_CASES["grouped, masked, windowed"])), torch.randn(8)
+    half = replace(problem, **{name: getattr(problem, name).half() for name in ("q", "k", "v", "dout")})
+    plain = normed(half, weight, "triton")
+    leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v, problem.lam, weight)]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, weight: Tensor) -> Tensor:
+        return diff_attention(q, k, v, lam, **problem.options, norm_weight=weight, backend="triton")
+
+    for checkpointed in (False, True):
+        with torch.autocast("cpu", dtype=torch.float16):
+            out = checkpoint(attend, *leaves, use_reentrant=False) if checkpointed else attend(*leaves)
+        assert out.dtype == torch.float16
+        gradients = torch.autograd.grad(out, leaves, half.dout)
+        for value, (name, wanted) in zip((out, *gradients), plain.items(), strict=True):
+            assert torch.equal(value, wanted.to(value.dtype)), name
+
+
+def test_second_derivatives_are_refused() -> None:
+    q, k, v, lam, *_ = operator_arguments(SMALL_CASES["causal"], False, True)
+    weight = torch.randn(8, requires_grad=True)
+    out = diff_attention(q, k, v, lam, norm_weight=weight, backend="triton")
+    (gradient,) = torch.autograd.grad(out.square().sum(), [weight], create_graph=True)
+    with pytest.raises(RuntimeError, match=r"'triton' cannot be differentiated twice.*'reference'"):
+        gradient.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+def test_forward_mode_takes_reference() -> None:
+    q, k, v, *_ = operator_arguments(SMALL_CASES["causal"], False, False)
+
+    def derivative(name: str) -> Tensor:
+        return torch.func.jvp(lambda x: diff_attention(x, k, v, 0.5, backend=name), (q,), (torch.ones_like(q),))[1]
+
+    with pytest.raises(ValueError, match=r"'triton' cannot run.*forward mode.*'reference'"):
+        derivative("triton")
+    torch.testing.assert_close(derivative("auto"), derivative("reference"))
+
+
+# Which backend runs, and what it says where it does not.
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that run inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("request_", SMALL_CASES)
+def test_the_kernels_run_alone(launched: list[launch.Launch], request_: str) -> None:
+    problem, weight = build(SMALL_CASES[request_]), torch.randn(SMALL_CASES[request_].dv)
+    with Operators() as seen:
+        problem.solve(diff_attention, backend="triton", norm_weight=weight)
+        forward(problem)
+    assert names(launched)[:4] == ["forward_kernel", "rows_kernel", "keys_kernel", "queries_kernel"]
+    ours = {name: count for name, count in seen.count.items() if name.startswith("diff_transformer")}
+    assert ours == {"diff_transformer::triton_forward": 2, "diff_transformer::triton_backward": 1}
+    for part in ("softmax", "scaled_dot_product", "mm", "mean", "rsqrt"):
+        assert not [name for name in seen.count if part in name], part
+
+
+def test_auto_on_the_cpu_is_not_the_interpreter(launched: list[launch.Launch]) -> None:
+    build(SMALL_CASES["causal"]).solve(diff_attention)
+    assert not launched
+
+
+def attend(dtype: torch.dtype = torch.float32, d: int = 4, dv: int = 8) -> Tensor:
+    q, v = torch.randn(1, 1, 2, 3, d, dtype=dtype), torch.randn(1, 1, 3, dv, dtype=dtype)
+    return diff_attention(q, q, v, 0.5, backend="triton")
+
+
+def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    attend()
+    with pytest.raises(ValueError, match=r"'triton' cannot run this request: it computes float32.*torch.float64"):
+        attend(torch.float64)
+    attend(d=128, dv=256)
+    for d, dv in ((129, 8), (4, 257)):
+        with pytest.raises(
+            ValueError, match=rf"'triton' cannot run.*d up to 128 and dv up to 256, got d {d} and dv {dv}"
+        ):
+            attend(d=d, dv=dv)
+    with monkeypatch.context() as patch:
+        patch.setattr(triton_backend, "interpreted", lambda: False)
+        with pytest.raises(ValueError, match=r"'triton' cannot run.*on a CUDA device, got cpu"):
+            attend()
+    with monkeypatch.context() as patch:
+        patch.setattr(triton_backend, "_installed", lambda: False)
+        with pytest.raises(ValueError, match=r"'triton' cannot run.*the package triton is not installed"):
+            attend()
+    meta = torch.empty(1, 1, 2, 3, 4, device="meta")
+    with pytest.raises(ValueError, match=r"'triton' cannot run.*on a CUDA device, got meta"):
+        diff_attention(meta, meta, meta[:, :, 0], 0.5, backend="triton")
+
+
+def test_reasons_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only a device could say, with a device made up."""
+
+    def reason(capability: tuple[int, int], hip: str | None = None) -> str | None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        return triton_backend.reason_against_triton("cuda", 0, torch.bfloat16, 64, 128)
+
+    for capability in ((8, 0), (8, 6), (9, 0), (10, 0), (12, 0)):
+        assert reason(capability) is None
+    assert reason((7, 5)) == "it needs compute capability 8.0 or more, got 7.5"
+    assert "ROCm" in str(reason((9, 0), "6.4"))
+
+
+def test_a_learned_mask_is_refused() -> None:
+    problem = build(Case(mask="add (H, N, S)"))
+    problem.options["attn_mask"].requires_grad_()
+    with pytest.raises(ValueError, match=r"'triton' cannot run.*no gradient for attn_mask"):
+        problem.solve(diff_attention, backend="triton")
+
+
+def test_the_kernels_are_imported_when_they_are_used() -> None:
+    """torch._dynamo, which marking functions for torch.compile loads, imports triton itself: it is ours that counts."""
+    program = """
+        import sys
+        import diff_transformer.ops
+        assert diff_transformer.ops.backends.explain()["triton"] is not None
+        print([name for name in sys.modules if name.startswith("diff_transformer.ops.triton.")])
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stdout == "['diff_transformer.ops.triton.attention']\n", done.stderr

@@ -1,0 +1,507 @@
+"""The Triton kernels on a GPU, compiled: everything that the interpreter cannot show.
+
+Nearly every case compiles kernels of its own, on one core: `pytest -n 8 tests/ops/triton` shares the work.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from budget import Case, Problem, build, prepared
+from diff_transformer import diff_attention
+from diff_transformer.ops.triton.attention import interpreted
+from diff_transformer.ops.visibility import document_bounds
+from situations import SITUATIONS, case
+
+pytestmark = [
+    pytest.mark.gpu,
+    # What torch remarks about compiling and tensor cores is not about these kernels.
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.*deprecated:DeprecationWarning"),
+]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HALF = (torch.bfloat16, torch.float16)
+
+
+@contextlib.contextmanager
+def multiplied(precision: str) -> Iterator[None]:
+    """How torch, and so the kernels, multiply float32. (monkeypatch would delete the setting, not restore it.)"""
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = precision
+    yield
+    settings.fp32_precision = before
+
+
+@pytest.fixture(autouse=True)
+def _exact_float32() -> Iterator[None]:
+    """float32 as float32, here and in what the kernels are compared with."""
+    with multiplied("ieee"):
+        yield
+
+
+def moved(x: Any) -> Any:
+    """To the GPU with all the memory that it is a view of: `Tensor.to` would give what has gaps another layout."""
+    if not isinstance(x, Tensor):
+        return x
+    memory = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+    return memory.to("cuda").as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def on_gpu(problem: Problem | Case) -> Problem:
+    """The problem, or that of a case."""
+    problem = build(problem) if isinstance(problem, Case) else problem
+    tensors = {name: moved(getattr(problem, name)) for name in ("q", "k", "v", "lam", "dout")}
+    return Problem(**tensors, options={name: moved(value) for name, value in problem.options.items()})
+
+
+def forward(problem: Problem, **more: Any) -> Tensor:
+    """The output alone, where no gradient is wanted."""
+    with torch.no_grad():
+        return diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="triton", **more)
+
+
+def test_the_kernels_are_compiled_here() -> None:
+    assert not interpreted()
+
+
+# The small situations of the common suite.
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_output_and_gradients(situation: str, dtype: torch.dtype) -> None:
+    problem, expected = prepared(case(situation, dtype))
+    problem = on_gpu(problem)
+    answer = problem.solve(diff_attention, backend="triton")
+    expected.check(answer)
+    out = forward(problem)  # without gradients other kernels run
+    expected.check({**answer, "out": out})
+
+
+# Sizes with many blocks, against the formula in float64.
+
+
+def formula(problem: Problem, case: Case, weight: Tensor | None, eps: float, factor: float) -> Any:
+    """What `Problem.solve` takes: Equation 1 spelled out in the dtype of its inputs, and the norm behind it."""
+    n, s, device = case.queries, case.keys, problem.q.device
+    own, keys = torch.arange(n, device=device)[:, None] + s - n, torch.arange(s, device=device)
+    seen = torch.ones(n, s, dtype=torch.bool, device=device)
+    if case.is_causal:
+        seen &= keys <= own
+    if case.window is not None:
+        seen &= keys > own - case.window
+    if case.documents is not None:
+        lengths = torch.tensor(case.documents, device=device)
+        which = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
+        seen &= which[:, None] == which
+    mask = problem.options.get("attn_mask")
+    if mask is not None and mask.dtype == torch.bool:
+        seen = seen & mask
+    seen = seen.expand(torch.broadcast_shapes(seen.shape, (1, 1, n, s))).unsqueeze(2)
+    addend = mask if mask is not None and mask.dtype != torch.bool else None
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, **_: object) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        if addend is not None:
+            scores = scores + addend.to(q.dtype).expand(-1, q.shape[1], -1, -1).unsqueeze(2)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        blind = (scores == -torch.inf).all(-1, keepdim=True)
+        maps = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+        out = (maps[:, :, 0] - lam.to(q.dtype).expand(q.shape[0], q.shape[1], n)[..., None] * maps[:, :, 1]) @ v
+        if weight is None:
+            return out
+        wide = out.to(torch.promote_types(out.dtype, torch.float32))  # whose squares float16 cannot hold
+        return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight * factor).to(out.dtype)
+
+    return attend
+
+
+def in_float64(problem: Problem) -> Problem:
+    """The same numbers. λ too: it is the backends' business to keep it in float32."""
+    wide = {name: getattr(problem, name).double() for name in ("q", "k", "v", "lam", "dout")}
+    return replace(problem, **wide)
+
+
+def check_against_formula(case: Case, *, norm: bool = False, gradients: bool = True) -> None:
+    """At most twice as far from float64 as the formula with every step in the case's dtype, and a few roundings."""
+    problem = on_gpu(case)
+    weight = torch.randn(case.dv, device="cuda") if norm else None
+    attend = formula(problem, case, weight, 1e-5, 0.4)
+    exact, plain = in_float64(problem).solve(attend), problem.solve(attend)
+    more = {"norm_weight": weight, "norm_eps": 1e-5, "norm_scale": 0.4} if norm else {}
+    answer = problem.solve(diff_attention, backend="triton", **more) if gradients else {}
+    answers = [answer, {"out": forward(problem, **more)}]
+    eps = max(torch.finfo(case.dtype).eps, torch.finfo(torch.float32).eps)
+    for name, value in ((name, value) for each in answers for name, value in each.items()):
+        assert value.isfinite().all(), name
+        largest, by_plain = exact[name].abs().max(), (plain[name].double() - exact[name]).abs().max()
+        limit = 2 * by_plain + 4 * eps * largest
+        error = (value.double() - exact[name]).abs().max()
+        assert error <= limit, f"{name} is off by {error:.3g}, allowed is {limit:.3g}"
+
+
+# Logits of standard deviation 1: peaked enough to matter, and the plain formula in bfloat16 is still a formula.
+SIZES = Case(batch=2, heads=4, key_heads=2, d=64, dv=128, dtype=torch.bfloat16, gain=1.0, lam="full", is_causal=True)
+KERNEL_SIZES = {
+    **{f"{n} tokens, d {d}": replace(SIZES, queries=n, keys=n, d=d, dv=2 * d)
+       for n in (63, 111, 128, 257, 640, 1025) for d in (64, 128)},
+    "float16": replace(SIZES, queries=511, keys=511, dtype=torch.float16),
+    "float32": replace(SIZES, queries=257, keys=257, dtype=torch.float32),
+    "float32, wide": replace(SIZES, queries=130, keys=130, d=128, dv=256, dtype=torch.float32),
+    "d 32": replace(SIZES, queries=300, keys=300, d=32, dv=64),
+    "d 80, dv 96": replace(SIZES, queries=300, keys=300, d=80, dv=96),
+    "d 96, dv = d": replace(SIZES, queries=300, keys=300, d=96, dv=96),
+    "d 128, dv 128": replace(SIZES, queries=300, keys=300, d=128, dv=128),
+    "not causal": replace(SIZES, queries=511, keys=511, is_causal=False),
+    "window": replace(SIZES, queries=1025, keys=1025, window=300),
+    "window, not causal": replace(SIZES, queries=700, keys=700, window=300, is_causal=False),
+    "200 of 1025": replace(SIZES, queries=200, keys=1025),
+    "1025 of 200": replace(SIZES, queries=1025, keys=200),
+    "documents": replace(SIZES, batch=1, queries=1025, keys=1025, documents=(300, 1, 0, 500, 224)),
+    "documents, wide": replace(SIZES, batch=1, queries=600, keys=600, documents=(300, 1, 299), d=128, dv=256),
+    "padding": replace(SIZES, queries=511, keys=511, mask="bool (B, 1, 1, S)"),
+    "padding, wide": replace(SIZES, queries=300, keys=300, mask="bool (B, 1, 1, S)", d=128, dv=256),
+    "mask for each head": replace(SIZES, queries=257, keys=511, mask="bool (B, H, N, S)"),
+    "additive mask": replace(SIZES, queries=511, keys=511, mask="add -inf (B, 1, N, S)"),
+    "additive mask, wide": replace(SIZES, queries=257, keys=257, mask="add (B, H, N, S)", d=128, dv=256),
+    "shared keys": replace(SIZES, heads=8, key_heads=2, queries=511, keys=511, key_maps=1, dv=64),
+    "shared keys, wide": replace(SIZES, heads=8, key_heads=2, queries=257, keys=257, key_maps=1, d=128, dv=128),
+    "projection": replace(SIZES, queries=511, keys=511, layout="projection"),
+    "cache": replace(SIZES, queries=257, keys=511, layout="cache"),
+    "expanded": replace(SIZES, queries=257, keys=257, layout="expanded"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+@pytest.mark.parametrize("size", KERNEL_SIZES)
+def test_kernel_sizes(size: str, norm: bool) -> None:
+    check_against_formula(KERNEL_SIZES[size], norm=norm)
+
+
+DECODING = {
+    "one token": replace(SIZES, queries=1, keys=1025),
+    "one token, long cache": replace(SIZES, batch=1, queries=1, keys=100_003),
+    "one token, short cache": replace(SIZES, queries=1, keys=7),
+    "one token, wide": replace(SIZES, queries=1, keys=4099, d=128, dv=256),
+    "four tokens, grouped": replace(SIZES, heads=8, queries=4, keys=2047),
+    "three tokens, window": replace(SIZES, queries=3, keys=4097, window=1000),
+    "padding": replace(SIZES, queries=1, keys=1025, mask="bool (B, 1, 1, S)"),
+    "additive mask": replace(SIZES, queries=4, keys=1025, mask="add -inf (B, 1, N, S)"),
+    "shared keys": replace(SIZES, heads=8, queries=1, keys=1025, key_maps=1, dv=64),
+    "cache": replace(SIZES, queries=1, keys=1025, layout="cache"),
+    "d 80, dv 96": replace(SIZES, queries=2, keys=333, d=80, dv=96),
+    "float16": replace(SIZES, queries=1, keys=1025, dtype=torch.float16),
+    "float32": replace(SIZES, queries=1, keys=1025, dtype=torch.float32),
+    "many sequences": replace(SIZES, batch=300, queries=1, keys=65),
+}
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+@pytest.mark.parametrize("size", DECODING)
+def test_decoding(size: str, norm: bool) -> None:
+    check_against_formula(DECODING[size], norm=norm, gradients=False)
+
+
+def test_tf32_is_torchs_own_setting() -> None:
+    """With tf32 allowed the error is of tf32's size (10 bits), and far above float32's."""
+    size = replace(SIZES, queries=257, keys=257, dtype=torch.float32)
+    problem = on_gpu(size)
+    exact = in_float64(problem).solve(formula(problem, size, None, 0.0, 1.0))
+    errors = {}
+    for precision in ("ieee", "tf32"):
+        with multiplied(precision):
+            answer = problem.solve(diff_attention, backend="triton")
+        errors[precision] = {
+            name: float((answer[name].double() - value).abs().max() / value.abs().max())
+            for name, value in exact.items()
+        }
+    for name in exact:
+        assert errors["ieee"][name] < 2e-5, (name, errors)
+        assert 5 * errors["ieee"][name] < errors["tf32"][name] < 16 * 2**-10, (name, errors)
+
+
+# The same bits every time.
+
+
+@pytest.mark.parametrize("size", ["1025 tokens, d 64", "257 tokens, d 128", "documents", "mask for each head"])
+def test_training_gives_the_same_bits_a_hundred_times(size: str) -> None:
+    """A race between threads of a block would show as a different answer now and then."""
+    problem, weight = on_gpu(KERNEL_SIZES[size]), torch.randn(KERNEL_SIZES[size].dv, device="cuda", requires_grad=True)
+
+    def solve() -> list[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v, problem.lam)]
+        out = diff_attention(*leaves, **problem.options, norm_weight=weight, backend="triton")
+        return [out, *torch.autograd.grad(out, [*leaves, weight], problem.dout)]
+
+    first = solve()
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(100):
+        for a, b in zip(first, solve(), strict=True):
+            different += (a != b).sum()
+    assert different.item() == 0
+
+
+@pytest.mark.parametrize("request_", [*KERNEL_SIZES.values(), *DECODING.values()], ids=[*KERNEL_SIZES, *DECODING])
+def test_forward_gives_the_same_bits_a_hundred_times(request_: Case) -> None:
+    problem = on_gpu(request_)
+    first = forward(problem)
+    different = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(100):
+        different += (forward(problem) != first).sum()
+    assert different.item() == 0
+
+
+# Under torch's other machinery.
+
+MACHINERY = {
+    "causal": replace(SIZES, queries=130, keys=130),
+    "padding, window": replace(SIZES, queries=130, keys=130, mask="bool (B, 1, 1, S)", window=50, layout="projection"),
+    "documents": replace(SIZES, batch=1, queries=130, keys=130, documents=(63, 67)),
+    "shared keys": replace(SIZES, heads=4, queries=65, keys=130, key_maps=1, layout="cache"),
+}
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+@pytest.mark.parametrize("request_", MACHINERY)
+def test_opcheck(request_: str, norm: bool) -> None:
+    from diff_transformer.ops.triton import operators  # registers them
+
+    problem, size = on_gpu(MACHINERY[request_]), MACHINERY[request_]
+    lam = problem.lam.expand(size.batch, size.heads, size.queries)
+    mask, ends = problem.options.get("attn_mask"), problem.options.get("cu_seqlens")
+    documents = None if ends is None else document_bounds(ends, size.keys)
+    weight = torch.randn(size.dv, device="cuda") if norm else None
+    tensors, scale = (problem.q, problem.k, problem.v, lam), size.d**-0.5
+    rest = (mask, True, scale, size.window, documents)
+    for keep in (True, False):
+        leaves = [x.detach().requires_grad_(keep) for x in tensors]
+        of_norm = weight if weight is None else weight.detach().requires_grad_(keep)
+        torch.library.opcheck(operators.forward, (*leaves, *rest, of_norm, 1e-5, 0.7, keep))
+    out, plain, *saved = operators.forward(*tensors, *rest, weight, 1e-5, 0.7, True)
+    saved = (plain if norm else out, *saved)
+    settings = (True, scale, size.window, 1e-5, 0.7)
+    torch.library.opcheck(operators.backward, (problem.dout, *tensors, mask, documents, weight, *saved, *settings))
+
+
+@pytest.mark.parametrize("request_", MACHINERY)
+def test_compiled_in_one_graph(request_: str) -> None:
+    """By inductor, forward and backward, and without gradients."""
+    torch._dynamo.reset()
+    compiled = torch.compile(diff_attention, fullgraph=True)
+    problem, weight = on_gpu(MACHINERY[request_]), torch.randn(128, device="cuda")
+    eager = problem.solve(diff_attention, backend="triton", norm_weight=weight)
+    for name, value in problem.solve(compiled, backend="triton", norm_weight=weight).items():
+        torch.testing.assert_close(value, eager[name], rtol=1e-2, atol=1e-2, msg=name)
+    with torch.no_grad():
+        out = compiled(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="triton")
+    torch.testing.assert_close(out, forward(problem), rtol=1e-2, atol=1e-2)
+    torch._dynamo.reset()
+
+
+def test_compiled_for_changing_lengths() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(diff_attention, fullgraph=True)
+    for n in (130, 257, 400):
+        problem = on_gpu(replace(SIZES, queries=n, keys=n))
+        eager = problem.solve(diff_attention, backend="triton")
+        for name, value in problem.solve(compiled, backend="triton").items():
+            torch.testing.assert_close(value, eager[name], rtol=1e-2, atol=1e-2, msg=name)
+    torch._dynamo.reset()
+
+
+def test_autocast_and_checkpointing() -> None:
+    problem, weight = on_gpu(replace(SIZES, queries=130, keys=130)), torch.randn(128, device="cuda")
+    plain = problem.solve(diff_attention, backend="triton", norm_weight=weight)
+    leaves = [
+        x.detach().requires_grad_() for x in (problem.q.float(), problem.k.float(), problem.v.float(), problem.lam)
+    ]
+
+    def attend(*tensors: Tensor) -> Tensor:
+        return diff_attention(*tensors, **problem.options, norm_weight=weight, backend="triton")
+
+    for checkpointed in (False, True):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = checkpoint(attend, *leaves, use_reentrant=False) if checkpointed else attend(*leaves)
+        gradients = torch.autograd.grad(out, leaves, problem.dout)
+        for value, (name, wanted) in zip((out, *gradients), plain.items(), strict=True):
+            assert torch.equal(value, wanted.to(value.dtype)), name
+
+
+# CUDA graphs, streams, devices.
+
+
+def warmed_up(run: Any) -> None:
+    """What a graph may not contain: compilation, and the first use of anything."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [DECODING["one token"], DECODING["padding"], DECODING["four tokens, grouped"], MACHINERY["causal"]],
+    ids=["decoding", "decoding, padding", "decoding four tokens", "forward"],
+)
+def test_a_graph_is_replayed_with_other_inputs(request_: Case) -> None:
+    problem, weight = on_gpu(request_), torch.randn(request_.dv, device="cuda")
+    warmed_up(lambda: forward(problem, norm_weight=weight))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = forward(problem, norm_weight=weight)
+    for _ in range(3):
+        for static in (problem.q, problem.k, problem.v):
+            static.copy_(torch.randn_like(static))
+        problem.lam.copy_(torch.rand_like(problem.lam))
+        graph.replay()
+        assert torch.equal(out, forward(problem, norm_weight=weight))
+
+
+def test_a_graph_of_a_training_step() -> None:
+    problem = on_gpu(MACHINERY["causal"])
+    leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v, problem.lam)]
+
+    def step() -> list[Tensor]:
+        out = diff_attention(*leaves, **problem.options, backend="triton")
+        return [out.detach(), *torch.autograd.grad(out, leaves, problem.dout)]
+
+    warmed_up(step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for _ in range(3):
+        with torch.no_grad():
+            for leaf in leaves:
+                leaf.copy_(torch.randn_like(leaf))
+        graph.replay()
+        for value, wanted in zip(captured, step(), strict=True):
+            assert torch.equal(value, wanted)
+
+
+def test_on_another_stream() -> None:
+    """Inputs that are written late, on the stream where the kernels have to wait for them."""
+    problem = on_gpu(MACHINERY["causal"])
+    expected, decoded = problem.solve(diff_attention, backend="triton"), on_gpu(DECODING["one token"])
+    wanted = forward(decoded)
+    late = replace(problem, q=torch.zeros_like(problem.q))
+    late_decoded = replace(decoded, q=torch.zeros_like(decoded.q))
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late.q.copy_(problem.q)
+        late_decoded.q.copy_(decoded.q)
+        answer, out = late.solve(diff_attention, backend="triton"), forward(late_decoded)
+    torch.cuda.synchronize()
+    for name, value in expected.items():
+        assert torch.equal(answer[name], value), name
+    assert torch.equal(out, wanted)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device")
+def test_on_a_device_that_is_not_the_current_one() -> None:
+    first = on_gpu(MACHINERY["causal"])
+    expected = first.solve(diff_attention, backend="triton")
+    assert torch.cuda.current_device() == 0
+    answer = first.to("cuda:1").solve(diff_attention, backend="triton")
+    for name, value in expected.items():
+        assert answer[name].device.index == 1
+        assert torch.equal(answer[name].to("cuda:0"), value), name
+
+
+def test_offsets_of_more_than_32_bits() -> None:
+    """Batches and rows so far apart that no 32 bits hold the distance, in numbers."""
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("too little memory is free")
+    problem = on_gpu(replace(SIZES, queries=130, keys=130, heads=2, key_heads=2))
+    expected = problem.solve(diff_attention, backend="triton")
+
+    def distant(x: Tensor, batch: int, row: int) -> Tensor:
+        strides = list(x.stride())
+        strides[0], strides[-2] = batch, row
+        inner = 1
+        for axis in range(1, x.dim() - 2):  # heads and maps inside a row
+            strides[axis] = inner * x.shape[-1]
+            inner *= x.shape[axis]
+        size = 1 + sum((length - 1) * stride for length, stride in zip(x.shape, strides, strict=True))
+        return torch.empty(size, dtype=x.dtype, device="cuda").as_strided(x.shape, strides).copy_(x)
+
+    far_batches = replace(problem, k=distant(problem.k, (1 << 31) + 4096, 1024))
+    far_rows = replace(problem, v=distant(problem.v, 1024, 1 << 24))
+    for far in (far_batches, far_rows):
+        for name, value in far.solve(diff_attention, backend="triton").items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-2, atol=1e-2, msg=name)
+    decoded = replace(problem, q=problem.q[..., -2:, :], lam=problem.lam[..., -2:])
+    wanted = forward(decoded)
+    for far in (far_batches, far_rows):
+        torch.testing.assert_close(forward(replace(decoded, k=far.k, v=far.v)), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_memory_grows_with_the_length_alone() -> None:
+    """Forward and backward together take less than one map of one head would."""
+    n = 8192
+    q, k = (torch.randn(1, 2, 2, n, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in range(2))
+    v = torch.randn(1, 2, n, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+
+    def step() -> None:
+        torch.autograd.grad(diff_attention(q, k, v, 0.5, is_causal=True, backend="triton").sum(), (q, k, v))
+
+    step()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    assert torch.cuda.max_memory_allocated() - before < n * n * 2
+
+
+# Which backend runs.
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that run inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count[func.name()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_auto_is_triton(dtype: torch.dtype) -> None:
+    problem = on_gpu(replace(MACHINERY["causal"], dtype=dtype))
+    with Operators() as seen:
+        problem.solve(diff_attention)
+    ours = {name: count for name, count in seen.count.items() if name.startswith("diff_transformer")}
+    assert ours == {"diff_transformer::triton_forward": 1, "diff_transformer::triton_backward": 1}
+    assert not [name for name in seen.count if "softmax" in name or "scaled_dot_product" in name]
+
+
+def test_auto_is_sdpa_where_triton_does_not_go() -> None:
+    problem = on_gpu(Case(dtype=torch.float64, is_causal=True))
+    with pytest.raises(ValueError, match=r"'triton' cannot run.*torch.float64"):
+        problem.solve(diff_attention, backend="triton")
+    with Operators() as seen:
+        problem.solve(diff_attention)
+    assert not [name for name in seen.count if "triton" in name]
+
+
+def test_a_mask_on_the_cpu_is_refused() -> None:
+    problem = on_gpu(Case(mask="bool (B, 1, 1, S)"))
+    with pytest.raises(ValueError, match="attn_mask must be on the device"):
+        forward(replace(problem, options={"attn_mask": problem.options["attn_mask"].cpu()}))
