@@ -269,7 +269,8 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
     blocks = p.blocks("decode")
     start = 0 if p.window is None else max(0, s - n - p.window + 1) // blocks.columns * blocks.columns
     steps = triton.cdiv(s - start, blocks.columns)
-    parts = max(1, min(steps, triton.cdiv(programs, batch * key_heads)))
+    most_parts = max(1, triton.cdiv(programs, batch * key_heads))
+    parts = min(steps, most_parts)
     keys_a_part = triton.cdiv(steps, parts) * blocks.columns
     parts = triton.cdiv(s - start, keys_a_part)
     floats: dict[str, Any] = {"dtype": torch.float32, "device": p.q.device}
@@ -312,8 +313,9 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
         **_named("out", "batch head row", out.stride()[:3]),
         "DV": dv,
         "BLOCK_DV": _padded(dv),
-        "PARTS": triton.next_power_of_2(parts),
-        "CHUNK": min(16, triton.next_power_of_2(parts)),
+        # Of the most there can be, so that a growing cache needs no other kernel.
+        "PARTS": triton.next_power_of_2(most_parts),
+        "CHUNK": min(16, triton.next_power_of_2(most_parts)),
         "HAS_NORM": norm is not None,
     }
     launches = [
