@@ -92,10 +92,16 @@ class Problem:
     options: dict[str, Any] = field(default_factory=dict)
 
     def to(self, device: str) -> "Problem":
-        """The same problem on another device."""
+        """The same problem on another device, its tensors views of all the memory that they are views of here.
+
+        `Tensor.to` would give a tensor with gaps another layout.
+        """
 
         def moved(x: Any) -> Any:
-            return x.to(device) if isinstance(x, Tensor) else x
+            if not isinstance(x, Tensor):
+                return x
+            memory = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+            return memory.to(device).as_strided(x.shape, x.stride(), x.storage_offset())
 
         options = {name: moved(value) for name, value in self.options.items()}
         return Problem(*(moved(x) for x in (self.q, self.k, self.v, self.lam, self.dout)), options)

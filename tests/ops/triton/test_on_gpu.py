@@ -49,19 +49,9 @@ def _exact_float32() -> Iterator[None]:
         yield
 
 
-def moved(x: Any) -> Any:
-    """To the GPU with all the memory that it is a view of: `Tensor.to` would give what has gaps another layout."""
-    if not isinstance(x, Tensor):
-        return x
-    memory = x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
-    return memory.to("cuda").as_strided(x.shape, x.stride(), x.storage_offset())
-
-
 def on_gpu(problem: Problem | Case) -> Problem:
     """The problem, or that of a case."""
-    problem = build(problem) if isinstance(problem, Case) else problem
-    tensors = {name: moved(getattr(problem, name)) for name in ("q", "k", "v", "lam", "dout")}
-    return Problem(**tensors, options={name: moved(value) for name, value in problem.options.items()})
+    return (build(problem) if isinstance(problem, Case) else problem).to("cuda")
 
 
 def forward(problem: Problem, **more: Any) -> Tensor:

@@ -28,6 +28,8 @@ def _reason_against_device(device: str, index: int | None, dtype: torch.dtype) -
         return f"it needs its tensors on a CUDA device, got {device}"
     if dtype not in DTYPES:
         return f"it computes float32, bfloat16 and float16, got {dtype}"
+    if device == "cpu" and dtype == torch.bfloat16:
+        return "triton's interpreter, TRITON_INTERPRET=1, does not multiply bfloat16"
     if not _installed():
         return "the package triton is not installed"
     if device == "cuda" and torch.version.hip is not None:

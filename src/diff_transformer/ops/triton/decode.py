@@ -52,7 +52,7 @@ def parts_kernel(
     sum2 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
     first = start + part * keys_a_part
     last = tl.minimum(first + keys_a_part, s)
-    queries, low, high = query[:, None], low[:, None], tl.minimum(high, last)[:, None]
+    queries, low, high = query[:, None], low[:, None], high[:, None]
     for at in range(first, last, KEYS):
         keys = (at + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, at, s, k_row, KEYS, D, BLOCK_D, True)

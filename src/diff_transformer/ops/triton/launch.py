@@ -15,6 +15,7 @@ from diff_transformer.ops.triton.decode import combine_kernel, parts_kernel
 from diff_transformer.ops.triton.forward import forward_kernel
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # as triton saw it when it made the kernels
+_FARTHEST_ROW = 1 << 24  # of 128 rows, the most in a tile, the last is then within 31 bits
 MOST_DECODED = 16  # rows of queries to a key head that go into one tile of the decoding kernel
 
 
@@ -68,8 +69,13 @@ class Problem(NamedTuple):
         )
 
 
-def _rows_together(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _rows_together(x: Tensor) -> bool:
+    """Whether the kernels read x where it lies: a tile's offsets are computed in 32 bits."""
+    return x.stride(-1) == 1 and x.stride(-2) < _FARTHEST_ROW
+
+
+def _with_rows(x: Tensor) -> Tensor:
+    return x if _rows_together(x) else x.contiguous()
 
 
 def _capability(device: torch.device) -> int:
@@ -97,10 +103,10 @@ def problem_of(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = attn_mask.view(torch.uint8)
     return Problem(
-        _rows_together(q),
-        _rows_together(k),
-        _rows_together(v),
-        lam,
+        _with_rows(q),
+        _with_rows(k),
+        _with_rows(v),
+        lam if lam.stride(-1) < _FARTHEST_ROW else lam.contiguous(),
         attn_mask,
         is_causal,
         scale,
@@ -180,9 +186,9 @@ def empty_output(q: Tensor, v: Tensor) -> Tensor:
 
 
 def gradient_like(x: Tensor) -> Tensor:
-    """Memory for the gradient of x, in the layout of x where its last axis is contiguous there."""
+    """Memory for the gradient of x, in the layout of x where the kernels can write it."""
     like = torch.empty_like(x)
-    return like if like.stride(-1) == 1 else x.new_empty(x.shape)
+    return like if _rows_together(x) and _rows_together(like) else x.new_empty(x.shape)
 
 
 def programs_wanted(device: torch.device) -> int:
@@ -248,7 +254,7 @@ def plan_forward(p: Problem, norm: Norm | None, keep: bool) -> tuple[list[Launch
         "HAS_DOCUMENTS": p.documents is not None,
         "HAS_NORM": norm is not None,
         "KEEP": keep,
-        "TWO_PASSES": blocks.two_passes,
+        "TWO_PASSES": blocks.two_passes and not keep,  # which do not have A2·V
     }
     grid = (triton.cdiv(n, blocks.rows), heads, batch)
     return [Launch(forward_kernel, grid, arguments, blocks.num_warps, blocks.num_stages)], out, kept
@@ -340,7 +346,7 @@ def plan_backward(grad_out: Tensor, p: Problem, norm: Norm | None, kept: Kept) -
     batch, heads, _, n, d = p.q.shape
     key_heads, key_maps, s = p.k.shape[1:4]
     dv = p.v.shape[-1]
-    grad_out = _rows_together(grad_out)
+    grad_out = _with_rows(grad_out)
     by_rows, by_queries = ROWS_BLOCKS, p.blocks("queries")
     floats: dict[str, Any] = {"dtype": torch.float32, "device": p.q.device}
     row_sums = torch.empty(batch, heads, 2, n, **floats)
