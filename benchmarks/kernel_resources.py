@@ -26,6 +26,8 @@ CONFIGURATIONS = tuple(
     for d, dv in ((64, 128), (128, 256))
     for configuration in (
         Configuration(d, dv),
+        Configuration(d, dv, key_heads=2),
+        Configuration(d, d, key_heads=2, key_maps=1, has_norm=False),  # DIFF V2
         Configuration(d, dv, window=512, has_documents=True),
         Configuration(d, dv, mask="padding"),
         Configuration(d, dv, mask="full"),
@@ -34,12 +36,12 @@ CONFIGURATIONS = tuple(
     )
 )
 
-# The plain request, and those that take most registers: all kinds of edges, and a mask whose rows are not aligned.
+# Grouped heads, all kinds of edges, and a mask whose rows are not aligned.
 HARDEST = tuple(
     configuration
     for d, dv in ((64, 128), (128, 256))
     for configuration in (
-        Configuration(d, dv),
+        Configuration(d, dv, key_heads=2),
         Configuration(d, dv, window=512, has_documents=True, mask="padding"),
         Configuration(d, dv, is_causal=False, mask="full", length=4095),
     )

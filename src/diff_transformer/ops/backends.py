@@ -73,7 +73,7 @@ def _reason_in_request(backend: str, request: Request) -> str | None:
     if backend == "flex":
         return reason_against_flex(q, request.k, request.v, request.lam)
     if backend == "triton":
-        return reason_against_triton(q.device.type, q.device.index, q.dtype, q.shape[-1], request.v.shape[-1])
+        return reason_against_triton(q, request.v)
     if backend == "cpu" and q.device.type != "cpu":
         return f"it needs its tensors on the CPU, got {q.device}"
     if backend == "cpu" and q.dtype not in (torch.float32, torch.bfloat16, torch.float16):

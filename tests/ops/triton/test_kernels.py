@@ -766,7 +766,7 @@ def test_reasons_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     def reason(capability: tuple[int, int], hip: str | None = None) -> str | None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
         monkeypatch.setattr(torch.version, "hip", hip)
-        return triton_backend.reason_against_triton("cuda", 0, torch.bfloat16, 64, 128)
+        return triton_backend._reason_against_device("cuda", 0, torch.bfloat16)
 
     for capability in ((8, 0), (8, 6), (9, 0), (10, 0), (12, 0)):
         assert reason(capability) is None
@@ -794,3 +794,79 @@ def test_the_kernels_are_imported_when_they_are_used() -> None:
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False, env=environment
     )
     assert done.stdout == "['diff_transformer.ops.triton.attention']\n", done.stderr
+
+
+@pytest.mark.parametrize("kind", ["strided", "expanded"])
+def test_a_norm_weight_need_not_be_contiguous(kind: str) -> None:
+    whole = torch.randn(2 * BASE.dv)
+    weight = whole[::2] if kind == "strided" else torch.full((1,), 1.5).expand(BASE.dv)
+    problem = build(replace(BASE, queries=20, keys=20, is_causal=True))
+    copied = weight.contiguous()
+    for got, wanted in zip(
+        normed(problem, weight.requires_grad_(False), "triton").values(),
+        normed(problem, copied, "triton").values(),
+        strict=True,
+    ):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("addend", "limit"), [(-1e5, 1e-2), (-1e9, 1e-4), (torch.finfo(torch.float32).min, 1e-4)], ids=str
+)
+@pytest.mark.parametrize("d", [16, 128])
+def test_addends_so_large_that_the_logits_vanish_beside_them(d: int, addend: float, limit: float) -> None:
+    """A row whose keys all carry such an addend attends to all alike, in the gradients and in two passes too.
+
+    At −1e5 the logits are left with few bits, in the reference as in the kernel.
+    """
+    case = Case(batch=1, heads=1, key_heads=1, queries=40, keys=40, d=d, dv=2 * d, gain=0.5)
+    problem = build(case)
+    mask = torch.zeros(1, 1, 40, 40)
+    mask[..., 3, :] = addend
+    problem = replace(problem, options={"attn_mask": mask})
+    expected, got = (problem.solve(diff_attention, backend=name) for name in ("reference", "triton"))
+    for name, value in expected.items():
+        assert (got[name] - value).abs().max() <= limit * value.abs().max().clamp(min=1), name
+    with torch.no_grad():
+        out = diff_attention(problem.q, problem.k, problem.v, problem.lam, attn_mask=mask, backend="triton")
+    assert (out - expected["out"]).abs().max() <= limit
+
+
+def test_the_smallest_number_of_float64_in_a_mask_is_finite() -> None:
+    problem = build(Case(queries=5, keys=5))
+    mask = torch.zeros(5, 5, dtype=torch.float64)
+    mask[2] = torch.finfo(torch.float64).min
+    mask[3, 1] = float("-inf")
+    q, k, v, lam = problem.q, problem.k, problem.v, problem.lam
+    out, wanted = (diff_attention(q, k, v, lam, attn_mask=mask, backend=name) for name in ("triton", "reference"))
+    assert torch.allclose(out, wanted, atol=1e-5)
+
+
+def test_inputs_with_gaps_and_axes_in_another_order_compile() -> None:
+    base = torch.randn(2, 5, 2, 2, 16)
+    q = base.permute(0, 2, 3, 1, 4)[..., ::2].requires_grad_()
+    k, v = torch.randn(2, 2, 2, 5, 8), torch.randn(2, 2, 5, 16)
+    compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
+    out, wanted = compiled(q, k, v, 0.5, backend="triton"), diff_attention(q, k, v, 0.5, backend="triton")
+    assert torch.equal(out, wanted)
+    assert torch.equal(torch.autograd.grad(out.sum(), q)[0], torch.autograd.grad(wanted.sum(), q)[0])
+
+
+def test_vmap_without_gradients() -> None:
+    q, k, v = torch.randn(3, 1, 2, 2, 5, 8), torch.randn(1, 2, 2, 5, 8), torch.randn(1, 2, 5, 16)
+    out = torch.vmap(lambda x: diff_attention(x, k, v, 0.5, backend="triton"))(q)
+    assert torch.allclose(out, torch.stack([diff_attention(x, k, v, 0.5, backend="triton") for x in q]))
+
+
+def test_the_output_may_be_changed_in_place() -> None:
+    q = torch.randn(1, 2, 2, 5, 8, requires_grad=True)
+    k, v, weight = torch.randn(1, 2, 2, 5, 8), torch.randn(1, 2, 5, 16), torch.ones(16)
+    out = diff_attention(q, k, v, 0.5, norm_weight=weight, backend="triton")
+    out += 1  # no view, and with a norm not what the backward needs
+    out.sum().backward()
+
+
+def test_more_heads_than_a_grid_has_rows() -> None:
+    q = torch.zeros(1, 65536, 2, 1, 1)
+    with pytest.raises(ValueError, match="up to 65535 sequences and heads, got 1 and 65536"):
+        diff_attention(q, q, torch.zeros(1, 65536, 1, 1), 0.5, backend="triton")

@@ -9,12 +9,16 @@ from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST_KEY, WIDEST_VALUE = 128, 256
+MOST = 65535  # programs along the second and third axis of a grid
 OLDEST = (8, 0)  # compute capability; older tensor cores have no bfloat16 and too little shared memory
 
 
-def reason_against_triton(device: str, index: int | None, dtype: torch.dtype, d: int, dv: int) -> str | None:
+def reason_against_triton(q: Tensor, v: Tensor) -> str | None:
     """Why the kernels do not take these tensors, or None."""
-    reason = _reason_against_device(device, index, dtype)
+    reason = _reason_against_device(q.device.type, q.device.index, q.dtype)
+    d, dv = q.shape[-1], v.shape[-1]
+    if reason is None and (q.shape[0] > MOST or q.shape[1] > MOST):
+        return f"it takes up to {MOST} sequences and heads, got {q.shape[0]} and {q.shape[1]}"
     if reason is None and (d > WIDEST_KEY or dv > WIDEST_VALUE):  # no constants where torch.compile leaves them open
         return f"it takes d up to {WIDEST_KEY} and dv up to {WIDEST_VALUE}, got d {d} and dv {dv}"
     return reason
@@ -76,12 +80,14 @@ def triton_attention(
     tensors = (q, k, v, lam, norm_weight)
     differentiable = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     request = (q, k, v, lam, attn_mask, is_causal, scale, window, documents, norm_weight, norm_eps, norm_scale)
-    if differentiable or torch.compiler.is_compiling() or not _plain(q):
+    if differentiable or torch.compiler.is_compiling() or not _plain(*tensors, attn_mask, documents):
         return forward(*request, differentiable)[0]
     # While decoding, the way through torch's dispatcher in Python would be a part of the time that one sees.
     return run_forward(*request, False)[0]
 
 
-def _plain(q: Tensor) -> bool:
+def _plain(*tensors: Tensor | None) -> bool:
     """Whether nobody traces or transforms this call."""
-    return type(q) in (Tensor, torch.nn.Parameter) and torch._C._len_torch_dispatch_stack() == 0
+    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.maybe_current_level() is not None:
+        return False
+    return all(x is None or type(x) in (Tensor, torch.nn.Parameter) for x in tensors)

@@ -19,6 +19,7 @@ from diff_transformer.ops.triton.tiles import (
     scores_of,
     store_tile,
     store_vector,
+    weights_of,
 )
 
 
@@ -61,18 +62,27 @@ def rows_kernel(
 
 @triton.jit
 def _over_queries(
-    begin, end, q, grad_out, log_sums, row_sums, lam,
+    begin, count, groups, first_q, first_grad, first_row, first_lam, first_mask, log_sums, residues, row_sums,
     key1, key2, value, grad_k1, grad_k2, grad_v,
-    factor, low, high, keys, mask, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
+    factor, low, high, keys, n, s, q_head, q_map, q_row, grad_head, grad_row, lam_head, lam_row,
+    mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, QUERIES: tl.constexpr,
     SHARED: tl.constexpr, OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr,
     RAGGED: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of queries of one head into dK and dV of a block of keys. Tiles of scores are (keys, queries) here.
+    """Blocks of queries of all ``groups`` heads into dK and dV of a block of keys. Tiles of scores are (keys, queries).
 
-    One loop, which compares positions everywhere: the sums leave no registers for a second one.
+    One loop over heads and blocks, which compares positions everywhere: the sums leave no registers for a second one.
     """
-    for start in range(begin, end, QUERIES):
+    for i in range(groups * count):
+        group = i // count
+        start = begin + (i - group * count) * QUERIES
+        group64 = tl.cast(group, tl.int64)
+        q, grad_out, lam = first_q + group64 * q_head, first_grad + group64 * grad_head, first_lam + group64 * lam_head
+        row = first_row + group64 * 2 * n
+        mask = first_mask
+        if MASK != 0:
+            mask = first_mask + group64 * mask_head
         queries = (start + tl.arange(0, QUERIES))[None, :]
         grad = load_tile(grad_out, start, n, grad_row, QUERIES, DV, BLOCK_DV, RAGGED)
         if OF_KEYS:
@@ -82,21 +92,29 @@ def _over_queries(
             key1, query1, factor, queries, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, True, PRECISION,
         )  # fmt: skip
-        weights1 = tl.exp2(scores1 - load_vector(log_sums, start, n, 1, QUERIES)[None, :])
+        residue1 = 0.0
+        if MASK == 2:
+            residue1 = load_vector(residues + row, start, n, 1, QUERIES)[None, :]
+        log_sum1 = load_vector(log_sums + row, start, n, 1, QUERIES)[None, :]
+        weights1 = weights_of(scores1, log_sum1, residue1, MASK)
         if OF_KEYS:  # as soon as it can be: what is finished holds no registers
-            grad_scores1 = weights1 * (grad_weights - load_vector(row_sums, start, n, 1, QUERIES)[None, :])
+            grad_scores1 = weights1 * (grad_weights - load_vector(row_sums + row, start, n, 1, QUERIES)[None, :])
             grad_k1 = tl.dot(grad_scores1.to(query1.dtype), query1, grad_k1, input_precision=PRECISION)
         query2 = load_tile(q + q_map, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
         scores2 = scores_of(
             key2, query2, factor, queries, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, True, PRECISION,
         )  # fmt: skip
-        weights2 = tl.exp2(scores2 - load_vector(log_sums + n, start, n, 1, QUERIES)[None, :])
+        residue2 = 0.0
+        if MASK == 2:
+            residue2 = load_vector(residues + row + n, start, n, 1, QUERIES)[None, :]
+        log_sum2 = load_vector(log_sums + row + n, start, n, 1, QUERIES)[None, :]
+        weights2 = weights_of(scores2, log_sum2, residue2, MASK)
         weights2 *= load_vector(lam, start, n, lam_row, QUERIES)[None, :]
         if OF_VALUES:
             grad_v = tl.dot((weights1 - weights2).to(grad.dtype), grad, grad_v, input_precision=PRECISION)
         if OF_KEYS:
-            grad_scores2 = weights2 * (load_vector(row_sums + n, start, n, 1, QUERIES)[None, :] - grad_weights)
+            grad_scores2 = weights2 * (load_vector(row_sums + row + n, start, n, 1, QUERIES)[None, :] - grad_weights)
             if SHARED:
                 grad_k1 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k1, input_precision=PRECISION)
             else:
@@ -142,21 +160,19 @@ def keys_kernel(
     grad_k2 = tl.zeros((KEYS, BLOCK_D), tl.float32)
     grad_values = tl.zeros((KEYS, BLOCK_DV), tl.float32)
     factor = scale * LOG2_E
-    for group in range(groups):
-        head = key_head * groups + group
-        row = (batch * heads + head) * 2 * n
-        head_q = q + batch * q_batch + head * q_head
-        head_grad = grad_out + batch * grad_batch + head * grad_head
-        head_lam = lam + batch * lam_batch + head * lam_head
-        head_mask = mask
-        if MASK != 0:
-            head_mask = mask + batch * mask_batch + head * mask_head
-        grad_k1, grad_k2, grad_values = _over_queries(
-            begin, end, head_q, head_grad, log_sums + row, row_sums + row, head_lam,
-            key1, key2, value, grad_k1, grad_k2, grad_values,
-            factor, low, high, keys, head_mask, n, s, q_map, q_row, grad_row, lam_row, mask_query, mask_key,
-            D, DV, BLOCK_D, BLOCK_DV, QUERIES, SHARED, OF_KEYS, OF_VALUES, RAGGED, MASK, BY_QUERY, PRECISION,
-        )  # fmt: skip
+    residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * 2 * n  # of additive masks
+    count = tl.maximum(end - begin + (QUERIES - 1), 0) // QUERIES
+    head = key_head * groups
+    if MASK != 0:
+        mask += batch * mask_batch + head * mask_head
+    grad_k1, grad_k2, grad_values = _over_queries(
+        begin, count, groups, q + batch * q_batch + head * q_head, grad_out + batch * grad_batch + head * grad_head,
+        (batch * heads + head) * 2 * n, lam + batch * lam_batch + head * lam_head, mask, log_sums, residues, row_sums,
+        key1, key2, value, grad_k1, grad_k2, grad_values,
+        factor, low, high, keys, n, s, q_head, q_map, q_row, grad_head, grad_row, lam_head, lam_row,
+        mask_head, mask_query, mask_key,
+        D, DV, BLOCK_D, BLOCK_DV, QUERIES, SHARED, OF_KEYS, OF_VALUES, RAGGED, MASK, BY_QUERY, PRECISION,
+    )  # fmt: skip
     if OF_KEYS:
         grad_k += batch * grad_k_batch + key_head * grad_k_head
         store_tile(grad_k, first, s, grad_k_row, grad_k1 * scale, KEYS, D, BLOCK_D)
@@ -169,7 +185,8 @@ def keys_kernel(
 
 @triton.jit
 def _over_keys(
-    first, last, begin, lower, past, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
+    first, last, begin, lower, past, query1, query2, grad,
+    log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2,
     keys1, keys2, values, grad_q1, grad_q2,
     factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
@@ -186,7 +203,7 @@ def _over_keys(
             query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
-        weights1 = tl.exp2(scores1 - log_sum1[:, None])
+        weights1 = weights_of(scores1, log_sum1[:, None], residue1[:, None], MASK)
         grad_scores1 = weights1 * (grad_weights - row_sum1[:, None])
         grad_q1 = tl.dot(grad_scores1.to(key1.dtype), key1, grad_q1, input_precision=PRECISION)
         key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
@@ -194,7 +211,7 @@ def _over_keys(
             query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
-        weights2 = tl.exp2(scores2 - log_sum2[:, None])
+        weights2 = weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
         grad_scores2 = weights2 * (grad_weights - row_sum2[:, None])
         grad_q2 = tl.dot(grad_scores2.to(key2.dtype), key2, grad_q2, input_precision=PRECISION)
     return grad_q1, grad_q2
@@ -236,6 +253,11 @@ def queries_kernel(
     # Rows that do not exist get weights of 0, like those that see nothing.
     log_sum1 = load_vector(log_sums + row, first, n, 1, QUERIES, float("inf"))
     log_sum2 = load_vector(log_sums + row + n, first, n, 1, QUERIES, float("inf"))
+    residue1, residue2 = log_sum1, log_sum2
+    if MASK == 2:
+        residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * 2 * n
+        residue1 = load_vector(residues + row, first, n, 1, QUERIES)
+        residue2 = load_vector(residues + row + n, first, n, 1, QUERIES)
     row_sum1 = load_vector(row_sums + row, first, n, 1, QUERIES)
     row_sum2 = load_vector(row_sums + row + n, first, n, 1, QUERIES)
     lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
@@ -248,12 +270,14 @@ def queries_kernel(
     grad_q2 = tl.zeros((QUERIES, BLOCK_D), tl.float32)
     factor = scale * LOG2_E
     grad_q1, grad_q2 = _over_keys(
-        0, edges, begin, lower, past, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
+        0, edges, begin, lower, past, query1, query2, grad,
+        log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2,
         keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
         mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
     )  # fmt: skip
     grad_q1, grad_q2 = _over_keys(
-        whole // KEYS, past // KEYS, begin, lower, past, query1, query2, grad, log_sum1, log_sum2, row_sum1, row_sum2,
+        whole // KEYS, past // KEYS, begin, lower, past, query1, query2, grad,
+        log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2,
         keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
         mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
     )  # fmt: skip

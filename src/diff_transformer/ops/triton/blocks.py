@@ -23,7 +23,7 @@ Table = dict[str, tuple[Blocks, Blocks]]  # for narrow heads, and for wide ones
 # "forward" runs without gradients and "keep" with them; "keys" and "values" are the two launches of wide heads, narrow
 # ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers.
 _HOPPER: Table = {
-    "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 3, two_passes=True)),
+    "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2, two_passes=True)),
     "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
     "keep": (Blocks(128, 64, 8, 3), Blocks(64, 32, 8, 3)),
     "keep, masked": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
@@ -50,7 +50,7 @@ _AMPERE: Table = {
 _SMALL: Table = _AMPERE | {
     "forward": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2, two_passes=True)),
     "keep": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
-    "keys": (Blocks(128, 16, 8, 2), Blocks(64, 32, 8, 1)),
+    "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "keys, masked": (Blocks(32, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),

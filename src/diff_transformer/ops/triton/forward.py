@@ -17,6 +17,7 @@ from diff_transformer.ops.triton.tiles import (
     scores_of,
     store_tile,
     store_vector,
+    weights_of,
 )
 
 
@@ -87,7 +88,8 @@ def _first_pass(
 
 @triton.jit
 def _second_pass(
-    first, last, begin, lower, past, query1, query2, keys1, keys2, values, log_sum1, log_sum2, lam, total,
+    first, last, begin, lower, past, query1, query2, keys1, keys2, values,
+    log_sum1, log_sum2, residue1, residue2, lam, total,
     factor, low, high, mask, queries, n, s, key_stride, value_stride, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
@@ -101,13 +103,13 @@ def _second_pass(
             query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
-        weights = tl.exp2(scores1 - log_sum1[:, None])
+        weights = weights_of(scores1, log_sum1[:, None], residue1[:, None], MASK)
         key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
         scores2 = scores_of(
             query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
-        weights -= lam[:, None] * tl.exp2(scores2 - log_sum2[:, None])
+        weights -= lam[:, None] * weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
         value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
         total = tl.dot(weights.to(value.dtype), value, total, input_precision=PRECISION)
     return total
@@ -121,8 +123,12 @@ def inverse(total):
 
 @triton.jit
 def log_sum(most, total):
-    """log2 of the sum of exponentials; +∞ for a row that sees nothing, whose weights then come out as 0."""
-    return tl.where(total > 0, most + tl.log2(tl.where(total > 0, total, 1.0)), float("inf"))
+    """log2 of the sum of exponentials, and what rounding took from it; +∞ for a row that sees nothing: weights of 0."""
+    rest = tl.log2(tl.where(total > 0, total, 1.0))
+    rounded = most + rest
+    seen = total > 0
+    residue = tl.where(seen, (tl.where(seen, most, 0.0) - tl.where(seen, rounded, 0.0)) + rest, 0.0)
+    return tl.where(seen, rounded, float("inf")), residue
 
 
 @triton.jit
@@ -195,15 +201,17 @@ def forward_kernel(
             factor, low, high, mask, queries, n, s, k_row, mask_query, mask_key,
             D, BLOCK_D, KEYS, MASK, BY_QUERY, False, PRECISION,
         )  # fmt: skip
-        log_sum1, log_sum2 = log_sum(most1, total1), log_sum(most2, total2)
+        log_sum1, residue1 = log_sum(most1, total1)
+        log_sum2, residue2 = log_sum(most2, total2)
         sum1 = _second_pass(
-            0, edges, begin, lower, past, query1, query2, keys1, keys2, values, log_sum1, log_sum2, lambdas, sum1,
+            0, edges, begin, lower, past, query1, query2, keys1, keys2, values,
+            log_sum1, log_sum2, residue1, residue2, lambdas, sum1,
             factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
             D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
         )  # fmt: skip
         difference = _second_pass(
             whole // KEYS, past // KEYS, begin, lower, past, query1, query2, keys1, keys2, values,
-            log_sum1, log_sum2, lambdas, sum1,
+            log_sum1, log_sum2, residue1, residue2, lambdas, sum1,
             factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
             D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
         )  # fmt: skip
@@ -219,7 +227,8 @@ def forward_kernel(
             factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
             D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
         )  # fmt: skip
-        log_sum1, log_sum2 = log_sum(most1, total1), log_sum(most2, total2)
+        log_sum1, residue1 = log_sum(most1, total1)
+        log_sum2, residue2 = log_sum(most2, total2)
         sum2 *= inverse(total2)[:, None]
         difference = sum1 * inverse(total1)[:, None] - lambdas[:, None] * sum2
 
@@ -228,6 +237,10 @@ def forward_kernel(
         row = batch64 * heads + head64
         store_vector(log_sums + row * 2 * n, first, n, log_sum1, QUERIES)
         store_vector(log_sums + (row * 2 + 1) * n, first, n, log_sum2, QUERIES)
+        if MASK == 2:
+            residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * 2 * n
+            store_vector(residues + row * 2 * n, first, n, residue1, QUERIES)
+            store_vector(residues + (row * 2 + 1) * n, first, n, residue2, QUERIES)
         store_tile(second + place, first, n, out_row, sum2, QUERIES, DV, BLOCK_DV)
     if HAS_NORM:
         if KEEP:

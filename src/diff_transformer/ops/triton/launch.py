@@ -58,6 +58,7 @@ class Problem(NamedTuple):
     window: int | None
     documents: Tensor | None
     capability: int
+    given: tuple[Tensor, Tensor, Tensor]  # q, k and v before they were brought into that form
 
     @property
     def groups(self) -> int:
@@ -102,6 +103,10 @@ def problem_of(
         window = None  # it hides nothing: no query looks back further than the first key
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = attn_mask.view(torch.uint8)
+    elif attn_mask is not None and attn_mask.dtype == torch.float64:
+        info = torch.finfo(torch.float32)  # whose lowest number a finite addend becomes, and not −∞
+        finite = attn_mask.clamp(info.min, info.max)
+        attn_mask = torch.where(attn_mask == float("-inf"), attn_mask, finite).to(torch.float32)
     return Problem(
         _with_rows(q),
         _with_rows(k),
@@ -113,6 +118,7 @@ def problem_of(
         window,
         documents,
         _capability(q.device) if capability is None else capability,
+        (q, k, v),
     )
 
 
@@ -165,7 +171,7 @@ def _lam_strides(p: Problem) -> dict[str, int]:
 
 def _constants(p: Problem) -> dict[str, Any]:
     d, dv = p.q.shape[-1], p.v.shape[-1]
-    kind = 0 if p.mask is None else 2 if p.mask.is_floating_point() else 1
+    kind = 0 if p.mask is None else 1 + has_addends(p.mask)
     return {
         "D": d,
         "DV": dv,
@@ -182,7 +188,8 @@ def _constants(p: Problem) -> dict[str, Any]:
 def empty_output(q: Tensor, v: Tensor) -> Tensor:
     """(B, H, N, dv), the heads of a token side by side, as the projection after it wants them."""
     batch, heads, _, n, _ = q.shape
-    return q.new_empty(batch, n, heads, v.shape[-1]).transpose(1, 2)
+    dv = v.shape[-1]
+    return q.new_empty_strided((batch, heads, n, dv), (n * heads * dv, dv, heads * dv, 1))
 
 
 def gradient_like(x: Tensor) -> Tensor:
@@ -199,8 +206,9 @@ def programs_wanted(device: torch.device) -> int:
 class Kept(NamedTuple):
     """What the forward leaves for the backward.
 
-    log_sums (B, H, 2, N) and inverse_norms (B, H, N) float32; second = A2·V and plain, the output before the norm, as
-    the output. Without a norm plain is the output itself, and inverse_norms None.
+    log_sums (1 or 2, B, H, 2, N) and inverse_norms (B, H, N) float32; the second half of log_sums, which additive masks
+    need, is what rounding took from the first. second = A2·V and plain, the output before the norm, like the output.
+    Without a norm plain is the output itself, and inverse_norms None.
     """
 
     plain: Tensor
@@ -220,7 +228,7 @@ def plan_forward(p: Problem, norm: Norm | None, keep: bool) -> tuple[list[Launch
         kept = Kept(
             out if norm is None else empty_output(p.q, p.v),
             empty_output(p.q, p.v),
-            torch.empty(batch, heads, 2, n, **floats),
+            torch.empty(1 + has_addends(p.mask), batch, heads, 2, n, **floats),
             None if norm is None else torch.empty(batch, heads, n, **floats),
         )
     arguments = {
@@ -258,6 +266,11 @@ def plan_forward(p: Problem, norm: Norm | None, keep: bool) -> tuple[list[Launch
     }
     grid = (triton.cdiv(n, blocks.rows), heads, batch)
     return [Launch(forward_kernel, grid, arguments, blocks.num_warps, blocks.num_stages)], out, kept
+
+
+def has_addends(mask: Tensor | None) -> bool:
+    """Whether a mask is additive."""
+    return mask is not None and mask.is_floating_point()
 
 
 def has_few_queries(p: Problem) -> bool:
@@ -351,9 +364,9 @@ def plan_backward(grad_out: Tensor, p: Problem, norm: Norm | None, kept: Kept) -
     floats: dict[str, Any] = {"dtype": torch.float32, "device": p.q.device}
     row_sums = torch.empty(batch, heads, 2, n, **floats)
     gradients = Gradients(
-        gradient_like(p.q),
-        gradient_like(p.k),
-        gradient_like(p.v),
+        gradient_like(p.given[0]),
+        gradient_like(p.given[1]),
+        gradient_like(p.given[2]),
         torch.empty(batch, heads, n, **floats),
         None if norm is None else torch.empty(batch, heads, triton.cdiv(n, by_rows.rows), dv, **floats),
     )

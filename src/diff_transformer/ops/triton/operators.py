@@ -11,6 +11,7 @@ from diff_transformer.ops.triton.launch import (
     Norm,
     empty_output,
     gradient_like,
+    has_addends,
     has_few_queries,
     on_device_of,
     plan_backward,
@@ -20,8 +21,7 @@ from diff_transformer.ops.triton.launch import (
     programs_wanted,
 )
 
-# out, and what the backward needs, empty where it is not needed: plain, second (B, H, N, dv), log-sums (B, H, 2, N),
-# what the norm divided by (B, H, N).
+# out, and what the backward needs, as in `Kept` (empty where it is not needed): plain, second, log-sums, inverse norms.
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -48,7 +48,7 @@ def run_forward(
     """The kernels themselves, unknown to autograd. Shapes as in :func:`diff_transformer.diff_attention`."""
     if q.shape[0] == 0:
         return _only(empty_output(q, v))
-    norm = None if norm_weight is None else Norm(norm_weight, norm_eps, norm_scale)
+    norm = None if norm_weight is None else Norm(norm_weight.contiguous(), norm_eps, norm_scale)
     with on_device_of(q):
         problem = problem_of(q, k, v, lam, attn_mask, is_causal, scale, window, documents)
         if not keep and has_few_queries(problem):
@@ -87,7 +87,7 @@ def _(
     batch, heads, _, n, _ = q.shape
     if not keep or batch == 0:
         return _only(empty_output(q, v))
-    log_sums = q.new_empty(batch, heads, 2, n, dtype=torch.float32)
+    log_sums = q.new_empty(1 + has_addends(attn_mask), batch, heads, 2, n, dtype=torch.float32)
     if norm_weight is None:
         return empty_output(q, v), q.new_empty(0), empty_output(q, v), log_sums, q.new_empty(0)
     inverse_norms = q.new_empty(batch, heads, n, dtype=torch.float32)
@@ -118,7 +118,7 @@ def backward(
     if q.shape[0] == 0:
         weight = q.new_zeros(0) if norm_weight is None else torch.zeros_like(norm_weight)
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(lam), weight
-    norm = None if norm_weight is None else Norm(norm_weight, norm_eps, norm_scale)
+    norm = None if norm_weight is None else Norm(norm_weight.contiguous(), norm_eps, norm_scale)
     kept = Kept(plain, second, log_sums, None if norm is None else inverse_norms)
     with on_device_of(q):
         problem = problem_of(q, k, v, lam, attn_mask, is_causal, scale, window, documents)

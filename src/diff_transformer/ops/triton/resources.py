@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from diff_transformer.ops.triton.blocks import are_wide
 from diff_transformer.ops.triton.launch import Launch, Norm, plan_backward, plan_decode, plan_forward, problem_of
 
 # Bytes of shared memory that a program may have, by compute capability.
@@ -50,11 +51,15 @@ class Configuration(NamedTuple):
     mask: str | None = None  # "padding", one row for all queries, or "full"
     has_norm: bool = True
     length: int = 4096
+    key_heads: int = 8
+    key_maps: int = 2
 
     @property
     def name(self) -> str:
         """In words, for tables."""
         parts = [str(self.dtype).removeprefix("torch."), f"d {self.d}, dv {self.dv}"]
+        parts += [f"{8 // self.key_heads} heads to a key head"] if self.key_heads < 8 else []
+        parts += ["shared keys"] if self.key_maps == 1 else []
         parts += ["causal"] if self.is_causal else []
         parts += ["window"] if self.window else []
         parts += ["documents"] if self.has_documents else []
@@ -72,8 +77,8 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
 
     def plan(queries: int, documents: bool) -> Any:
         q = empty(batch, queries, heads, 2, c.d).permute(0, 2, 3, 1, 4)
-        k = empty(batch, n, heads, 2, c.d).permute(0, 2, 3, 1, 4)
-        v = empty(batch, n, heads, c.dv).transpose(1, 2)
+        k = empty(batch, n, c.key_heads, c.key_maps, c.d).permute(0, 2, 3, 1, 4)
+        v = empty(batch, n, c.key_heads, c.dv).transpose(1, 2)
         rows = {None: None, "padding": 1, "full": queries}[c.mask]
         mask = None if rows is None else empty(batch, 1, rows, n, dtype=torch.bool)
         bounds = empty(2, n, dtype=torch.int32) if documents else None
@@ -86,7 +91,7 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
     (keeping,), out, kept = plan_forward(problem, norm, keep=True)
     yield "forward, for gradients", keeping
     assert kept is not None
-    names = ("rows", "keys and values", "queries") if c.d <= 64 else ("rows", "keys", "values", "queries")
+    names = ("rows", "keys and values", "queries") if not are_wide(c.d, c.dv) else ("rows", "keys", "values", "queries")
     yield from zip(names, plan_backward(torch.empty_like(out), problem, norm, kept)[0], strict=True)
     if not c.has_documents:
         yield from zip(("decode", "combine"), plan_decode(plan(1, False), norm, 264)[0], strict=True)

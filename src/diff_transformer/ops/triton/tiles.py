@@ -158,3 +158,12 @@ def scores_of(
     if EDGE:
         scores = tl.where((positions >= low) & (positions < high), scores, float("-inf"))
     return scores
+
+
+@triton.jit
+def weights_of(scores, log_sum, residue, MASK: tl.constexpr):
+    """2^(scores − log_sum). Addends can make both so large that rounding takes log2 of the sum away: ``residue``."""
+    scores -= log_sum
+    if MASK == 2:
+        scores -= residue
+    return tl.exp2(scores)
