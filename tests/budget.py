@@ -53,6 +53,11 @@ def takes(backend: str, dtype: torch.dtype) -> bool:
     return True
 
 
+def slow(backend: str, tokens: int) -> bool:
+    """Whether so many tokens take triton's interpreter long. Its blocks are 16 there: 37 tokens have several too."""
+    return backend == "triton" and tokens > 100
+
+
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ROUNDINGS = {"out": 4, "v": 4, "q": 6, "k": 6, "lam": 6}
 

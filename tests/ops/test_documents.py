@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from budget import BACKENDS, Case, Problem, prepared, takes
+from budget import BACKENDS, Case, Problem, prepared, slow, takes
 from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops import blockwise
 from diff_transformer.ops.blockwise import blockwise_attention
@@ -26,7 +26,8 @@ LENGTHS = {"many blocks": (63, 1, 0, 111, 30, 95), "one block": (7, 1, 12), "few
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     dtype = request.node.callspec.params.get("dtype", torch.float32)
-    if not takes(request.param, dtype):
+    tokens = sum(LENGTHS[request.node.callspec.params.get("lengths", "one block")])
+    if not takes(request.param, dtype) or slow(request.param, tokens):
         pytest.skip(f"{request.param} does not compute in this dtype here")
     return request.param
 

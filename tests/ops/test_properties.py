@@ -13,7 +13,8 @@ from diff_transformer import diff_attention, diff_attention_maps
 def test_every_backend_is_within_budget(case: Case) -> None:
     problem = build(case)
     expected = expect(problem)
-    for backend in (name for name in BACKENDS if takes(name, case.dtype)):
+    # Triton's interpreter would take a minute; tests/ops/triton has its own sizes.
+    for backend in (name for name in BACKENDS if name != "triton" and takes(name, case.dtype)):
         expected.check(problem.solve(diff_attention, backend=backend))
 
 
