@@ -96,9 +96,12 @@ def test_a_cache_is_found_by_content_and_tokenizer(tmp_path: Path) -> None:
     assert len(told) == 1
     prepare(TextFiles([tmp_path / "a.txt"]), train_bpe(["some text some text"], 260), tmp_path / "cache", tell)
     assert len(told) == 2
+    # Another vocabulary with the same end of text.
+    prepare(TextFiles([tmp_path / "a.txt"]), train_bpe(["some text some text"], 259), tmp_path / "cache", tell)
+    assert len(told) == 3
     (tmp_path / "a.txt").write_text("other text")
     prepare(TextFiles([tmp_path / "a.txt"]), TOKENIZER, tmp_path / "cache", tell)
-    assert len(told) == 3
+    assert len(told) == 4
 
 
 @pytest.mark.parametrize("breaks_after", range(1, 8))

@@ -15,6 +15,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 import diff_transformer.model.batching as model_batching
 import flash_stand_in
+from tiny import SIZES
 
 pytestmark = pytest.mark.skipif(
     not model_batching._reads_the_call_config(), reason="this transformers sizes its paged cache by the twin's heads"
@@ -57,9 +58,7 @@ def together(model: Any, prompts: Any = PROMPTS, page_size: int = 4, **sizes: An
 
 def llama() -> LlamaForCausalLM:
     torch.manual_seed(6)
-    sizes = {"vocab_size": 29, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4, "initializer_range": 0.5}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads)).double().eval()
+    return LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.5)).double().eval()
 
 
 @pytest.mark.parametrize("sizes", [ROOMY, TIGHT], ids=["all at once", "more than fit"])

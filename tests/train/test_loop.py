@@ -14,6 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from diff_transformer.data.corpus import TextFiles
+from diff_transformer.data.split import training_text
+from diff_transformer.data.tokenizers import train_bpe
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.train import (
     Data,
@@ -403,6 +406,31 @@ def test_text_with_bpe(tmp_path: Path) -> None:
         assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
         assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == len(tokenizer)
         assert tokenizer.eos_token_id == json.loads((folder / "config.json").read_text())["eos_token_id"]
+
+
+def text_recipe(path: Path, **data: Any) -> Recipe:
+    settings = recipe(steps=2).model_dump()
+    settings["data"] = {"kind": "text", "paths": [str(path)], "length": 16, "batch_size": 4} | data
+    return parse_recipe(settings)
+
+
+def test_a_bpe_is_trained_on_the_training_text_of_the_recipe(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:02d}.txt").write_text(f"{chr(97 + number)}{chr(98 + number)} " * 40)
+    settings = text_recipe(tmp_path, tokenizer="bpe", vocab_size=268, validation_fraction=0.2)
+    built = build_data(settings).tokenizer
+    assert built is not None
+    by_hand = train_bpe(training_text(TextFiles([tmp_path]), 0.2), 268)
+    assert built.get_vocab() == by_hand.get_vocab()
+    assert built.get_vocab() != train_bpe(training_text(TextFiles([tmp_path]), 0.8), 268).get_vocab()
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_documents_are_isolated_where_the_recipe_says_so(tmp_path: Path, isolated: bool) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.txt").write_text("some text " * 5)
+    batch = build_data(text_recipe(tmp_path, isolate_documents=isolated)).batches.train_batch(1)
+    assert ("position_ids" in batch) == isolated
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"data": "x", "stap": 1}', '{"data": "x", "step": "1"}', "\xff"])

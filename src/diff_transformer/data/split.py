@@ -45,7 +45,8 @@ def split(documents: np.ndarray, validation_fraction: float) -> tuple[np.ndarray
     Raises:
         ValueError: the fraction is out of range, or there is no text.
     """
-    check_fraction(validation_fraction)
+    if not 0 < validation_fraction <= 1:
+        raise ValueError(f"validation_fraction is above 0 and at most 1, got {validation_fraction}.")
     sizes = documents["bytes"]
     if not len(documents) or not sizes.any():
         raise ValueError("There is no text to divide into training and validation.")
@@ -86,9 +87,3 @@ def training_text(corpus: Corpus, validation_fraction: float) -> Iterator[str]:
             before += len(encoded)
         if piece.ends:
             number, before = number + 1, 0
-
-
-def check_fraction(validation_fraction: float) -> None:
-    """Raises ValueError unless the fraction is above 0 and at most 1."""
-    if not 0 < validation_fraction <= 1:
-        raise ValueError(f"validation_fraction is above 0 and at most 1, got {validation_fraction}.")

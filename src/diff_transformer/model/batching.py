@@ -50,4 +50,5 @@ class ContinuousBatching(GenerationMixin):
 
 
 def _reads_the_call_config() -> bool:
+    # Nothing that can be called tells: earlier releases have the same classes, with the sizes of the other config.
     return "get_text_config" in inspect.getsource(ContinuousBatchingManager)

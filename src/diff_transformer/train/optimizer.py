@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diff_transformer.nn import Lambda
 from diff_transformer.train.schema import TrainRecipe
 
 
@@ -47,7 +46,7 @@ def _decayed(model: nn.Module) -> Iterator[str]:
     """Names of the parameters that decay. A weight that is shared with an embedding is an embedding."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for path, module in model.named_modules():
-        if isinstance(module, (Lambda, nn.Embedding)) or path.endswith("lambda_proj"):
+        if path.endswith("lambda_proj"):  # DIFF V2's; the vectors of the first version are no matrices
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim >= 2 and id(parameter) not in embeddings:
