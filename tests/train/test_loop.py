@@ -428,7 +428,7 @@ def test_a_bpe_is_trained_on_the_training_text_of_the_recipe(tmp_path: Path) -> 
 @pytest.mark.parametrize("isolated", [True, False])
 def test_documents_are_isolated_where_the_recipe_says_so(tmp_path: Path, isolated: bool) -> None:
     for number in range(20):
-        (tmp_path / f"{number}.txt").write_text("some text " * 5)
+        (tmp_path / f"{number}.txt").write_text(f"text {number} " * 5)
     batch = build_data(text_recipe(tmp_path, isolate_documents=isolated)).batches.train_batch(1)
     assert ("position_ids" in batch) == isolated
 
