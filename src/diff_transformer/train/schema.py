@@ -115,8 +115,12 @@ class TrainRecipe(Section):
     "warmup_stable_decay". The optimizer "muon" takes the matrices inside the layers, with `momentum`; AdamW takes
     the rest, with `betas` and `eps`. Weight decay applies to matrices, but not to embeddings and λ.
     `accumulation` splits the batch of a step into so many parts, one after the other: less memory, the same result.
-    `max_grad_norm` null does not clip. `log_every`, `evaluate_every` and `checkpoint_every` count steps; the last
-    step is always logged and evaluated.
+    `max_grad_norm` null does not clip. `log_every`, `evaluate_every`, `inspect_every` (numbers of each layer, by a
+    forward pass over one sequence) and `checkpoint_every` count steps; the last step is always logged and evaluated.
+    `parallel` says what several processes do: "ddp" (the weights whole on each), "fsdp" (sharded), "tensor" (heads
+    shared out), or "auto", which is what the launcher asks for, else "ddp". `compile` compiles each layer.
+    Where the loss is not finite, or more than `max_loss_rise` nats above what it was, `on_divergence` "stop" ends the
+    run with a report and "skip" leaves that batch out.
     """
 
     steps: Count
@@ -134,10 +138,15 @@ class TrainRecipe(Section):
     accumulation: Count = 1
     precision: Literal["no", "bf16", "fp16"] = "no"
     device: Literal["auto", "cpu"] = "auto"
+    parallel: Literal["auto", "ddp", "fsdp", "tensor"] = "auto"
     gradient_checkpointing: bool = False
+    compile: bool = False
+    on_divergence: Literal["stop", "skip"] = "stop"
+    max_loss_rise: Positive | None = 2.0
     seed: Annotated[int, Field(ge=0)] = 0
     log_every: Count = 10
     evaluate_every: Count | None = None
+    inspect_every: Count | None = 100
     checkpoint_every: Count | None = None
     keep_checkpoints: Count = 2
 
