@@ -1,0 +1,122 @@
+"""What devices can do: the memory and the peak of GPUs by their datasheets, of a CPU by a measurement."""
+
+import functools
+import re
+import time
+from dataclasses import dataclass
+
+import torch
+
+PRECISIONS = ("no", "bf16", "fp16")  # as in train.precision
+_DTYPES = {"no": torch.float32, "bf16": torch.bfloat16}
+_SIZE, _SECONDS = 1024, 0.25  # of the matrices that a CPU multiplies, and for how long at most
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One kind of GPU.
+
+    Attributes:
+        name: what a user calls it.
+        device_names: a regular expression for the whole of what torch calls it. A part of a GPU (MIG) has a longer
+            name, and so have weaker relatives ("… Laptop GPU").
+        memory_gib: what torch finds, in GiB; the driver keeps some of what is built in.
+        half: FLOP/s of dense bf16 and fp16 matrix products that add up in float32.
+        tf32, float32: FLOP/s of float32 matrix products, on tensor cores and off them.
+    """
+
+    name: str
+    device_names: str
+    memory_gib: float
+    half: float
+    tf32: float
+    float32: float
+
+    def peak(self, precision: str, tf32: bool = False) -> float:
+        """FLOP/s in a precision of a recipe; "no" is float32, by the tensor cores where `tf32` is allowed."""
+        check_precision(precision)
+        if precision != "no":
+            return self.half
+        return self.tf32 if tf32 else self.float32
+
+
+def _gpu(name: str, device_names: str, memory_gib: float, half: float, tf32: float, float32: float) -> Gpu:
+    return Gpu(name, device_names, memory_gib, half * 1e12, tf32 * 1e12, float32 * 1e12)
+
+
+# TFLOP/s from the vendors' datasheets; where they print the number for sparse matrices, half of it.
+_GPUS = [
+    _gpu("b200", r"NVIDIA B200", 178, 2250, 1125, 75),
+    _gpu("h200", r"NVIDIA H200", 139.8, 989.5, 494.7, 67),
+    _gpu("h200-nvl", r"NVIDIA H200 NVL", 139.8, 835.5, 417.5, 60),
+    _gpu("h100", r"NVIDIA H100 80GB HBM3", 79.1, 989.5, 494.7, 67),
+    _gpu("h100-pcie", r"NVIDIA H100 PCIe", 79.1, 756, 378, 51),
+    _gpu("h100-nvl", r"NVIDIA H100 NVL", 93, 835.5, 417.5, 60),
+    _gpu("gh200", r"NVIDIA GH200 480GB", 94.5, 989.5, 494.7, 67),
+    _gpu("a100-80", r"NVIDIA A100(-SXM4-80GB|-PCIE-80GB| 80GB PCIe)", 79.1, 312, 156, 19.5),
+    _gpu("a100-40", r"NVIDIA A100-(SXM4|PCIE)-40GB", 39.4, 312, 156, 19.5),
+    _gpu("mi300x", r"AMD Instinct MI300X( OAM)?", 191.5, 1307.4, 653.7, 163.4),
+    _gpu("l40s", r"NVIDIA L40S", 44.4, 362, 183, 91.6),
+    _gpu("l4", r"NVIDIA L4", 22, 121, 60, 30.3),
+    _gpu("a10g", r"NVIDIA A10G", 22, 70, 35, 35),
+    _gpu("rtx-6000-ada", r"NVIDIA RTX 6000 Ada Generation", 47.4, 364.2, 182.1, 91.1),
+    _gpu("rtx-a6000", r"NVIDIA RTX A6000", 47.4, 154.8, 77.4, 38.7),
+    _gpu("rtx-5090", r"NVIDIA GeForce RTX 5090", 31.4, 209.5, 104.8, 104.8),
+    _gpu("rtx-4090", r"NVIDIA GeForce RTX 4090", 23.5, 165.2, 82.6, 82.6),
+    _gpu("rtx-3090", r"NVIDIA GeForce RTX 3090", 23.6, 71, 35.6, 35.6),
+]
+GPUS = {gpu.name: gpu for gpu in _GPUS}
+
+
+def gpu_named(name: str) -> Gpu:
+    """A GPU of the table, however its name is spelt: "RTX 4090" is "rtx-4090".
+
+    Raises:
+        ValueError: an unknown name; the message lists the known ones.
+    """
+    key = re.sub(r"[\s_-]+", "-", name.strip().lower())
+    if key not in GPUS:
+        raise ValueError(f"GPU {name!r} is not known; known ones are {', '.join(GPUS)}.")
+    return GPUS[key]
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """The most FLOP/s that `device` can do in a precision of a recipe: what utilisation is a share of.
+
+    For a GPU it is the datasheet's number; a GPU that is not in the table, a part of one, and other devices have none
+    (None). float32 counts TF32's where torch is set to use it. For the CPU it is what a product of two large matrices
+    reaches with the threads of now, measured once in a process, in a quarter of a second; fp16, in which nothing is
+    trained there, has none.
+
+    Raises:
+        ValueError: `precision` is not "no", "bf16" or "fp16".
+    """
+    check_precision(precision)
+    if device.type == "cpu":
+        return None if precision == "fp16" else _measured(_DTYPES[precision], torch.get_num_threads())
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_name(device)
+    gpu = next((gpu for gpu in _GPUS if re.fullmatch(gpu.device_names, found)), None)
+    return None if gpu is None else gpu.peak(precision, torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+def check_precision(precision: str) -> None:
+    """Raises ValueError where a recipe knows no such precision."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be 'no', 'bf16' or 'fp16', got {precision!r}.")
+
+
+@functools.cache
+def _measured(dtype: torch.dtype, threads: int) -> float:
+    """The fastest of some products: what other programs take meanwhile is no limit of the processor."""
+    del threads  # other threads, another answer
+    # No random numbers: they would not be there for training. Of ones no product is rare in any way.
+    matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
+    out = torch.empty_like(matrix)
+    fastest, end = float("inf"), time.perf_counter() + _SECONDS
+    while fastest == float("inf") or time.perf_counter() < end:
+        start = time.perf_counter()
+        torch.mm(matrix, matrix, out=out)
+        fastest = min(fastest, time.perf_counter() - start)
+    return 2 * _SIZE**3 / fastest
