@@ -1,6 +1,7 @@
-"""Under transformers' Trainer: num_items_in_batch is honoured, so accumulation equals one big batch."""
+"""Under transformers' Trainer: every target of a step weighs the same, in whatever batches it comes."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,13 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from torch import Tensor
-from transformers import Trainer, TrainingArguments
+from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 from diff_transformer import DiffTransformerForCausalLM
+from weighting import Document, Recorder, check_step, check_weights, exact
+
+# How many tokens each document has, and how many at its end are targets: one document has none at all.
+LENGTHS, TARGETS = (10, 3, 7, 10, 2, 10, 5, 9), (9, 1, 2, 0, 1, 4, 4, 8)
 
 
 @pytest.fixture(autouse=True)
@@ -20,24 +25,51 @@ def _forget_the_device() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def examples() -> list[dict[str, Tensor]]:
-    """Eight sequences with very different numbers of labels: one, or all of them."""
+def documents(numbers: Sequence[int] = TARGETS) -> list[Document]:
     generator = torch.Generator().manual_seed(2)
-    tokens = torch.randint(1, 29, (8, 10), generator=generator)
-    labels = tokens.clone()
-    labels[::2, 2:] = -100
-    return [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
+    tokens = [torch.randint(1, 29, (length,), generator=generator) for length in LENGTHS]
+    ignored = [torch.arange(len(row)) < len(row) - targets for row, targets in zip(tokens, numbers, strict=True)]
+    return [(row, row.masked_fill(mask, -100)) for row, mask in zip(tokens, ignored, strict=True)]
 
 
-def train(
-    model: DiffTransformerForCausalLM, folder: Path, batch: int, accumulation: int
-) -> tuple[list[float], Trainer]:
+def padded(examples: list[dict[str, list[int]]]) -> dict[str, Tensor]:
+    """Documents side by side, as long as the longest of them."""
+
+    def rows(name: str, fill: int) -> Tensor:
+        values = [torch.tensor(example[name]) for example in examples]
+        return torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=fill)
+
+    mask = [torch.ones(len(example["input_ids"]), dtype=torch.long) for example in examples]
+    return {
+        "input_ids": rows("input_ids", 0),
+        "labels": rows("labels", -100),
+        "attention_mask": torch.nn.utils.rnn.pad_sequence(mask, batch_first=True),
+    }
+
+
+COLLATORS: dict[str, Callable[[Any], Any]] = {
+    "padded": padded,
+    "flattened": DataCollatorWithFlattening(),
+    "flattened, ends given": DataCollatorWithFlattening(return_flash_attn_kwargs=True),
+}
+
+
+def trainer_of(
+    model: DiffTransformerForCausalLM,
+    folder: Path,
+    batch: int,
+    accumulation: int = 1,
+    collator: str = "padded",
+    targets: Sequence[int] = TARGETS,
+) -> Trainer:
+    """Steps of all documents each, by plain SGD."""
     arguments = TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
         per_device_train_batch_size=batch,
+        per_device_eval_batch_size=batch,
         gradient_accumulation_steps=accumulation,
-        max_steps=3,
+        max_steps=2,
         learning_rate=0.05,
         lr_scheduler_type="constant",
         optim="sgd",
@@ -49,48 +81,88 @@ def train(
         dataloader_pin_memory=False,
         seed=0,
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=examples())
+    data = [{"input_ids": tokens.tolist(), "labels": labels.tolist()} for tokens, labels in documents(targets)]
+    return Trainer(
+        model=model, args=arguments, train_dataset=data, eval_dataset=data, data_collator=COLLATORS[collator]
+    )
+
+
+def train(trainer: Trainer) -> tuple[list[float], Recorder]:
+    """The logged loss and the gradients of each step."""
+    recorder = Recorder()
+    trainer.add_callback(recorder)
     # Older versions (5.4 is one, fixed by 5.17) let accelerate divide the gradient by the accumulation steps once more,
-    # Llama's too. One step of plain SGD makes up for that exactly; in newer versions the factor is 1.
-    arguments.learning_rate *= trainer.accelerator.gradient_accumulation_steps
+    # Llama's too. A step of plain SGD makes up for that exactly; in newer versions the factor is 1.
+    more = trainer.accelerator.gradient_accumulation_steps
+    trainer.args.learning_rate *= more
     trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], trainer
+    for step in recorder.steps:
+        step.update({name: value * more for name, value in step.items()})
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], recorder
 
 
-def test_accumulation_equals_one_big_batch(kind: str, make: Any, tmp_path: Path, check: Any) -> None:
-    whole, parts = make(kind, torch.float32), make(kind, torch.float32)
-    start = {name: parameter.detach().clone() for name, parameter in whole.named_parameters()}
-    losses, trainer = train(whole, tmp_path / "whole", batch=4, accumulation=1)
-    accumulated, _ = train(parts, tmp_path / "parts", batch=2, accumulation=2)
-    assert trainer.model_accepts_loss_kwargs
-    assert len(losses) == len(accumulated) == 3
-    assert accumulated == pytest.approx(losses, rel=1e-3)
-    for name, parameter in whole.named_parameters():
-        moved = (parameter.detach() - start[name]).abs().max().item()
-        assert moved > 1e-5, name
-        assert (parts.get_parameter(name) - parameter).abs().max().item() < 0.01 * moved, name
+@pytest.mark.parametrize("collator", COLLATORS)
+def test_every_target_weighs_the_same(kind: str, collator: str, make: Any, tmp_path: Path) -> None:
+    start = make(kind, torch.float32)
+    expected = exact(start, documents())
+    models = {}
+    for batch, accumulation in ((8, 1), (2, 4), (1, 8)):
+        model = copy.deepcopy(start)
+        trainer = trainer_of(model, tmp_path / str(batch), batch, accumulation, collator)
+        losses, recorder = train(trainer)
+        assert trainer.model_accepts_loss_kwargs
+        assert len(losses) == len(recorder.steps) == 2
+        check_step(losses[0], recorder.steps[0], expected)
+        models[batch] = (model, losses[1])
+    for model, second in models.values():
+        check_weights(model, models[8][0], start)
+        assert second == pytest.approx(models[8][1], abs=6e-5)
+
+
+def test_a_first_token_is_no_target(make: Any, tmp_path: Path) -> None:
+    """Nothing predicts it, so it must not be counted where all tokens are labels."""
+    model = make("diff", torch.float32)
+    expected = exact(model, documents(LENGTHS))
+    trainer = trainer_of(model, tmp_path, batch=2, accumulation=4, targets=LENGTHS)
+    if not hasattr(trainer, "_loss_shifts_labels"):
+        pytest.skip("this version of transformers counts first tokens, for Llama too")
+    losses, recorder = train(trainer)
+    check_step(losses[0], recorder.steps[0], expected)
 
 
 def test_without_the_count_it_would_differ(make: Any, tmp_path: Path) -> None:
     """The comparison above notices a loss that is averaged in each micro-batch."""
 
     class Deaf(DiffTransformerForCausalLM):
-        def forward(self, input_ids: Tensor, labels: Tensor, **kwargs: Any) -> Any:
-            return super().forward(input_ids=input_ids, labels=labels)
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **kwargs: Any) -> Any:
+            return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
 
-    whole, parts = make("diff", torch.float32), make("diff", torch.float32)
-    parts.__class__ = Deaf
-    start = {name: parameter.detach().clone() for name, parameter in whole.named_parameters()}
-    train(whole, tmp_path / "whole", batch=4, accumulation=1)
-    train(parts, tmp_path / "parts", batch=2, accumulation=2)
-    name = "model.layers.0.self_attn.v_proj.weight"
-    moved = (whole.get_parameter(name) - start[name]).abs().max().item()
-    assert (parts.get_parameter(name) - whole.get_parameter(name)).abs().max().item() > 0.1 * moved
+    model = make("diff", torch.float32)
+    expected = exact(model, documents())
+    model.__class__ = Deaf
+    losses, recorder = train(trainer_of(model, tmp_path, batch=2, accumulation=4))
+    with pytest.raises(AssertionError):
+        check_step(losses[0], recorder.steps[0], expected)
+    with pytest.raises(AssertionError, match="over the limit"):
+        check_step(expected[0], recorder.steps[0], expected)
+
+
+def test_the_loss_of_an_evaluation(kind: str, make: Any, tmp_path: Path) -> None:
+    """The mean over a batch's targets; of several batches the Trainer takes the mean by sequences, with any model."""
+    model = make(kind, torch.float32)
+    rows = documents()
+    whole = trainer_of(model, tmp_path, batch=8).evaluate()["eval_loss"]
+    assert whole == pytest.approx(exact(model, rows)[0], rel=1e-5)
+    parts = [exact(model, rows[start : start + 4])[0] for start in (0, 4)]
+    halves = trainer_of(model, tmp_path, batch=4).evaluate()["eval_loss"]
+    assert halves == pytest.approx(sum(parts) / 2, rel=1e-5)
+    assert abs(halves - whole) > 0.01
 
 
 def test_trainer_saves_what_loads(make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
     model = make("diff", torch.float32)
-    _, trainer = train(model, tmp_path / "run", batch=4, accumulation=1)
+    trainer = trainer_of(model, tmp_path / "run", batch=4)
+    train(trainer)
     trainer.save_model(str(tmp_path / "model"))
     loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path / "model")
     inputs = tokens()

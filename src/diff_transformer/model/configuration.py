@@ -45,7 +45,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     """
 
     model_type = "diff_transformer"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  # the Trainer adds a list to it
     base_model_pp_plan = PIPELINE_PLAN
 
     vocab_size: int = 32000
