@@ -92,6 +92,7 @@ def test_resuming_a_finished_demo_trains_nothing(finished: Path, text: Path, mon
         def update(self, step: int, loss: float, tokens_per_second: float) -> None:
             self.steps += 1
 
+        def tell(self, message: str) -> None: ...
         def stop(self) -> None: ...
 
     watch = Watch()

@@ -72,6 +72,7 @@ class Watcher:
         self.interrupt_after = interrupt_after
         self.steps: list[int] = []
         self.started: list[tuple[int, str]] = []
+        self.told: list[str] = []
         self.stopped = 0
 
     def start(self, total: int, description: str) -> None:
@@ -82,6 +83,9 @@ class Watcher:
         self.steps.append(step)
         if step == self.interrupt_after:
             os.kill(os.getpid(), signal.SIGINT)
+
+    def tell(self, message: str) -> None:
+        self.told.append(message)
 
     def stop(self) -> None:
         self.stopped += 1

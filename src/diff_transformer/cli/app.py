@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import signal
 import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -52,7 +53,9 @@ class Commands(TyperGroup):
 
 
 def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, with expected errors as one line on stderr (exit code 2) and Ctrl-C without a traceback (130)."""
+    """The command, with expected errors as one line on stderr (exit code 2), and stopped without a traceback (Ctrl-C
+    130, SIGTERM 143).
+    """
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -60,7 +63,8 @@ def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
             command(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
             typer.echo(str(interrupt) or "Interrupted.", err=True)
-            raise typer.Exit(130) from None
+            # As a shell counts: 128 and the number of the signal.
+            raise typer.Exit(128 + (getattr(interrupt, "signal", None) or signal.SIGINT)) from None
         except (ValueError, OSError, ModuleNotFoundError) as error:
             message = _expected(error)
             if message is None:

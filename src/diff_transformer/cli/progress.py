@@ -67,6 +67,9 @@ class Bars:
             line = f"{self._description}: step {step} of {self._total}, {remarks}"
             self._console.print(line, markup=False, soft_wrap=True)
 
+    def tell(self, message: str) -> None:
+        self._console.print(f"{self._description}: {message}", markup=False, soft_wrap=True)
+
     def stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()

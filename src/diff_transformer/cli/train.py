@@ -24,6 +24,7 @@ def train(
     from diff_transformer.eval import validation_callback
     from diff_transformer.train import build_data, load_recipe
     from diff_transformer.train import train as train_recipe
+    from diff_transformer.train.distributed import is_first_process
     from diff_transformer.train.run_folder import check_run_folder
 
     console.quiet_libraries()
@@ -42,6 +43,8 @@ def train(
         on_evaluate=validation_callback(data.batches),
         data=data,
     )
+    if not is_first_process():
+        return
     measured = ", ".join(
         f"{name} {value:.4g}" for name, value in run.last.items() if name == "loss" or name.startswith("validation/")
     )

@@ -3,19 +3,22 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, PartialState
 from accelerate.utils import set_seed
-from torch import Tensor
+from torch import Tensor, nn
 
 from diff_transformer.data.batches import Batches
+from diff_transformer.data.packing import IGNORED
 from diff_transformer.train.checkpoint import Checkpoints, RunState, load_checkpoint, save_model, written_whole
+from diff_transformer.train.distributed import Processes
 from diff_transformer.train.metrics import Metrics, read_metrics
 from diff_transformer.train.optimizer import build_optimizers, learning_rate
 from diff_transformer.train.progress import NonFiniteLossError, Progress, Silent, TrainingInterrupted, catch_interrupt
@@ -87,45 +90,55 @@ def train(
     """
     folder, settings = Path(output_dir), recipe.train
     check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
-    accelerator = _accelerator(settings)
+    processes = Processes.of(settings)
     data = data or build_data(recipe)
     set_seed(settings.seed)
     model = build_model(recipe, data)
+    processes.check(model.config, recipe.data.batch_size, settings.accumulation)
+    progress = progress if progress is not None and processes.is_first else Silent()
+    processes.wait()  # all have looked at the folder before one of them changes it
+    if not resume and processes.is_first:
+        begin_run_folder(folder, recipe)
+    processes.wait()
+
     if settings.gradient_checkpointing:
         # transformers renamed it within version 5; the old name warns where the new one exists.
         if hasattr(model, "activation_checkpointing_enable"):
             model.activation_checkpointing_enable()
         else:
             model.gradient_checkpointing_enable()
-    optimizers = [accelerator.prepare(optimizer) for optimizer in build_optimizers(model, settings)]
-    model = accelerator.prepare(model)
+    model, call = processes.spread(model, folder)
+    if settings.compile:
+        for layer in model.model.layers:
+            layer.compile()
+    optimizers = build_optimizers(model, settings)
+    scaler = torch.amp.GradScaler(processes.device.type, enabled=settings.precision == "fp16")
 
     checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep_checkpoints)
     state = RunState(data=_fingerprint(data.batches))
-    if not resume:
-        begin_run_folder(folder, recipe)
-    elif newest := checkpoints.newest():
-        state = _restore(newest, model, optimizers, accelerator, state.data)
+    if resume and (newest := checkpoints.newest()):
+        state = _restore(newest, model, optimizers, scaler, state.data)
 
-    progress = progress or Silent()
-    with Metrics(folder / METRICS, folder / TENSORBOARD, state.step) as metrics, catch_interrupt() as interrupt:
+    with _records(folder, state.step, processes) as metrics, catch_interrupt() as interrupt:
         progress.start(settings.steps, f"{recipe.name} · {recipe.model.attention_type}")
+        progress.tell(processes.describe(model, call))
         try:
-            model.train()
+            call.train()
             tokens, since = 0, state.seconds  # since the last logged step
-            while state.step < settings.steps:
-                step = state.step + 1
+            for step, batch in prefetched(data.batches.train_batch, state.step + 1, settings.steps):
                 started = time.perf_counter()
-                batch = data.batches.train_batch(step)
                 rate = learning_rate(step, settings)
                 for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
                     group["lr"] = rate
-                loss = _backward(model, batch, accelerator, settings.accumulation)
-                norm = float(accelerator.clip_grad_norm_(model.parameters(), settings.max_grad_norm or math.inf))
+                loss = _backward(call, batch, processes, scaler, settings.accumulation)
+                for optimizer in optimizers:
+                    scaler.unscale_(optimizer)
+                norm = processes.clip(model.parameters(), settings.max_grad_norm)
                 _require_finite(step, loss, norm, settings, checkpoints.newest())
                 for optimizer in optimizers:
-                    optimizer.step()
+                    scaler.step(optimizer)
                     optimizer.zero_grad()
+                scaler.update()
                 state.step = step
                 state.seconds += time.perf_counter() - started
                 tokens += batch["input_ids"].numel()
@@ -138,43 +151,53 @@ def train(
                     line = {"step": step, "loss": loss, "learning_rate": rate, "grad_norm": norm}
                     line |= {"tokens_per_second": speed, "lambdas": model.lambdas()}
                     if on_evaluate is not None and evaluating:
-                        line |= _evaluate(model, step, on_evaluate)
-                    metrics.log(line)
+                        line |= _evaluate(model, step, on_evaluate, processes)
+                    if metrics is not None:
+                        metrics.log(line)
                     tokens, since = 0, state.seconds
 
-                if last or interrupt.requested or _due(step, settings.checkpoint_every):
-                    state.scaler = accelerator.scaler.state_dict() if accelerator.scaler is not None else None
+                stopping = processes.any(interrupt.requested)
+                if last or stopping or _due(step, settings.checkpoint_every):
+                    state.scaler = scaler.state_dict() if scaler.is_enabled() else None
                     checkpoint = checkpoints.save(state, model, optimizers, data.tokenizer)
-                    if interrupt.requested and not last:
+                    if stopping and not last:
                         raise TrainingInterrupted(
                             f"Stopped after step {step} of {settings.steps}; {checkpoint} holds the run. "
-                            "The same command with --resume (in Python: resume=True) goes on from there."
+                            "The same command with --resume (in Python: resume=True) goes on from there.",
+                            interrupt.signal,
                         )
         finally:
             progress.stop()
 
-    model = accelerator.unwrap_model(model, keep_fp32_wrapper=False).eval()
+    model.eval()
     with written_whole(folder / MODEL) as target:
         save_model(target, model, data.tokenizer)
+    processes.wait()
     return TrainedRun(
         folder=folder,
         model_folder=folder / MODEL,
         model=model,
-        parameters=model.num_parameters(),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
         seconds=state.seconds,
         last=read_metrics(folder / METRICS)[-1],
     )
 
 
-def _accelerator(settings: TrainRecipe) -> Accelerator:
-    """The device and its precision, or the reason why not."""
-    cpu = settings.device == "cpu"
-    device = PartialState(cpu=cpu)
-    if device.num_processes > 1:
-        raise ValueError(f"Training runs in one process, but {device.num_processes} were launched.")
-    if settings.precision == "fp16" and device.device.type == "cpu":
-        raise ValueError("train.precision 'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'.")
-    return Accelerator(cpu=cpu, mixed_precision=settings.precision)
+def prefetched(
+    batch_of: Callable[[int], dict[str, Tensor]], first: int, last: int
+) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """The steps `first` … `last` with their batches; the next one is made by a thread while one is worked on."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(batch_of, first)
+        for step in range(first, last + 1):
+            batch = coming.result()
+            if step < last:
+                coming = thread.submit(batch_of, step + 1)
+            yield step, batch
+
+
+def _records(folder: Path, step: int, processes: Processes) -> AbstractContextManager[Metrics | None]:
+    return Metrics(folder / METRICS, folder / TENSORBOARD, step) if processes.is_first else nullcontext()
 
 
 def _fingerprint(batches: Batches) -> str:
@@ -186,7 +209,7 @@ def _restore(
     checkpoint: Path,
     model: Any,
     optimizers: Sequence[torch.optim.Optimizer],
-    accelerator: Accelerator,
+    scaler: torch.amp.GradScaler,
     fingerprint: str,
 ) -> RunState:
     state = load_checkpoint(checkpoint, model, optimizers)
@@ -196,20 +219,26 @@ def _restore(
             "choose another output folder, or overwrite (--overwrite, in Python overwrite=True)."
         )
     if state.scaler is not None:
-        accelerator.scaler.load_state_dict(state.scaler)
+        scaler.load_state_dict(state.scaler)
     return state
 
 
-def _backward(model: Any, batch: dict[str, Tensor], accelerator: Accelerator, parts: int) -> float:
-    """Gradients of one step's loss: the mean over all its targets, however they are spread over the parts."""
-    targets = (batch["labels"][:, 1:] != -100).sum()
-    total = torch.zeros((), device=accelerator.device)
+def _backward(
+    call: nn.Module, batch: dict[str, Tensor], processes: Processes, scaler: torch.amp.GradScaler, parts: int
+) -> float:
+    """Gradients of one step's loss: the mean over all its targets, however they are spread over parts and processes."""
+    targets = (batch["labels"][:, 1:] != IGNORED).sum()
+    # What processes exchange is averaged, so each counts its own part as many times as there are of them.
+    items = targets / processes.shares
+    total = torch.zeros((), dtype=torch.float64, device=processes.device)
+    own = processes.rows(batch)
     for part in range(parts):
-        piece = {name: tensor.chunk(parts)[part].to(accelerator.device) for name, tensor in batch.items()}
-        loss = model(**piece, num_items_in_batch=targets, use_cache=False).loss
-        accelerator.backward(loss)
+        piece = {name: tensor.chunk(parts)[part].to(processes.device) for name, tensor in own.items()}
+        with processes.no_gradient_exchange(call, part < parts - 1), processes.autocast():
+            loss = call(**piece, num_items_in_batch=items, use_cache=False).loss
+            scaler.scale(loss).backward()
         total += loss.detach()
-    return float(total)
+    return float(processes.sum(total / processes.shares))
 
 
 def _require_finite(step: int, loss: float, norm: float, settings: TrainRecipe, checkpoint: Path | None) -> None:
@@ -228,9 +257,9 @@ def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def _evaluate(model: Any, step: int, on_evaluate: Evaluate) -> dict[str, float]:
+def _evaluate(model: Any, step: int, on_evaluate: Evaluate, processes: Processes) -> dict[str, float]:
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), processes.autocast():
         results = on_evaluate(model, step)
     model.train()
     return results

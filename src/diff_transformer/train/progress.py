@@ -16,6 +16,9 @@ class Progress(Protocol):
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """`step` steps are done; the loss is that of the last one."""
 
+    def tell(self, message: str) -> None:
+        """Something to know about the run: what it uses, what it leaves out."""
+
     def stop(self) -> None:
         """The run is over, whichever way it ended."""
 
@@ -29,12 +32,23 @@ class Silent:
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """Nothing."""
 
+    def tell(self, message: str) -> None:
+        """Nothing."""
+
     def stop(self) -> None:
         """Nothing."""
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C stopped a run after a whole step; its message says where the checkpoint is and how to go on."""
+    """Ctrl-C or SIGTERM stopped a run after a whole step; its message says where the checkpoint is and how to go on.
+
+    Attributes:
+        signal: the number of the signal that asked for it; None where another process got it.
+    """
+
+    def __init__(self, message: str, signal: int | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
 class NonFiniteLossError(ValueError):
@@ -42,29 +56,38 @@ class NonFiniteLossError(ValueError):
 
 
 class Interrupt:
-    """Whether Ctrl-C was pressed."""
+    """Whether a signal asked the run to stop, and which."""
 
-    requested = False
+    signal: int | None = None
+
+    @property
+    def requested(self) -> bool:
+        return self.signal is not None
 
 
 @contextmanager
 def catch_interrupt() -> Iterator[Interrupt]:
-    """Turn the first Ctrl-C into a flag, so that a step is never cut in half; a second one interrupts at once.
+    """Turn the first Ctrl-C or SIGTERM into a note, so that a step is never cut in half; a second one ends at once.
 
-    Python delivers signals to the main thread: in any other, this does nothing and the flag stays down.
+    Python delivers signals to the main thread: in any other, this does nothing and the note stays empty.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def note(number: int, frame: Any) -> None:
-        interrupt.requested = True
-        signal.signal(signal.SIGINT, before)
+        interrupt.signal = number
+        restore()
 
-    signal.signal(signal.SIGINT, note)
+    for number in before:
+        signal.signal(number, note)
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, before)
+        restore()

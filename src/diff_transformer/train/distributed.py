@@ -1,0 +1,267 @@
+"""What several processes do with one run: who they are, what each has of the model, and what they add up.
+
+Data parallelism (DDP, FSDP2) gives each process its rows of a batch; tensor parallelism gives all of them the whole
+batch and each some of the heads. Whatever is used is read off the model afterwards (:meth:`Processes.describe`).
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.parallel import DistributedDataParallel
+from transformers import distributed as transformers_distributed
+
+from diff_transformer.model.parallel import check_ranks
+from diff_transformer.nn.precision import KeepsFloat32
+from diff_transformer.train.schema import TrainRecipe
+
+Kind = Literal["single", "ddp", "fsdp", "tensor"]
+
+# What a launcher's configuration may ask for and this loop does not do.
+_FOREIGN = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
+_START = ".unfinished-start"
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a run, seen from one of them.
+
+    Attributes:
+        kind: what they do together; "single" where there is one.
+        device: this process' device.
+        rank, count: which process this is, of how many.
+        precision: the recipe's.
+    """
+
+    kind: Kind
+    device: torch.device
+    rank: int
+    count: int
+    precision: Literal["no", "bf16", "fp16"]
+
+    @classmethod
+    def of(cls, settings: TrainRecipe) -> "Processes":
+        """Join the processes that a launcher started, or be alone.
+
+        Raises:
+            ValueError: the launcher asks for what the recipe does not, or the device cannot do what it asks for.
+        """
+        launched = int(os.environ.get("WORLD_SIZE", "1"))
+        # Without a GPU, accelerate connects processes only where the CPU is asked for; else each would train alone.
+        state = PartialState(cpu=settings.device == "cpu" or not torch.accelerator.is_available())
+        if state.num_processes != launched:
+            raise ValueError(
+                f"{launched} processes were launched, but they are not connected: accelerate sees "
+                f"{state.num_processes}. Start them with torchrun, or check the launcher's configuration."
+            )
+        kind = _kind(settings, launched)
+        if settings.precision == "fp16" and state.device.type == "cpu":
+            raise ValueError("train.precision 'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'.")
+        if settings.precision == "fp16" and kind in ("fsdp", "tensor"):
+            raise ValueError(
+                f"train.precision 'fp16' runs in one process or with train.parallel 'ddp', not with {kind!r}: "
+                "take 'bf16'."
+            )
+        return cls(kind, state.device, state.process_index, launched, settings.precision)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files and shows progress."""
+        return self.rank == 0
+
+    @property
+    def shares(self) -> int:
+        """Into how many parts a batch is divided among the processes."""
+        return self.count if self.kind in ("ddp", "fsdp") else 1
+
+    def check(self, config: Any, batch_size: int, accumulation: int) -> None:
+        """Raises ValueError where a model or a batch cannot be divided among the processes."""
+        if self.kind == "tensor":
+            check_ranks(self.count, config)
+            if "tp_size" not in getattr(transformers_distributed.DistributedConfig, "__dataclass_fields__", {}):
+                raise ValueError("train.parallel 'tensor' needs a later release of transformers: pip install -U it.")
+        if batch_size % (self.shares * accumulation):
+            raise ValueError(
+                f"data.batch_size={batch_size} cannot be divided among {self.shares} processes and "
+                f"train.accumulation={accumulation}: it must be a multiple of {self.shares * accumulation}."
+            )
+
+    def spread(self, model: Any, folder: Path) -> tuple[Any, nn.Module]:
+        """Give this process its part of a model in float32 that is the same on every process.
+
+        Args:
+            model: on the CPU.
+            folder: the run's; what tensor parallelism passes through a file is for a moment there.
+
+        Returns:
+            The model, and the module to call in training: the same, but for DDP's wrapper.
+        """
+        if self.kind == "tensor":
+            model = self._load_split(model, folder)
+        elif self.kind == "fsdp":
+            _shard(model, self.device.type, self.count, self.precision)
+        else:
+            model.to(self.device)
+        if self.kind != "ddp":
+            return model, model
+        devices = None if self.device.type == "cpu" else [self.device]
+        return model, DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
+
+    def _load_split(self, model: Any, folder: Path) -> Any:
+        """transformers spreads a model by its plan while it loads one, so there has to be one to load."""
+        start = folder / _START
+        if self.is_first:
+            shutil.rmtree(start, ignore_errors=True)
+            model.save_pretrained(start)
+        self.wait()
+        plan: Any = transformers_distributed.DistributedConfig(tp_size=self.count)
+        split = type(model).from_pretrained(start, dtype=torch.float32, distributed_config=plan)
+        self.wait()
+        if self.is_first:
+            shutil.rmtree(start)
+        return split.train()
+
+    def rows(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """This process' rows of a batch."""
+        if self.shares == 1:
+            return batch
+        return {name: tensor.chunk(self.shares)[self.rank] for name, tensor in batch.items()}
+
+    @contextmanager
+    def no_gradient_exchange(self, call: nn.Module, wanted: bool) -> Iterator[None]:
+        """While `wanted`, gradients stay where they are: a later part of the same batch exchanges the sum."""
+        if isinstance(call, DistributedDataParallel) and wanted:
+            with call.no_sync():
+                yield
+            return
+        if isinstance(call, FSDPModule):
+            call.set_requires_gradient_sync(not wanted)
+        yield
+
+    def autocast(self) -> torch.autocast:
+        """The recipe's precision for the operations that allow it."""
+        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "no")
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """Numbers (float64) that each process has its share of, added up over the processes. Theirs are the same."""
+        if self.shares > 1:
+            dist.all_reduce(numbers)
+        return numbers
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so."""
+        if self.count == 1:
+            return flag
+        flags = torch.tensor(float(flag), device=self.device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return bool(flags)
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.count > 1:
+            dist.barrier()
+
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
+        """Scale the gradients down to `max_norm` if they are longer all together; returns how long they were.
+
+        A gradient that is split counts with its parts on all processes, one that is not with its value on any.
+        """
+        parts: tuple[list[Tensor], list[Tensor]] = ([], [])  # what all have, what each has a piece of
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parts[_is_split(parameter.grad)].append(_local(parameter.grad))
+        whole, split = (torch.nn.utils.get_total_norm(tensors).to(self.device).square() for tensors in parts)
+        if parts[1]:
+            dist.all_reduce(split)
+        norm = (whole + split).sqrt()
+        if max_norm is not None:
+            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+            for tensor in parts[0] + parts[1]:
+                tensor.mul_(scale)
+        return float(norm)
+
+    def describe(self, model: Any, call: nn.Module) -> str:
+        """What is really used, read off the model: "2 processes (gloo, cpu): FSDP2, 3 units, 51 % on each"."""
+        precision = {"no": "float32", "bf16": "bfloat16 autocast", "fp16": "float16 autocast"}[self.precision]
+        if self.count == 1:
+            return f"1 process ({self.device.type}), {precision}"
+        share = sum(_local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
+        units = sum(isinstance(module, FSDPModule) for module in model.modules())
+        if isinstance(call, DistributedDataParallel):
+            how = "DDP"
+        elif units:
+            how = f"FSDP2, {units} units"
+        else:
+            how = "tensor parallelism"
+        where = f"{self.count} processes ({dist.get_backend()}, {self.device.type})"
+        return f"{where}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"
+
+
+def is_first_process() -> bool:
+    """Whether this process is the one that speaks for all: of those that a launcher started, the one of rank 0."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _kind(settings: TrainRecipe, launched: int) -> Kind:
+    """What the recipe and the launcher ask for together."""
+    for variable, name in _FOREIGN.items():
+        if os.environ.get(variable, "false").lower() in ("true", "1"):
+            raise ValueError(
+                f"The launcher is configured for {name}, which training does not use: train.parallel is "
+                "'ddp', 'fsdp' or 'tensor'."
+            )
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision not in ("no", settings.precision):
+        raise ValueError(
+            f"The launcher asks for mixed precision {precision!r} and the recipe for train.precision "
+            f"{settings.precision!r}: make them equal, or leave the launcher's out."
+        )
+    sharding = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
+    if sharding and settings.parallel not in ("auto", "fsdp"):
+        raise ValueError(f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}.")
+    if launched == 1:
+        return "single"
+    if settings.parallel != "auto":
+        return settings.parallel
+    return "fsdp" if sharding else "ddp"
+
+
+def _shard(model: Any, device: str, count: int, precision: str) -> None:
+    """FSDP2: each decoder layer is a unit, and so is what stays in float32; all the rest is in the root's.
+
+    With bfloat16 the layers' weights travel in it; gradients are added up in float32, and nothing else is cast:
+    what is computed in which precision is left to autocast, as in one process.
+    """
+    mesh = init_device_mesh(device, (count,))
+    lean = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if precision == "bf16" else None,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    for module in model.modules():
+        if isinstance(module, KeepsFloat32) and module._parameters:
+            fully_shard(module, mesh=mesh)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=lean)
+    fully_shard(model, mesh=mesh)
+
+
+def _is_split(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor) and any(isinstance(placement, Shard) for placement in tensor.placements)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
