@@ -1,5 +1,6 @@
 """TRL's SFTTrainer: documents one by one or packed, with or without LoRA, on whole texts or completions alone."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from trl import SFTConfig, SFTTrainer
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.data import byte_tokenizer
+from weighting import Recorder, check_step, check_weights, exact
 
 disable_progress_bars()
 
@@ -27,7 +29,7 @@ LORA = {"r": 2, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 def trainer_of(
     model: DiffTransformerForCausalLM, folder: Path, data: dict[str, list[str]], **settings: Any
 ) -> SFTTrainer:
-    peft_config = settings.pop("peft_config", None)
+    peft_config, evaluated = settings.pop("peft_config", None), settings.pop("evaluated", None)
     defaults: dict[str, Any] = {
         "max_steps": 4,
         "learning_rate": 0.03,
@@ -51,6 +53,7 @@ def trainer_of(
         model=model,
         args=arguments,
         train_dataset=Dataset.from_dict(data),
+        eval_dataset=Dataset.from_dict(evaluated) if evaluated is not None else None,
         processing_class=byte_tokenizer(),
         peft_config=peft_config,
     )
@@ -155,32 +158,72 @@ def test_batches_without_padding_need_no_flash_attention(make: Any, tmp_path: Pa
         check(trainer.compute_loss(model, dict(batch)), loss_by_document(model, batch))
 
 
-def test_accumulation_is_weighted_by_tokens(make: Callable[..., Any], tmp_path: Path) -> None:
-    """Two batches of very different length make the step that one batch of both makes."""
+# Completions of one target (their end) to many, in rows of which the longest has 40 tokens.
+PROMPTS = ["the cat sat", "a dog", "to be,", "x", "λ", "noise", "what", "two"]
+COMPLETIONS = [
+    " on a mat",
+    "",
+    " or not to be",
+    "y",
+    " is learned",
+    " is what both maps have in common",
+    "?",
+    " halves",
+]
+# How SFTTrainer lays documents out, and how many rows all of them make.
+LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
+    "padded": ({}, 8),
+    "padding-free": ({"padding_free": True, "max_length": None}, 8),
+    "packed": ({"packing": True, "max_length": 40}, 4),
+}
 
-    def step(folder: str, batch: int, accumulation: int) -> DiffTransformerForCausalLM:
-        model = make("diff")
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_target_weighs_the_same(kind: str, layout: str, make: Callable[..., Any], tmp_path: Path) -> None:
+    """Batches with few targets and with many make the step, and the logged loss, that one batch of all makes."""
+    settings, rows = LAYOUTS[layout]
+    start = make(kind)
+    models, logged = [], []
+    for accumulation in (1, 4):
+        model = copy.deepcopy(start)
         trainer = trainer_of(
             model,
-            tmp_path / folder,
-            {"text": [TEXTS[3], TEXTS[5]]},
-            per_device_train_batch_size=batch,
+            tmp_path / str(accumulation),
+            {"prompt": PROMPTS, "completion": COMPLETIONS},
+            per_device_train_batch_size=rows // accumulation,
             gradient_accumulation_steps=accumulation,
-            max_steps=1,
+            max_steps=2,
             optim="sgd",
+            learning_rate=0.1,
             max_grad_norm=0.0,
+            **settings,
         )
+        batches = list(trainer.get_train_dataloader())
+        assert len(batches) == accumulation
+        read = [document for batch in batches for document in documents(batch)]
+        assert len(read) == len(PROMPTS)
+        recorder = Recorder()
+        trainer.add_callback(recorder)
         # Older versions of transformers let accelerate divide once more by the steps; in newer ones the factor is 1
         # (tests/model/test_trainer.py).
-        trainer.args.learning_rate *= trainer.accelerator.gradient_accumulation_steps
-        trainer.train()
-        return model
+        more = trainer.accelerator.gradient_accumulation_steps
+        trainer.args.learning_rate *= more
+        found = losses(trainer)
+        check_step(found[0], {name: value * more for name, value in recorder.steps[0].items()}, exact(start, read))
+        models.append(model)
+        logged.append(found[1])
+    check_weights(models[1], models[0], start)
+    assert logged[1] == pytest.approx(logged[0], abs=6e-5)
 
-    whole, parts, start = step("whole", 2, 1), step("parts", 1, 2), make("diff")
-    for name, parameter in whole.named_parameters():
-        moved = (parameter - start.get_parameter(name)).abs().max()
-        assert moved > 1e-5, name
-        assert (parts.get_parameter(name) - parameter).abs().max() < 0.01 * moved, name
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_loss_of_an_evaluation(layout: str, make: Callable[..., Any], tmp_path: Path) -> None:
+    settings, rows = LAYOUTS[layout]
+    model = make("diff")
+    data = {"prompt": PROMPTS, "completion": COMPLETIONS}
+    trainer = trainer_of(model, tmp_path, data, evaluated=data, per_device_eval_batch_size=rows, **settings)
+    (batch,) = trainer.get_eval_dataloader()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(exact(model, documents(batch))[0], rel=1e-5)
 
 
 def test_gradient_checkpointing_with_lora(make: Any, tmp_path: Path) -> None:
