@@ -10,9 +10,9 @@ def output() -> Console:
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
-def messages() -> Console:
-    """Stderr."""
-    return Console(stderr=True, highlight=False)
+def messages(*, quiet: bool = False) -> Console:
+    """Stderr; or nowhere, for a process that leaves the talking to another."""
+    return Console(stderr=True, highlight=False, quiet=quiet)
 
 
 def quiet_libraries() -> None:

@@ -32,14 +32,15 @@ def train(
     folder = output or Path("runs") / resolved.name
     # A folder that is taken is refused before text is read and a tokenizer trained.
     check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
-    with preparing(console.messages()) as tell:
+    messages = console.messages(quiet=not is_first_process())
+    with preparing(messages) as tell:
         data = build_data(resolved, tell=tell)
     run = train_recipe(
         resolved,
         folder,
         resume=resume,
         overwrite=overwrite,
-        progress=Bars(console.messages()),
+        progress=Bars(messages),
         on_evaluate=validation_callback(data.batches),
         data=data,
     )

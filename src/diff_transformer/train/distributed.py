@@ -117,7 +117,7 @@ class Processes:
         if self.kind != "ddp":
             return model, model
         devices = None if self.device.type == "cpu" else [self.device]
-        return model, DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
+        return model, DistributedDataParallel(model, device_ids=devices)
 
     def _load_split(self, model: Any, folder: Path) -> Any:
         """transformers spreads a model by its plan while it loads one, so there has to be one to load."""
@@ -156,7 +156,7 @@ class Processes:
         return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "no")
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """Numbers (float64) that each process has its share of, added up over the processes. Theirs are the same."""
+        """Numbers that each process has its share of, added up over the processes. Theirs are the same."""
         if self.shares > 1:
             dist.all_reduce(numbers)
         return numbers
@@ -196,8 +196,9 @@ class Processes:
     def describe(self, model: Any, call: nn.Module) -> str:
         """What is really used, read off the model: "2 processes (gloo, cpu): FSDP2, 3 units, 51 % on each"."""
         precision = {"no": "float32", "bf16": "bfloat16 autocast", "fp16": "float16 autocast"}[self.precision]
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         if self.count == 1:
-            return f"1 process ({self.device.type}), {precision}"
+            return f"1 process ({device}), {precision}"
         share = sum(_local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
         units = sum(isinstance(module, FSDPModule) for module in model.modules())
         if isinstance(call, DistributedDataParallel):
@@ -206,7 +207,7 @@ class Processes:
             how = f"FSDP2, {units} units"
         else:
             how = "tensor parallelism"
-        where = f"{self.count} processes ({dist.get_backend()}, {self.device.type})"
+        where = f"{self.count} processes ({dist.get_backend()}, {device})"
         return f"{where}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"
 
 

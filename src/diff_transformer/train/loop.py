@@ -230,7 +230,7 @@ def _backward(
     targets = (batch["labels"][:, 1:] != IGNORED).sum()
     # What processes exchange is averaged, so each counts its own part as many times as there are of them.
     items = targets / processes.shares
-    total = torch.zeros((), dtype=torch.float64, device=processes.device)
+    total = torch.zeros((), device=processes.device)
     own = processes.rows(batch)
     for part in range(parts):
         piece = {name: tensor.chunk(parts)[part].to(processes.device) for name, tensor in own.items()}
