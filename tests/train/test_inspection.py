@@ -179,7 +179,7 @@ def test_activation_checkpointing() -> None:
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable()
     calls: list[int] = []
-    model.model.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+    model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
     assert inspect(model, ROW) == expected
     assert len(calls) == 1
     model(**ROW, labels=TOKENS[:1], use_cache=False).loss.backward()
