@@ -1,78 +1,112 @@
-"""Checkpoints: everything a run needs to go on, in safetensors and JSON. Nothing is pickled."""
+"""Checkpoints: everything a run needs to go on, in safetensors and JSON. Nothing is pickled.
 
+What one process or several have written, in whichever way they shared the model, any number of processes can read.
+"""
+
+import copy
 import json
-import os
-import shutil
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, load_model, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from diff_transformer.train.run_state import RunState, read_state
+from diff_transformer.train.tensor_files import TensorFiles, is_split, size, write_plain, write_split, write_weights
+from diff_transformer.train.together import gathered, is_first, rank, together
+from diff_transformer.train.whole_folder import (
+    candidates,
+    clean_up,
+    discard,
+    left_behind,
+    seal,
+    why_torn,
+    written_whole,
+)
+
+__all__ = ["Checkpoints", "RunState", "load_checkpoint", "save_model", "weights_of", "written_whole"]
+
 _PREFIX = "step-"
-
-
-@dataclass
-class RunState:
-    """How far a run is: what a checkpoint holds beside weights, optimizers and random numbers.
-
-    Attributes:
-        data: a fingerprint of the data, so that a run is not resumed on other data.
-        step: optimizer steps that are done.
-        seconds: time spent in them.
-        scaler: the state of the loss scaler of fp16 (numbers by name); None in other precisions.
-    """
-
-    data: str
-    step: int = 0
-    seconds: float = 0.0
-    scaler: dict[str, Any] | None = None
+_STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"
 
 
 @contextmanager
-def written_whole(target: Path) -> Iterator[Path]:
-    """A new folder to fill, that takes the place of `target` at the end: it is there whole or not at all."""
-    unfinished = target.with_name(f".unfinished-{target.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    yield unfinished
-    if target.exists():
-        shutil.rmtree(target)
-    os.replace(unfinished, target)
-
-
-def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None) -> None:
-    """Write configuration, weights (one safetensors file) and tokenizer."""
+def without_bars() -> Iterator[None]:
+    """transformers draws a progress bar for each file; training shows its own, or none."""
     bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # transformers draws one for each file; training shows its own, or none
+    logging.disable_progress_bar()
     try:
-        model.save_pretrained(folder, max_shard_size="1TB")
+        yield
     finally:
         if bars:
             logging.enable_progress_bar()
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds of a model: parameters and buffers by name, what is tied under its first name alone."""
+    names = {name for name, _ in model.named_parameters()}
+    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None) -> None:
+    """Write configuration, weights and tokenizer as `from_pretrained` reads them. Called on every process.
+
+    Args:
+        folder: is there already; for one that is whole or not there, see `written_whole`.
+        model: no wrapper (of DDP, say) around it. One that is the same on all processes becomes one safetensors file,
+            written by the first; one that is split (FSDP2, tensor parallelism) as many as there are processes.
+        tokenizer: None for data that never was text.
+    """
+    weights = weights_of(model)
+    split = is_split(weights.values())
+    with together():
+        if is_first():
+            with without_bars():
+                if split:
+                    _save_configuration(folder, model)
+                else:
+                    model.save_pretrained(folder, max_shard_size="1TB")
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
+    if split:
+        write_weights(folder, weights)
 
 
 class Checkpoints:
-    """The folder of a run's checkpoints, `step-000100/` and so on; only the `keep` newest stay.
+    """The folder of a run's checkpoints, `step-000100/` and so on; only the `keep` newest complete ones stay.
 
-    A checkpoint can be used like a finished model: it holds the configuration and the tokenizer as well.
+    A checkpoint can be used like a finished model: it holds the configuration and the tokenizer as well. It is
+    complete with its manifest `complete.json`, which names every file and its size.
+
+    Args:
+        folder: may be missing. All processes must see the same file system there.
+        keep: how many checkpoints stay.
+        tell: is told, in the first process, which checkpoint is passed over and why.
+
+    Attributes:
+        last: the newest complete checkpoint that `newest` found or `save` wrote; None before.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int, tell: Callable[[str], None] = warnings.warn) -> None:
+        self.folder, self.keep, self.tell = folder, keep, tell
+        self.last: Path | None = None
 
     def newest(self) -> Path | None:
-        """The checkpoint to go on from, if there is one."""
-        found = self._all()
-        return found[-1] if found else None
+        """The newest complete checkpoint, if there is one. Called on every process; changes nothing."""
+        with together():
+            found = self._newest() if is_first() else None
+        self.last = gathered(found)[0]
+        return self.last
 
     def save(
         self,
@@ -81,80 +115,175 @@ class Checkpoints:
         optimizers: Sequence[torch.optim.Optimizer],
         tokenizer: PreTrainedTokenizerFast | None,
     ) -> Path:
-        """Write a checkpoint of `state.step` and delete those that are too old; returns its folder."""
+        """Write a checkpoint of `state.step` and delete those that are too old. Called on every process.
+
+        Args: as `save_model`; each optimizer's parameters are the model's.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            OSError: it cannot be written, as where the disk is full; the checkpoints before are as they were.
+        """
         final = self.folder / f"{_PREFIX}{state.step:06d}"
-        with written_whole(final) as folder:
+        moments = _optimizer_tensors(model, optimizers)
+        split = is_split(moments.values())
+        random = _random_state()
+        with together():
+            if is_first():
+                for target in left_behind(self.folder, f"{_PREFIX}*"):
+                    clean_up(target)
+        room = size(weights_of(model).values()) + size(moments.values())
+        with written_whole(final, room=room, kept=self.last) as folder:
             save_model(folder, model, tokenizer)
-            save_file(_optimizer_tensors(model, optimizers), folder / "optimizer.safetensors")
-            save_file(_random_state(), folder / "random.safetensors")
-            (folder / "state.json").write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-        for old in self._all()[: -self.keep]:
-            shutil.rmtree(old)
+            if split:
+                write_split(folder / _OPTIMIZER, moments)
+            else:
+                write_plain(folder / f"{_OPTIMIZER}.safetensors", moments)
+            write_plain(folder / _RANDOM, random)
+            with together():
+                if is_first():
+                    (folder / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+                    seal(folder)
+        self.last = final
+        with together():
+            if is_first():
+                self._delete_old(state.step)
         return final
 
-    def _all(self) -> list[Path]:
-        found = [path for path in self.folder.glob(f"{_PREFIX}*") if path.is_dir()]
-        return sorted(found, key=lambda path: int(path.name.removeprefix(_PREFIX)))
+    def _newest(self) -> Path | None:
+        for path in reversed(self._all().values()):
+            reason = why_torn(path)
+            if reason is None:
+                return path
+            self.tell(f"The checkpoint {str(path)!r} is not complete and is passed over: {reason}.")
+        return None
+
+    def _delete_old(self, step: int) -> None:
+        """Beyond the newest `keep`; what is torn and older than the checkpoint of `step`, which is complete."""
+        found = self._all()
+        torn = {number for number, path in found.items() if why_torn(path) is not None}
+        old = sorted(found.keys() - torn)[: -self.keep]
+        for number in (*old, *(number for number in torn if number < step)):
+            discard(found[number])
+
+    def _all(self) -> dict[int, Path]:
+        """By step, the oldest first."""
+        found = candidates(self.folder, f"{_PREFIX}*").items()
+        numbers = {name.removeprefix(_PREFIX): path for name, path in found}
+        return dict(sorted((int(number), path) for number, path in numbers.items() if number.isdecimal()))
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> RunState:
-    """Restore the model's weights, the optimizers and torch's random numbers in place; returns how far the run was.
+    """Restore a model's weights, the optimizers and torch's random numbers in place. Called on every process.
+
+    Args:
+        checkpoint: a complete one, see `Checkpoints.newest`.
+        model: no wrapper around it; the same on all processes or split over them, however it was when it was saved.
+        optimizers: made on the model's parameters, as those were that were saved.
+
+    Returns:
+        How far the run was.
 
     Raises:
-        ValueError: `state.json` is broken; nothing has been restored.
+        ValueError: `state.json` is broken, or the weights are those of another model; nothing has been restored.
+        OSError: a file cannot be read.
     """
-    state = _read_state(checkpoint / "state.json")
-    load_model(model, checkpoint / "model.safetensors")  # knows that tied weights are stored once
-    tensors = load_file(checkpoint / "optimizer.safetensors")
-    for optimizer in optimizers:
-        _load_optimizer(tensors, model, optimizer)
-    random = load_file(checkpoint / "random.safetensors")
-    torch.set_rng_state(random["cpu"])
-    if "cuda" in random and torch.cuda.is_available():
-        torch.cuda.set_rng_state(random["cuda"])
+    with together():
+        state = read_state(checkpoint / _STATE)
+        try:
+            _restore(checkpoint, model, optimizers)
+        except SafetensorError as error:
+            raise OSError(f"The checkpoint {str(checkpoint)!r} cannot be read: {error}.") from error
     return state
 
 
-def _read_state(file: Path) -> RunState:
-    try:
-        state = RunState(**json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:  # not JSON, or not the fields of a state
-        raise ValueError(f"{str(file)!r} is not the state of a run: {error}.") from None
-    if type(state.step) is not int or type(state.seconds) not in (int, float) or state.step < 0:
-        raise ValueError(
-            f"{str(file)!r} is not the state of a run: step is {state.step!r} and seconds {state.seconds!r}."
-        )
-    return state
+def _restore(checkpoint: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    files, folder = TensorFiles(checkpoint), checkpoint / _OPTIMIZER
+    weights = weights_of(model)
+    here = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    there = {name: tuple(shape) for name, shape in files.shapes.items() if "/" not in name}  # as other names have
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            raise ValueError(
+                f"The checkpoint {str(checkpoint)!r} is not one of this model: {name} has shape "
+                f"{there.get(name, 'none')} in it and {here.get(name, 'none')} here."
+            )
+    moment_files = TensorFiles(folder) if folder.is_dir() else files
+    moments = [_empty_moments(model, optimizer, moment_files) for optimizer in optimizers]
+    random = load_file(checkpoint / _RANDOM)
+    files.read(weights)
+    for optimizer, state in zip(optimizers, moments, strict=True):
+        moment_files.read(_named(model, optimizer, state))
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    torch.set_rng_state(_of_this_process(random, "cpu"))
+    if torch.cuda.is_available() and "cuda/0" in random:
+        torch.cuda.set_rng_state(_of_this_process(random, "cuda"))
+
+
+def _save_configuration(folder: Path, model: Any) -> None:
+    """As `save_pretrained`, which would put all weights together on the first process."""
+    config = copy.deepcopy(model.config)
+    # FSDP2 puts a class of its own before the model's.
+    config.architectures = [next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule)).__name__]
+    config.dtype = model.dtype
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+
+
+def _named(
+    model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """An optimizer's state by "parameter/key", from what its state dictionary counts in the order of the groups."""
+    names = _parameter_names(model, optimizer)
+    return {f"{names[index]}/{key}": tensor for index, entry in state.items() for key, tensor in entry.items()}
 
 
 def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """The parameters' names, in the order in which the optimizer's state dictionary counts them."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    return [names[id(parameter)] for parameter in _parameters(optimizer)]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """Each parameter belongs to one optimizer, so names do not meet."""
     tensors: dict[str, Tensor] = {}
     for optimizer in optimizers:
-        state = optimizer.state_dict()["state"]
-        for index, name in enumerate(_parameter_names(model, optimizer)):
-            tensors |= {f"{name}/{key}": tensor.contiguous() for key, tensor in state.get(index, {}).items()}
+        tensors |= _named(model, optimizer, optimizer.state_dict()["state"])
     return tensors
 
 
-def _load_optimizer(tensors: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    state: dict[str, dict[str, Tensor]] = {}
-    for full_name, tensor in tensors.items():
+def _empty_moments(
+    model: nn.Module, optimizer: torch.optim.Optimizer, files: TensorFiles
+) -> dict[int, dict[str, Tensor]]:
+    """Tensors for the state that files hold, split as the parameters are; by number, as in a state dictionary."""
+    keys: dict[str, list[str]] = {}
+    for full_name in files.shapes:
         name, _, key = full_name.rpartition("/")
-        state.setdefault(name, {})[key] = tensor
+        keys.setdefault(name, []).append(key)
+    state: dict[int, dict[str, Tensor]] = {}
     names = _parameter_names(model, optimizer)
-    by_index = {index: state[name] for index, name in enumerate(names) if name in state}
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": by_index})
+    for index, (name, parameter) in enumerate(zip(names, _parameters(optimizer), strict=True)):
+        for key in keys.get(name, ()):
+            shape, dtype = files.shapes[f"{name}/{key}"], files.dtypes[f"{name}/{key}"]
+            like_it = shape == parameter.shape  # a number that counts steps is not
+            empty = torch.empty_like(parameter.detach(), dtype=dtype) if like_it else torch.empty(shape, dtype=dtype)
+            state.setdefault(index, {})[key] = empty
+    return state
 
 
 def _random_state() -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
+    """Of every process, by "device/rank"."""
+    own = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+        own["cuda"] = torch.cuda.get_rng_state()
+    return {f"{device}/{process}": s for process, each in enumerate(gathered(own)) for device, s in each.items()}
+
+
+def _of_this_process(random: dict[str, Tensor], device: str) -> Tensor:
+    """A process that was not there before goes on like the first one: a run seeds all alike."""
+    return random.get(f"{device}/{rank()}", random[f"{device}/0"])

@@ -1,0 +1,53 @@
+"""How far a run is."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class RunState:
+    """How far a run is: what a checkpoint holds beside weights, optimizers and random numbers.
+
+    Attributes:
+        data: a fingerprint of the data, so that a run is not resumed on other data.
+        step: optimizer steps that are done.
+        seconds: time spent in them.
+        scaler: the state of the loss scaler of fp16 (numbers by name); None in other precisions.
+        recent_losses: the last losses, oldest first, that the next ones are compared with; finite.
+    """
+
+    data: str
+    step: int = 0
+    seconds: float = 0.0
+    scaler: dict[str, Any] | None = None
+    recent_losses: list[float] = field(default_factory=list)
+
+
+def read_state(file: Path) -> RunState:
+    """The state that a checkpoint holds.
+
+    Raises:
+        ValueError: the file does not hold one; the message names what is wrong.
+    """
+    try:
+        state = RunState(**json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:  # not JSON, or not the fields of a state
+        raise ValueError(f"{str(file)!r} is not the state of a run: {error}.") from None
+    allowed = {
+        "data": isinstance(state.data, str),
+        "step": type(state.step) is int and state.step >= 0,
+        "seconds": _is_number(state.seconds),
+        "scaler": state.scaler is None or isinstance(state.scaler, dict),
+        "recent_losses": isinstance(state.recent_losses, list) and all(map(_is_number, state.recent_losses)),
+    }
+    for name, is_allowed in allowed.items():
+        if not is_allowed:
+            raise ValueError(f"{str(file)!r} is not the state of a run: {name} is {getattr(state, name)!r}.")
+    return state
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)

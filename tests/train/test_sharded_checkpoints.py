@@ -1,0 +1,269 @@
+"""Checkpoints of several processes: what any of them wrote, every other reads, bit for bit.
+
+Two ranks run this file as a script. Models are shared in four ways: "single" (one process, here), "ddp" (the same on
+both ranks), "fsdp" and "tensor" (each rank has a part).
+"""
+
+import inspect
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from transformers import AutoModelForCausalLM
+from transformers import distributed as transformers_distributed
+
+import ranks
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.nn import Lambda
+from diff_transformer.train.checkpoint import (
+    Checkpoints,
+    RunState,
+    load_checkpoint,
+    save_model,
+    weights_of,
+    written_whole,
+)
+from diff_transformer.train.tensor_files import TensorFiles, write_split, write_weights
+from tiny import SIZES
+
+# The kinds of models: DIFF with both optimizers, and one whose head is its embedding.
+MODELS: dict[str, dict[str, Any]] = {
+    "muon": {"attention_type": "diff"},
+    "tied": {"attention_type": "softmax", "tie_word_embeddings": True},
+}
+# Earlier releases of transformers 5 split tensors without saying so, and training refuses them.
+HAS_TENSOR = "tp_size" in inspect.signature(transformers_distributed.DistributedConfig).parameters
+SPREAD = ("ddp", "fsdp", "tensor") if HAS_TENSOR else ("ddp", "fsdp")
+WAYS = ("single", *SPREAD)
+STATE = RunState(data="x", step=7, seconds=1.5, recent_losses=[3.0, 2.5])
+UNEVEN = {"one row": (1, 3), "three rows": (3, 2), "five": (5,)}
+
+
+def build(name: str, seed: int) -> DiffTransformerForCausalLM:
+    torch.manual_seed(seed)
+    return DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, **MODELS[name]}))
+
+
+def optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for the rest and for all of a model without λ."""
+    inside = {name: p for name, p in model.named_parameters() if ".layers." in name and p.ndim == 2}
+    rest = [p for name, p in model.named_parameters() if name not in inside]
+    if not any(isinstance(module, Lambda) for module in model.modules()):
+        return [torch.optim.AdamW([*rest, *inside.values()], foreach=False)]
+    return [torch.optim.AdamW(rest, foreach=False), torch.optim.Muon(inside.values())]
+
+
+def step(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach().clone()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def spread(way: str, name: str, folder: Path) -> nn.Module:
+    """A model with weights that no checkpoint holds."""
+    if way == "tensor":
+        plan = transformers_distributed.DistributedConfig(tp_size=ranks.RANKS)
+        return DiffTransformerForCausalLM.from_pretrained(folder / f"{name} start", distributed_config=plan)
+    model = build(name, seed=2)
+    if way == "ddp":
+        return nn.parallel.DistributedDataParallel(model).module
+    for module in model.modules():
+        if isinstance(module, Lambda):
+            fully_shard(module)
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def on_a_rank() -> None:
+    """Read every checkpoint in every way and write it again; first the one that one process has written."""
+    rank, folder = ranks.join()
+    for name in MODELS:
+        for writer in WAYS:
+            for reader in SPREAD:
+                model = spread(reader, name, folder)
+                optimizers = optimizers_of(model)
+                split = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+                assert split == (reader in ("fsdp", "tensor"))
+                checkpoint = Checkpoints(folder / name / writer, keep=2).newest()
+                assert checkpoint is not None
+                state = load_checkpoint(checkpoint, model, optimizers)
+                assert state == STATE
+                if writer == "single":
+                    torch.manual_seed(100 + rank)
+                target = folder / name / (reader if writer == "single" else f"{reader} from {writer}")
+                Checkpoints(target, keep=2).save(state, model, optimizers, None)
+                if writer == "single":
+                    with written_whole(folder / name / f"{reader} model") as unfinished:
+                        save_model(unfinished, model, None)
+                    step(model, optimizers)  # the state has the dtype, device and placement that the optimizer needs
+                    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    _uneven(folder, rank)
+    _failures(folder, rank)
+    dist.destroy_process_group()
+
+
+def _uneven(folder: Path, rank: int) -> None:
+    """Tensors of which a rank has less than another, or nothing; and fewer tensors than ranks."""
+    mesh = init_device_mesh("cpu", (ranks.RANKS,))
+    whole = {name: torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape) for name, shape in UNEVEN.items()}
+    parts: dict[str, Tensor] = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in whole.items()}
+    parts["number"] = torch.tensor(4.0)
+    for kind, write in {"split": write_split, "weights": write_weights}.items():
+        write(folder / f"uneven {kind}", parts)
+        files = TensorFiles(folder / f"uneven {kind}")
+        assert files.shapes == {name: tensor.shape for name, tensor in parts.items()}
+        found: dict[str, Tensor] = {name: torch.zeros_like(tensor) for name, tensor in parts.items()}
+        files.read(found)
+        for name, tensor in whole.items():
+            part = found[name]
+            assert isinstance(part, DTensor)
+            assert torch.equal(part.full_tensor(), tensor), name
+        plain = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+        files.read(plain)
+        assert all(torch.equal(plain[name], tensor) for name, tensor in whole.items())
+    write_weights(folder / "one", {"one row": parts["one row"]})
+    assert len(list((folder / "one").glob("*.safetensors"))) == 1
+
+
+def _failures(folder: Path, rank: int) -> None:
+    """An error of one rank is an error of both: at once, in words, and with nothing left behind."""
+    messages = {}
+    model = spread("fsdp", "tied", folder)
+    optimizers = optimizers_of(model)
+    checkpoints = Checkpoints(folder / "failing", keep=1)
+    kept = checkpoints.save(STATE, model, optimizers, None)
+    step(model, optimizers)
+    if rank == 1:  # its disk is full; a file of the other rank is not larger, but that rank may write it
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
+    with pytest.raises(OSError, match="cannot be written") as full:
+        checkpoints.save(RunState(data="x", step=8), model, optimizers, None)
+    messages["full"] = str(full.value)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    dist.barrier()
+    assert [path.name for path in (folder / "failing").iterdir()] == [kept.name]
+    if rank == 1:
+        model.lm_head = nn.Linear(3, 3)  # not the model that was saved
+    with pytest.raises(ValueError, match="not one of this model") as other:
+        load_checkpoint(kept, model, [])
+    messages["other"] = str(other.value)
+    (folder / f"messages {rank}").write_text(json.dumps(messages))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which one process wrote a checkpoint of each model, and the ranks all others."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for name in MODELS:
+        build(name, seed=2).save_pretrained(folder / f"{name} start")
+        model = build(name, seed=1)
+        optimizers = optimizers_of(model)
+        step(model, optimizers)
+        step(model, optimizers)
+        Checkpoints(folder / name / "single", keep=2).save(STATE, model, optimizers, None)
+    ranks.run(__file__, folder)
+    return folder
+
+
+def contents(checkpoint: Path, name: str) -> dict[str, Tensor]:
+    """What one process finds in a checkpoint: weights and optimizer state, by name."""
+    model = build(name, seed=3)
+    optimizers = optimizers_of(model)
+    assert load_checkpoint(checkpoint, model, optimizers) == STATE
+    found = dict(weights_of(model))
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            found |= {f"{names[id(parameter)]}/{key}": value for key, value in state.items()}
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("reader", SPREAD)
+@pytest.mark.parametrize("writer", WAYS)
+def test_every_way_reads_what_every_other_wrote(written: Path, writer: str, reader: str, name: str) -> None:
+    """Against the very files of the one process, which are read here without any of our code."""
+    target = written / name / (reader if writer == "single" else f"{reader} from {writer}")
+    found = contents(target / "step-000007", name)
+    first = written / name / "single" / "step-000007"
+    expected = load_file(first / "model.safetensors") | load_file(first / "optimizer.safetensors")
+    assert found.keys() == expected.keys()
+    assert len({key.rpartition("/")[2] for key in found if "/" in key}) == (4 if name == "muon" else 3)
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), key
+        assert found[key].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_and_a_finished_model_are_loaded_by_transformers(written: Path, way: str, name: str) -> None:
+    expected = load_file(written / name / "single" / "step-000007" / "model.safetensors")
+    folders = [written / name / way / "step-000007"]
+    folders += [written / name / f"{way} model"] if way in SPREAD else []
+    for folder in folders:
+        model, report = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+        assert not report["missing_keys"]
+        assert not report["unexpected_keys"]
+        assert type(model) is DiffTransformerForCausalLM
+        found = weights_of(model)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
+        assert model.config.to_dict() == build(name, 1).config.to_dict() | model.config.to_dict()
+        assert model.config.tie_word_embeddings == ("tie_word_embeddings" in MODELS[name])
+        assert (folder / "generation_config.json").is_file()
+        settings = json.loads((folder / "config.json").read_text())
+        single = json.loads((written / name / "single" / "step-000007" / "config.json").read_text())
+        assert settings == single
+
+
+@pytest.mark.parametrize("way", SPREAD)
+def test_no_rank_writes_everything_that_is_split(written: Path, way: str) -> None:
+    checkpoint = written / "muon" / way / "step-000007"
+    sizes = [sum(len(value.flatten()) for value in load_file(file).values()) for file in checkpoint.glob("model*.s*s")]
+    if way == "ddp":
+        assert len(sizes) == 1
+        return
+    assert len(sizes) == ranks.RANKS
+    assert max(sizes) < 0.52 * sum(sizes)
+    moments = [file.stat().st_size for file in (checkpoint / "optimizer").iterdir()]
+    assert len(moments) == ranks.RANKS
+    assert max(moments) < (0.6 if way == "fsdp" else 0.8) * sum(moments)
+
+
+def test_nothing_is_pickled(written: Path) -> None:
+    for name in MODELS:
+        endings = {path.suffix for path in (written / name).rglob("*") if path.is_file()}
+        assert endings == {".json", ".safetensors"}
+
+
+def test_each_rank_goes_on_with_its_own_random_numbers(written: Path) -> None:
+    random = load_file(written / "muon" / "fsdp from ddp" / "step-000007" / "random.safetensors")
+    for rank in range(ranks.RANKS):
+        torch.manual_seed(100 + rank)
+        assert torch.equal(random[f"cpu/{rank}"], torch.get_rng_state())
+
+
+def test_a_rank_that_fails_stops_the_others(written: Path) -> None:
+    first, second = (json.loads((written / f"messages {rank}").read_text()) for rank in range(ranks.RANKS))
+    target, kept = (str(written / "failing" / f"step-{step:06d}") for step in (8, 7))
+    for message in (first["full"], second["full"]):
+        assert message.startswith(f"{target!r} cannot be written: there is no room for it (Process 1: ")
+        assert "File too large" in message
+        assert message.endswith(f"{kept!r} is intact.")
+        assert "\n" not in message
+    assert second["other"].startswith(f"The checkpoint {kept!r} is not one of this model: lm_head.weight has shape")
+    assert first["other"] == f"Process 1: {second['other']}"
+
+
+if __name__ == "__main__":
+    on_a_rank()
