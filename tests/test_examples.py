@@ -1,0 +1,77 @@
+"""The examples run offline as they stand, and leave a model that has learned something."""
+
+import json
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+pytestmark = [
+    # torch says on a CPU that the Trainer's default is for a GPU.
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning"),
+    # transformers has renamed what TRL asks for, and what its older versions know by this name only.
+    pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _quietly_and_afresh() -> Iterator[None]:
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def check_learned(folder: Path, first: float) -> None:
+    """The last evaluation is better than guessing among all tokens by a `first` of nats; the model loads and speaks."""
+    (state,) = folder.glob("checkpoint-*/trainer_state.json")
+    losses = [entry["eval_loss"] for entry in json.loads(state.read_text())["log_history"] if "eval_loss" in entry]
+    assert losses[-1] < torch.tensor(257.0).log() - first
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == "DiffTransformerForCausalLM"
+    written = model.generate(**tokenizer("2 + 3 =", return_tensors="pt"), max_new_tokens=4, do_sample=False)
+    assert tokenizer.decode(written[0]).startswith("2 + 3 =")
+
+
+def test_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {number}: to be, or not to be\n" for number in range(400)), encoding="utf-8")
+    run("trainer.py", monkeypatch, "--text", text, "--output", tmp_path / "run", "--steps", 30, "--length", 32)
+    check_learned(tmp_path / "run", 2.0)
+
+
+def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("sft.py", monkeypatch, "--output", tmp_path / "first", "--steps", 30)
+    check_learned(tmp_path / "first", 2.0)
+    # A checkpoint and data of one's own.
+    data = tmp_path / "data.jsonl"
+    lines = [json.dumps({"prompt": f"{number} ?", "completion": " yes"}) for number in range(40)]
+    data.write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    own = ("--model", tmp_path / "first", "--data", data, "--output", tmp_path / "second", "--steps", 30)
+    run("sft.py", monkeypatch, *own)
+    check_learned(tmp_path / "second", 4.0)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_explains_itself(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        run(path.name, monkeypatch, "--help")
+    assert "--output" in capsys.readouterr().out
+    assert f"python examples/{path.name}" in path.read_text(encoding="utf-8")
