@@ -1,40 +1,54 @@
 """What is written down while a model trains: a line of JSON for each logged step, and the same for TensorBoard."""
 
 import json
+import math
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
+import torch
+
+# Names that TensorBoard's curves have otherwise than the lines.
+_TAGS = {"lambdas": "lambda"}
+_STATUS = Path("/proc/self/status")  # Linux's own account of this process
 
 
 class Metrics:
     """The two records of a run. A run that resumes after `step` forgets what was written about later steps.
 
-    Use it as a context manager; leaving it closes both.
+    Use it as a context manager; leaving it closes both. Where several processes train one model, the first alone has
+    this: TensorBoard is not even loaded in the others.
+
+    Args:
+        lines: the file of lines; what is to stay of it is not written again.
+        tensorboard: the folder of TensorBoard.
+        step: how many steps are done.
     """
 
     def __init__(self, lines: Path, tensorboard: Path, step: int) -> None:
-        kept = [line for line in read_metrics(lines) if line["step"] <= step] if lines.exists() else []
-        self._file = lines.open("w", encoding="utf-8")
+        from torch.utils.tensorboard import SummaryWriter  # takes seconds to load
+
+        if lines.exists():
+            os.truncate(lines, _bytes_to_keep(lines, step))
+        self._file = lines.open("a", encoding="utf-8", newline="\n")
         self._board = SummaryWriter(str(tensorboard), purge_step=step + 1 if step else None)
-        for line in kept:
-            self._write(line)
 
     def log(self, line: dict[str, Any]) -> None:
-        """Record numbers by name. "step" is the step; "lambdas", a list, is one curve for each layer."""
-        self._write(line)
-        step = line["step"]
-        for name, value in line.items():
-            if name == "lambdas":
-                for layer, number in enumerate(value or [], start=1):
-                    self._board.add_scalar(f"lambda/layer_{layer:02d}", number, step)
-            elif name != "step":
-                self._board.add_scalar(name, value, step)
+        """Record numbers by name, "step" being the step.
 
-    def _write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
+        A list holds a number for each layer: in TensorBoard a curve each. None means that there is no such number, and
+        TensorBoard gets nothing. What is not finite is null in the lines, as JSON has neither NaN nor infinity.
+        """
+        self._file.write(json.dumps({name: _strict(value) for name, value in line.items()}, allow_nan=False) + "\n")
         self._file.flush()
+        for name, value in line.items():
+            tag = _TAGS.get(name, name)
+            if isinstance(value, list):
+                for layer, number in enumerate(value, start=1):
+                    self._board.add_scalar(f"{tag}/layer_{layer:02d}", number, line["step"])
+            elif name != "step" and value is not None:
+                self._board.add_scalar(tag, value, line["step"])
 
     def __enter__(self) -> "Metrics":
         return self
@@ -55,3 +69,36 @@ def read_metrics(lines: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return metrics
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes that were in use at a time: by tensors on a CUDA device, elsewhere by this process.
+
+    None where the system keeps no record of it, as only Linux does.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if not _STATUS.is_file():
+        return None
+    fields = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="utf-8", errors="replace").splitlines())
+    return int(fields["VmHWM"].removesuffix("kB")) * 1024
+
+
+def _bytes_to_keep(lines: Path, step: int) -> int:
+    """Where the whole lines about steps up to `step` end."""
+    end = 0
+    with lines.open("rb") as file:
+        for line in file:
+            try:
+                if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                    break
+            except ValueError:  # what was in the file's place when the machine went down
+                break
+            end += len(line)
+    return end
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_strict(number) for number in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
