@@ -134,7 +134,7 @@ class Checkpoints:
                 for target in left_behind(self.folder, f"{_PREFIX}*"):
                     clean_up(target)
         room = size(weights_of(model).values()) + size(moments.values())
-        with written_whole(final, room=room, kept=self.last) as folder:
+        with written_whole(final, room=room, intact=self.intact()) as folder:
             save_model(folder, model, tokenizer)
             if split:
                 write_split(folder / _OPTIMIZER, moments)
@@ -150,6 +150,10 @@ class Checkpoints:
             if is_first():
                 self._delete_old(state.step)
         return final
+
+    def intact(self) -> str:
+        """What there is to go on from, as a part of a message."""
+        return "there is no checkpoint" if self.last is None else f"the checkpoint {str(self.last)!r} is intact"
 
     def _newest(self) -> Path | None:
         for path in reversed(self._all().values()):
@@ -205,10 +209,10 @@ def _restore(checkpoint: Path, model: nn.Module, optimizers: Sequence[torch.opti
     there = {name: tuple(shape) for name, shape in files.shapes.items() if "/" not in name}  # as other names have
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
-            raise ValueError(
-                f"The checkpoint {str(checkpoint)!r} is not one of this model: {name} has shape "
-                f"{there.get(name, 'none')} in it and {here.get(name, 'none')} here."
-            )
+            wrong = f"has shape {there.get(name)} in it and {here.get(name)} here"
+            if name not in here or name not in there:
+                wrong = f"is {'not ' if name not in there else ''}in it, and {'not ' if name not in here else ''}here"
+            raise ValueError(f"The checkpoint {str(checkpoint)!r} is not one of this model: {name} {wrong}.")
     moment_files = TensorFiles(folder) if folder.is_dir() else files
     moments = [_empty_moments(model, optimizer, moment_files) for optimizer in optimizers]
     random = load_file(checkpoint / _RANDOM)

@@ -23,7 +23,7 @@ _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
 @contextmanager
-def written_whole(target: Path, *, room: int | None = None, kept: Path | None = None) -> Iterator[Path]:
+def written_whole(target: Path, *, room: int | None = None, intact: str = "") -> Iterator[Path]:
     """A new folder to fill, that takes the place of `target` at the end. Called on every process.
 
     What it holds has reached the disk before it is moved there, so that no power cut leaves half of it. If anything
@@ -32,10 +32,10 @@ def written_whole(target: Path, *, room: int | None = None, kept: Path | None = 
     Args:
         target: the folder to be; it may exist. All processes must see the same file system there.
         room: how many bytes will be written, if known: refused before anything is written where the disk lacks them.
-        kept: what the user still has if this fails, for the message.
+        intact: what the user still has if this fails, as the end of the message.
 
     Raises:
-        OSError: the folder cannot be written; one sentence that says why, and what is intact.
+        OSError: the folder cannot be written; one sentence that says which, why, and what is intact.
     """
     unfinished, replaced = _sibling(_UNFINISHED, target), _sibling(_REPLACED, target)
     try:
@@ -59,7 +59,7 @@ def written_whole(target: Path, *, room: int | None = None, kept: Path | None = 
         if is_first():
             clean_up(target)
         if isinstance(error, (OSError, SafetensorError, CheckpointException)):
-            raise OSError(_failure(target, error, room, kept)) from error
+            raise OSError(_failure(target, error, room, intact)) from error
         raise
     with together():
         if is_first():
@@ -142,29 +142,29 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _require_room(target: Path, room: int | None) -> None:
-    place = next(parent for parent in target.absolute().parents if parent.exists())
-    if room is not None and shutil.disk_usage(place).free < room:
+    if room is not None and shutil.disk_usage(_existing_parent(target)).free < room:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _failure(target: Path, error: BaseException, room: int | None, kept: Path | None) -> str:
+def _failure(target: Path, error: BaseException, room: int | None, intact: str) -> str:
     """The sentence for a user."""
     if isinstance(error, CheckpointException):  # of torch: the errors of all processes
         process, (first, _) = min(error.failures.items())
         error = first if process == 0 else OSError(f"Process {process}: {first}")
     reason = " ".join(str(error).split())
-    full = getattr(error, "errno", None) in _FULL or any(f"os error {number})" in reason for number in _FULL)
-    full = full or any(os.strerror(number) in reason for number in _FULL)
-    if full:
-        place = next(parent for parent in target.absolute().parents if parent.exists())
-        takes = "" if room is None else f" takes {_gigabytes(room)} and"
-        reason = f"there is no room for it ({reason}): it{takes} finds {_gigabytes(shutil.disk_usage(place).free)} free"
-    rest = f"{str(kept)!r} is intact" if kept is not None else "there is no earlier one"
-    return f"{str(target)!r} cannot be written: {reason}; {rest}."
+    if getattr(error, "errno", None) in _FULL or any(os.strerror(number) in reason for number in _FULL):
+        free = f"{_readable(shutil.disk_usage(_existing_parent(target)).free)} are free"
+        numbers = free if room is None else f"it takes {_readable(room)}, and {free}"
+        reason = f"there is no room for it ({reason}); {numbers}"
+    return f"{str(target)!r} cannot be written: {reason}{intact and '; '}{intact}."
 
 
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.3g} GB"
+def _readable(count: int) -> str:
+    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
+
+
+def _existing_parent(path: Path) -> Path:
+    return next(parent for parent in path.absolute().parents if parent.exists())
 
 
 def _flush(folder: Path) -> None:

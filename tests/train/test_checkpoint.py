@@ -1,0 +1,386 @@
+"""Checkpoints: complete or passed over, whatever happened while one was written."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.train import together
+from diff_transformer.train.checkpoint import Checkpoints, RunState, load_checkpoint, save_model, written_whole
+from diff_transformer.train.whole_folder import seal, why_torn
+from tiny import SIZES
+
+FILES = (
+    "complete.json",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "random.safetensors",
+    "state.json",
+)
+DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "deleted": lambda content: None,
+    "empty": lambda content: b"",
+    "one byte short": lambda content: content[:-1],
+    "one byte long": lambda content: content + b" ",
+    "garbage": lambda content: b"\xf7" * len(content),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> DiffTransformerForCausalLM:
+    return DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "num_hidden_layers": 1}))
+
+
+@pytest.fixture(scope="module")
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """After one step: with a state."""
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step()
+    return [optimizer]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, model: Any, optimizers: Any) -> Path:
+    """A folder with the checkpoints of steps 1 and 2; not to be changed."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for step in (1, 2):
+        Checkpoints(folder, keep=2).save(RunState("x", step), model, optimizers, None)
+    return folder
+
+
+@pytest.fixture
+def folder(two: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(two, tmp_path / "checkpoints")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_these_are_all_files(two: Path) -> None:
+    assert names(two / "step-000002") == sorted(FILES)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_a_torn_checkpoint_is_passed_over_with_a_message(folder: Path, name: str, damage: str) -> None:
+    file = folder / "step-000002" / name
+    content = DAMAGES[damage](file.read_bytes())
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    told: list[str] = []
+    checkpoints = Checkpoints(folder, keep=1, tell=told.append)
+    if (name, damage) == ("complete.json", "one byte long"):  # a space after the JSON: nothing is lost
+        assert checkpoints.newest() == folder / "step-000002"
+        return
+    assert checkpoints.newest() == checkpoints.last == folder / "step-000001"
+    assert len(told) == 1
+    assert told[0].startswith(f"The checkpoint {str(folder / 'step-000002')!r} is not complete and is passed over: ")
+    assert "\n" not in told[0]
+    if damage != "garbage":
+        assert name in told[0] or name == "complete.json"
+    assert names(folder) == ["step-000001", "step-000002"]  # looking deletes nothing
+
+
+@pytest.mark.parametrize("manifest", ["[]", "3", "{}", '{"files": 3}', '{"files": {"state.json": "1"}}'])
+def test_a_manifest_that_is_none(folder: Path, manifest: str) -> None:
+    (folder / "step-000002" / "complete.json").write_text(manifest)
+    with pytest.warns(UserWarning, match="step-000002' is not complete"):
+        assert Checkpoints(folder, keep=1).newest() == folder / "step-000001"
+
+
+def test_files_in_folders_count(tmp_path: Path) -> None:
+    (tmp_path / "optimizer").mkdir()
+    part = tmp_path / "optimizer" / "shard.json"
+    part.write_text("[]")
+    seal(tmp_path)
+    assert why_torn(tmp_path) is None
+    part.unlink()
+    assert why_torn(tmp_path) == "optimizer/shard.json is missing"
+
+
+def test_no_checkpoint_at_all(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "missing", keep=1).newest() is None
+    (tmp_path / "step-old").mkdir()  # not ours
+    (tmp_path / "step-000003").write_text("a file")
+    assert Checkpoints(tmp_path, keep=1).newest() is None
+
+
+def test_only_complete_checkpoints_count(folder: Path, model: Any, optimizers: Any) -> None:
+    """What is torn is deleted when a later one is complete, and takes nobody's place before."""
+    (folder / "step-000002" / "state.json").unlink()
+    shutil.copytree(folder / "step-000002", folder / "step-000009")
+    told: list[str] = []
+    checkpoints = Checkpoints(folder, keep=2, tell=told.append)
+    assert checkpoints.newest() == folder / "step-000001"
+    assert ["step-000009" in told[0], "step-000002" in told[1], len(told)] == [True, True, 2]
+    assert checkpoints.save(RunState("x", 3), model, optimizers, None) == checkpoints.last == folder / "step-000003"
+    assert names(folder) == ["step-000001", "step-000003", "step-000009"]
+    checkpoints.save(RunState("x", 9), model, optimizers, None)
+    assert names(folder) == ["step-000003", "step-000009"]
+    assert len(told) == 2
+    assert Checkpoints(folder, keep=2).newest() == folder / "step-000009"
+
+
+def test_what_is_restored(two: Path, model: Any, optimizers: Any) -> None:
+    torch.manual_seed(3)
+    other = DiffTransformerForCausalLM(model.config)
+    fresh = torch.optim.AdamW(other.parameters())
+    assert load_checkpoint(two / "step-000002", other, [fresh]) == RunState("x", 2)
+    for mine, saved in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, saved)
+        restored, expected = fresh.state[mine], optimizers[0].state[saved]
+        assert restored.keys() == expected.keys() == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(torch.equal(restored[key], expected[key]) for key in expected)
+    again = torch.rand(3)
+    load_checkpoint(two / "step-000002", other, [fresh])
+    assert torch.equal(torch.rand(3), again)
+
+
+def test_another_model_is_named_and_nothing_is_restored(two: Path, model: Any) -> None:
+    for settings, message in (
+        ({"vocab_size": 31}, r"lm_head\.weight has shape \(29, 24\) in it and \(31, 24\) here"),
+        ({"num_hidden_layers": 2}, r"model\.layers\.1\..* is not in it, and here"),
+        ({"attention_type": "softmax"}, r"model\.layers\.0\.self_attn\..* is in it, and not here"),
+    ):
+        other = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "num_hidden_layers": 1, **settings}))
+        before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+        with pytest.raises(ValueError, match=message):
+            load_checkpoint(two / "step-000002", other, [torch.optim.AdamW(other.parameters())])
+        assert all(torch.equal(before[name], tensor) for name, tensor in other.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("data", 3),
+        ("step", True),
+        ("step", -1),
+        ("seconds", float("nan")),
+        ("scaler", []),
+        ("recent_losses", 3.0),
+        ("recent_losses", [float("inf")]),
+        ("recent_losses", ["3"]),
+    ],
+)
+def test_a_state_is_checked(tmp_path: Path, field: str, value: Any) -> None:
+    (tmp_path / "state.json").write_text(json.dumps({"data": "x", field: value}))
+    with pytest.raises(ValueError, match=f"state.json' is not the state of a run: {field} is "):
+        load_checkpoint(tmp_path, nn.Linear(1, 1), [])
+
+
+# A disk that is full
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """What the kernel says is what it says of a full disk, with another number."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [10, 3000, 30_000])
+def test_a_full_disk(folder: Path, model: Any, optimizers: Any, size: int) -> None:
+    """In the configuration, the weights, the optimizer's state."""
+    checkpoints = Checkpoints(folder, keep=1)
+    kept = checkpoints.newest()
+    with largest_file(size), pytest.raises(OSError, match="cannot be written") as raised:
+        checkpoints.save(RunState("x", 3), model, optimizers, None)
+    message = str(raised.value)
+    assert message.startswith(f"{str(folder / 'step-000003')!r} cannot be written: there is no room for it (")
+    assert "File too large" in message
+    assert "it takes 0.0" in message
+    assert message.endswith(f"are free; the checkpoint {str(kept)!r} is intact.")
+    assert "\n" not in message
+    assert names(folder) == ["step-000001", "step-000002"]
+    assert checkpoints.newest() == kept
+    checkpoints.save(RunState("x", 3), model, optimizers, None)
+    assert names(folder) == ["step-000003"]
+
+
+def test_too_little_room_is_known_before(
+    tmp_path: Path, model: Any, optimizers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written."""
+    usage = shutil.disk_usage(tmp_path)
+    needed = sum(parameter.numel() for parameter in model.parameters()) * 4 * 3
+    checkpoints = Checkpoints(tmp_path / "new", keep=1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
+    with pytest.raises(OSError, match=r"no room for it .*No space left.*; there is no checkpoint\."):
+        checkpoints.save(RunState("x", 3), model, optimizers, None)
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2 * needed))
+    checkpoints.save(RunState("x", 3), model, optimizers, None)
+
+
+def test_another_error_is_told_as_it_is(tmp_path: Path, model: Any) -> None:
+    (tmp_path / "file").write_text("x")
+    expected = r"file/model' cannot be written: .*Not a directory.*; so it is\."
+    with pytest.raises(OSError, match=expected), written_whole(tmp_path / "file" / "model", intact="so it is"):
+        pass
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_folder_that_is_not_finished_leaves_the_one_before(tmp_path: Path, error: type[BaseException]) -> None:
+    target = tmp_path / "model"
+    with written_whole(target) as folder:
+        (folder / "a").write_text("1")
+
+    def fail() -> None:
+        with written_whole(target) as folder:
+            (folder / "a").write_text("2")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert names(tmp_path) == ["model"]
+    assert (target / "a").read_text() == "1"
+    with written_whole(target) as folder:
+        (folder / "b").write_text("3")
+    assert names(tmp_path) == ["model"]
+    assert names(target) == ["b"]
+
+
+def test_all_is_on_the_disk_before_the_folder_is_moved(
+    tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: set[int] = set()
+    moved: list[Path] = []
+
+    def move(old: Path, new: Path) -> None:
+        assert {path.stat().st_ino for path in (old, *old.rglob("*"))} <= flushed
+        moved.append(new)
+        rename(old, new)
+
+    rename = os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.add(os.fstat(descriptor).st_ino))
+    monkeypatch.setattr(os, "replace", move)
+    with written_whole(tmp_path / "model") as folder:
+        save_model(folder, model, None)
+        (folder / "more").mkdir()
+        (folder / "more" / "file").write_text("x")
+    assert moved == [tmp_path / "model"]
+    assert tmp_path.stat().st_ino in flushed  # the folder's new name as well
+
+
+# Killed
+
+
+class Killed(BaseException):
+    """The process is no more: nothing that it does afterwards has an effect."""
+
+
+class Killer:
+    """Raises at the n-th operation on files, and at all that follow, as no clean-up happens in a process that is gone.
+
+    Python announces each operation to an audit hook before it does it.
+    """
+
+    CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree")
+
+    def __init__(self) -> None:
+        self.left: int | None = None  # operations until the end; None while nobody is to be killed
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        writes = event == "open" and isinstance(arguments[1], str) and set("wxa+") & set(arguments[1])
+        if self.left is not None and (event in self.CHANGES or writes):
+            if self.left == 0:
+                raise Killed
+            self.left -= 1
+
+    @contextmanager
+    def after(self, operations: int) -> Iterator[None]:
+        self.left = operations
+        try:
+            yield
+        finally:
+            self.left = None
+
+
+@pytest.fixture(scope="module")
+def killer() -> Killer:
+    """One for all tests: an audit hook stays for good."""
+    killer = Killer()
+    sys.addaudithook(killer)
+    return killer
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_killed_at_any_operation(
+    two: Path, tmp_path: Path, model: Any, optimizers: Any, killer: Killer, step: int
+) -> None:
+    """While step 3 is written and step 2 deleted, and while step 2 is written again: there always is a newest one."""
+    whole, found = False, []
+    for operations in range(200):
+        folder = shutil.copytree(two, tmp_path / str(operations))
+        try:
+            with killer.after(operations):
+                Checkpoints(folder, keep=1).save(RunState("y", step), model, optimizers, None)
+            whole = True
+        except Killed:
+            pass
+        newest = Checkpoints(folder, keep=1).newest()  # a message would be a warning, and that an error
+        assert newest is not None
+        state = load_checkpoint(newest, model, optimizers)
+        assert state in (RunState("x", 2), RunState("y", step))
+        found.append(state.data)
+        if whole:
+            break
+        Checkpoints(folder, keep=1).save(RunState("z", 4), model, optimizers, None)
+        assert names(folder) == ["step-000004"]
+        assert why_torn(folder / "step-000004") is None
+        shutil.rmtree(folder)
+    assert whole
+    assert found == sorted(found)  # the earlier one, and from some operation on the new one
+    assert set(found) == {"x", "y"}
+    assert operations > 15
+
+
+def test_killed_while_a_model_is_replaced(tmp_path: Path, killer: Killer) -> None:
+    found = []
+    for operations in range(50):
+        target = tmp_path / str(operations) / "model"
+        with written_whole(target) as folder:
+            (folder / "a").write_text("1")
+        try:
+            with killer.after(operations), written_whole(target) as folder:
+                (folder / "a").write_text("2")
+        except Killed:
+            with pytest.raises(RuntimeError), written_whole(target):  # the next attempt finds what was there
+                raise RuntimeError from None
+        else:
+            break
+        finally:
+            found.append((target / "a").read_text())
+        assert names(target.parent) == ["model"]
+    assert found == sorted(found)
+    assert set(found) == {"1", "2"}
+
+
+def test_one_process_is_the_first_and_waits_for_nobody() -> None:
+    assert together.is_first()
+    assert together.gathered("x") == ["x"]
+    with pytest.raises(OSError, match="mine") as raised, together.together():
+        raise OSError(errno.EIO, "mine")
+    assert raised.value.errno == errno.EIO
