@@ -1,0 +1,234 @@
+"""What `diff_transformer.train.train` costs beside a bare loop over the same model, batches and optimizer.
+
+    python benchmarks/training_loop.py                                       # CPU: minutes
+    python benchmarks/training_loop.py --device cuda --compile --precision bf16 --batch-size 16
+
+Both train the same model from the same weights in one process, in turns of `--block` steps: whenever `train` reports
+the end of a block, the bare loop makes the same steps before `train` goes on. So a drift of the machine meets both
+alike. Every block of `train` holds a logged step; an inspection, which comes once in a hundred steps, is timed by
+itself and its share added. The bare loop has its batches ready, `train` makes them; how long one takes is said, too.
+Their losses must agree, or nothing is written.
+"""
+
+import argparse
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diff_transformer.bench.timing import spread
+from diff_transformer.results import Result, capture_results, write_json
+from diff_transformer.train import Recipe, build_data, build_model, parse_recipe, train
+from diff_transformer.train.flops import flops_per_token
+from diff_transformer.train.hardware import peak_flops
+from diff_transformer.train.inspection import inspect
+from diff_transformer.train.optimizer import build_optimizers
+from diff_transformer.train.progress import Silent
+
+HERE = Path(__file__).parent
+WARM_UP = 3  # steps of either that are not timed: kernels are built, memory is found
+BAR = 0.03
+# How far apart the losses of a step may be, relatively: rounding that grows from step to step.
+AGREEMENT = {"no": 1e-3, "bf16": 3e-2}
+
+Batch = dict[str, Tensor]
+
+
+class Bare:
+    """The least that trains: forward, backward, clip, step."""
+
+    def __init__(self, model: Any, recipe: Recipe, batches: list[Batch], device: torch.device) -> None:
+        self.model, self.settings, self.batches, self.device = model.to(device).train(), recipe.train, batches, device
+        if recipe.train.compile:
+            for layer in self.model.model.layers:
+                layer.compile()
+        self.optimizers = build_optimizers(self.model, recipe.train)
+        self.losses: list[Tensor] = []
+
+    def run(self, steps: int) -> float:
+        """Seconds of so many steps."""
+        wait_for(self.device)
+        start = time.perf_counter()
+        for batch in self.batches[len(self.losses) :][:steps]:
+            piece = {name: tensor.to(self.device) for name, tensor in batch.items()}
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+                loss = self.model(**piece, use_cache=False).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or math.inf)
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            self.losses.append(loss.detach())
+        wait_for(self.device)
+        return time.perf_counter() - start
+
+
+class Turns(Silent):
+    """Is told about `train`'s steps, and lets the bare loop have its turn after each block of them.
+
+    `seconds` are those of each block of either, by "train" and "bare".
+    """
+
+    def __init__(self, bare: Bare, block: int) -> None:
+        self.bare, self.block = bare, block
+        self.losses: list[float] = []
+        self.seconds: dict[str, list[float]] = {"train": [], "bare": []}
+        self._began = math.nan
+
+    def update(self, step: int, loss: float, *args: Any, **kwargs: Any) -> None:
+        self.losses.append(loss)
+        timed = step - WARM_UP
+        if timed < 0 or timed % self.block:
+            return
+        wait_for(self.bare.device)
+        now = time.perf_counter()
+        if timed:
+            self.seconds["train"].append(now - self._began)
+            self.seconds["bare"].append(self.bare.run(self.block))
+        else:
+            self.bare.run(WARM_UP)
+        self._began = time.perf_counter()
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def recipe_of(arguments: argparse.Namespace) -> Recipe:
+    """Bytes of text, sizes as in the recipe "small", and a constant rate: the bare loop needs no schedule."""
+    return parse_recipe(
+        {
+            "name": "training-loop",
+            "model": {
+                "attention_type": arguments.attention,
+                "hidden_size": arguments.hidden,
+                "intermediate_size": 8 * arguments.hidden // 3,
+                "num_hidden_layers": arguments.layers,
+                "head_dim": 32,
+                "vocab_size": arguments.vocabulary,
+            },
+            "data": {
+                "kind": "text",
+                "paths": arguments.text,
+                "length": arguments.length,
+                "batch_size": arguments.batch_size,
+            },
+            "train": {
+                "steps": WARM_UP + arguments.block * arguments.rounds,
+                "learning_rate": 1e-4,
+                "schedule": "constant",
+                "precision": arguments.precision,
+                "device": "cpu" if arguments.device == "cpu" else "auto",
+                "compile": arguments.compile,
+            },
+        }
+    )
+
+
+def median_seconds(run: Callable[[], object], device: torch.device, times: int) -> float:
+    samples = []
+    for _ in range(times):
+        wait_for(device)
+        start = time.perf_counter()
+        run()
+        wait_for(device)
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)
+
+
+def check_agreement(found: list[float], expected: list[float], relative: float) -> None:
+    """Raises ValueError where the two loops have not done the same work."""
+    for step, (one, other) in enumerate(zip(found, expected, strict=True), start=1):
+        if not abs(one - other) <= relative * abs(other):
+            raise ValueError(f"The loops part: at step {step} the loss of train() is {one}, of the bare loop {other}.")
+
+
+def measure(recipe: Recipe, block: int, device: torch.device) -> list[Result]:
+    """Run both loops; what is said of them."""
+    data = build_data(recipe)
+    steps, tokens = recipe.train.steps, recipe.data.batch_size * recipe.data.length
+    started = time.perf_counter()
+    batches = [data.batches.train_batch(step) for step in range(1, steps + 1)]
+    making = (time.perf_counter() - started) / steps
+    turns = Turns(Bare(build_model(recipe, data), recipe, batches, device), block)
+    with tempfile.TemporaryDirectory() as folder:
+        run = train(recipe, Path(folder) / "run", progress=turns, data=data)
+    check_agreement(turns.losses, [float(loss) for loss in turns.bare.losses], AGREEMENT[recipe.train.precision])
+
+    one = {name: tensor[:1].to(device) for name, tensor in batches[0].items()}
+    inspecting = median_seconds(lambda: inspect(run.model, one), device, 3)
+    each = {arm: [seconds / block for seconds in turns.seconds[arm]] for arm in turns.seconds}
+    step = {arm: statistics.median(values) for arm, values in each.items()}
+    ratios = spread([ours / bare for ours, bare in zip(each["train"], each["bare"], strict=True)])
+    inspected = inspecting / (recipe.train.inspect_every or math.inf) / step["bare"]
+    records = [
+        Result(name="step", arm=arm, value=1e3 * step[arm], unit="ms", n=len(each[arm]), method="median of the blocks")
+        for arm in step
+    ]
+    flops, peak = flops_per_token(run.model.config, recipe.data.length), peak_flops(device, recipe.train.precision)
+    for arm in step:
+        speed = tokens / step[arm]
+        records.append(Result(name="tokens per second", arm=arm, value=speed, unit="1/s"))
+        if peak is not None:
+            records.append(Result(name="utilisation", arm=arm, value=flops * speed / peak, method="FLOPs of the model"))
+
+    def share(name: str, value: float, method: str, interval: tuple[float, float] | None = None) -> None:
+        records.append(Result(name=name, arm="train", value=value, interval=interval, better="lower", method=method))
+
+    quartiles = (ratios.quartiles[0] - 1, ratios.quartiles[1] - 1)
+    every = recipe.train.inspect_every
+    share("overhead of the steps", ratios.median - 1, "median over the blocks, between their quartiles", quartiles)
+    share("share of the inspections", inspected, f"{1e3 * inspecting:.1f} ms, once in {every} steps")
+    share("overhead", ratios.median - 1 + inspected, "the two together")
+    all_steps = sum(turns.seconds["train"]) / sum(turns.seconds["bare"]) - 1
+    share("overhead of all steps", all_steps, "total over total, with the inspections that fell into them")
+    share("share of making a batch", making / step["bare"], f"{1e3 * making:.2f} ms, in a thread beside the step")
+    return records
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--attention", default="diff", choices=("diff", "diff_v2", "softmax"))
+    parser.add_argument("--text", help="a file or a folder of text; Python's standard library unless given")
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--precision", default="no", choices=tuple(AGREEMENT))
+    parser.add_argument("--compile", action="store_true", help="compile each layer, of both")
+    parser.add_argument(
+        "--block", type=int, default=10, help="steps of a turn; the default has one logged step in each"
+    )
+    parser.add_argument("--rounds", type=int, default=10, help="turns of either")
+    parser.add_argument("--output", type=Path, help="training_loop.json beside this file, or training_loop-cuda.json")
+    arguments = parser.parse_args()
+    recipe, device = recipe_of(arguments), torch.device(arguments.device)
+    records = measure(recipe, arguments.block, device)
+    settings = {**recipe.model_dump(), "block": arguments.block, "rounds": arguments.rounds}
+    document = capture_results("training loop", settings, records, arguments.device)
+    for record in records:
+        value = f"{100 * record.value:8.2f} %" if not record.unit else f"{record.value:8,.1f} {record.unit}"
+        between = f", {100 * record.interval[0]:.2f} to {100 * record.interval[1]:.2f} %" if record.interval else ""
+        print(f"{record.name:26} {record.arm:6} {value}{between}  {record.method}")
+    overhead = next(record.value for record in records if record.name == "overhead")
+    print(f"bar: at most {100 * BAR:.0f} %: {'held' if overhead <= BAR else 'missed'}")
+    sizes = ", ".join(f"{name} {vars(arguments)[name]}" for name in ("hidden", "layers", "length", "batch_size"))
+    versions = ", ".join(f"{name} {version}" for name, version in document.versions.items())
+    print(f"{document.device}; {sizes}, precision {arguments.precision}, compile {arguments.compile}; {versions}")
+    print(document.command)
+    suffix = "" if arguments.device == "cpu" else f"-{arguments.device}"
+    path = write_json(arguments.output or HERE / f"training_loop{suffix}.json", document, indent=1)
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
