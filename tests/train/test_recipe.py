@@ -168,7 +168,7 @@ def test_vocab_size_belongs_to_bpe() -> None:
 
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no recipe 'retrieva'; shipped ones are 'language', 'retrieval'"):
+    with pytest.raises(FileNotFoundError, match="no recipe 'retrieva'; shipped ones are 'language', 'paper-"):
         load_recipe("retrieva")
     file = tmp_path / "recipe.yaml"
     for text, message in [

@@ -32,6 +32,11 @@ class Gpu:
     tf32: float
     float32: float
 
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it runs CUDA, and not ROCm, which torch gives the same name."""
+        return self.device_names.startswith("NVIDIA")
+
     def peak(self, precision: str, tf32: bool = False) -> float:
         """FLOP/s in a precision of a recipe; "no" is float32, by the tensor cores where `tf32` is allowed."""
         check_precision(precision)

@@ -90,14 +90,19 @@ def build_config(
 
     Args:
         recipe: the recipe.
-        vocab_size: tokens in the data's vocabulary.
+        vocab_size: tokens in the data's vocabulary; the model's is as large, unless the recipe pads it.
         tokenizer: where there is one, its end of text becomes the model's, to start and to end with. Not to pad with:
             transformers leaves the embedding of a padding token untrained, and this one is met in training.
+
+    Raises:
+        ValueError: the vocabulary is larger than the recipe's; or sizes that do not fit each other.
     """
     model = recipe.model
+    if model.vocab_size is not None and model.vocab_size < vocab_size:
+        raise ValueError(f"model.vocab_size={model.vocab_size} has no room for the data's {vocab_size} tokens.")
     end = tokenizer.eos_token_id if tokenizer is not None else None
     return DiffTransformerConfig(
-        vocab_size=vocab_size,
+        vocab_size=model.vocab_size or vocab_size,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
         num_hidden_layers=model.num_hidden_layers,

@@ -18,7 +18,9 @@ class ModelRecipe(Section):
     """The model; the names are those of `DiffTransformerConfig`. Twins differ in `attention_type` alone.
 
     `num_attention_heads` is the twin Transformer's count; left out, it is hidden_size / head_dim.
-    `max_position_embeddings` left out is the length of the training sequences.
+    `max_position_embeddings` left out is the length of the training sequences. `vocab_size` pads the vocabulary: it is
+    the tokenizer's or more. `start_from` is the folder of a model with the same sizes, whose weights are the first
+    ones; rope_theta and max_position_embeddings are this recipe's.
     """
 
     attention_type: Literal["diff", "diff_v2", "softmax"] = "diff"
@@ -29,11 +31,13 @@ class ModelRecipe(Section):
     num_key_value_heads: Count | None = None
     head_dim: Count | None = None
     lambda_init: Literal["schedule"] | float = "schedule"
+    vocab_size: Count | None = None
     max_position_embeddings: Count | None = None
     rope_theta: Positive = 10000.0
     rms_norm_eps: Positive = 1e-5
     initializer_range: Positive = 0.02
     tie_word_embeddings: bool = False
+    start_from: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _heads_are_known(self) -> "ModelRecipe":

@@ -21,6 +21,7 @@ from diff_transformer.data import (
 )
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.train.recipe import Recipe, RetrievalData, TextData, build_config
+from diff_transformer.train.start import load_start
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,37 @@ def _tokenizer(data: TextData, corpus: Corpus, folder: Path | None) -> PreTraine
         ) from None
 
 
-def build_model(recipe: Recipe, data: Data) -> DiffTransformerForCausalLM:
+def build_model(recipe: Recipe, data: Data, start: bool = True) -> DiffTransformerForCausalLM:
     """A recipe's model in float32 with its first weights.
 
-    Every module draws its weights from a stream of its own, named by the seed and the module. So whatever twins have in
-    common starts with identical numbers, although one of them has modules that the other lacks.
+    Args:
+        recipe: the recipe.
+        data: its data, whose vocabulary the model gets.
+        start: whether to load the weights that the recipe names in `start_from`. Not where a checkpoint's are loaded
+            afterwards: a run goes on without what it was started from.
+
+    Raises:
+        FileNotFoundError, ValueError: `start_from` holds no such model; or the vocabulary is larger than the recipe's.
     """
-    model = DiffTransformerForCausalLM(build_config(recipe, data.batches.vocab_size, data.tokenizer))
+    config = build_config(recipe, data.batches.vocab_size, data.tokenizer)
+    if start and recipe.model.start_from is not None:
+        model = load_start(recipe, config, data.tokenizer)
+    else:
+        model = DiffTransformerForCausalLM(config)
+        _draw_weights(model, recipe.train.seed)
     if data.tokenizer is not None:
         model.generation_config.pad_token_id = data.tokenizer.pad_token_id
+    return model
+
+
+def _draw_weights(model: DiffTransformerForCausalLM, seed: int) -> None:
+    """First weights, of each module from a stream of its own, named by the seed and the module.
+
+    So whatever twins have in common starts with identical numbers, although one of them has modules that the other
+    lacks.
+    """
     with torch.random.fork_rng(devices=[]):
         for name, module in model.named_modules():
-            digest = hashlib.sha256(f"{recipe.train.seed}/{name}".encode()).digest()
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             torch.manual_seed(int.from_bytes(digest[:8], "big", signed=True))
             model._init_weights(module)  # transformers' hook: the model's own rule for each kind of module
-    return model

@@ -1,0 +1,206 @@
+"""What a recipe would take, before it runs: parameters, operations, memory and days. Reads no data and no weights."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+from diff_transformer.data import RetrievalBatches, byte_tokenizer
+from diff_transformer.model import DiffTransformerConfig
+from diff_transformer.ops.backends import explain
+from diff_transformer.ops.triton.attention import WIDEST_KEY
+from diff_transformer.train.distributed import Kind, Processes
+from diff_transformer.train.flops import flops_per_token, head_dim
+from diff_transformer.train.hardware import Gpu, gpu_named, peak_flops
+from diff_transformer.train.memory import Memory, Situation, meta_model, peak_memory, sizes_of
+from diff_transformer.train.recipe import Recipe, RetrievalData, build_config
+
+GIB = 1 << 30
+CPU = "cpu"
+PARALLEL = ("ddp", "fsdp", "tensor")
+# Of a GPU's memory: what the driver, the libraries and the processes' connections take, and the share of the rest
+# that the allocator's gaps leave over.
+CONTEXT, USABLE = 1.5 * GIB, 0.95
+
+
+@dataclass(frozen=True)
+class Way:
+    """Training with or without gradient checkpointing.
+
+    Attributes:
+        checkpointing: which of both.
+        memory: a device's at the recipe's accumulation, in the moment when it holds most.
+        fits: whether the device has as much; None where its memory is not known.
+        accumulation: the smallest one with which it fits, or None; the micro-batch is the largest then.
+        micro_batch: sequences at a time with that one.
+    """
+
+    checkpointing: bool
+    memory: Memory
+    fits: bool | None
+    accumulation: int | None
+    micro_batch: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What :func:`plan` finds out.
+
+    Attributes:
+        name, attention_type, precision, accumulation: the recipe's.
+        parameters: of the model; tied ones count once.
+        flops_per_token: see :func:`diff_transformer.train.flops.flops_per_token`.
+        steps, tokens_per_step: of the run.
+        device: "cpu", or the GPU's name. `devices`: how many; `kind`: what they do together.
+        micro_batch: sequences that a device takes at a time.
+        device_memory: bytes that a device has for the plan, or None where that is not known.
+        peak: FLOP/s of a device, or None.
+        utilisation: the share of the peak that the model's own operations reach, as assumed.
+        days: the run's, or None where the peak is not known. Evaluation and saving come on top.
+        ways: without and with gradient checkpointing; the recipe's is `checkpointing`.
+    """
+
+    name: str
+    attention_type: str
+    precision: str
+    accumulation: int
+    checkpointing: bool
+    parameters: int
+    flops_per_token: float
+    steps: int
+    tokens_per_step: int
+    device: str
+    devices: int
+    kind: Kind
+    micro_batch: int
+    device_memory: float | None
+    peak: float | None
+    utilisation: float
+    days: float | None
+    ways: tuple[Way, Way]
+
+
+def plan(
+    recipe: Recipe, gpu: str = CPU, gpus: int = 1, *, parallel: str | None = None, utilisation: float = 0.4
+) -> Plan:
+    """Plan a run.
+
+    Args:
+        recipe: what is to be trained.
+        gpu: a name of :data:`diff_transformer.train.hardware.GPUS`, or "cpu" for this machine's processor.
+        gpus: how many.
+        parallel: what they do together, "ddp", "fsdp" or "tensor"; the recipe's unless given, "ddp" where it has none.
+        utilisation: which share of the peak the model's own operations reach.
+
+    Raises:
+        ValueError: an unknown GPU; numbers that make no sense; a batch that cannot be divided among them; or a
+            vocabulary that only the data would tell.
+    """
+    if gpus < 1:
+        raise ValueError(f"the number of GPUs must be 1 or more, got {gpus}.")
+    if not 0 < utilisation <= 1:
+        raise ValueError(f"the utilisation must lie above 0 and not above 1, got {utilisation}.")
+    if parallel is not None and parallel not in PARALLEL:
+        raise ValueError(f"parallel must be one of {', '.join(map(repr, PARALLEL))}, got {parallel!r}.")
+    device = None if gpu == CPU else gpu_named(gpu)
+    settings, length = recipe.train, recipe.data.length
+    config = build_config(recipe, vocabulary(recipe))
+    kind = _kind(parallel or settings.parallel, gpus)
+    processes = Processes(kind, torch.device("cpu"), 0, gpus, settings.precision)
+    processes.check(config, recipe.data.batch_size, settings.accumulation)
+
+    sizes = sizes_of(meta_model(config), settings)
+    rows = recipe.data.batch_size // processes.shares
+    situation = Situation(
+        kind=kind,
+        devices=gpus,
+        sequences=rows // settings.accumulation,
+        length=length,
+        parts=settings.accumulation,
+        half=settings.precision != "no",
+        checkpointing=False,
+        backend=backend(config, device),
+        on_cpu=device is None,
+    )
+    room = _room(device)
+    peak = peak_flops(torch.device("cpu"), settings.precision) if device is None else device.peak(settings.precision)
+    tokens, flops = recipe.data.batch_size * length, flops_per_token(config, length)
+    seconds = None if peak is None else settings.steps * tokens * flops / (gpus * peak * utilisation)
+
+    def way(checkpointing: bool) -> Way:
+        here = replace(situation, checkpointing=checkpointing)
+        memory = peak_memory(config, sizes, here)
+        for parts in (parts for parts in range(1, rows + 1) if rows % parts == 0):
+            smaller = peak_memory(config, sizes, replace(here, sequences=rows // parts, parts=parts))
+            if room is not None and smaller.total <= room:
+                return Way(checkpointing, memory, memory.total <= room, parts, rows // parts)
+        return Way(checkpointing, memory, None if room is None else False, None, None)
+
+    return Plan(
+        name=recipe.name,
+        attention_type=recipe.model.attention_type,
+        precision=settings.precision,
+        accumulation=settings.accumulation,
+        checkpointing=settings.gradient_checkpointing,
+        parameters=sizes.total,
+        flops_per_token=flops,
+        steps=settings.steps,
+        tokens_per_step=tokens,
+        device=CPU if device is None else device.name,
+        devices=gpus,
+        kind=kind,
+        micro_batch=situation.sequences,
+        device_memory=room,
+        peak=peak,
+        utilisation=utilisation,
+        days=None if seconds is None else seconds / 86400,
+        ways=(way(False), way(True)),
+    )
+
+
+def vocabulary(recipe: Recipe) -> int:
+    """Tokens of a recipe's vocabulary, as far as the recipe tells them. "bpe" may find fewer than it is asked for.
+
+    Raises:
+        ValueError: the tokenizer would have to be downloaded.
+    """
+    data = recipe.data
+    if recipe.model.vocab_size is not None:
+        return recipe.model.vocab_size
+    if isinstance(data, RetrievalData):
+        return RetrievalBatches(**data.model_dump(exclude={"kind"})).vocab_size
+    if data.tokenizer == "bytes":
+        return len(byte_tokenizer())
+    if data.vocab_size is not None:
+        return data.vocab_size
+    if not Path(data.tokenizer).is_dir():
+        raise ValueError(
+            f"a plan downloads nothing, and data.tokenizer {data.tokenizer!r} is no folder: give its number of tokens "
+            "as model.vocab_size."
+        )
+    return len(AutoTokenizer.from_pretrained(data.tokenizer))
+
+
+def backend(config: DiffTransformerConfig, gpu: Gpu | None) -> str:
+    """What `diff_attention` would take on a device: see :func:`diff_transformer.ops.backends.choose`."""
+    if gpu is None:
+        return "cpu" if explain("cpu")["cpu"] is None else "blockwise"
+    return "triton" if gpu.is_cuda and head_dim(config) <= WIDEST_KEY else "sdpa"
+
+
+def _kind(parallel: str, devices: int) -> Kind:
+    if devices == 1:
+        return "single"
+    return "fsdp" if parallel == "fsdp" else "tensor" if parallel == "tensor" else "ddp"
+
+
+def _room(gpu: Gpu | None) -> float | None:
+    """Bytes that a plan may use of a device."""
+    if gpu is not None:
+        return (gpu.memory_gib * GIB - CONTEXT) * USABLE
+    names = os.sysconf_names if hasattr(os, "sysconf") else {}
+    if "SC_PHYS_PAGES" not in names or "SC_PAGE_SIZE" not in names:
+        return None
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

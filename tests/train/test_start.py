@@ -1,0 +1,149 @@
+"""A run that starts from a model's weights, and what cannot be started from."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from diff_transformer.data import byte_tokenizer
+from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.train import Data, Recipe, build_data, build_model, parse_recipe
+from diff_transformer.train.checkpoint import save_model
+from diff_transformer.train.start import check_start
+
+MODEL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 4}
+
+
+def recipe(**model: object) -> Recipe:
+    data = {"kind": "retrieval", "length": 32}
+    return parse_recipe(
+        {"name": "t", "model": {**MODEL, **model}, "data": data, "train": {"steps": 1, "learning_rate": 1e-3}}
+    )
+
+
+@pytest.fixture
+def data() -> Data:
+    return build_data(recipe())
+
+
+@pytest.fixture
+def trained(data: Data, tmp_path: Path) -> tuple[Path, DiffTransformerForCausalLM]:
+    model = build_model(recipe(), data)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    save_model(tmp_path / "model", model, None)
+    return tmp_path / "model", model
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_are_the_folders_and_positions_the_recipes(data: Data, tmp_path: Path, tied: bool) -> None:
+    before = build_model(recipe(tie_word_embeddings=tied), data)
+    with torch.no_grad():
+        for parameter in before.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    save_model(tmp_path / "model", before, None)
+    longer = recipe(
+        tie_word_embeddings=tied,
+        start_from=str(tmp_path / "model"),
+        rope_theta=640000.0,
+        max_position_embeddings=128,
+    )
+    check_start(longer)
+    model = build_model(longer, data)
+    assert model.training
+    assert model.config.rope_parameters["rope_theta"] == 640000.0
+    assert model.config.max_position_embeddings == 128
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    theirs = dict(before.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, theirs.pop(name)), name
+    assert not theirs
+    fresh = build_model(recipe(rope_theta=640000.0), data).model.rotary_emb.inv_freq
+    assert torch.equal(model.model.rotary_emb.inv_freq, fresh)
+    assert not torch.equal(fresh, before.model.rotary_emb.inv_freq)
+
+
+def test_weights_of_half_precision_become_float32(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    folder, model = trained
+    save_model(folder, model.bfloat16(), None)
+    loaded = build_model(recipe(start_from=str(folder)), data)
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32}
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.float())
+
+
+def test_a_resumed_run_needs_no_start(data: Data) -> None:
+    gone = recipe(start_from="gone")
+    model = build_model(gone, data, start=False)
+    assert torch.equal(model.lm_head.weight, build_model(recipe(), data).lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"attention_type": "softmax"}, "has attention_type 'diff' and the recipe 'softmax'"),
+        ({"hidden_size": 32}, "has hidden_size 16 and the recipe 32"),
+        ({"num_hidden_layers": 3}, "has num_hidden_layers 2 and the recipe 3"),
+        ({"num_key_value_heads": 2}, "has num_key_value_heads 4 and the recipe 2"),
+        ({"lambda_init": 0.8}, "has lambda_init 'schedule' and the recipe 0.8"),
+        ({"rms_norm_eps": 1e-6}, "has rms_norm_eps 1e-05 and the recipe 1e-06"),
+        ({"tie_word_embeddings": True}, "has tie_word_embeddings False and the recipe True"),
+    ],
+)
+def test_other_sizes_are_named_without_data(
+    trained: tuple[Path, DiffTransformerForCausalLM], setting: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        check_start(recipe(start_from=str(trained[0]), **setting))
+    assert str(trained[0]) in str(raised.value)
+
+
+def test_another_vocabulary(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    padded = recipe(start_from=str(trained[0]), vocab_size=1024)
+    check_start(padded)  # the vocabulary is known with the data
+    with pytest.raises(ValueError, match=r"has a vocabulary of \d+ and the recipe's model one of 1024"):
+        build_model(padded, data)
+
+
+def test_other_tokens_of_the_same_number(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    folder, _ = trained
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(folder)
+    same = recipe(start_from=str(folder))
+    assert build_model(same, Data(data.batches, tokenizer)).generation_config.pad_token_id == 256
+    other = byte_tokenizer()
+    other.add_tokens(["<another>"])
+    with pytest.raises(ValueError, match="has a tokenizer of its own, with other tokens than the recipe's"):
+        build_model(same, Data(data.batches, other))
+
+
+def test_folders_that_hold_no_such_model(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    folder, _ = trained
+    for nothing in (folder / "gone", folder.parent):
+        with pytest.raises(FileNotFoundError, match=r"holds no model: it must be a folder with config\.json"):
+            check_start(recipe(start_from=str(nothing)))
+    start = recipe(start_from=str(folder))
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    check_start(start)
+    with pytest.raises(ValueError, match="the weights cannot be loaded"):
+        build_model(start, data)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    with pytest.raises(ValueError, match="holds a model of type 'llama'"):
+        check_start(start)
+    (folder / "config.json").write_text("[")
+    with pytest.raises(ValueError, match=r"has a broken config\.json"):
+        check_start(start)
+
+
+def test_weights_that_are_not_all_there(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder, _ = trained
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.self_attn.lam.q1"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"does not hold the model's weights; wrong is 'model\.layers\.1\.self_attn"):
+        build_model(recipe(start_from=str(folder)), data)
