@@ -175,9 +175,7 @@ def test_another_model_is_named_and_nothing_is_restored(two: Path, model: Any) -
         ("step", -1),
         ("seconds", float("nan")),
         ("scaler", []),
-        ("recent_losses", 3.0),
-        ("recent_losses", [float("inf")]),
-        ("recent_losses", ["3"]),
+        ("watch", [3.0]),
     ],
 )
 def test_a_state_is_checked(tmp_path: Path, field: str, value: Any) -> None:

@@ -44,7 +44,7 @@ MODELS: dict[str, dict[str, Any]] = {
 HAS_TENSOR = "tp_size" in inspect.signature(transformers_distributed.DistributedConfig).parameters
 SPREAD = ("ddp", "fsdp", "tensor") if HAS_TENSOR else ("ddp", "fsdp")
 WAYS = ("single", *SPREAD)
-STATE = RunState(data="x", step=7, seconds=1.5, recent_losses=[3.0, 2.5])
+STATE = RunState(data="x", step=7, seconds=1.5, watch={"losses": [3.0, 2.5]})
 UNEVEN = {"one row": (1, 3), "three rows": (3, 2), "five": (5,)}
 
 
@@ -259,7 +259,7 @@ def test_a_rank_that_fails_stops_the_others(written: Path) -> None:
     for message in (first["full"], second["full"]):
         assert message.startswith(f"{target!r} cannot be written: there is no room for it (Process 1: ")
         assert "File too large" in message
-        assert message.endswith(f"MB are free; the checkpoint {kept!r} is intact.")
+        assert message.endswith(f"are free; the checkpoint {kept!r} is intact.")
         assert "\n" not in message
     assert second["other"].startswith(f"The checkpoint {kept!r} is not one of this model: lm_head.bias is not in it")
     assert first["other"] == f"Process 1: {second['other']}"

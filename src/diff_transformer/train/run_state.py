@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ class RunState:
         step: optimizer steps that are done.
         seconds: time spent in them.
         scaler: the state of the loss scaler of fp16 (numbers by name); None in other precisions.
-        recent_losses: the last losses, oldest first, that the next ones are compared with; finite.
+        watch: what the watch over the loss remembers, as JSON; None before it has seen a step.
     """
 
     data: str
     step: int = 0
     seconds: float = 0.0
     scaler: dict[str, Any] | None = None
-    recent_losses: list[float] = field(default_factory=list)
+    watch: dict[str, Any] | None = None
 
 
 def read_state(file: Path) -> RunState:
@@ -41,7 +41,7 @@ def read_state(file: Path) -> RunState:
         "step": type(state.step) is int and state.step >= 0,
         "seconds": _is_number(state.seconds),
         "scaler": state.scaler is None or isinstance(state.scaler, dict),
-        "recent_losses": isinstance(state.recent_losses, list) and all(map(_is_number, state.recent_losses)),
+        "watch": state.watch is None or isinstance(state.watch, dict),
     }
     for name, is_allowed in allowed.items():
         if not is_allowed:
