@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100  # the label of what is not to be predicted, as in transformers
@@ -64,6 +65,33 @@ class Packed(NamedTuple):
         position_ids = torch.from_numpy(np.stack([positions for _, positions in blocks]))
         labels = input_ids.masked_fill(position_ids == 0, IGNORED)
         return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+
+
+def flattened(batch: dict[str, Tensor]) -> dict[str, Tensor | int]:
+    """A batch whose rows hold several documents as one row, for a model that attends by document: no mask is needed.
+
+    Args:
+        batch: on the CPU, of tensors (B, N): `input_ids`, `labels` and `position_ids` as `Packed.batch` gives them, or
+            some of its rows.
+
+    Returns:
+        The same tensors as (1, B·N), `labels` with −100 at the first token of every document (which would be predicted
+        from the document before), and where the documents are, by transformers' names: `cu_seq_lens_q` and
+        `cu_seq_lens_k`, int32, the first token of each and B·N at the end; `max_length_q` and `max_length_k`, the
+        longest one's length. The end is repeated until there are 2, 4, 8 … entries, so that compiled code meets few
+        shapes. A batch without `position_ids` as it is.
+    """
+    if "position_ids" not in batch:
+        return dict(batch)
+    begins = torch.ones_like(batch["position_ids"], dtype=torch.bool)
+    begins[:, 1:] = batch["position_ids"].diff(dim=1) != 1
+    row: dict[str, Tensor | int] = {name: tensor.reshape(1, -1) for name, tensor in batch.items()}
+    row["labels"] = batch["labels"].masked_fill(begins, IGNORED).reshape(1, -1)
+    tokens = begins.numel()
+    ends = F.pad(begins.flatten().nonzero().squeeze(1), (0, 1), value=tokens).to(torch.int32)
+    longest = int(ends.diff().max())
+    ends = F.pad(ends, (0, (1 << (len(ends) - 1).bit_length()) - len(ends)), value=tokens)
+    return row | {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
 
 
 def shuffled(index: int, size: int, seed: tuple[int, ...]) -> int:

@@ -21,6 +21,7 @@ from diff_transformer.model.heads import (
     DiffTransformerForTokenClassification,
 )
 from diff_transformer.model.maps import attention_maps
+from diff_transformer.model.masks import attends_by_document
 from diff_transformer.model.modeling import (
     DiffTransformerForCausalLM,
     DiffTransformerModel,
@@ -46,5 +47,6 @@ __all__ = [
     "DiffTransformerForTokenClassification",
     "DiffTransformerModel",
     "DiffTransformerPreTrainedModel",
+    "attends_by_document",
     "attention_maps",
 ]

@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from diff_transformer.model.configuration import DiffTransformerConfig
+from diff_transformer.model.documents import attend_by_document
 from diff_transformer.nn import (
     Attention,
     DexAttention,
@@ -220,6 +221,8 @@ def own_attention_forward(
     lam: Tensor | float = 0.0,
     sliding_window: int | None = None,
     maps: list[AttentionMaps] | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
     *,
     backend: str,
     **kwargs: Any,
@@ -233,6 +236,9 @@ def own_attention_forward(
         lam: λ, broadcastable to (B, H, N).
         sliding_window: how many tokens back the layer looks, itself included; needed where there is no mask.
         maps: where given, the layer's attention maps are appended.
+        cu_seq_lens_q: (documents + 1,), where documents packed into one row begin, and N at the end. Where there is a
+            mask, that tells them apart.
+        max_length_q: the length of the longest.
 
     Returns:
         (B, N, H, dv), normalised where the layer has a headwise norm, and the attention weights (B, H, N, S) with
@@ -243,16 +249,21 @@ def own_attention_forward(
     if is_causal and s > n:
         # transformers leaves the mask out here only while filling an empty static cache, whose later slots are unused.
         key, value = key[:, :, :n], value[:, :, :n]
+    documents = cu_seq_lens_q if attention_mask is None else None
+    window = sliding_window if is_causal else None  # else it is in the mask: see own_mask
     settings: dict[str, Any] = {"is_causal": is_causal, "attn_mask": attention_mask, "scale": scaling}
+    settings |= {"window": window, "cu_seqlens": documents}
     if isinstance(module, DifferentialAttention):
-        settings["window"] = sliding_window if is_causal else None  # else it is in the mask: see own_mask
         q, k = query.unflatten(1, (-1, 2)), module.split_keys(key)
         out = diff_attention(q, k, value, lam, backend=backend, **settings, **module.norm_arguments()).transpose(1, 2)
     else:
         # One map and no λ; for looking at, it is the first of two equal maps.
         q, k, lam = query.unsqueeze(2).expand(-1, -1, 2, -1, -1), key.unsqueeze(2), 0.0
-        attend = flex_attention_forward if is_block_mask(attention_mask) else sdpa_attention_forward
-        out, _ = attend(module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal)
+        if documents is not None:
+            out = attend_by_document(module, query, key, value, documents, scaling, is_causal, window, max_length_q)
+        else:
+            attend = flex_attention_forward if is_block_mask(attention_mask) else sdpa_attention_forward
+            out, _ = attend(module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal)
     if maps is None and not kwargs.get("output_attentions", False):
         return out, None
     first, second, difference = diff_attention_maps(q, k, lam, **settings)

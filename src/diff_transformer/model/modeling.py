@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -20,6 +19,9 @@ from diff_transformer.model.attention import LAYER_CLASSES, OWN_IMPLEMENTATION, 
 from diff_transformer.model.batching import ContinuousBatching
 from diff_transformer.model.call_config import twin_config
 from diff_transformer.model.configuration import DiffTransformerConfig
+from diff_transformer.model.documents import document_positions
+from diff_transformer.model.loss import chunked_cross_entropy
+from diff_transformer.model.masks import layer_masks, own_documents
 from diff_transformer.model.parallel import check_ranks, float32_units
 from diff_transformer.nn import (
     AnnealedLambda,
@@ -36,12 +38,6 @@ from diff_transformer.nn import (
 FLOAT32_PARAMETERS = {
     "diff": frozenset({"lam.q1", "lam.k1", "lam.q2", "lam.k2"}),
     "dex": frozenset({"dex.lam.learned", "dex.lam.progress"}),
-}
-
-# By type of layer, as transformers' configurations, masks and caches name them.
-MASK_FUNCTIONS = {
-    "full_attention": create_causal_mask,
-    "sliding_attention": create_sliding_window_causal_mask,
 }
 
 
@@ -187,42 +183,36 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 that begin anew in a row begin another document, which sees itself alone.
             past_key_values: a cache of transformers'.
             use_cache: whether to return one.
+            kwargs: ``cu_seq_lens_q`` and its companions, for documents packed into one row (B = 1): see
+                :mod:`diff_transformer.model.documents`. With our own implementations no mask is made, and no cache.
 
         Raises:
-            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``.
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; documents that do not fit the rest.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         # Fewer layers than there are where generate lets the first ones speculate ("assistant_early_exit").
-        layers = [
-            (self.config.layer_type(i), layer) for i, layer in enumerate(self.layers[: self.config.num_hidden_layers])
-        ]
+        layers = self.layers[: self.config.num_hidden_layers]
+        kinds = [self.config.layer_type(i) for i in range(len(layers))]
+        documents = own_documents(self.config, inputs_embeds, attention_mask, past_key_values, **kwargs)
         # A mask of tokens may be wider than they are, as Llama's: a cache, even an empty one, tells which are there.
         # Where there is no mask, documents packed into a row are read from the positions, unless there is a cache.
         given = past_key_values
-        if use_cache and past_key_values is None:
+        if use_cache and past_key_values is None and documents is None:
             past_key_values = DynamicCache(config=self.config)
-        masks: Any = attention_mask
-        if not isinstance(masks, dict):
-            masks = {
-                kind: MASK_FUNCTIONS[kind](
-                    config=self.config,
-                    inputs_embeds=inputs_embeds,
-                    attention_mask=attention_mask,
-                    past_key_values=given if attention_mask is None else past_key_values,
-                    position_ids=position_ids,
-                )
-                for kind in dict.fromkeys(kind for kind, _ in layers)
-            }
+        if position_ids is None and given is None:
+            position_ids = document_positions(kwargs.get("cu_seq_lens_q"), inputs_embeds.shape[1])
+        cache = given if attention_mask is None else past_key_values
+        masks = layer_masks(self.config, kinds, inputs_embeds, attention_mask, cache, position_ids, documents)
         # Only now: the masks read documents from the positions that the caller gave.
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past).unsqueeze(0)
         position_embeddings = self.rotary_emb(inputs_embeds, position_ids=position_ids)
         hidden_states = inputs_embeds
-        for kind, layer in layers:
+        for kind, layer in zip(kinds, layers, strict=True):
             hidden_states = layer(
                 hidden_states,
                 attention_mask=masks[kind],
@@ -262,6 +252,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, ContinuousBatch
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        chunked_loss: bool = False,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of the next token, and the loss where ``labels`` are given.
@@ -270,7 +261,14 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, ContinuousBatch
             labels: (B, N), shifted inside; −100 is left out. The mean over tokens, or the sum divided by
                 ``num_items_in_batch`` where that is given.
             logits_to_keep: how many last positions (0 for all), or which, get logits.
+            chunked_loss: compute the loss alone, a chunk of tokens at a time; the logits, which are many times as
+                large as all else where the vocabulary is, are None then.
+
+        Raises:
+            ValueError: ``chunked_loss`` without labels.
         """
+        if chunked_loss and labels is None:
+            raise ValueError("chunked_loss=True gives a loss and no logits, so labels must be given, got None.")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -280,11 +278,15 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, ContinuousBatch
             use_cache=use_cache,
             **kwargs,
         )
-        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, keep, :])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        logits = loss = None
+        if chunked_loss and labels is not None:
+            hidden_states = outputs.last_hidden_state
+            loss = chunked_cross_entropy(self.lm_head, hidden_states, labels, self.config.vocab_size, **kwargs)
+        else:
+            keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(outputs.last_hidden_state[:, keep, :])
+            if labels is not None:
+                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
