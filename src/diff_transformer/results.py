@@ -286,13 +286,15 @@ def read_json(path: str | Path) -> Any:
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Read a `metrics.jsonl`: a dict per logged step, without the half line that a running training is writing."""
     *whole, _ = _read(path).split("\n")
-    lines = []
-    for number, text in enumerate(whole, start=1):
-        line = _parse(text, f"{path}, line {number}")
-        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
-            raise ValueError(f"{path}, line {number}: expected an object with a whole number 'step'")
-        lines.append(line)
-    return lines
+    return [parse_metrics_line(text, f"{path}, line {number}") for number, text in enumerate(whole, start=1)]
+
+
+def parse_metrics_line(text: str, where: str) -> dict[str, Any]:
+    """A line of a `metrics.jsonl`, which lies `where`. Raises ValueError if it is none."""
+    line = _parse(text, where)
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+        raise ValueError(f"{where}: expected an object with a whole number 'step'")
+    return line
 
 
 def _read(path: str | Path) -> str:

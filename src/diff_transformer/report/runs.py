@@ -31,7 +31,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 def page_of(runs: Sequence[Path]) -> tuple[str, list[str]]:
     """The page's title and its sections, for run folders that `runs_in` has found."""
-    folders = dict(zip(_names(runs), runs, strict=True))
+    folders = dict(zip(names_of(runs), runs, strict=True))
     logs = {label: read_metrics(run / "metrics.jsonl") for label, run in folders.items()}
     title = f"Training of {next(iter(folders))}" if len(runs) == 1 else f"Training of {len(runs)} runs"
     drawn = [*_curve_figures(logs)]
@@ -48,7 +48,7 @@ def page_of(runs: Sequence[Path]) -> tuple[str, list[str]]:
     ]
 
 
-def _names(runs: Sequence[Path]) -> list[str]:
+def names_of(runs: Sequence[Path]) -> list[str]:
     """As many of the last parts of each path as tell the runs apart."""
     paths = [run.resolve() for run in runs]
     for count in range(1, max(len(path.parts) for path in paths)):
