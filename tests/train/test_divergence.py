@@ -17,6 +17,7 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train.distributed import Processes
 from diff_transformer.train.divergence import Divergence, Fault, Watch, diagnose
 from diff_transformer.train.inspection import inspect, reduced
+from diff_transformer.train.rows import loss_of_rows
 from tiny import KINDS, SIZES
 
 ALONE = Processes("single", torch.device("cpu"), 0, 1, "no")
@@ -42,8 +43,7 @@ def batch(seed: int = 0) -> dict[str, Tensor]:
 def step_of(model: Any, rows: dict[str, Tensor], processes: Processes = ALONE) -> tuple[float, float]:
     """Loss and gradient norm, with the gradients clipped as training does."""
     model.zero_grad()
-    with processes.autocast():
-        loss = model(**rows, num_items_in_batch=(rows["labels"][:, 1:] != -100).sum(), use_cache=False).loss
+    loss = loss_of_rows(model, rows, (rows["labels"][:, 1:] != -100).sum(), processes)
     loss.backward()
     return loss.item(), processes.clip(model.parameters(), 1.0)
 
@@ -294,12 +294,20 @@ def with_gradients(model: Any) -> list[tuple[str, Any]]:
     return list(model.named_parameters())
 
 
-def test_the_loss_itself_is_named() -> None:
+def test_the_head_is_named() -> None:
     model = make("diff")
     enlarge(model.lm_head, 1e38)
     found = diagnosis(model)
-    assert (found.layer, found.module) in [(None, ""), (None, "lm_head")]
-    assert "It began in the loss" in str(found) or "It began in lm_head" in str(found)
+    assert (found.layer, found.module) == (None, "lm_head")
+    assert "It began in lm_head: the output of lm_head is not finite" in str(found)
+
+
+def test_a_batch_without_targets_is_named() -> None:
+    rows = batch()
+    rows["labels"][:] = -100
+    found = diagnosis(make("diff"), rows=rows)
+    assert (found.layer, found.module) == (None, "")
+    assert "It began in the loss: the loss is not finite, although all that it is computed from is." in str(found)
 
 
 def test_what_does_not_happen_again_is_said() -> None:
@@ -464,8 +472,7 @@ def on_a_rank() -> None:
             hook.remove()
         finite = diagnose(model, rows, processes, NAN, step=7)
         items = (rows["labels"][:, 1:] != -100).sum() / processes.shares
-        loss = call(**processes.rows(rows), num_items_in_batch=items, use_cache=False).loss
-        loss.backward()
+        loss_of_rows(call, processes.rows(rows), items, processes).backward()
         before = reduced(inspect(model, {"input_ids": rows["input_ids"][:1]}), processes.device)
         rows["input_ids"][3] = torch.randint(29, (12,), generator=torch.Generator().manual_seed(3))
         rows["labels"][3] = rows["input_ids"][3]
@@ -476,7 +483,7 @@ def on_a_rank() -> None:
         for name, report in {"wrong": wrong, "finite": finite, "spike": spike}.items():
             report.write(folder / f"{way} {name} {rank}")
         # And training can go on.
-        call(**processes.rows(batch()), num_items_in_batch=items, use_cache=False).loss.backward()
+        loss_of_rows(call, processes.rows(batch()), items, processes).backward()
 
 
 @pytest.fixture(scope="module")

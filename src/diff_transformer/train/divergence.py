@@ -16,6 +16,7 @@ from diff_transformer.data.packing import IGNORED
 from diff_transformer.train.distributed import Processes
 from diff_transformer.train.fault import Origin, find_origin, layer_of
 from diff_transformer.train.inspection import inspect, reduced
+from diff_transformer.train.rows import loss_of_rows
 from diff_transformer.train.together import gathered
 
 # Losses that a new one is compared with: so many at most, and not before there are so many.
@@ -169,7 +170,7 @@ def diagnose(
         accumulation: the parts that each process divides its rows into.
         before: the numbers of `train.inspection.inspect` that were logged last, if any.
     """
-    own = {name: tensor.to(processes.device) for name, tensor in processes.rows(dict(batch)).items()}
+    own = processes.rows(dict(batch))
     if math.isfinite(fault.loss) and math.isfinite(fault.norm):
         return _spike(model, own, processes, fault, step, dict(before or {}))
     targets = (batch["labels"][:, 1:] != IGNORED).sum()
@@ -218,7 +219,7 @@ def _spike(
     shares = [square / max(sum(squares), 1e-300) for square in squares]
     losses, targets = _rows(model, own, processes)
     worst = max(range(len(losses)), key=lambda row: losses[row])
-    alone = {name: tensor[worst : worst + 1] for name, tensor in own.items()}
+    alone = {name: tensor[worst : worst + 1].to(processes.device) for name, tensor in own.items()}
     with processes.autocast():
         now = reduced(inspect(model, alone), processes.device)
     every = gathered(list(zip(losses, targets, strict=True)))[: processes.shares]
@@ -242,11 +243,12 @@ def _spike(
 def _rows(model: Any, own: Mapping[str, Tensor], processes: Processes) -> tuple[list[float], list[int]]:
     """For each of this process' rows, the mean loss over its targets, and how many these are."""
     targets = (own["labels"][:, 1:] != IGNORED).sum(1)
-    losses = []
-    with processes.autocast():
-        for row, count in enumerate(targets):
-            piece = {name: tensor[row : row + 1] for name, tensor in own.items()}
-            losses.append(model(**piece, num_items_in_batch=count.clamp(min=1), use_cache=False).loss)
+    losses = [
+        loss_of_rows(
+            model, {name: tensor[row : row + 1] for name, tensor in own.items()}, count.clamp(min=1), processes
+        )
+        for row, count in enumerate(targets)
+    ]
     return torch.stack(losses).tolist(), targets.tolist()
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from diff_transformer.train.distributed import Processes
+from diff_transformer.train.rows import loss_of_rows
 from diff_transformer.train.together import gathered
 
 Side = Literal["input", "output"]
@@ -51,7 +52,7 @@ def layer_of(module: str) -> int | None:
 
 
 def find_origin(
-    model: nn.Module, pieces: Sequence[Mapping[str, Tensor]], items: Tensor, processes: Processes
+    model: nn.Module, pieces: Sequence[dict[str, Tensor]], items: Tensor, processes: Processes
 ) -> Origin | None:
     """Repeat a step and find the first thing that is not finite: a weight, what a module gives, or a gradient.
 
@@ -60,8 +61,8 @@ def find_origin(
 
     Args:
         model: without DDP's wrapper, in training mode.
-        pieces: this process' parts of the batch, on its device: `labels` and what else the model takes.
-        items: targets of the whole batch, by which each part's loss is divided.
+        pieces: this process' parts of the batch; see `loss_of_rows`.
+        items: what each part's loss is divided by.
         processes: those that train together.
 
     Returns:
@@ -75,9 +76,8 @@ def find_origin(
         with ExitStack() as undo:
             undo.callback(model.zero_grad)
             undo.enter_context(torch.compiler.set_stance("force_eager"))
-            undo.enter_context(processes.autocast())
             sight = _Sight(model, undo)
-            loss = model(**piece, num_items_in_batch=items, use_cache=False).loss
+            loss = loss_of_rows(model, piece, items, processes)
             sight.forward = False
             first, ranks = _extreme(sight.flags(sight.values), last=False)
             if first is not None:
