@@ -103,19 +103,16 @@ class WatchedRun:
 
 
 def watched(folders: Sequence[Path]) -> list[WatchedRun]:
-    """The runs in `folders`: a run's own folder, which may have logged nothing yet, or a demo's.
+    """The runs in `folders`, not read yet: a run's own folder, which may have logged nothing so far, or a demo's.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: a folder holds no run, or a line of its metrics is none; or no folders are given.
+        ValueError: a folder holds no run, or a run is named twice.
     """
-    if not folders:
-        raise ValueError("There is no run to watch: name its folder.")
     runs = [run for folder in folders for run in ([folder] if _begun(folder) else runs_in(folder))]
-    found = [WatchedRun(run, name) for run, name in zip(runs, names_of(runs), strict=True)]
-    for run in found:
-        run.read()
-    return found
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise ValueError(f"Each run can be watched once, got {', '.join(map(str, runs))}.")
+    return [WatchedRun(run, name) for run, name in zip(runs, names_of(runs), strict=True)]
 
 
 def duration(seconds: float) -> str:

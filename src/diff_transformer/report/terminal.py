@@ -14,7 +14,7 @@ from diff_transformer.report.live import WatchedRun, duration
 # Okabe and Ito's colours, told apart by every kind of colour vision, those that show on black as on white.
 _COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#f0e442")
 _FIRST_LAYER, _LAST_LAYER = (86, 180, 233), (230, 159, 0)  # layers are ordered: a ramp from blue to orange
-_AXIS = 7  # characters left of a panel's curves
+_AXIS = 8  # characters left of a panel's curves
 _LEAST_WIDTH, _LEAST_HEIGHT = 30, 4  # of a panel, in characters
 _SHAPE = 4.0  # a panel's width over its height, in characters, that is wanted
 _NAMED = 3  # newest numbers in a panel's title
@@ -93,13 +93,14 @@ def picture(runs: Sequence[WatchedRun], width: int, height: int, now: float) -> 
 
 
 def compact(value: float) -> str:
-    """A number in at most seven characters: 0.0123, 12.3k, 1.2e-05."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if size * 10 <= abs(value) < size * 1e4 or (size == 1e9 and size * 1e4 <= abs(value) < 1e13):
-            return f"{value / size:.3g}{letter}"
-    if value and not 1e-3 <= abs(value) < 1e4:
+    """A number in at most eight characters: 0.0123, 1234, 12.3k, 1.2e-05."""
+    rounded = float(f"{value:.3g}")
+    if rounded and not 1e-3 <= abs(rounded) < 1e12:
         return f"{value:.1e}"
-    return f"{value:.0f}" if abs(value) >= 1e3 else f"{value:.3g}"
+    for least, size, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
+        if abs(rounded) >= least:
+            return f"{rounded / size:.3g}{letter}"
+    return f"{value:.0f}" if abs(rounded) >= 1e3 else f"{rounded:.3g}"
 
 
 def _heading(number: int, run: WatchedRun, runs: int, width: int, now: float) -> Iterator[Text]:
