@@ -18,6 +18,8 @@ COMMANDS = {
     "demo": "demo:demo",
     "tokenizer": "tokenizer:tokenizer",
     "train": "train:train",
+    "watch": "watch:watch",
+    "plan": "plan:plan",
     "generate": "generate:generate",
     "eval": "evaluate:evaluate",
     "convert": "convert:convert",

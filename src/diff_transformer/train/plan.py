@@ -90,7 +90,7 @@ def plan(
     Args:
         recipe: what is to be trained.
         gpu: a name of :data:`diff_transformer.train.hardware.GPUS`, or "cpu" for this machine's processor.
-        gpus: how many.
+        gpus: how many; 1 processor.
         parallel: what they do together, "ddp", "fsdp" or "tensor"; the recipe's unless given, "ddp" where it has none.
         utilisation: which share of the peak the model's own operations reach.
 
@@ -105,6 +105,8 @@ def plan(
     if parallel is not None and parallel not in PARALLEL:
         raise ValueError(f"parallel must be one of {', '.join(map(repr, PARALLEL))}, got {parallel!r}.")
     device = None if gpu == CPU else gpu_named(gpu)
+    if device is None and gpus > 1:
+        raise ValueError(f"several processes are planned for GPUs, got {gpus} without the name of one.")
     settings, length = recipe.train, recipe.data.length
     config = build_config(recipe, vocabulary(recipe))
     kind = _kind(parallel or settings.parallel, gpus)

@@ -1,0 +1,116 @@
+"""`diff-transformer plan`"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from diff_transformer.train.plan import Plan, Way
+
+
+def plan(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped recipe such as paper-3b.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Settings that replace the recipe's: model.attention_type=softmax"),
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="How many GPUs train together.")] = 1,
+    gpu: Annotated[str, typer.Option(help="Which: h200, a100-80, rtx-4090 …, or cpu for this machine's processor.")] = (
+        "cpu"
+    ),
+    utilisation: Annotated[
+        float, typer.Option(help="Share of the GPUs' peak that the model's own operations reach.")
+    ] = 0.4,
+    parallel: Annotated[
+        str | None, typer.Option(help="ddp, fsdp or tensor.", show_default="the recipe's train.parallel")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a recipe would take, without running it: parameters, operations, memory and days."""
+    from diff_transformer.cli import console
+    from diff_transformer.train import load_recipe
+    from diff_transformer.train.plan import plan as plan_recipe
+
+    made = plan_recipe(load_recipe(recipe, settings or ()), gpu, gpus, parallel=parallel, utilisation=utilisation)
+    out = console.output()
+    if json:
+        out.print(_json(made), markup=False, soft_wrap=True)
+        return
+    for line in _facts(made):
+        out.print(line, markup=False, soft_wrap=True)
+    out.print(_table(made))
+    for way in made.ways:
+        out.print(_advice(made, way), markup=False, soft_wrap=True)
+
+
+def _json(made: "Plan") -> str:
+    import dataclasses
+    import json
+
+    values = dataclasses.asdict(made)
+    for way, found in zip(values["ways"], made.ways, strict=True):
+        way["memory"]["total"] = found.memory.total
+    return json.dumps(values, indent=1)
+
+
+def _facts(made: "Plan") -> list[str]:
+    how = {"single": "", "ddp": ", weights whole on each (ddp)", "fsdp": ", weights sharded (fsdp)"}
+    where = "this machine's processor" if made.device == "cpu" else f"{made.devices} × {made.device}"
+    lines = [
+        f"{made.name} · {made.attention_type}",
+        f"parameters       {made.parameters:,} ({made.parameters / 1e9:.3g}B)",
+        f"operations       {made.flops_per_token:.3g} FLOPs per token, forward and backward, nothing twice",
+        f"run              {made.steps:,} steps of {made.tokens_per_step:,} tokens, "
+        f"{made.steps * made.tokens_per_step:.3g} tokens",
+        f"on               {where}{how.get(made.kind, ', heads shared out (tensor)')}, precision {made.precision}",
+    ]
+    if made.peak is not None and made.days is not None:
+        peak = f"{made.utilisation:.0%} of {made.peak / 1e12:.3g} TFLOP/s"
+        lines.append(f"time             {_duration(made.days)} at {peak}; evaluation and saving come on top")
+    size, unit = _unit(made)
+    room = "" if made.device_memory is None else f", where {made.device_memory / size:,.0f} {unit} can be used"
+    lines.append(f"memory           {unit} on each when most is held{room};")
+    lines.append(f"                 {made.micro_batch} sequences at a time (train.accumulation={made.accumulation})")
+    return lines
+
+
+def _table(made: "Plan") -> "Table":
+    from rich.table import Table
+
+    size, _ = _unit(made)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("")
+    for way in made.ways:
+        mine = " (the recipe's)" if way.checkpointing == made.checkpointing else ""
+        table.add_column(("with" if way.checkpointing else "without") + f" checkpointing{mine}", justify="right")
+    for name in ("weights", "gradients", "optimizer", "activations", "workspace", "total"):
+        table.add_row(name, *(f"{getattr(way.memory, name) / size:,.2f}" for way in made.ways))
+    table.add_row("fits", *({True: "yes", False: "no", None: "?"}[way.fits] for way in made.ways))
+    return table
+
+
+def _advice(made: "Plan", way: "Way") -> str:
+    which = f"train.gradient_checkpointing={str(way.checkpointing).lower()}"
+    if made.device_memory is None:
+        return f"{which}: the memory of this machine is not known"
+    if way.accumulation is None:
+        return f"{which}: does not fit, not even one sequence at a time"
+    return f"{which}: fits with train.accumulation={way.accumulation}, {way.micro_batch} sequences at a time"
+
+
+def _unit(made: "Plan") -> tuple[int, str]:
+    """GiB, or MiB for what is small."""
+    return (1 << 30, "GiB") if max(way.memory.total for way in made.ways) >= 1 << 30 else (1 << 20, "MiB")
+
+
+def _duration(days: float) -> str:
+    if days >= 1:
+        return f"{days:.3g} days"
+    hours = days * 24
+    if hours >= 1:
+        return f"{hours:.3g} hours"
+    return f"{hours * 60:.3g} minutes" if hours * 60 >= 1 else f"{hours * 3600:.2g} seconds"

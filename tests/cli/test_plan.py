@@ -1,0 +1,54 @@
+"""`diff-transformer plan`"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from commands import fails
+
+Run = Callable[..., Any]
+
+
+def test_a_plan_is_printed(run: Run) -> None:
+    result = run("plan", "paper-3b", "--gpus", 64, "--gpu", "h200", "--utilisation", 0.5)
+    assert result.exit_code == 0
+    assert "\x1b" not in result.stdout
+    for part in (
+        "parameters       3,479,175,168 (3.48B)",
+        "operations       2.3e+10 FLOPs per token",
+        "on               64 × h200, weights sharded (fsdp), precision bf16",
+        "2.94 days at 50% of 990 TFLOP/s",
+        "without checkpointing (the recipe's)   with checkpointing",
+        "train.gradient_checkpointing=true: fits with train.accumulation=1, 16 sequences at a time",
+    ):
+        assert part in result.stdout
+
+
+def test_settings_and_the_way_of_sharing_are_taken(run: Run) -> None:
+    made = run("plan", "paper-830m", "train.accumulation=2", "--gpu", "l4", "--gpus", 4, "--parallel", "tensor")
+    assert "4 × l4, heads shared out (tensor)" in made.stdout
+    assert "64 sequences at a time (train.accumulation=2)" in made.stdout
+    assert "does not fit, not even one sequence at a time" not in made.stdout
+
+
+def test_small_ones_are_told_in_small_units(run: Run) -> None:
+    made = run("plan", "tiny", "--gpu", "RTX 4090")
+    assert "memory           MiB on each when most is held" in made.stdout
+    assert "seconds at 40% of 82.6 TFLOP/s" in made.stdout
+
+
+def test_json(run: Run) -> None:
+    made = json.loads(run("plan", "paper-830m", "--gpus", 8, "--gpu", "h100", "--json").stdout)
+    assert made["kind"] == "ddp"
+    memory = made["ways"][1]["memory"]
+    parts = ("weights", "gradients", "optimizer", "activations", "workspace")
+    assert memory["total"] == pytest.approx(sum(memory[name] for name in parts))
+
+
+def test_bad_input(run: Run) -> None:
+    fails(run("plan", "paper-3b", "--gpu", "tpu"), "GPU 'tpu' is not known; known ones are b200")
+    fails(run("plan", "paper-4b"), "There is no recipe 'paper-4b'")
+    fails(run("plan", "tiny", "train.stepz=3"), "did you mean 'train.steps'?")
+    fails(run("plan", "tiny", "--gpu", "l4", "--gpus", -1), "must be 1 or more, got -1")

@@ -1,0 +1,224 @@
+"""The formula for what autograd keeps, against the tensors that it saves; the peak of a step against what is alive."""
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model.loss import chunked_cross_entropy
+from diff_transformer.ops.backends import explain
+from diff_transformer.train.activations import ends_bytes, layer_bytes, loss_bytes
+from diff_transformer.train.memory import Memory, Situation, meta_model, peak_memory, sizes_of
+from diff_transformer.train.optimizer import build_optimizers
+from diff_transformer.train.schema import TrainRecipe
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 6,
+}
+BATCH, LENGTH = 2, 16
+TOKENS = BATCH * LENGTH
+CPU = "cpu" if explain("cpu")["cpu"] is None else "blockwise"
+
+
+def model_of(layers: int, attention_type: str, backend: str, **settings: Any) -> DiffTransformerForCausalLM:
+    config = DiffTransformerConfig(**{**SIZES, **settings}, num_hidden_layers=layers, attention_type=attention_type)
+    if attention_type != "softmax":
+        config._attn_implementation = f"diff_attention_{backend}"
+    return DiffTransformerForCausalLM(config).train()
+
+
+def kept(model: DiffTransformerForCausalLM, half: bool) -> int:
+    """Bytes of all storages that autograd saves while the layers run, the parameters' aside."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)  # held, so that no address is used twice
+        return tensor
+
+    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=half):
+        hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+    assert hidden.requires_grad
+    return sum(t.untyped_storage().nbytes() for address, t in saved.items() if address not in parameters)
+
+
+def enable_checkpointing(model: DiffTransformerForCausalLM) -> None:
+    """As the loop does: transformers renamed it within version 5, and the old name warns where the new one exists."""
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+
+
+CASES = [
+    ("diff", CPU), ("diff", "blockwise"), ("diff", "sdpa"), ("diff", "triton"),
+    ("diff_v2", CPU), ("diff_v2", "sdpa"), ("diff_v2", "triton"), ("softmax", CPU),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("attention_type", "backend"), CASES)
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
+def test_a_layer_keeps_what_the_formula_says(attention_type: str, backend: str, half: bool) -> None:
+    if backend == "triton" and half:
+        pytest.skip("triton's interpreter does not multiply bfloat16")
+    if backend == "triton" and explain("cpu")["triton"] is not None and not torch.cuda.is_available():
+        pytest.skip("triton is not installed")
+    # torch's attention on the CPU makes copies for grouped queries, which that of a GPU need not.
+    heads = {"num_key_value_heads": 8} if backend == "sdpa" else {}
+    one, two = (model_of(layers, attention_type, backend, **heads) for layers in (1, 2))
+    measured = kept(two, half) - kept(one, half)
+    # Autocast's copies of the weights are the weights' in the plan: they do not grow with the tokens.
+    copies = 2 * sizes_of(one, settings()).layer_linear if half else 0
+    assert measured - copies == pytest.approx(TOKENS * layer_bytes(one.config, backend, half), rel=1e-3)
+
+
+@pytest.mark.parametrize("attention_type", ["diff", "softmax"])
+def test_what_is_kept_outside_the_layers(attention_type: str) -> None:
+    model = model_of(1, attention_type, CPU)
+    outside = kept(model, False) - TOKENS * layer_bytes(model.config, CPU, False)
+    # The tables of the rotary embedding are made once for all rows of a batch, unless documents begin anew in them.
+    tables = 2 * (BATCH - 1) * LENGTH * SIZES["head_dim"] * 4
+    assert outside == pytest.approx(TOKENS * ends_bytes(model.config) - tables, rel=5e-3)
+
+
+def test_with_checkpointing_a_layer_keeps_its_input() -> None:
+    one, three = model_of(1, "diff", CPU), model_of(3, "diff", CPU)
+    for model in (one, three):
+        enable_checkpointing(model)
+    assert (kept(three, True) - kept(one, True)) / 2 == TOKENS * SIZES["hidden_size"] * 4
+
+
+def settings(**given: Any) -> TrainRecipe:
+    return TrainRecipe.model_validate({"steps": 1, "learning_rate": 1e-3, **given})
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made under it, as long as they live, and remembers the most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.watch(tensor)
+        return result
+
+    def watch(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.known:
+            return
+        self.known.add(storage._cdata)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
+
+    def _forget(self, address: int, size: int) -> None:
+        self.known.discard(address)
+        self.now -= size
+
+
+def most_alive(model: DiffTransformerForCausalLM, recipe: TrainRecipe, sequences: int, length: int) -> int:
+    """Bytes of tensors at the peak of the second step of training, weights included."""
+    optimizers = build_optimizers(model, recipe)
+    tokens = torch.zeros(sequences, length, dtype=torch.long)
+    alive = Alive()
+    with alive:
+        for parameter in model.parameters():
+            alive.watch(parameter)
+        for _ in range(2):
+            for _ in range(recipe.accumulation):
+                with torch.autocast("cpu", torch.bfloat16, enabled=recipe.precision == "bf16"):
+                    model(input_ids=tokens, labels=tokens, use_cache=False, chunked_loss=True).loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    return alive.most
+
+
+@pytest.mark.parametrize(
+    ("about", "given", "length"),
+    [
+        ("activations", {}, 256),
+        ("weights", {}, 8),
+        ("activations", {"gradient_checkpointing": True}, 256),
+        ("activations", {"accumulation": 2, "precision": "bf16"}, 256),
+        ("weights", {"optimizer": "muon"}, 8),
+    ],
+)
+@pytest.mark.parametrize("attention_type", ["diff", "softmax"])
+def test_the_peak_of_a_step(attention_type: str, about: str, given: dict[str, Any], length: int) -> None:
+    recipe, sequences = settings(**given), 2
+    sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 172, "head_dim": 8, "num_key_value_heads": 8}
+    model = model_of(4, attention_type, CPU, **sizes)
+    if recipe.gradient_checkpointing:
+        enable_checkpointing(model)
+    situation = Situation(
+        kind="single",
+        devices=1,
+        sequences=sequences,
+        length=length,
+        parts=recipe.accumulation,
+        half=recipe.precision != "no",
+        checkpointing=recipe.gradient_checkpointing,
+        backend=CPU,
+        on_cpu=True,
+    )
+    planned = peak_memory(model.config, sizes_of(model, recipe), situation)
+    assert (planned.activations > planned.weights) == (about == "activations" and not recipe.gradient_checkpointing)
+    assert planned.total == pytest.approx(most_alive(model, recipe, sequences, length), rel=0.08)
+
+
+def test_the_loss_holds_what_the_formula_says() -> None:
+    model = model_of(1, "softmax", CPU, vocab_size=3000)
+    hidden = torch.randn(1, 4000, SIZES["hidden_size"], requires_grad=True)
+    labels = torch.zeros(1, 4000, dtype=torch.long)
+    alive = Alive()
+    with alive:
+        chunked_cross_entropy(model.lm_head, hidden, labels, 3000).backward()
+    assert loss_bytes(model.config, 4000, False, on_cpu=True) == pytest.approx(alive.most, rel=0.05)
+
+
+def situation_of(**given: Any) -> Situation:
+    usual: dict[str, Any] = {"kind": "single", "devices": 1, "sequences": 4, "length": 64, "parts": 1}
+    usual |= {"half": True, "checkpointing": False, "backend": "triton", "on_cpu": False}
+    return Situation(**{**usual, **given})
+
+
+def test_what_each_of_several_devices_holds() -> None:
+    """Reasoned, not measured: the shares of weights and optimizer are exact, the rest is of the right size."""
+    config = DiffTransformerConfig(**{**SIZES, "vocab_size": 4096}, num_hidden_layers=6)
+    sizes = sizes_of(meta_model(config), settings())
+
+    def memory(**given: Any) -> Memory:
+        return peak_memory(config, sizes, situation_of(**given))
+
+    alone, ddp = memory(), memory(kind="ddp", devices=4)
+    fsdp, tensor = memory(kind="fsdp", devices=4), memory(kind="tensor", devices=4)
+    assert alone.optimizer == ddp.optimizer == 8 * sizes.total
+    assert ddp.total == alone.total + 4 * sizes.total  # DDP's buckets
+    assert fsdp.optimizer == alone.optimizer / 4
+    assert fsdp.weights == sizes.total + 4 * sizes.ends  # its share in float32; the ends stay gathered
+    assert alone.activations == ddp.activations == fsdp.activations > tensor.activations > alone.activations / 4
+    assert fsdp.optimizer < tensor.optimizer < alone.optimizer
+    assert memory(kind="fsdp", devices=4, parts=2).gradients == 4 * sizes.total
+
+
+def test_nothing_takes_memory_on_the_meta_device() -> None:
+    model = meta_model(DiffTransformerConfig(**SIZES, num_hidden_layers=2))
+    counted = sizes_of(model, settings(optimizer="muon"))
+    assert counted.total == model.num_parameters()
+    matrices = sum(p.numel() for p in model.model.layers.parameters() if p.ndim == 2)
+    assert counted.state == 4 * matrices + 8 * (counted.total - matrices)

@@ -1,0 +1,126 @@
+"""Plans: what they say, and what they refuse; nothing is read."""
+
+from pathlib import Path
+
+import pytest
+
+from diff_transformer.data import byte_tokenizer
+from diff_transformer.train import build_data, load_recipe, shipped_recipes
+from diff_transformer.train import plan as module
+from diff_transformer.train.hardware import GPUS
+from diff_transformer.train.plan import CONTEXT, GIB, USABLE, Plan, backend, plan, vocabulary
+from diff_transformer.train.recipe import build_config
+
+
+@pytest.fixture(scope="module")
+def paper() -> Plan:
+    """The paper's text and tokenizer are not here, and nobody misses them."""
+    return plan(load_recipe("paper-3b"), "h200", 64)
+
+
+def test_numbers_of_the_3b_model(paper: Plan) -> None:
+    assert paper.kind == "fsdp"
+    assert paper.parameters == 3_479_175_168
+    assert (paper.steps, paper.tokens_per_step, paper.micro_batch) == (83447, 4 << 20, 4)
+    assert paper.peak == GPUS["h200"].half
+    flops = paper.steps * paper.tokens_per_step * paper.flops_per_token
+    assert paper.days == pytest.approx(flops / (64 * 0.4 * 989.5e12) / 86400)
+    assert 3 < paper.days < 5
+    assert paper.device_memory == (GPUS["h200"].memory_gib * GIB - CONTEXT) * USABLE
+
+
+def test_checkpointing_saves_activations_and_lets_larger_parts_fit(paper: Plan) -> None:
+    without, checkpointing = paper.ways
+    assert (without.checkpointing, checkpointing.checkpointing) == (False, True)
+    assert without.memory.activations > 10 * checkpointing.memory.activations
+    assert without.fits
+    assert checkpointing.fits
+    assert (without.accumulation, without.micro_batch) == (4, 4)
+    assert (checkpointing.accumulation, checkpointing.micro_batch) == (1, 16)
+
+
+def test_the_accumulation_that_is_named_is_the_smallest_that_fits() -> None:
+    recipe = load_recipe("paper-1.4b", ["train.accumulation=16"])
+    found = plan(recipe, "a100-40", 1).ways[1]
+    assert found.accumulation is not None
+    as_named = plan(load_recipe("paper-1.4b", [f"train.accumulation={found.accumulation}"]), "a100-40").ways[1]
+    halved = plan(load_recipe("paper-1.4b", [f"train.accumulation={found.accumulation // 2}"]), "a100-40").ways[1]
+    assert as_named.fits
+    assert not halved.fits
+    assert found.micro_batch == recipe.data.batch_size // found.accumulation
+
+
+def test_what_fits_nowhere() -> None:
+    for way in plan(load_recipe("paper-13.1b"), "l4").ways:
+        assert (way.fits, way.accumulation, way.micro_batch) == (False, None, None)
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("paper")])
+def test_each_paper_recipe_fits_what_its_comment_names(name: str) -> None:
+    """Both twins; on the GPUs of the command in the recipe's heading."""
+    heading = shipped_recipes()[name].read_text().partition("\nname:")[0]
+    command = next(line for line in heading.splitlines() if "diff-transformer plan" in line).split()
+    gpus, gpu = int(command[command.index("--gpus") + 1]), command[command.index("--gpu") + 1]
+    for attention_type in ("diff", "softmax"):
+        made = plan(load_recipe(name, [f"model.attention_type={attention_type}"]), gpu, gpus)
+        assert made.ways[made.checkpointing].fits, name
+
+
+def test_how_many_train_together() -> None:
+    small = load_recipe("small")
+    assert plan(small, "l4").kind == "single"
+    assert plan(small, "l4", 4).kind == "ddp"
+    assert plan(small, "l4", 4, parallel="fsdp").kind == "fsdp"
+    assert plan(small, "l4", 4, parallel="tensor").kind == "tensor"
+    assert plan(small, "l4", 4, parallel="tensor").micro_batch == 4 * plan(small, "l4", 4).micro_batch
+
+
+def test_a_plan_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "peak_flops", lambda device, precision: 1e11)
+    made = plan(load_recipe("retrieval"))
+    assert (made.device, made.kind, made.peak) == ("cpu", "single", 1e11)
+    assert made.device_memory is not None
+    assert made.ways[0].fits
+    monkeypatch.setattr(module, "_room", lambda gpu: None)
+    unknown = plan(load_recipe("retrieval")).ways[0]
+    assert (unknown.fits, unknown.accumulation) == (None, None)
+
+
+def test_the_backend_is_what_would_be_chosen() -> None:
+    config = build_config(load_recipe("paper-3b"), 100)
+    wide = build_config(load_recipe("small", ["model.head_dim=256"]), 100)
+    assert backend(config, GPUS["h200"]) == "triton"
+    assert backend(config, GPUS["mi300x"]) == "sdpa"
+    assert backend(wide, GPUS["h200"]) == "sdpa"
+
+
+def test_the_vocabulary_is_the_datas() -> None:
+    recipe = load_recipe("retrieval")
+    assert vocabulary(recipe) == build_data(recipe).batches.vocab_size
+
+
+def test_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path / "bytes")
+    assert vocabulary(load_recipe("tiny", [f"data.tokenizer={tmp_path / 'bytes'}"])) == 257
+    assert vocabulary(load_recipe("tiny")) == 257
+    assert vocabulary(load_recipe("small")) == 8192
+    with pytest.raises(ValueError, match=r"downloads nothing, and data\.tokenizer 'gpt2' is no folder"):
+        vocabulary(load_recipe("tiny", ["data.tokenizer=gpt2"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"gpu": "v100"}, "GPU 'v100' is not known; known ones are b200, h200"),
+        ({"gpu": "h200", "gpus": 0}, "the number of GPUs must be 1 or more, got 0"),
+        ({"gpus": 2}, "several processes are planned for GPUs, got 2"),
+        ({"gpu": "h200", "utilisation": 0.0}, "the utilisation must lie above 0 and not above 1, got 0.0"),
+        ({"gpu": "h200", "utilisation": 40.0}, "the utilisation must lie above 0 and not above 1, got 40.0"),
+        ({"gpu": "h200", "parallel": "zero"}, "parallel must be one of 'ddp', 'fsdp', 'tensor', got 'zero'"),
+        ({"gpu": "h200", "gpus": 3}, r"data\.batch_size=32 cannot be divided among 3 processes"),
+        ({"gpu": "h200", "gpus": 3, "parallel": "tensor"}, "which 3 ranks cannot share evenly"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(load_recipe("small"), **given)  # type: ignore[arg-type]  # the wrong ones are meant
