@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,20 @@ from diff_transformer.data.tokenizers import train_bpe
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.train import (
     Data,
-    NonFiniteLossError,
+    DivergenceError,
     Recipe,
     TrainingInterrupted,
     build_data,
     build_model,
+    divergence,
     parse_recipe,
     read_metrics,
     train,
 )
 from diff_transformer.train.checkpoint import load_checkpoint
+
+# What a line has that is another one each time.
+TIMES = {"tokens_per_second", "seconds", "mfu", "memory"}
 
 
 def recipe(**train_settings: Any) -> Recipe:
@@ -127,10 +132,18 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     assert watcher.started == [(6, "test · diff")]
     assert watcher.stopped == 1
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [line["step"] for line in lines] == [2, 3, 4, 6]
-    assert [line.get("validation/loss") for line in lines] == [None, 3.0, None, 6.0]
-    assert set(lines[0]) == {"step", "loss", "learning_rate", "grad_norm", "tokens_per_second", "lambdas"}
-    assert len(lines[0]["lambdas"]) == 2
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 6]
+    assert [line.get("validation/loss") for line in lines] == [None, None, 3.0, None, 6.0]
+    logged = {"step", "loss", "learning_rate", "grad_norm", "lambdas", *TIMES}
+    layers = {"norm_input_rms", "logit_max", "hidden_rms"}
+    assert [set(line) for line in lines[:2]] == [logged | layers, logged]  # layers at the first step, and every 100
+    assert set(lines[-1]) == logged | layers | {"validation/loss"}
+    assert all(len(lines[0][name]) == 2 for name in (*layers, "lambdas"))
+    assert lines[1]["tokens_per_second"] > 0
+    assert lines[1]["memory"] > 1e7
+    assert lines[1]["seconds"] < lines[-1]["seconds"] == pytest.approx(run.seconds)
+    assert 0 < lines[1]["mfu"] < 1
+    assert watcher.told == ["1 process (cpu), float32"]
     assert run.last == lines[-1]
     assert run.seconds > 0
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
@@ -198,7 +211,9 @@ def test_an_interrupted_and_resumed_run_ends_with_the_same_weights(
     assert all(torch.equal(left[name], right[name]) for name in left)
     first, second = (read_metrics(run.folder / "metrics.jsonl") for run in (whole, resumed))
     for line in (*first, *second):
-        del line["tokens_per_second"]
+        assert line.keys() >= TIMES
+        for name in TIMES:
+            del line[name]
     assert first == second
 
 
@@ -372,15 +387,64 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
         return {}
 
     watcher = Poison()
-    with pytest.raises(NonFiniteLossError, match=r"At step 3 the loss became nan; the newest .*step-000002\."):
-        train(recipe(checkpoint_every=1, evaluate_every=1), tmp_path / "run", progress=watcher, on_evaluate=evaluate)
+    # A weight that is broken is not mended by leaving a batch out.
+    settings = recipe(checkpoint_every=1, evaluate_every=1, on_divergence="skip")
+    said = r"At step 3 the loss became nan\. It began in lm_head: .* the newest checkpoint is .*step-000002\."
+    with pytest.raises(DivergenceError, match=said):
+        train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
     assert watcher.stopped == 1
+    assert json.loads((tmp_path / "run" / "divergence.json").read_text())["module"] == "lm_head"
+
+
+def test_a_step_that_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights are those before it, the run says so and goes on; it also does without a progress to tell."""
+    seen: list[Tensor] = []
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        seen.append(model.lm_head.weight.detach().clone())
+        return {}
+
+    look = divergence.Watch.fault
+
+    def fault(watch: divergence.Watch, loss: float, norm: float) -> divergence.Fault | None:
+        return look(watch, float("inf") if len(seen) == 2 else loss, norm)
+
+    monkeypatch.setattr(divergence.Watch, "fault", fault)
+    settings = recipe(evaluate_every=1, on_divergence="skip", accumulation=2)
+    watcher = Watcher()
+    train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
+    assert [torch.equal(one, two) for one, two in pairwise(seen)] == [False, True, False, False, False]
+    assert watcher.told[1].startswith(
+        "The step is left out. At step 3 the loss became inf. The same step with the same"
+    )
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line.get("left_out") for line in lines] == [None, None, "the loss became inf", None, None, None]
+    seen.clear()
+    with pytest.warns(UserWarning, match=r"The step is left out\. At step 3"):
+        train(settings, tmp_path / "run", overwrite=True, on_evaluate=evaluate)
+    seen.clear()
+    with pytest.raises(DivergenceError, match=r"At step 3 .*divergence\.json; there is no checkpoint yet"):
+        train(recipe(evaluate_every=1), tmp_path / "run", overwrite=True, on_evaluate=evaluate)
+
+
+def test_what_the_watch_remembers_is_resumed(tmp_path: Path) -> None:
+    train(recipe(), tmp_path / "run")
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-000006" / "state.json").read_text())
+    losses = [line["loss"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert state["watch"]["losses"] == losses
+    with pytest.raises(TrainingInterrupted):
+        train(recipe(), tmp_path / "halves", progress=Watcher(interrupt_after=3))
+    train(recipe(), tmp_path / "halves", resume=True)
+    resumed = json.loads((tmp_path / "halves" / "checkpoints" / "step-000006" / "state.json").read_text())
+    assert resumed["watch"] == state["watch"]
 
 
 def test_a_gradient_that_is_no_number_stops_the_run_before_it_spoils_the_weights(tmp_path: Path) -> None:
     settings = recipe().model_dump()
     settings["model"]["initializer_range"] = 1e30
-    with pytest.raises(NonFiniteLossError, match="At step 1 the gradient norm became nan; there is no checkpoint yet"):
+    with pytest.raises(
+        DivergenceError, match=r"At step 1 the gradient norm became nan\. .* there is no checkpoint yet"
+    ):
         train(parse_recipe(settings), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
 

@@ -68,7 +68,8 @@ class Bars:
             self._console.print(line, markup=False, soft_wrap=True)
 
     def tell(self, message: str) -> None:
-        self._console.print(f"{self._description}: {message}", markup=False, soft_wrap=True)
+        about = f"{self._description}: " if self._description else ""
+        self._console.print(about + message, markup=False, soft_wrap=True)
 
     def stop(self) -> None:
         if self._bar is not None:

@@ -2,13 +2,13 @@
 
 from diff_transformer.train.loop import TrainedRun, train
 from diff_transformer.train.metrics import read_metrics
-from diff_transformer.train.progress import NonFiniteLossError, Progress, TrainingInterrupted
+from diff_transformer.train.progress import DivergenceError, Progress, TrainingInterrupted
 from diff_transformer.train.recipe import Recipe, build_config, load_recipe, parse_recipe, shipped_recipes
 from diff_transformer.train.setup import Data, build_data, build_model
 
 __all__ = [
     "Data",
-    "NonFiniteLossError",
+    "DivergenceError",
     "Progress",
     "Recipe",
     "TrainedRun",

@@ -58,15 +58,17 @@ class Processes:
         Raises:
             ValueError: the launcher asks for what the recipe does not, or the device cannot do what it asks for.
         """
+        _check_launcher(settings)
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         # Without a GPU, accelerate connects processes only where the CPU is asked for; else each would train alone.
         state = PartialState(cpu=settings.device == "cpu" or not torch.accelerator.is_available())
-        if state.num_processes != launched:
+        count = state.num_processes
+        if launched > count:
             raise ValueError(
-                f"{launched} processes were launched, but they are not connected: accelerate sees "
-                f"{state.num_processes}. Start them with torchrun, or check the launcher's configuration."
+                f"{launched} processes were launched, but accelerate connects this one with {count - 1} others: "
+                "start them with torchrun, or check the launcher's configuration."
             )
-        kind = _kind(settings, launched)
+        kind = _kind(settings) if count > 1 else "single"
         if settings.precision == "fp16" and state.device.type == "cpu":
             raise ValueError("train.precision 'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'.")
         if settings.precision == "fp16" and kind in ("fsdp", "tensor"):
@@ -74,7 +76,7 @@ class Processes:
                 f"train.precision 'fp16' runs in one process or with train.parallel 'ddp', not with {kind!r}: "
                 "take 'bf16'."
             )
-        return cls(kind, state.device, state.process_index, launched, settings.precision)
+        return cls(kind, state.device, state.process_index, count, settings.precision)
 
     @property
     def is_first(self) -> bool:
@@ -211,13 +213,24 @@ class Processes:
         return f"{where}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"
 
 
+def reshard(model: nn.Module) -> None:
+    """Give a model of FSDP2 its parameters back after a pass that no backward pass follows.
+
+    It keeps the weights of the outermost unit whole until then. Whoever asked the model for its parameters would be
+    given those, which no optimizer knows, instead of the parts.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def is_first_process() -> bool:
     """Whether this process is the one that speaks for all: of those that a launcher started, the one of rank 0."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def _kind(settings: TrainRecipe, launched: int) -> Kind:
-    """What the recipe and the launcher ask for together."""
+def _check_launcher(settings: TrainRecipe) -> None:
+    """Raises ValueError where the launcher's configuration and the recipe do not go together."""
     for variable, name in _FOREIGN.items():
         if os.environ.get(variable, "false").lower() in ("true", "1"):
             raise ValueError(
@@ -230,14 +243,18 @@ def _kind(settings: TrainRecipe, launched: int) -> Kind:
             f"The launcher asks for mixed precision {precision!r} and the recipe for train.precision "
             f"{settings.precision!r}: make them equal, or leave the launcher's out."
         )
-    sharding = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
-    if sharding and settings.parallel not in ("auto", "fsdp"):
+    if _launcher_shards() and settings.parallel not in ("auto", "fsdp"):
         raise ValueError(f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}.")
-    if launched == 1:
-        return "single"
+
+
+def _launcher_shards() -> bool:
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
+
+
+def _kind(settings: TrainRecipe) -> Kind:
     if settings.parallel != "auto":
         return settings.parallel
-    return "fsdp" if sharding else "ddp"
+    return "fsdp" if _launcher_shards() else "ddp"
 
 
 def _shard(model: Any, device: str, count: int, precision: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from diff_transformer.model.attention import InterfaceAttention
 from diff_transformer.nn import DecoderLayer, DiffAttention, DifferentialAttention
 from diff_transformer.ops import diff_attention
+from diff_transformer.train.distributed import reshard
 
 # Keys of a batch that say which tokens there are; and labels, which are left out.
 _DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -88,7 +89,7 @@ def inspect(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list[float]
     with ExitStack() as undo:
         undo.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled passes hooks by
         undo.enter_context(_evaluating(model))  # nothing is dropped out, or computed twice to save memory
-        undo.callback(_reshard, model)
+        undo.callback(reshard, model)
         for attention in attentions:
             undo.callback(attention.register_forward_pre_hook(look, with_kwargs=True).remove)
         for layer in layers:
@@ -128,19 +129,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def _reshard(model: nn.Module) -> None:
-    """FSDP2 keeps the weights of the outermost unit whole until a backward pass, which does not come here.
-
-    Whoever asked the model for its parameters would be given those, which no optimizer knows, instead of the shards.
-    """
-    if torch.distributed.is_available():
-        from torch.distributed.fsdp import FSDPModule
-
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
 
 
 def _sight(tokens: Mapping[str, Any]) -> _Sight:

@@ -1,10 +1,9 @@
 """The training loop."""
 
 import hashlib
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -13,18 +12,22 @@ from typing import Any
 
 import torch
 from accelerate.utils import set_seed
-from torch import Tensor, nn
+from torch import Tensor
 
 from diff_transformer.data.batches import Batches
-from diff_transformer.data.packing import IGNORED
 from diff_transformer.train.checkpoint import Checkpoints, RunState, load_checkpoint, save_model, written_whole
-from diff_transformer.train.distributed import Processes
-from diff_transformer.train.metrics import Metrics, read_metrics
+from diff_transformer.train.distributed import Processes, reshard
+from diff_transformer.train.divergence import Divergence, Watch, diagnose
+from diff_transformer.train.flops import flops_per_token
+from diff_transformer.train.hardware import peak_flops
+from diff_transformer.train.inspection import inspect, reduced
+from diff_transformer.train.metrics import Metrics, peak_memory, read_metrics
 from diff_transformer.train.optimizer import build_optimizers, learning_rate
-from diff_transformer.train.progress import NonFiniteLossError, Progress, Silent, TrainingInterrupted, catch_interrupt
+from diff_transformer.train.progress import DivergenceError, Progress, Silent, TrainingInterrupted, catch_interrupt
 from diff_transformer.train.recipe import Recipe, TrainRecipe
 from diff_transformer.train.run_folder import (
     CHECKPOINTS,
+    DIVERGENCE,
     METRICS,
     MODEL,
     TENSORBOARD,
@@ -32,6 +35,7 @@ from diff_transformer.train.run_folder import (
     check_run_folder,
 )
 from diff_transformer.train.setup import Data, build_data, build_model
+from diff_transformer.train.step import backward, prefetched, rows_on
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
 Evaluate = Callable[[Any, int], dict[str, float]]
@@ -70,9 +74,10 @@ def train(
 ) -> TrainedRun:
     """Train the model of a recipe.
 
-    Writes into `output_dir`: `recipe.yaml`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-000100/` and, at the
-    end, `model/`. A resumed run ends with the very weights it would have had without the interruption (on one device,
-    with the same number of threads).
+    Writes into `output_dir`: `recipe.yaml`, `metrics.jsonl`, `tensorboard/`, `checkpoints/step-000100/`, at the end
+    `model/`, and `divergence.json` where a step went wrong. Where a launcher has started several processes, all of them
+    call this; the first one writes. A resumed run ends with the very weights it would have had without the
+    interruption (on one device, with the same number of threads).
 
     Args:
         recipe: what to train.
@@ -85,17 +90,21 @@ def train(
 
     Raises:
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
-        NonFiniteLossError: the loss or gradient stopped being finite.
-        TrainingInterrupted: Ctrl-C; a checkpoint was saved.
+        DivergenceError: the loss or its gradient is not finite, or the loss jumped; the weights are those before.
+        TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was saved.
+        OSError: the disk is full, for example; the checkpoints before are intact.
     """
     folder, settings = Path(output_dir), recipe.train
     check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
     processes = Processes.of(settings)
+    warn = warnings.warn if progress is None else progress.tell
+    progress = progress if progress is not None and processes.is_first else Silent()
     data = data or build_data(recipe)
     set_seed(settings.seed)
-    model = build_model(recipe, data)
+    checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep_checkpoints, warn)
+    newest = checkpoints.newest() if resume else None
+    model = build_model(recipe, data, start=newest is None)
     processes.check(model.config, recipe.data.batch_size, settings.accumulation)
-    progress = progress if progress is not None and processes.is_first else Silent()
     processes.wait()  # all have looked at the folder before one of them changes it
     if not resume and processes.is_first:
         begin_run_folder(folder, recipe)
@@ -114,29 +123,39 @@ def train(
     optimizers = build_optimizers(model, settings)
     scaler = torch.amp.GradScaler(processes.device.type, enabled=settings.precision == "fp16")
 
-    checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep_checkpoints)
+    watch = Watch(settings.max_loss_rise, overflow_is_normal=settings.precision == "fp16")
     state = RunState(data=_fingerprint(data.batches))
-    if resume and (newest := checkpoints.newest()):
-        state = _restore(newest, model, optimizers, scaler, state.data)
+    if newest is not None:
+        state = _restore(newest, model, optimizers, scaler, watch, state.data)
 
     with _records(folder, state.step, processes) as metrics, catch_interrupt() as interrupt:
         progress.start(settings.steps, f"{recipe.name} · {recipe.model.attention_type}")
         progress.tell(processes.describe(model, call))
+        fastest = _fastest(model, recipe, processes)
         try:
             call.train()
             tokens, since = 0, state.seconds  # since the last logged step
+            layers: dict[str, list[float]] = {}  # what was found when they were last inspected
             for step, batch in prefetched(data.batches.train_batch, state.step + 1, settings.steps):
                 started = time.perf_counter()
                 rate = learning_rate(step, settings)
                 for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
                     group["lr"] = rate
-                loss = _backward(call, batch, processes, scaler, settings.accumulation)
+                loss = backward(call, batch, processes, scaler, settings.accumulation)
                 for optimizer in optimizers:
                     scaler.unscale_(optimizer)
                 norm = processes.clip(model.parameters(), settings.max_grad_norm)
-                _require_finite(step, loss, norm, settings, checkpoints.newest())
+                fault = watch.fault(loss, norm)
+                if fault is not None:
+                    divergence = diagnose(
+                        model, batch, processes, fault, step=step, accumulation=settings.accumulation, before=layers
+                    )
+                    _stop_or_leave_out(divergence, settings, watch, folder, checkpoints.last, processes)
+                    if processes.is_first:
+                        warn(f"The step is left out. {divergence}")
                 for optimizer in optimizers:
-                    scaler.step(optimizer)
+                    if fault is None:
+                        scaler.step(optimizer)
                     optimizer.zero_grad()
                 scaler.update()
                 state.step = step
@@ -147,9 +166,18 @@ def train(
 
                 last = step == settings.steps
                 evaluating = on_evaluate is not None and (last or _due(step, settings.evaluate_every))
-                if last or evaluating or _due(step, settings.log_every):
-                    line = {"step": step, "loss": loss, "learning_rate": rate, "grad_norm": norm}
-                    line |= {"tokens_per_second": speed, "lambdas": model.lambdas()}
+                inspecting = settings.inspect_every is not None and (
+                    step == 1 or last or _due(step, settings.inspect_every)
+                )
+                if last or evaluating or inspecting or fault is not None or _due(step, settings.log_every):
+                    line: dict[str, Any] = {"step": step, "loss": loss, "learning_rate": rate, "grad_norm": norm}
+                    line |= {"tokens_per_second": speed, "seconds": state.seconds, "lambdas": model.lambdas()}
+                    line |= {"mfu": speed / fastest if fastest else None, "memory": peak_memory(processes.device)}
+                    if fault is not None:
+                        line["left_out"] = fault.what
+                    if inspecting:
+                        layers = _inspect(model, batch, processes)
+                        line |= layers
                     if on_evaluate is not None and evaluating:
                         line |= _evaluate(model, step, on_evaluate, processes)
                     if metrics is not None:
@@ -158,6 +186,7 @@ def train(
 
                 stopping = processes.any(interrupt.requested)
                 if last or stopping or _due(step, settings.checkpoint_every):
+                    state.watch = watch.state_dict()
                     state.scaler = scaler.state_dict() if scaler.is_enabled() else None
                     checkpoint = checkpoints.save(state, model, optimizers, data.tokenizer)
                     if stopping and not last:
@@ -183,19 +212,6 @@ def train(
     )
 
 
-def prefetched(
-    batch_of: Callable[[int], dict[str, Tensor]], first: int, last: int
-) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """The steps `first` … `last` with their batches; the next one is made by a thread while one is worked on."""
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(batch_of, first)
-        for step in range(first, last + 1):
-            batch = coming.result()
-            if step < last:
-                coming = thread.submit(batch_of, step + 1)
-            yield step, batch
-
-
 def _records(folder: Path, step: int, processes: Processes) -> AbstractContextManager[Metrics | None]:
     return Metrics(folder / METRICS, folder / TENSORBOARD, step) if processes.is_first else nullcontext()
 
@@ -210,6 +226,7 @@ def _restore(
     model: Any,
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler,
+    watch: Watch,
     fingerprint: str,
 ) -> RunState:
     state = load_checkpoint(checkpoint, model, optimizers)
@@ -220,36 +237,28 @@ def _restore(
         )
     if state.scaler is not None:
         scaler.load_state_dict(state.scaler)
+    if state.watch is not None:
+        watch.load_state_dict(state.watch)
     return state
 
 
-def _backward(
-    call: nn.Module, batch: dict[str, Tensor], processes: Processes, scaler: torch.amp.GradScaler, parts: int
-) -> float:
-    """Gradients of one step's loss: the mean over all its targets, however they are spread over parts and processes."""
-    targets = (batch["labels"][:, 1:] != IGNORED).sum()
-    # What processes exchange is averaged, so each counts its own part as many times as there are of them.
-    items = targets / processes.shares
-    total = torch.zeros((), device=processes.device)
-    own = processes.rows(batch)
-    for part in range(parts):
-        piece = {name: tensor.chunk(parts)[part].to(processes.device) for name, tensor in own.items()}
-        with processes.no_gradient_exchange(call, part < parts - 1), processes.autocast():
-            loss = call(**piece, num_items_in_batch=items, use_cache=False).loss
-            scaler.scale(loss).backward()
-        total += loss.detach()
-    return float(processes.sum(total / processes.shares))
-
-
-def _require_finite(step: int, loss: float, norm: float, settings: TrainRecipe, checkpoint: Path | None) -> None:
-    # In fp16 a gradient that overflows is part of the game: the scaler skips the step and scales less.
-    if math.isfinite(loss) and (math.isfinite(norm) or settings.precision == "fp16"):
+def _stop_or_leave_out(
+    divergence: Divergence,
+    settings: TrainRecipe,
+    watch: Watch,
+    folder: Path,
+    checkpoint: Path | None,
+    processes: Processes,
+) -> None:
+    """Write the report down; raise unless the recipe wants such a step left out and that can help."""
+    if processes.is_first:
+        divergence.write(folder / DIVERGENCE)
+    if settings.on_divergence == "skip" and watch.may_leave_out and not divergence.weights_are_broken:
         return
-    what = f"the gradient norm became {norm}" if math.isfinite(loss) else f"the loss became {loss}"
     where = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
-    raise NonFiniteLossError(
-        f"At step {step} {what}; {where}. A lower train.learning_rate (now {settings.learning_rate}) "
-        "or a longer warm-up usually helps."
+    raise DivergenceError(
+        f"{divergence} All of it is in {folder / DIVERGENCE}; {where}. A lower train.learning_rate (now "
+        f"{settings.learning_rate}) or a longer warm-up usually helps; train.on_divergence=skip leaves such steps out."
     )
 
 
@@ -261,5 +270,19 @@ def _evaluate(model: Any, step: int, on_evaluate: Evaluate, processes: Processes
     model.eval()
     with torch.no_grad(), processes.autocast():
         results = on_evaluate(model, step)
+    reshard(model)
     model.train()
     return results
+
+
+def _inspect(model: Any, batch: dict[str, Tensor], processes: Processes) -> dict[str, list[float]]:
+    """Numbers of each layer from one sequence of each process."""
+    row = rows_on(processes.device, {name: tensor[:1] for name, tensor in processes.rows(batch).items()})
+    with processes.autocast():
+        return reduced(inspect(model, row), processes.device)
+
+
+def _fastest(model: Any, recipe: Recipe, processes: Processes) -> float | None:
+    """Tokens per second at which the model's own arithmetic would fill all devices; None where that is not known."""
+    peak = peak_flops(processes.device, recipe.train.precision)
+    return None if peak is None else processes.count * peak / flops_per_token(model.config, recipe.data.length)

@@ -35,7 +35,7 @@ class Metrics:
         self._board = SummaryWriter(str(tensorboard), purge_step=step + 1 if step else None)
 
     def log(self, line: dict[str, Any]) -> None:
-        """Record numbers by name, "step" being the step.
+        """Record numbers and remarks by name, "step" being the step.
 
         A list holds a number for each layer: in TensorBoard a curve each. None means that there is no such number, and
         TensorBoard gets nothing. What is not finite is null in the lines, as JSON has neither NaN nor infinity.
@@ -47,6 +47,8 @@ class Metrics:
             if isinstance(value, list):
                 for layer, number in enumerate(value, start=1):
                     self._board.add_scalar(f"{tag}/layer_{layer:02d}", number, line["step"])
+            elif isinstance(value, str):
+                self._board.add_text(tag, value, line["step"])
             elif name != "step" and value is not None:
                 self._board.add_scalar(tag, value, line["step"])
 

@@ -51,8 +51,8 @@ class TrainingInterrupted(KeyboardInterrupt):
         self.signal = signal
 
 
-class NonFiniteLossError(ValueError):
-    """The loss or the gradient stopped being a number. The weights before that step are untouched."""
+class DivergenceError(ValueError):
+    """A step went wrong; the message says where it began. The weights before that step are untouched."""
 
 
 class Interrupt:

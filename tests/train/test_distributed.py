@@ -1,0 +1,248 @@
+"""Two processes train what one process trains. The ranks run this file as a script."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+import ranks
+from diff_transformer.train import Recipe, distributed, parse_recipe, read_metrics, train
+from diff_transformer.train.distributed import Processes
+from diff_transformer.train.schema import TrainRecipe
+
+KINDS = ("diff", "diff_v2", "softmax")
+WAYS = ("ddp", "fsdp", "tensor")
+STEPS, HALF = 20, 10
+
+
+def recipe(kind: str, way: str, text: Path, **settings: Any) -> Recipe:
+    """Text in blocks of packed documents: rows with different numbers of targets, in two parts on each process."""
+    return parse_recipe(
+        {
+            "name": "test",
+            "model": {"attention_type": kind, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+            | {"head_dim": 4, "num_key_value_heads": 4},
+            "data": {"kind": "text", "paths": [str(text)], "length": 24, "batch_size": 8}
+            | {"validation_tokens": 100, "validation_fraction": 0.2},
+            "train": {"steps": STEPS, "learning_rate": 1e-2, "warmup_steps": 2, "log_every": 1, "device": "cpu"}
+            | {"parallel": way, "accumulation": 2, "checkpoint_every": HALF, "max_grad_norm": 0.5}
+            | settings,
+        }
+    )
+
+
+class Told:
+    """A progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def start(self, total: int, description: str) -> None: ...
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None: ...
+    def tell(self, message: str) -> None:
+        self.messages.append(message)
+
+    def stop(self) -> None: ...
+
+
+def evaluate(model: Any, step: int) -> dict[str, float]:
+    return {"spread": float(model(torch.ones(1, 3, dtype=torch.int64)).logits[0, 0, 0])}
+
+
+def on_a_rank() -> None:
+    """Every kind in every way; then DIFF goes on from what one process has left."""
+    rank, folder = ranks.join()
+    text = folder / "text"
+    for kind in KINDS:
+        for way in WAYS:
+            told = Told()
+            run = train(
+                recipe(kind, way, text),
+                folder / f"{kind} {way}",
+                progress=told,
+                on_evaluate=evaluate,
+            )
+            (folder / f"{kind} {way} {rank}.json").write_text(json.dumps([told.messages, run.parameters]))
+    for way in WAYS:
+        train(recipe("diff", way, text), folder / f"one then two {way}", resume=True)
+    for settings in ({"precision": "bf16"}, {"optimizer": "muon"}):
+        name = next(iter(settings.values()))
+        train(recipe("diff", "fsdp", text, **settings), folder / f"{name} fsdp")
+    torch.distributed.destroy_process_group()
+
+
+def half_of(run: Path, copy: Path) -> Path:
+    """A copy of a run as it was after half of its steps."""
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "model")
+    shutil.rmtree(copy / "checkpoints" / f"step-{STEPS:06d}")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    text = folder / "text"
+    text.mkdir()
+    for number in range(60):  # of very different lengths
+        (text / f"{number:02d}.txt").write_text(f"{number} and {number * 7} make {number * 8}. " * (1 + number % 5))
+    for kind in KINDS:
+        train(recipe(kind, "auto", text), folder / f"{kind} single", on_evaluate=evaluate)
+    for way in WAYS:
+        train(recipe("diff", way, text), folder / f"{way} on one")
+        half_of(folder / f"{way} on one", folder / f"one then two {way}")
+    train(recipe("diff", "auto", text, precision="bf16"), folder / "bf16 single")
+    train(recipe("diff", "auto", text, optimizer="muon"), folder / "muon single")
+    ranks.run(__file__, folder)
+    return folder
+
+
+def logged(run: Path) -> Tensor:
+    """The loss and the gradient's norm before clipping of each step, (20, 2)."""
+    lines = read_metrics(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    return torch.tensor([[line["loss"], line["grad_norm"]] for line in lines], dtype=torch.float64)
+
+
+def check_equal(found: Path, expected: Path) -> None:
+    """Within float32's rounding, 20 steps long: measured are 3e-7 for the losses; one wrong factor is above 1e-2."""
+    torch.testing.assert_close(logged(found), logged(expected), rtol=1e-5, atol=0)
+    one, two = (AutoModelForCausalLM.from_pretrained(run / "model").state_dict() for run in (expected, found))
+    assert one.keys() == two.keys()
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_losses_are_those_of_one_process(spread: Path, kind: str, way: str) -> None:
+    check_equal(spread / f"{kind} {way}", spread / f"{kind} single")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_of_one_process_goes_on_with_two(spread: Path, way: str) -> None:
+    check_equal(spread / f"one then two {way}", spread / "diff single")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_checkpoint_of_two_processes_goes_on_with_one(spread: Path, way: str, tmp_path: Path) -> None:
+    half = half_of(spread / f"diff {way}", tmp_path / "run")
+    told = Told()
+    train(recipe("diff", way, spread / "text"), half, resume=True, progress=told)
+    assert told.messages == ["1 process (cpu), float32"]
+    check_equal(half, spread / "diff single")
+
+
+@pytest.mark.parametrize(("name", "bound"), [("bf16", 5e-3), ("muon", 5e-4)])
+def test_sharded_in_bfloat16_and_with_muon(spread: Path, name: str, bound: float) -> None:
+    """Muon computes in bfloat16. The losses differ by the rounding of sums in another order."""
+    found, expected = (logged(spread / f"{name} {way}")[:, 0] for way in ("fsdp", "single"))
+    torch.testing.assert_close(found, expected, rtol=bound, atol=0)
+
+
+def test_the_run_says_what_is_used(spread: Path) -> None:
+    """Read off the model: how many units there are, and how much of it is on a process."""
+    whole = json.loads((spread / "diff ddp 0.json").read_text())[1]
+    said = {}
+    for way in WAYS:
+        messages, parameters = json.loads((spread / f"diff {way} 0.json").read_text())
+        assert parameters == whole
+        (said[way],) = messages
+        assert json.loads((spread / f"diff {way} 1.json").read_text())[0] == []  # the second one is silent
+    assert said["ddp"] == "2 processes (gloo, cpu): DDP, 100 % of the parameters on each, float32"
+    # The root, two layers, and the λ of each.
+    assert said["fsdp"] == "2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32"
+    assert said["tensor"] == "2 processes (gloo, cpu): tensor parallelism, 51 % of the parameters on each, float32"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_evaluation_sees_the_model(spread: Path, way: str) -> None:
+    """On every process: λ of a sharded layer is put together first."""
+    last, expected = (read_metrics(spread / f"diff {name}" / "metrics.jsonl")[-1] for name in (way, "single"))
+    assert last["spread"] == pytest.approx(expected["spread"], rel=1e-3)
+    assert last["lambdas"] == pytest.approx(expected["lambdas"], rel=1e-4)
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    """The command of the README; and SIGTERM, which torchrun hands on, leaves a run that resumes."""
+    (tmp_path / "text.txt").write_text("one, two, three, and so on. " * 400)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [
+        "-m",
+        "diff_transformer.train",
+        "tiny",
+        f"data.paths=[{tmp_path / 'text.txt'}]",
+        "--output",
+        str(tmp_path / "run"),
+    ]
+    command += ["train.parallel=fsdp", "data.validation_fraction=0.3"]
+    done = subprocess.run(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32") == 1
+    assert done.stdout.count("parameters, ") == done.stdout.count("model: ") == 1
+    AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+
+
+def settings(**values: Any) -> TrainRecipe:
+    return TrainRecipe(steps=1, learning_rate=1.0, **values)
+
+
+@pytest.mark.parametrize(
+    ("environment", "values", "message"),
+    [
+        ({"WORLD_SIZE": "2"}, {}, r"2 processes were launched, but accelerate connects this one with 0 others"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, {}, r"configured for DeepSpeed, which training does not use"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {}, r"asks for mixed precision 'bf16' and the recipe .* 'no'"),
+        ({"ACCELERATE_USE_FSDP": "true"}, {"parallel": "ddp"}, r"asks for FSDP and the recipe .* 'ddp'"),
+        ({}, {"precision": "fp16", "device": "cpu"}, r"'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'\."),
+    ],
+)
+def test_what_cannot_be(
+    environment: dict[str, str], values: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    alone = SimpleNamespace(num_processes=1, device=torch.device("cpu"), process_index=0)
+    monkeypatch.setattr(distributed, "PartialState", lambda cpu: alone)
+    with pytest.raises(ValueError, match=message):
+        Processes.of(settings(**values))
+
+
+def processes(kind: Any, count: int = 2) -> Processes:
+    return Processes(kind, torch.device("cpu"), 0, count, "no")
+
+
+def test_a_batch_that_cannot_be_divided() -> None:
+    with pytest.raises(ValueError, match=r"batch_size=6 cannot be divided among 2 processes and train.accumulation=2"):
+        processes("ddp").check(None, 6, 2)
+    processes("ddp").check(None, 8, 2)
+    processes("single", 1).check(None, 6, 2)
+
+
+@pytest.mark.parametrize("max_norm", [None, 1e9, 0.1])
+def test_clipping_in_one_process_is_torchs(max_norm: float | None) -> None:
+    torch.manual_seed(0)
+    models = [nn.Linear(5, 7) for _ in range(2)]
+    for model in models:
+        for parameter, size in zip(model.parameters(), (3.0, 0.5), strict=True):
+            parameter.grad = torch.full_like(parameter, size)
+    norm = processes("single", 1).clip(models[0].parameters(), max_norm)
+    expected = torch.nn.utils.clip_grad_norm_(models[1].parameters(), max_norm or float("inf"))
+    assert norm == pytest.approx(float(expected), rel=1e-6)
+    for one, two in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one.grad, two.grad)
+
+
+if __name__ == "__main__":
+    on_a_rank()
