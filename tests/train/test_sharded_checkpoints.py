@@ -45,6 +45,7 @@ HAS_TENSOR = "tp_size" in inspect.signature(transformers_distributed.Distributed
 SPREAD = ("ddp", "fsdp", "tensor") if HAS_TENSOR else ("ddp", "fsdp")
 WAYS = ("single", *SPREAD)
 STATE = RunState(data="x", step=7, seconds=1.5, watch={"losses": [3.0, 2.5]})
+TOKENS = torch.arange(1, 9).view(2, 4)
 UNEVEN = {"one row": (1, 3), "three rows": (3, 2), "five": (5,)}
 
 
@@ -101,6 +102,8 @@ def on_a_rank() -> None:
                 assert state == STATE
                 if writer == "single":
                     torch.manual_seed(100 + rank)
+                    with torch.no_grad():  # as in an evaluation, after which FSDP leaves some units whole
+                        model(TOKENS)
                 target = folder / name / (reader if writer == "single" else f"{reader} from {writer}")
                 Checkpoints(target, keep=2).save(state, model, optimizers, None)
                 if writer == "single":

@@ -5,6 +5,7 @@ What one process or several have written, in whichever way they shared the model
 
 import copy
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,6 @@ from diff_transformer.train.together import gathered, is_first, rank, together
 from diff_transformer.train.whole_folder import (
     candidates,
     clean_up,
-    discard,
     left_behind,
     seal,
     why_torn,
@@ -53,6 +53,7 @@ def without_bars() -> Iterator[None]:
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """What a checkpoint holds of a model: parameters and buffers by name, what is tied under its first name alone."""
+    _reshard(model)
     names = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
@@ -169,7 +170,7 @@ class Checkpoints:
         torn = {number for number, path in found.items() if why_torn(path) is not None}
         old = sorted(found.keys() - torn)[: -self.keep]
         for number in (*old, *(number for number in torn if number < step)):
-            discard(found[number])
+            shutil.rmtree(found[number])
 
     def _all(self) -> dict[int, Path]:
         """By step, the oldest first."""
@@ -245,8 +246,16 @@ def _named(
 
 
 def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    _reshard(model)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [names[id(parameter)] for parameter in _parameters(optimizer)]
+
+
+def _reshard(model: nn.Module) -> None:
+    """After a forward pass alone, FSDP2 leaves whole copies in the places of some parameters."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -35,8 +35,7 @@ def size(tensors: Iterable[Tensor]) -> int:
 
 def write_split(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Each process writes its parts into a file of its own in `folder`. Called on every process."""
-    own = {name: tensor for name, tensor in tensors.items() if _local(tensor).numel()}
-    dcp.save(own, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
 
 def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -79,8 +78,7 @@ class TensorFiles:
     def read(self, tensors: dict[str, Tensor]) -> None:
         """Fill tensors, or this process' parts of them, in place. No process waits for another."""
         planner = DefaultLoadPlanner()
-        wanted = {name: tensor for name, tensor in tensors.items() if _local(tensor).numel()}
-        planner.set_up_planner(wanted, self._metadata, is_coordinator=True)
+        planner.set_up_planner(dict(tensors), self._metadata, is_coordinator=True)
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         plan = self._reader.prepare_local_plan(planner.create_local_plan())
         plan = self._reader.prepare_global_plan(planner.create_global_plan([plan]))[0]
@@ -97,7 +95,3 @@ def _shared_out(tensors: dict[str, Tensor]) -> dict[str, int]:
         filled[emptiest] += size([tensors[name]])
         numbers[name] = emptiest + 1
     return numbers
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,7 +1,7 @@
 """Folders that are there whole or not at all, whatever happens while they are written.
 
 A folder is filled beside its place and moved there at the end. Names of such siblings begin with a dot:
-`.unfinished-X` is being filled, `.replaced-X` is the X before while it makes room, `.discarded-X` is being deleted.
+`.unfinished-X` is being filled, `.replaced-X` is the X before, which made room.
 """
 
 import errno
@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from diff_transformer.train.together import is_first, together
 
 _MANIFEST = "complete.json"
-_UNFINISHED, _REPLACED, _DISCARDED = ".unfinished-", ".replaced-", ".discarded-"
+_UNFINISHED, _REPLACED = ".unfinished-", ".replaced-"
 _FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
@@ -27,7 +27,8 @@ def written_whole(target: Path, *, room: int | None = None, intact: str = "") ->
     """A new folder to fill, that takes the place of `target` at the end. Called on every process.
 
     What it holds has reached the disk before it is moved there, so that no power cut leaves half of it. If anything
-    goes wrong, `target` stays as it was and nothing else is left behind.
+    goes wrong, `target` stays as it was and nothing else is left behind. An error inside must be one of all processes,
+    see `together`.
 
     Args:
         target: the folder to be; it may exist. All processes must see the same file system there.
@@ -54,7 +55,8 @@ def written_whole(target: Path, *, room: int | None = None, intact: str = "") ->
                 if target.exists():
                     os.replace(target, replaced)
                 os.replace(unfinished, target)
-                _flush_entry(target.parent)
+                for entry in (target.parent, target.parent.parent):  # either may be new
+                    _flush_entry(entry)
     except BaseException as error:
         if is_first():
             clean_up(target)
@@ -74,20 +76,9 @@ def clean_up(target: Path) -> None:
     replaced = _sibling(_REPLACED, target)
     if replaced.exists() and not target.exists():
         os.replace(replaced, target)
-    elif replaced.exists():
-        discard(replaced, of=target)
-    for prefix in (_UNFINISHED, _DISCARDED):
-        if (left := _sibling(prefix, target)).exists():
+    for left in (replaced, _sibling(_UNFINISHED, target)):
+        if left.exists():
             shutil.rmtree(left)
-
-
-def discard(folder: Path, of: Path | None = None) -> None:
-    """Delete a folder so that it is never there in part; `of` is the name that it belongs to, if not its own."""
-    discarded = _sibling(_DISCARDED, of or folder)
-    if discarded.exists():
-        shutil.rmtree(discarded)
-    os.replace(folder, discarded)
-    shutil.rmtree(discarded)
 
 
 def candidates(parent: Path, pattern: str) -> dict[str, Path]:
@@ -98,8 +89,8 @@ def candidates(parent: Path, pattern: str) -> dict[str, Path]:
 
 def left_behind(parent: Path, pattern: str) -> set[Path]:
     """The targets in `parent` that killed processes may have left something beside."""
-    prefixes = (_UNFINISHED, _REPLACED, _DISCARDED)
-    return {parent / path.name.removeprefix(prefix) for prefix in prefixes for path in parent.glob(prefix + pattern)}
+    found = [(prefix, path) for prefix in (_UNFINISHED, _REPLACED) for path in parent.glob(prefix + pattern)]
+    return {parent / path.name.removeprefix(prefix) for prefix, path in found}
 
 
 def seal(folder: Path) -> None:
