@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diff_transformer.data.packing import Packed, shuffled
+from diff_transformer.data.packing import Packed, flattened, shuffled
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(2, 7), st.integers(0, 3))
@@ -57,3 +57,44 @@ def test_a_permutation_depends_on_its_seed_and_has_no_pattern() -> None:
         assert abs(np.corrcoef(order, np.arange(500))[0, 1]) < 0.15
         assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.15
     assert shuffled(7, 10**12, (0, 0)) < 10**12
+
+
+def test_a_batch_as_one_row() -> None:
+    packed = Packed.of(np.arange(13, dtype=np.uint16), np.array([0, 4, 9]), np.array([4, 5, 4]))
+    batch = packed.batch(np.array([0, 1]), 6, isolated=True)
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 0, 1]]
+    row = flattened(batch)
+    assert row["input_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10]]
+    assert row["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 0, 1, 2, 3, 0, 1]]
+    assert row["labels"].tolist() == [[-100, 1, 2, 3, -100, 5, -100, 6, 7, 8, -100, 10]]
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        assert row[name].dtype == torch.int32
+        assert row[name].tolist() == [0, 4, 6, 10, 12, 12, 12, 12]
+    assert row["max_length_q"] == row["max_length_k"] == 4
+    # The other row by itself, as a process that shares the batch has it; what it came from is as it was.
+    alone = flattened({name: tensor[1:] for name, tensor in batch.items()})
+    assert alone["cu_seq_lens_q"].tolist() == [0, 4, 6, 6]
+    assert batch["input_ids"].shape == (2, 6)
+
+
+@given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=3))
+def test_the_documents_of_a_row(rows: list[list[int]]) -> None:
+    """Rows of one length, of documents of these lengths; labels that are not ignored anywhere."""
+    width = max(map(sum, rows))
+    lengths = [[*row, *([width - sum(row)] if sum(row) < width else [])] for row in rows]
+    positions = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in lengths])
+    tokens = torch.arange(positions.numel()).view_as(positions)
+    row = flattened({"input_ids": tokens, "labels": tokens.clone(), "position_ids": positions})
+    ends = row["cu_seq_lens_q"]
+    assert [length for length in ends.diff().tolist() if length] == [length for one in lengths for length in one]
+    assert len(ends) & (len(ends) - 1) == 0
+    assert row["max_length_q"] == max(map(max, lengths))
+    assert torch.equal(row["labels"], row["input_ids"].masked_fill(row["position_ids"] == 0, -100))
+
+
+def test_a_batch_without_documents_stays() -> None:
+    packed = Packed.of(np.arange(9, dtype=np.uint16), np.array([0]), np.array([9]))
+    batch = packed.batch(np.array([0, 1]), 4, isolated=False)
+    row = flattened(batch)
+    assert row.keys() == batch.keys()
+    assert all(row[name] is tensor for name, tensor in batch.items())

@@ -1,7 +1,7 @@
 """Documents packed into blocks of one length, with their boundaries."""
 
 import hashlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class Packed(NamedTuple):
         return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
 
 
-def flattened(batch: dict[str, Tensor]) -> dict[str, Tensor | int]:
+def flattened(batch: dict[str, Tensor]) -> dict[str, Any]:
     """A batch whose rows hold several documents as one row, for a model that attends by document: no mask is needed.
 
     Args:
@@ -85,7 +85,7 @@ def flattened(batch: dict[str, Tensor]) -> dict[str, Tensor | int]:
         return dict(batch)
     begins = torch.ones_like(batch["position_ids"], dtype=torch.bool)
     begins[:, 1:] = batch["position_ids"].diff(dim=1) != 1
-    row: dict[str, Tensor | int] = {name: tensor.reshape(1, -1) for name, tensor in batch.items()}
+    row: dict[str, Any] = {name: tensor.reshape(1, -1) for name, tensor in batch.items()}
     row["labels"] = batch["labels"].masked_fill(begins, IGNORED).reshape(1, -1)
     tokens = begins.numel()
     ends = F.pad(begins.flatten().nonzero().squeeze(1), (0, 1), value=tokens).to(torch.int32)

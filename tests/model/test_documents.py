@@ -1,0 +1,302 @@
+"""Documents packed into one row by transformers' names: what each gives alone, without a mask of the row.
+
+The truth is one document after the other through the reference, in float64.
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.utils import counters
+from transformers import DataCollatorWithFlattening, DynamicCache
+
+import diff_transformer.model.attention as model_attention
+import flash_stand_in
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.data.packing import flattened
+from diff_transformer.model import attends_by_document, documents, masks
+from tiny import KINDS
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+TRUTH = "diff_attention_reference"
+ALL_KINDS = (*KINDS, "dex")
+# Rows of the batch, as their documents' lengths: of one token, longer and shorter than a window of 3.
+ROWS = ((5, 1, 6), (12,), (2, 2, 8))
+LENGTHS = [length for row in ROWS for length in row]
+WINDOWS: dict[str, dict[str, Any]] = {
+    "no window": {},
+    "window": {"sliding_window": 3},
+    "window in one layer": {"sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]},
+}
+
+
+def batch_of(rows: tuple[tuple[int, ...], ...] = ROWS) -> dict[str, Tensor]:
+    positions = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in rows])
+    inputs = torch.randint(1, 29, positions.shape)
+    return {
+        "input_ids": inputs,
+        "labels": inputs.masked_fill(positions == 0, -100),
+        "position_ids": positions,
+    }
+
+
+def exact(model: DiffTransformerForCausalLM, row: Tensor, lengths: list[int]) -> dict[str, Tensor]:
+    """The mean loss of documents (1, N) read one by one, and its gradients."""
+    loss = row.new_zeros((), dtype=torch.float64)
+    for document in row.split(lengths, dim=1):
+        logits = model(document, use_cache=False).logits[0, :-1]
+        loss = loss + F.cross_entropy(logits.double(), document[0, 1:], reduction="sum")
+    return answers(model, loss / (row.shape[1] - len(lengths)))
+
+
+def answers(model: DiffTransformerForCausalLM, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {"loss": loss.detach()} | {name: value.grad.clone() for name, value in model.named_parameters()}
+
+
+def agree(check: Callable[..., None], got: dict[str, Tensor], truth: dict[str, Tensor], dtype: torch.dtype) -> None:
+    assert got.keys() == truth.keys()
+    for name, value in truth.items():
+        assert value.any(), name
+        check(got[name], value.to(got[name].dtype), least=max(1.0, 4 * value.abs().max().item()), dtype=dtype)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What the forward passes did: masks made, calls of the operator with documents, and of the twin's by document."""
+    counter: Counter[str] = Counter()
+
+    def masked(function: Any, **arguments: Any) -> Any:
+        mask = function(**arguments)
+        counter["mask"] += mask is not None
+        return mask
+
+    def operator(*args: Any, **kwargs: Any) -> Tensor:
+        counter["operator, by document" if kwargs["cu_seqlens"] is not None else "operator"] += 1
+        return diff_attention(*args, **kwargs)
+
+    def ordinary(*args: Any, **kwargs: Any) -> Tensor:
+        counter["ordinary, by document"] += 1
+        return attend_by_document(*args, **kwargs)
+
+    diff_attention, attend_by_document = model_attention.diff_attention, model_attention.attend_by_document
+    monkeypatch.setattr(model_attention, "diff_attention", operator)
+    monkeypatch.setattr(model_attention, "attend_by_document", ordinary)
+    for kind, function in list(masks.MASK_FUNCTIONS.items()):
+        monkeypatch.setitem(masks.MASK_FUNCTIONS, kind, partial(masked, function))
+    return counter
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_loss_and_gradients_are_those_of_the_documents_alone(
+    kind: str, window: str, make: Any, check: Any, made: Counter[str], ran: Counter[str]
+) -> None:
+    """Flattened, without a mask; and as the batch of rows with one, which the first must not be worse than."""
+    batch, config = batch_of(), WINDOWS[window]
+    row = flattened(batch)
+    truth = exact(make(kind, attn_implementation=TRUTH, **config), row["input_ids"], LENGTHS)
+    model = make(kind, **config)
+    assert attends_by_document(model.config)
+    made.clear()
+    ran.clear()
+    got = answers(model, model(**row, use_cache=False, num_items_in_batch=sum(LENGTHS) - len(LENGTHS)).loss)
+    if kind in ("diff", "diff_v2"):
+        assert made == {"operator, by document": 2}
+        assert ran["torch"] == 0
+    else:
+        assert made == {"ordinary, by document": 2}
+        assert ran["torch"] == 2 * len(LENGTHS)
+    agree(check, got, truth, torch.float32)  # the loss upcasts to float32
+    rows = answers(model, model(**batch, use_cache=False, num_items_in_batch=sum(LENGTHS) - len(LENGTHS)).loss)
+    assert made["mask"] > 0
+    agree(check, rows, got, torch.float32)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", *flash_stand_in.NAMES])
+def test_other_implementations_read_them_as_in_transformers(
+    kind: str, implementation: str, make: Any, check: Any, made: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashAttention from the arguments, the others from the positions, also where only the arguments tell them."""
+    flash = flash_stand_in.install(monkeypatch)
+    row = flattened(batch_of())
+    truth = exact(make(kind, attn_implementation=TRUTH), row["input_ids"], LENGTHS)
+    model = make(kind, attn_implementation=implementation)
+    assert not attends_by_document(model.config)
+    for given in (row, {name: value for name, value in row.items() if name != "position_ids"}):
+        made.clear()
+        flash.clear()
+        agree(check, answers(model, model(**given, use_cache=False).loss), truth, torch.float32)
+        if implementation in flash_stand_in.NAMES:
+            assert flash == ["flash_attn_varlen_func"] * 2
+        else:
+            assert made == {"mask": 1}
+
+
+def test_a_collator_of_transformers(kind: str, make: Any, check: Any, made: Counter[str]) -> None:
+    """Its batch as it is, also without positions; in evaluation, where a cache is asked for unless told otherwise."""
+    parts = [torch.randint(1, 29, (1, n)) for n in (5, 1, 6)]
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    batch = collate([{"input_ids": part[0].tolist()} for part in parts])
+    model = make(kind)
+    with torch.no_grad():
+        expected = torch.cat([model(part, use_cache=False).logits for part in parts], 1)
+        made.clear()
+        out = model(**batch)
+        check(out.logits, expected)
+        assert out.past_key_values is None
+        positions = batch.pop("position_ids")
+        assert torch.equal(model(**batch).logits, out.logits)
+        found = documents.document_positions(batch["cu_seq_lens_q"], 12)
+        assert found is not None
+        assert torch.equal(found, positions)
+    assert made["mask"] == 0
+
+
+def test_attention_weights(kind: str, make: Any, check: Any) -> None:
+    """The maps that are looked at hide other documents as well."""
+    batch = flattened(batch_of(((5, 1, 6),)))
+    names = ("input_ids", "position_ids")
+    model = make(kind, sliding_window=3)
+    with torch.no_grad():
+        weights = model(**batch, output_attentions=True).attentions
+        masked = model(**{name: batch[name] for name in names}, use_cache=False, output_attentions=True).attentions
+    for one, other in zip(weights, masked, strict=True):
+        check(one, other)
+
+
+def test_checkpointing_and_accumulation(kind: str, make: Any, check: Any, made: Counter[str]) -> None:
+    """The layers are computed twice, by document both times, and two parts of a batch add up to the whole."""
+    batch = batch_of()
+    targets = sum(LENGTHS) - len(LENGTHS)
+    model = make(kind).train()
+    truth = answers(model, model(**flattened(batch), use_cache=False, num_items_in_batch=targets).loss)
+    # transformers renamed it within version 5; the old name warns where the new one exists.
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    getattr(model, next(name for name in names if hasattr(model, name)))()
+    made.clear()
+    parts = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 1), slice(1, 3))]
+    losses = [model(**flattened(part), use_cache=False, num_items_in_batch=targets).loss for part in parts]
+    agree(check, answers(model, sum(losses)), truth, torch.float32)
+    assert list(made.values()) == [8]
+    assert all("by document" in name for name in made)
+
+
+# torch's own, of what it does itself while it traces a layer, whose input is no leaf.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("kind", ["diff", "softmax"])
+def test_compiled_layers_meet_few_shapes(kind: str, make: Any, check: Any) -> None:
+    """Once the number of documents has changed, no other number compiles anything anew."""
+    torch._dynamo.reset()
+    counters.clear()
+    model = make(kind)
+    row_lengths = ((5, 15), (20,), (7, 7, 6), (3, 3, 3, 3, 3, 3, 2), (1, 1, 1, 2, 3, 4, 2, 2, 4))
+    rows = [flattened(batch_of((lengths,))) for lengths in row_lengths]
+    expected = [answers(model, model(**row, use_cache=False).loss) for row in rows]
+    for layer in model.model.layers:
+        # The twin's documents are a loop over lengths that are read while it runs.
+        layer.compile(fullgraph=kind == "diff", backend="aot_eager")
+    for i, (row, truth) in enumerate(zip(rows, expected, strict=True)):
+        with torch.compiler.set_stance("default" if i < 2 else "fail_on_recompile"):
+            agree(check, answers(model, model(**row, use_cache=False).loss), truth, torch.float32)
+    assert counters["stats"]["unique_graphs"] > 0
+    torch._dynamo.reset()
+
+
+def test_under_autocast(kind: str, make: Any, made: Counter[str]) -> None:
+    """In bfloat16, whose rounding is all that parts it from the rows with a mask."""
+    batch = batch_of()
+    model = make(kind, torch.float32)
+    with torch.no_grad():
+        exact = model(**flattened(batch), use_cache=False).logits
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(**flattened(batch), use_cache=False).logits
+            rows = model(**batch, use_cache=False).logits.flatten(0, 1)
+    error, usual = (logits[0] - exact[0]).abs().max(), (rows - exact[0]).abs().max()
+    assert 0 < error <= 2 * usual
+    assert made["mask"] == 1
+
+
+@pytest.mark.parametrize(("window", "is_causal"), [(None, True), (3, True), (None, False)])
+def test_a_kernel_for_several_lengths(
+    window: int | None, is_causal: bool, check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch's kernel on the GPU is asked for, answered by the stand-in for FlashAttention."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    signature = inspect.signature(varlen.varlen_attn)
+    if "window_size" not in signature.parameters:
+        pytest.skip("this release of torch does not pass on a window")
+
+    def kernel(*args: Any, **kwargs: Any) -> Tensor:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        q, k, v, ends, other_ends, longest, also = given.args
+        assert ends.dtype == torch.int32
+        assert given.kwargs["enable_gqa"]
+        calls.append(longest)
+        options = {"softmax_scale": given.kwargs["scale"], "window_size": given.kwargs["window_size"]}
+        return flash_stand_in.flash_attn_varlen_func(q, k, v, ends, other_ends, longest, also, **options)
+
+    calls: list[int] = []
+    module: Any = torch.nn.Module()
+    module.num_key_value_groups = 2
+    query = torch.randn(1, 4, 20, 8, dtype=torch.float64)
+    key, value = (torch.randn(1, 2, 20, 8, dtype=torch.float64) for _ in range(2))
+    rest = (torch.tensor([0, 9, 9, 10, 20]), 0.3, is_causal, window)
+    expected = documents.attend_by_document(module, query, key, value, *rest, 10)
+    monkeypatch.setattr(documents, "_takes_several_lengths", lambda *_: True)
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    for longest in (10, None):
+        check(documents.attend_by_document(module, query, key, value, *rest, longest), expected)
+    assert calls == [10, 20]
+
+
+@pytest.mark.parametrize("window", [3, 150])
+def test_a_window_in_a_long_document(window: int, check: Any) -> None:
+    """Longer than the queries that look through a window together: the mask of the whole says the same."""
+    module = torch.nn.Module()
+    query, key, value = (torch.randn(1, 2, 403, 8, dtype=torch.float64) for _ in range(3))
+    ends = torch.tensor([0, 400, 403])
+    out = documents.attend_by_document(module, query, key, value, ends, 0.3, True, window, None)
+    mask = torch.ones(403, 403, dtype=torch.bool).tril().triu(1 - window)
+    mask[400:, :400] = False
+    check(out, F.scaled_dot_product_attention(query, key, value, mask, scale=0.3).transpose(1, 2))
+
+
+def ends(*numbers: int, dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a batch": (
+        {"input_ids": torch.ones(2, 9, dtype=torch.long)},
+        r"of one row begin, \(1, N\), got a batch of \(2, 9\)",
+    ),
+    "too short": ({"cu_seq_lens_q": ends(0, 4, 8)}, r"from 0 to N = 9 without decreasing, got tensor\(\[0, 4, 8\]"),
+    "late": ({"cu_seq_lens_q": ends(1, 9)}, "from 0 to N = 9"),
+    "back again": ({"cu_seq_lens_q": ends(0, 7, 4, 9)}, "without decreasing"),
+    "no tensor": ({"cu_seq_lens_q": [0, 9]}, "must be a tensor, got list"),
+    "not whole": ({"cu_seq_lens_q": torch.tensor([0.0, 9.0])}, r"int32 or int64, got \(2,\) torch.float32"),
+    "other keys": ({"cu_seq_lens_k": ends(0, 5, 9)}, "cu_seq_lens_k must be cu_seq_lens_q"),
+    "keys alone": ({"cu_seq_lens_q": None, "cu_seq_lens_k": ends(0, 9)}, "cu_seq_lens_q must be a tensor"),
+    "a cache": ({"past_key_values": DynamicCache()}, "without a cache, got past_key_values, a DynamicCache"),
+    "a mask": ({"attention_mask": torch.ones(1, 9)}, "without a mask, got attention_mask, a Tensor"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_makes_no_sense(what: str, make: Any) -> None:
+    changes, message = REFUSED[what]
+    given = {"input_ids": torch.ones(1, 9, dtype=torch.long), "cu_seq_lens_q": ends(0, 4, 9)} | changes
+    for kind in ("diff", "softmax"):
+        with pytest.raises((ValueError, TypeError), match=message) as error:
+            make(kind)(**given)
+        assert "\n" not in str(error.value)
