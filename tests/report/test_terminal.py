@@ -116,7 +116,7 @@ def test_all_panels_have_room_in_an_ordinary_terminal(write: Callable[..., Path]
 
 
 def test_the_heading(write: Callable[..., Path]) -> None:
-    more = {"mfu": 0.3824, "peak_memory": 3 << 30}
+    more = {"mfu": 0.3824, "memory": 3 << 30}
     run = write("run", [{**line, **more} for line in everything()], 1234567)
     heading = drawn(run, width=200)[0]
     assert heading == "run: running · step 3 of 1,234,567 · 857 d 8 h left · 12.3k tokens/s · MFU 38.2 % · 3 GiB"

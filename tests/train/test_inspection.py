@@ -27,7 +27,8 @@ from diff_transformer.train.inspection import inspect, reduced
 from tiny import SIZES, check_rounding
 
 KINDS = ("diff", "diff_v2", "softmax", "dex")
-NAMES = {kind: {"logit_max", "hidden_rms"} | ({"norm_input_rms"} if kind == "diff" else set()) for kind in KINDS}
+OWN_NAMES = {"diff": {"norm_input_rms"}, "diff_v2": {"lambda_mean"}}
+NAMES = {kind: {"logit_max", "hidden_rms"} | OWN_NAMES.get(kind, set()) for kind in KINDS}
 TOKENS = torch.arange(1, 23).view(2, 11)  # a row for each rank
 DOCUMENTS = ([0, 4, 5, 11], [0, 7, 11])  # of each row
 POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3]])
@@ -85,6 +86,8 @@ def by_oracle(
             q, k = (y.reshape(y.shape[0], -1, 2, *y.shape[2:]) for y in (q, k))
         elif kind == "diff_v2":
             q, k = q.reshape(q.shape[0], -1, 2, *q.shape[2:]), k[:, :, None]
+            weight = attention.lambda_proj.weight.detach().numpy()
+            found["lambda_mean"].append(np.mean(1 / (1 + np.exp(-x @ weight.T))))
         else:
             q, k = q[:, :, None].repeat(2, 2), k[:, :, None]
         for row in range(len(x)):
@@ -132,7 +135,8 @@ def test_documents_by_their_ends() -> None:
     ends = torch.tensor(DOCUMENTS[0], dtype=torch.int32)
     batch = ROW | {"position_ids": POSITIONS[:1]}
     named = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 6, "max_length_k": 6}
-    assert inspect(make(), batch | named) == inspect(make(), batch)
+    for given in (batch | named, ROW | named):
+        assert inspect(make(), given) == inspect(make(), batch)
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention_reference", "sdpa", "eager"])
@@ -201,14 +205,14 @@ def test_compiled_layers() -> None:
     model, expected = make(), inspect(make(), ROW)
     for layer in model.model.layers:
         layer.compile(backend="eager")
-    calls = ({"labels": TOKENS[:1]}, {"labels": TOKENS[:1]})
-    losses = []
-    for options in calls:
-        losses.append(model(**ROW, **options, use_cache=False).loss.item())
-        graphs = counters["stats"]["unique_graphs"]
+    losses, graphs = [], []
+    for _ in range(2):
+        losses.append(model(**ROW, labels=TOKENS[:1], use_cache=False).loss.item())
+        graphs.append(counters["stats"]["unique_graphs"])
         assert inspect(model, ROW) == expected
+    graphs.append(counters["stats"]["unique_graphs"])
     assert losses[0] == losses[1]
-    assert counters["stats"]["unique_graphs"] == graphs > 0
+    assert 0 < graphs[0] == graphs[1] == graphs[2]
 
 
 def test_what_is_not_finite_shows() -> None:
@@ -261,6 +265,7 @@ def on_a_rank() -> None:
         found = reduced(inspect(model, {"input_ids": own}), torch.device("cpu"))
         report[name] = {"found": found, "before": before, "after": gradients(model, own)}
     broken = {"logit_max": [1.0, float("nan") if rank else 2.0], "hidden_rms": [float("inf") if rank else 1.0, 3.0]}
+    broken |= {"lambda_mean": [0.25 * rank, 0.5]}
     report["not finite"] = {"found": reduced(broken, torch.device("cpu"))}
     (folder / f"report {rank}").write_text(json.dumps(report))
     torch.distributed.destroy_process_group()
@@ -277,6 +282,7 @@ def test_two_ranks_find_what_one_process_finds(tmp_path: Path) -> None:
         assert broken["logit_max"][0] == 1
         assert broken["logit_max"][1] != broken["logit_max"][1]
         assert broken["hidden_rms"] == [float("inf"), 3]
+        assert broken["lambda_mean"] == [0.125, 0.5]
         expected = inspect(model, {"input_ids": TOKENS})
         for one in report.values():
             close(one["found"], expected)

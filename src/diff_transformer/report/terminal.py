@@ -48,6 +48,7 @@ PANELS = (
     Panel("norm_input_rms", "norm input RMS", peaks=True),
     Panel("logit_max", "largest logit", peaks=True),
     Panel("lambdas", "λ"),
+    Panel("lambda_mean", "mean λ"),
     Panel("learning_rate", "learning rate"),
     Panel("tokens_per_second", "tokens/s"),
     Panel("hidden_rms", "residual RMS", peaks=True),
@@ -117,7 +118,7 @@ def _heading(number: int, run: WatchedRun, runs: int, width: int, now: float) ->
         parts.append(f"{compact(speed)} tokens/s")
     if (share := run.latest("mfu")) is not None:
         parts.append(f"MFU {100 * share:.3g} %")
-    if (memory := run.latest("peak_memory")) is not None:
+    if (memory := run.latest("memory")) is not None:
         parts.append(f"{memory / 2**30:.3g} GiB")
     name = f"{number} {run.label}" if runs > 1 else run.label
     line = Text.assemble((name, f"bold {_colour(number - 1)}"), ": ", parts[0])

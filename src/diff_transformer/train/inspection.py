@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from diff_transformer.model.attention import InterfaceAttention
-from diff_transformer.nn import DecoderLayer, DiffAttention, DifferentialAttention
+from diff_transformer.nn import DecoderLayer, DiffAttention, DiffAttentionV2, DifferentialAttention
 from diff_transformer.ops import diff_attention
-from diff_transformer.train.distributed import reshard
+from diff_transformer.train.sharding import reshard
 
 # Keys of a batch that say which tokens there are; and labels, which are left out.
 _DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 _TOKENS = ("input_ids", "position_ids", *_DOCUMENTS)
-_LARGEST = ("logit_max",)  # what is a maximum; everything else is a root mean square
+_LARGEST, _MEANS = ("logit_max",), ("lambda_mean",)  # everything else is a root mean square
 _SCORES = 1 << 22  # logits to hold at a time
 
 
@@ -55,6 +55,7 @@ def inspect(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list[float]
                 training of the first version becomes unstable. Only for `attention_type` "diff", which has the norm.
             "logit_max": the largest q·k/√d that any token sees, of both maps.
             "hidden_rms": root mean square of the residual stream after the layer.
+            "lambda_mean": the mean λ of tokens and heads. Only for "diff_v2", in which each has its own.
 
     Raises:
         ValueError: the model has none of our layers, or the batch holds something else than tokens and documents.
@@ -85,6 +86,8 @@ def inspect(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list[float]
         if isinstance(attention, DiffAttention):
             settings = {"is_causal": True, "scale": attention.scaling, "window": window}
             note("norm_input_rms", _rms(_heads(q, k, values, attention.lambdas(hidden), sight.documents, settings)))
+        elif isinstance(attention, DiffAttentionV2):
+            note("lambda_mean", attention.lambdas(hidden).mean())
 
     with ExitStack() as undo:
         undo.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled passes hooks by
@@ -102,8 +105,8 @@ def inspect(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list[float]
 def reduced(numbers: Mapping[str, list[float]], device: torch.device) -> dict[str, list[float]]:
     """What all processes have found with :func:`inspect`, each on data or heads of its own, as one answer.
 
-    The largest of maxima, the root mean square of the rest; what is not finite anywhere is not finite in the answer.
-    All processes call this and all get the answer; alone, a process gets what it gave.
+    The largest of maxima, the mean of means, the root mean square of the rest. What is not finite anywhere is not so in
+    the answer. All processes call this and all get the answer; alone, a process gets what it gave.
 
     Args:
         numbers: as :func:`inspect` returns them.
@@ -116,8 +119,9 @@ def reduced(numbers: Mapping[str, list[float]], device: torch.device) -> dict[st
     every = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
     distributed.all_gather(every, own)
     ranks = torch.stack(every)  # (ranks, names, layers)
-    largest, root_mean_square = ranks.amax(0), ranks.square().mean(0).sqrt()
-    return {name: (largest if name in _LARGEST else root_mean_square)[i].tolist() for i, name in enumerate(numbers)}
+    largest, mean, root_mean_square = ranks.amax(0), ranks.mean(0), ranks.square().mean(0).sqrt()
+    by_name = dict.fromkeys(_LARGEST, largest) | dict.fromkeys(_MEANS, mean)
+    return {name: by_name.get(name, root_mean_square)[i].tolist() for i, name in enumerate(numbers)}
 
 
 @contextmanager
