@@ -7,7 +7,7 @@ batch and each some of the heads. Whatever is used is read off the model afterwa
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +17,13 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers import distributed as transformers_distributed
 
 from diff_transformer.model.parallel import check_ranks
-from diff_transformer.nn.precision import KeepsFloat32
 from diff_transformer.train.schema import TrainRecipe
+from diff_transformer.train.sharding import is_split, local, shard
 
 Kind = Literal["single", "ddp", "fsdp", "tensor"]
 
@@ -100,12 +98,14 @@ class Processes:
                 f"train.accumulation={accumulation}: it must be a multiple of {self.shares * accumulation}."
             )
 
-    def spread(self, model: Any, folder: Path) -> tuple[Any, nn.Module]:
+    def spread(self, model: Any, folder: Path, draw: Callable[[Any], None]) -> tuple[Any, nn.Module]:
         """Give this process its part of a model in float32 that is the same on every process.
 
         Args:
-            model: on the CPU.
+            model: on the CPU; for "fsdp" it may be on the meta device.
             folder: the run's; what tensor parallelism passes through a file is for a moment there.
+            draw: gives a model its first weights; called for one that was on the meta device and has room for its
+                parts now.
 
         Returns:
             The model, and the module to call in training: the same, but for DDP's wrapper.
@@ -113,7 +113,12 @@ class Processes:
         if self.kind == "tensor":
             model = self._load_split(model, folder)
         elif self.kind == "fsdp":
-            _shard(model, self.device.type, self.count, self.precision)
+            on_meta = any(parameter.is_meta for parameter in model.parameters())
+            shard(model, self.device.type, self.count, self.precision)
+            if on_meta:
+                model.to_empty(device=self.device)
+                model.tie_weights()
+                draw(model)
         else:
             model.to(self.device)
         if self.kind != "ddp":
@@ -184,7 +189,7 @@ class Processes:
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])  # what all have, what each has a piece of
         for parameter in parameters:
             if parameter.grad is not None:
-                parts[_is_split(parameter.grad)].append(_local(parameter.grad))
+                parts[is_split(parameter.grad)].append(local(parameter.grad))
         whole, split = (torch.nn.utils.get_total_norm(tensors).to(self.device).square() for tensors in parts)
         if parts[1]:
             dist.all_reduce(split)
@@ -201,7 +206,7 @@ class Processes:
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         if self.count == 1:
             return f"1 process ({device}), {precision}"
-        share = sum(_local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
+        share = sum(local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
         units = sum(isinstance(module, FSDPModule) for module in model.modules())
         if isinstance(call, DistributedDataParallel):
             how = "DDP"
@@ -211,17 +216,6 @@ class Processes:
             how = "tensor parallelism"
         where = f"{self.count} processes ({dist.get_backend()}, {device})"
         return f"{where}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"
-
-
-def reshard(model: nn.Module) -> None:
-    """Give a model of FSDP2 its parameters back after a pass that no backward pass follows.
-
-    It keeps the weights of the outermost unit whole until then. Whoever asked the model for its parameters would be
-    given those, which no optimizer knows, instead of the parts.
-    """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 def is_first_process() -> bool:
@@ -255,31 +249,3 @@ def _kind(settings: TrainRecipe) -> Kind:
     if settings.parallel != "auto":
         return settings.parallel
     return "fsdp" if _launcher_shards() else "ddp"
-
-
-def _shard(model: Any, device: str, count: int, precision: str) -> None:
-    """FSDP2: each decoder layer is a unit, and so is what stays in float32; all the rest is in the root's.
-
-    With bfloat16 the layers' weights travel in it; gradients are added up in float32, and nothing else is cast:
-    what is computed in which precision is left to autocast, as in one process.
-    """
-    mesh = init_device_mesh(device, (count,))
-    lean = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if precision == "bf16" else None,
-        reduce_dtype=torch.float32,
-        cast_forward_inputs=False,
-    )
-    for module in model.modules():
-        if isinstance(module, KeepsFloat32) and module._parameters:
-            fully_shard(module, mesh=mesh)
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=lean)
-    fully_shard(model, mesh=mesh)
-
-
-def _is_split(tensor: Tensor) -> bool:
-    return isinstance(tensor, DTensor) and any(isinstance(placement, Shard) for placement in tensor.placements)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

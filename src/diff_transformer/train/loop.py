@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diff_transformer.data.batches import Batches
 from diff_transformer.train.checkpoint import Checkpoints, RunState, load_checkpoint, save_model, written_whole
-from diff_transformer.train.distributed import Processes, reshard
+from diff_transformer.train.distributed import Processes
 from diff_transformer.train.divergence import Divergence, Watch, diagnose
 from diff_transformer.train.flops import flops_per_token
 from diff_transformer.train.hardware import peak_flops
@@ -34,7 +34,8 @@ from diff_transformer.train.run_folder import (
     begin_run_folder,
     check_run_folder,
 )
-from diff_transformer.train.setup import Data, build_data, build_model
+from diff_transformer.train.setup import Data, build_data, build_model, draw_weights
+from diff_transformer.train.sharding import reshard
 from diff_transformer.train.step import backward, prefetched, rows_on
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
@@ -103,7 +104,7 @@ def train(
     set_seed(settings.seed)
     checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep_checkpoints, warn)
     newest = checkpoints.newest() if resume else None
-    model = build_model(recipe, data, start=newest is None)
+    model = build_model(recipe, data, start=newest is None, without_weights=processes.kind == "fsdp")
     processes.check(model.config, recipe.data.batch_size, settings.accumulation)
     processes.wait()  # all have looked at the folder before one of them changes it
     if not resume and processes.is_first:
@@ -116,7 +117,7 @@ def train(
             model.activation_checkpointing_enable()
         else:
             model.gradient_checkpointing_enable()
-    model, call = processes.spread(model, folder)
+    model, call = processes.spread(model, folder, lambda model: draw_weights(model, settings.seed))
     if settings.compile:
         for layer in model.model.layers:
             layer.compile()

@@ -1,6 +1,7 @@
 """From a recipe to the things that are trained: data and a model with its first weights."""
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from diff_transformer.data import (
 )
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.train.recipe import Recipe, RetrievalData, TextData, build_config
+from diff_transformer.train.sharding import whole
 from diff_transformer.train.start import load_start
 
 
@@ -82,7 +84,9 @@ def _tokenizer(data: TextData, corpus: Corpus, folder: Path | None) -> PreTraine
         ) from None
 
 
-def build_model(recipe: Recipe, data: Data, start: bool = True) -> DiffTransformerForCausalLM:
+def build_model(
+    recipe: Recipe, data: Data, *, start: bool = True, without_weights: bool = False
+) -> DiffTransformerForCausalLM:
     """A recipe's model in float32 with its first weights.
 
     Args:
@@ -90,6 +94,8 @@ def build_model(recipe: Recipe, data: Data, start: bool = True) -> DiffTransform
         data: its data, whose vocabulary the model gets.
         start: whether to load the weights that the recipe names in `start_from`. Not where a checkpoint's are loaded
             afterwards: a run goes on without what it was started from.
+        without_weights: leave weights that would be drawn to a later :func:`draw_weights`: the model is on the meta
+            device, so that one which is to be shared out is nowhere whole.
 
     Raises:
         FileNotFoundError, ValueError: `start_from` holds no such model; or the vocabulary is larger than the recipe's.
@@ -98,21 +104,24 @@ def build_model(recipe: Recipe, data: Data, start: bool = True) -> DiffTransform
     if start and recipe.model.start_from is not None:
         model = load_start(recipe, config, data.tokenizer)
     else:
-        model = DiffTransformerForCausalLM(config)
-        _draw_weights(model, recipe.train.seed)
+        with torch.device("meta") if without_weights else nullcontext():
+            model = DiffTransformerForCausalLM(config)
+        if not without_weights:
+            draw_weights(model, recipe.train.seed)
     if data.tokenizer is not None:
         model.generation_config.pad_token_id = data.tokenizer.pad_token_id
     return model
 
 
-def _draw_weights(model: DiffTransformerForCausalLM, seed: int) -> None:
+def draw_weights(model: DiffTransformerForCausalLM, seed: int) -> None:
     """First weights, of each module from a stream of its own, named by the seed and the module.
 
     So whatever twins have in common starts with identical numbers, although one of them has modules that the other
-    lacks.
+    lacks. Where weights are sharded, every process draws a module's whole and keeps its part, module by module.
     """
     with torch.random.fork_rng(devices=[]):
         for name, module in model.named_modules():
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             torch.manual_seed(int.from_bytes(digest[:8], "big", signed=True))
-            model._init_weights(module)  # transformers' hook: the model's own rule for each kind of module
+            with whole(module):
+                model._init_weights(module)  # transformers' hook: the model's own rule for each kind of module
