@@ -216,6 +216,17 @@ def test_a_run_that_is_still_starting_and_one_without_a_recipe(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("no_drawings")
+def test_numbers_that_were_not_finite(tmp_path: Path) -> None:
+    """They are null in the lines; the curves are those of the others."""
+    lines = [{"step": step, "loss": 2.0 / step, "lambdas": [0.25, 0.5]} for step in (1, 2)]
+    lines.append({"step": 3, "loss": None, "lambdas": [None, 0.5]})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    labels = Page(build_run_report([tmp_path])).labels
+    assert any("goes from 2 to 1" in label for label in labels)
+    assert any("layer 1 ends at 0.25" in label for label in labels)
+
+
+@pytest.mark.usefixtures("no_drawings")
 def test_a_single_evaluation_is_no_curve(demo_dir: Path) -> None:
     line = {"step": 5, "loss": 1.0, "validation/accuracy": 0.5}
     for folder in demo_dir.glob("*-*"):
