@@ -1,0 +1,195 @@
+"""A run that is killed, interrupted or out of disk goes on as if nothing had happened."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from killed_run import Plan, start
+
+STEPS, EVERY = 120, 4
+RECIPE: dict[str, Any] = {
+    "name": "test",
+    "model": {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 4},
+    "data": {"kind": "retrieval", "num_pairs": 2, "length": 24, "batch_size": 4}
+    | {"num_keys": 4, "num_values": 4, "num_noise": 8, "validation_sequences": 8},
+    "train": {"steps": STEPS, "learning_rate": 1e-2, "log_every": 1, "checkpoint_every": EVERY, "device": "cpu"},
+}
+SHORT = ["train.steps=6", "train.checkpoint_every=2", "train.keep_checkpoints=1"]
+TIMES = {"tokens_per_second", "seconds", "mfu", "memory"}  # no two runs have the same
+
+
+class Run:
+    """A run in a folder, by the command line, as often as it takes."""
+
+    def __init__(self, folder: Path, settings: list[str]) -> None:
+        self.recipe, self.folder = folder / "recipe.yaml", folder / "run"
+        self.log, self.trace = folder / "log", folder / "trace"
+        self.settings = settings
+        self.recipe.write_text(json.dumps(RECIPE))
+
+    def start(self, plan: Plan | None = None) -> BaseProcess:
+        """Begin it, or go on with it where there is something to go on with."""
+        resume = ["--resume"] if (self.folder / "recipe.yaml").exists() else []
+        arguments = [str(self.recipe), *self.settings, "--output", str(self.folder), *resume]
+        return start(arguments, self.log, plan or Plan())
+
+    def ends(self, plan: Plan | None = None) -> int:
+        """Its exit code, or the number of the signal that killed it, less than 0."""
+        process = self.start(plan)
+        process.join()
+        assert process.exitcode is not None
+        return process.exitcode
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What is logged, without a line that is not finished yet."""
+        file = self.folder / "metrics.jsonl"
+        text = file.read_text() if file.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def logs(self, count: int, process: BaseProcess) -> None:
+        """Wait for so many lines."""
+        while len(self.lines()) < count and process.is_alive():
+            time.sleep(0.002)
+
+    def error(self) -> str:
+        """The last line that it wrote."""
+        return self.log.read_text().splitlines()[-1]
+
+    def check(self, whole: "Run") -> None:
+        """It is what the uninterrupted run is, and nothing is left over."""
+        mine, theirs = ({path.relative_to(run.folder) for path in files(run.folder)} for run in (self, whole))
+        assert mine == theirs
+        for path in sorted(mine):
+            if path.suffix == ".safetensors":
+                assert (self.folder / path).read_bytes() == (whole.folder / path).read_bytes(), path
+        lines, expected = ([strip(line) for line in run.lines()] for run in (self, whole))
+        assert [line["step"] for line in lines] == list(range(1, len(expected) + 1))
+        assert lines == expected
+
+
+def files(folder: Path) -> Iterator[Path]:
+    """All files but those of TensorBoard, of which every start makes one."""
+    return (path for path in folder.rglob("*") if path.is_file() and path.parent.name != "tensorboard")
+
+
+def strip(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name not in TIMES}
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return finished(Run(tmp_path_factory.mktemp("long"), []))
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return finished(Run(tmp_path_factory.mktemp("short"), SHORT))
+
+
+def finished(run: Run) -> Run:
+    assert run.ends(Plan(trace=run.trace)) == 0, run.log.read_text()
+    assert not list(run.folder.rglob(".*"))
+    return run
+
+
+def test_killed_at_ten_random_times(long: Run, tmp_path: Path) -> None:
+    run, chance, torn = Run(tmp_path, []), random.Random(5), 0
+    for number in range(10):
+        process = run.start()
+        # The first time at the very start; later after a few steps, one in four of which ends with a checkpoint.
+        run.logs(len(run.lines()) + chance.randrange(6) if number else 0, process)
+        time.sleep(chance.uniform(0, 0.03))
+        assert process.is_alive()
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+        torn += any(run.folder.rglob(".*"))
+    assert run.ends() == 0, run.log.read_text()
+    run.check(long)
+
+
+def test_killed_before_any_change_of_a_file(short: Run, tmp_path: Path) -> None:
+    """One process after the other, each gets a little further than the one before, from the first file to the last."""
+    run, left = Run(tmp_path, SHORT), set()
+    for operations in range(0, 400, 3):
+        code = run.ends(Plan({operations: signal.SIGKILL}))
+        left |= {path.name for path in run.folder.rglob(".*")}
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, run.log.read_text()
+    assert code == 0
+    assert {".unfinished-step-000002", ".unfinished-model"} <= left
+    assert operations > 30
+    run.check(short)
+
+
+@pytest.mark.parametrize("size", [0, 100, 3000, 20_000])
+def test_killed_in_the_middle_of_a_write(short: Run, tmp_path: Path, size: int) -> None:
+    """In the recipe, the metrics or the configuration, the weights, the optimizer's state."""
+    run = Run(tmp_path, SHORT)
+    run.log = Path(os.devnull)
+    assert run.ends(Plan(largest_file=size, kills=True)) == -signal.SIGXFSZ
+    assert run.ends() == 0
+    run.check(short)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_ends(long: Run, tmp_path: Path, number: int) -> None:
+    run = Run(tmp_path, [])
+    process = run.start()
+    run.logs(5, process)
+    os.kill(process.pid or 0, number)
+    process.join()
+    done = len(run.lines())
+    assert 5 <= done < STEPS
+    assert process.exitcode == 128 + number
+    saved = run.folder / "checkpoints" / f"step-{done:06d}"
+    assert saved.is_dir()
+    assert run.error().startswith(f"Stopped after step {done} of {STEPS}; {saved} holds the run. ")
+    assert "Traceback" not in run.log.read_text()
+    assert not (run.folder / "model").exists()
+    assert run.ends() == 0
+    run.check(long)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_at_once(short: Run, tmp_path: Path, number: int) -> None:
+    """In the middle of a checkpoint, which is not there then."""
+    run = Run(tmp_path, SHORT)
+    at = operations_before("step-000002", short)
+    code = run.ends(Plan({at + 2: number, at + 4: number}))
+    assert code == (130 if number == signal.SIGINT else -number)
+    assert len(run.lines()) == 2
+    assert not (run.folder / "checkpoints" / "step-000002").exists()
+    assert run.ends() == 0
+    run.check(short)
+
+
+def operations_before(name: str, run: Run) -> int:
+    """How often files change before the first change of one of this name, in a run that was traced."""
+    return next(at for at, line in enumerate(run.trace.read_text().splitlines()) if name in line)
+
+
+@pytest.mark.parametrize("size", [2500, 6000, 30_000])
+def test_a_full_disk(short: Run, tmp_path: Path, size: int) -> None:
+    """One sentence says what is intact, and the run goes on from there when there is room."""
+    run = Run(tmp_path, SHORT)
+    assert run.ends(Plan({operations_before("step-000004", short): signal.SIGKILL})) == -signal.SIGKILL
+    kept = run.folder / "checkpoints" / "step-000002"
+    before = {path: path.read_bytes() for path in files(kept)}
+    assert run.ends(Plan(largest_file=size)) == 2
+    assert run.error().startswith(f"error: {str(run.folder)!r}"[:-1])
+    assert "no room" in run.error()
+    assert f"{str(kept)!r} is intact" in run.error()
+    assert "Traceback" not in run.log.read_text()
+    assert before == {path: path.read_bytes() for path in files(kept)}
+    assert run.ends() == 0
+    run.check(short)
