@@ -34,8 +34,9 @@ def in_words(lines: Sequence[Series]) -> str:
 
 
 def lambda_figure(metrics: Metrics, initial: Sequence[float] | None, title: str) -> list[str]:
-    """λ by layer over training as one figure, up to where one was not finite (null); none for a run that logged none (any
-    but a DIFF's).
+    """λ by layer over training as one figure; none for a run that logged none (any but a DIFF's).
+
+    Lines with a λ that was not finite (null) are left out.
     """
     logged = [
         (line["step"], line["lambdas"]) for line in metrics if line.get("lambdas") and None not in line["lambdas"]
