@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 import ranks
-from diff_transformer.train import Recipe, distributed, parse_recipe, read_metrics, train
+from diff_transformer.train import Recipe, build_data, build_model, distributed, parse_recipe, read_metrics, train
 from diff_transformer.train.distributed import Processes
 from diff_transformer.train.schema import TrainRecipe
+from diff_transformer.train.setup import draw_weights
 
 KINDS = ("diff", "diff_v2", "softmax")
 WAYS = ("ddp", "fsdp", "tensor")
@@ -77,7 +79,29 @@ def on_a_rank() -> None:
     for settings in ({"precision": "bf16"}, {"optimizer": "muon"}):
         name = next(iter(settings.values()))
         train(recipe("diff", "fsdp", text, **settings), folder / f"{name} fsdp")
+    first_weights(folder, rank)
     torch.distributed.destroy_process_group()
+
+
+def first_weights(folder: Path, rank: int) -> None:
+    """Of a sharded model that is nowhere whole."""
+    settings = odd(folder / "text")
+    group = Processes.of(settings.train)
+    model = build_model(settings, build_data(settings), without_weights=True)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model, _ = group.spread(model, folder, lambda model: draw_weights(model, settings.train.seed))
+    found = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
+    found["frequencies"] = model.model.rotary_emb.inv_freq
+    found["logits"] = model(torch.arange(7)[None]).logits
+    if rank == 0:
+        save_file({name: value.detach().contiguous() for name, value in found.items()}, folder / "first.safetensors")
+
+
+def odd(text: Path) -> Recipe:
+    """Sizes that two processes cannot share evenly, and one matrix for embedding and output."""
+    settings = recipe("diff", "fsdp", text).model_dump()
+    settings["model"] |= {"intermediate_size": 33, "tie_word_embeddings": True}
+    return parse_recipe(settings)
 
 
 def half_of(run: Path, copy: Path) -> Path:
@@ -140,6 +164,18 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one(spread: Path, way: str, 
     train(recipe("diff", way, spread / "text"), half, resume=True, progress=told)
     assert told.messages == ["1 process (cpu), float32"]
     check_equal(half, spread / "diff single")
+
+
+def test_a_sharded_model_starts_with_the_weights_of_one_process(spread: Path) -> None:
+    """To the last bit, although no process ever had all of them."""
+    found = load_file(spread / "first.safetensors")
+    settings = odd(spread / "text")
+    model = build_model(settings, build_data(settings))
+    expected = dict(model.named_parameters()) | {"frequencies": model.model.rotary_emb.inv_freq}
+    torch.testing.assert_close(found.pop("logits"), model(torch.arange(7)[None]).logits)
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
 
 
 @pytest.mark.parametrize(("name", "bound"), [("bf16", 5e-3), ("muon", 5e-4)])
