@@ -30,6 +30,7 @@ from diff_transformer.train.hardware import peak_flops
 from diff_transformer.train.inspection import inspect
 from diff_transformer.train.optimizer import build_optimizers
 from diff_transformer.train.progress import Silent
+from diff_transformer.train.step import rows_on
 
 HERE = Path(__file__).parent
 WARM_UP = 3  # steps of either that are not timed: kernels are built, memory is found
@@ -37,7 +38,7 @@ BAR = 0.03
 # How far apart the losses of a step may be, relatively: rounding that grows from step to step.
 AGREEMENT = {"no": 1e-3, "bf16": 3e-2}
 
-Batch = dict[str, Tensor]
+Batch = dict[str, Tensor | int]
 
 
 class Bare:
@@ -56,9 +57,9 @@ class Bare:
         wait_for(self.device)
         start = time.perf_counter()
         for batch in self.batches[len(self.losses) :][:steps]:
-            piece = {name: tensor.to(self.device) for name, tensor in batch.items()}
+            piece = {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
-                loss = self.model(**piece, use_cache=False).loss
+                loss = self.model(**piece, use_cache=False, chunked_loss=True).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or math.inf)
             for optimizer in self.optimizers:
@@ -157,12 +158,13 @@ def measure(recipe: Recipe, block: int, device: torch.device) -> list[Result]:
     started = time.perf_counter()
     batches = [data.batches.train_batch(step) for step in range(1, steps + 1)]
     making = (time.perf_counter() - started) / steps
-    turns = Turns(Bare(build_model(recipe, data), recipe, batches, device), block)
+    ready = [rows_on(torch.device("cpu"), batch) for batch in batches]
+    turns = Turns(Bare(build_model(recipe, data), recipe, ready, device), block)
     with tempfile.TemporaryDirectory() as folder:
         run = train(recipe, Path(folder) / "run", progress=turns, data=data)
     check_agreement(turns.losses, [float(loss) for loss in turns.bare.losses], AGREEMENT[recipe.train.precision])
 
-    one = {name: tensor[:1].to(device) for name, tensor in batches[0].items()}
+    one = rows_on(device, {name: tensor[:1] for name, tensor in batches[0].items()})
     inspecting = median_seconds(lambda: inspect(run.model, one), device, 3)
     each = {arm: [seconds / block for seconds in turns.seconds[arm]] for arm in turns.seconds}
     step = {arm: statistics.median(values) for arm, values in each.items()}
