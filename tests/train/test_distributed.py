@@ -255,6 +255,28 @@ def test_what_cannot_be(
         Processes.of(settings(**values))
 
 
+@pytest.mark.parametrize(
+    ("environment", "parallel", "kind"),
+    [
+        ({}, "auto", "ddp"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "auto", "fsdp"),
+        ({"ACCELERATE_USE_FSDP": "false"}, "auto", "ddp"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "fsdp", "fsdp"),
+        ({}, "tensor", "tensor"),
+    ],
+)
+def test_what_accelerate_launch_asks_for(
+    environment: dict[str, str], parallel: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    two = SimpleNamespace(num_processes=2, device=torch.device("cpu"), process_index=1)
+    monkeypatch.setattr(distributed, "PartialState", lambda cpu: two)
+    assert Processes.of(settings(parallel=parallel)).kind == kind
+    monkeypatch.setattr(distributed, "PartialState", lambda cpu: SimpleNamespace(**vars(two) | {"num_processes": 1}))
+    assert Processes.of(settings(parallel=parallel)).kind == "single"
+
+
 def processes(kind: Any, count: int = 2) -> Processes:
     return Processes(kind, torch.device("cpu"), 0, count, "no")
 
