@@ -5,7 +5,7 @@
 
 Each run trains a small recipe for a few steps in a process of its own. First it trains a tiny model of the same kind,
 so that what the first run loads and starts is there; the memory in use then is the base, and the peak above it, until
-the last step is done (before the model is saved), is compared with the plan. On the CPU that is the process' resident
+the second step is done, is compared with the plan. On the CPU that is the process' resident
 memory, with glibc told to give every block of 64 KiB or more back to the system as soon as it is free: otherwise gaps
 in its heap would be measured, which depend on what was freed before. On CUDA it is what torch has allocated.
 """
@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from diff_transformer.train.progress import Silent
 HERE = Path(__file__).parent
 BAR = 0.15
 MIB = 1 << 20
-STEPS = 3
+STEPS = 2
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
 MODEL = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "head_dim": 64, "vocab_size": 8192}
@@ -63,7 +64,7 @@ def recipe_of(name: str, attention_type: str, device: str, tiny: bool = False) -
             "model": {**MODEL, **given.get("model", {}), **(TINY if tiny else {}), "attention_type": attention_type},
             "data": {**data, "length": 128} if tiny else data,
             "train": {
-                "steps": STEPS,
+                "steps": STEPS + 1,  # the last one saves the model, which takes memory of its own
                 "learning_rate": 1e-4,
                 "inspect_every": None,
                 "device": "cpu" if device == "cpu" else "auto",
@@ -73,16 +74,21 @@ def recipe_of(name: str, attention_type: str, device: str, tiny: bool = False) -
     )
 
 
+class Enough(Exception):  # noqa: N818  # no error: it ends a run whose memory is known
+    """The second step is done: the optimizer's state was there from its beginning."""
+
+
 class Peak(Silent):
-    """Remembers the most memory that was in use when the last step but one was done."""
+    """Ends a run after its second step, and remembers the most memory that was in use until then."""
 
     def __init__(self, device: torch.device) -> None:
         self.meter, self.found = meter(device), 0
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         del loss, tokens_per_second
-        if step < STEPS:  # after the last one the model is saved, possibly before this is called
-            self.found = self.meter.peak()
+        self.found = self.meter.peak()
+        if step == STEPS:
+            raise Enough
 
 
 def measure(name: str, attention_type: str, device: str) -> int:
@@ -93,7 +99,8 @@ def measure(name: str, attention_type: str, device: str) -> int:
         peak = Peak(torch.device(device))
         base = peak.meter.now()
         peak.meter.forget()
-        train(recipe_of(name, attention_type, device), Path(folder) / "run", progress=peak)
+        with suppress(Enough):
+            train(recipe_of(name, attention_type, device), Path(folder) / "run", progress=peak)
     return peak.found - base
 
 

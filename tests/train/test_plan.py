@@ -89,9 +89,14 @@ def test_a_plan_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_backend_is_what_would_be_chosen() -> None:
     config = build_config(load_recipe("paper-3b"), 100)
     wide = build_config(load_recipe("small", ["model.head_dim=256"]), 100)
-    assert backend(config, GPUS["h200"]) == "triton"
-    assert backend(config, GPUS["mi300x"]) == "sdpa"
-    assert backend(wide, GPUS["h200"]) == "sdpa"
+    assert backend(config, GPUS["h200"], half=True, packed=True) == "triton"
+    assert backend(config, GPUS["mi300x"], half=True, packed=True) == "sdpa"
+    assert backend(wide, GPUS["h200"], half=True, packed=True) == "sdpa"
+    twin = build_config(load_recipe("paper-3b", ["model.attention_type=softmax"]), 100)
+    assert backend(twin, GPUS["h200"], half=True, packed=True) == "sdpa"
+    assert backend(twin, GPUS["h200"], half=False, packed=True) == "document"
+    assert backend(twin, None, half=True, packed=True) == "document"
+    assert backend(twin, None, half=False, packed=False) == "sdpa"
 
 
 def test_the_vocabulary_is_the_datas() -> None:

@@ -17,7 +17,8 @@ def layer_bytes(config: DiffTransformerConfig, backend: str, half: bool, ranks: 
 
     Args:
         config: the model's.
-        backend: what computes differential attention; the twin's is torch's.
+        backend: what computes attention: "triton", "cpu", "blockwise" or "sdpa", and of the twin "sdpa" or "document",
+            which is that for one document after the other.
         half: whether the products run in half precision.
         ranks: among how many the heads and the feed-forward network are shared out (tensor parallelism).
     """
@@ -42,8 +43,9 @@ def attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> f
     W is the width of all heads together (A·d), K that of all keys.
     """
     heads, width, keys = config.num_attention_heads, query_width(config), key_width(config)
-    if config.attention_type == "softmax":  # q, k, v, the output (which W_O reads), and the rows' log-sums
-        return (2 * width + 2 * keys) * size + heads * FLOAT
+    if config.attention_type == "softmax":  # q, k, v, the output (which W_O reads), the rows' log-sums;
+        # and, where documents are put together, that once more.
+        return (2 * width + 2 * keys + (width if backend == "document" else 0)) * size + heads * FLOAT
     pairs = heads if config.attention_type == "diff_v2" else heads // 2  # heads of two maps each
     # q, k, v; λ where it is one for each token.
     kept = (2 * pairs * head_dim(config) + 2 * keys) * size
@@ -66,10 +68,10 @@ def layer_backward_bytes(config: DiffTransformerConfig, half: bool, ranks: int =
     """What the backward pass of a layer holds for each token beside what was kept, where it holds most.
 
     That is in the feed-forward network: the gradients of the product's two factors, when that of the product is no
-    longer balanced by the product; and the stream's gradient, and its copy in the products' dtype.
+    longer balanced by the product; and the stream's gradient, in half precision with a copy in that.
     """
-    size = 2 if half else FLOAT
-    return 2 * config.intermediate_size * size / ranks + config.hidden_size * (FLOAT + size)
+    size, copy = (2, 2) if half else (FLOAT, 0)
+    return 2 * config.intermediate_size * size / ranks + config.hidden_size * (FLOAT + copy)
 
 
 def ends_bytes(config: DiffTransformerConfig) -> float:

@@ -103,7 +103,7 @@ class Situation:
         parts: how many such parts make a step (accumulation).
         half: whether autocast computes in half precision.
         checkpointing: whether a layer is computed again in the backward pass.
-        backend: what computes differential attention.
+        backend: what computes attention, see :func:`diff_transformer.train.activations.layer_bytes`.
         on_cpu: whether the device is a CPU, whose optimizers make tensors of their own; a GPU's run in one kernel.
     """
 
@@ -137,7 +137,7 @@ def _moments(config: DiffTransformerConfig, sizes: Sizes, s: Situation) -> list[
         return Memory(weights, kept_gradients + gradients, state, activations, gathered + workspace)
 
     in_layer = tokens * layer_backward_bytes(config, s.half, ranks) + sizes.largest_of_layer * FLOAT / ranks
-    in_layer += whole_layer if s.checkpointing else 0
+    in_layer += whole_layer - kept_layer  # what checkpointing computes again
     moments = [moment(0, sizes.layers * kept_layer + ends, loss_bytes(config, tokens, s.half, s.on_cpu))]
     # The backward pass goes through the layers from the last to the first: gradients come, activations go.
     for done in range(sizes.layers):

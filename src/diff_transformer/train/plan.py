@@ -15,7 +15,7 @@ from diff_transformer.train.distributed import Kind, Processes
 from diff_transformer.train.flops import flops_per_token, head_dim
 from diff_transformer.train.hardware import Gpu, gpu_named, peak_flops
 from diff_transformer.train.memory import Memory, Situation, meta_model, peak_memory, sizes_of
-from diff_transformer.train.recipe import Recipe, RetrievalData, build_config
+from diff_transformer.train.recipe import Recipe, RetrievalData, TextData, build_config
 
 GIB = 1 << 30
 CPU = "cpu"
@@ -123,7 +123,7 @@ def plan(
         parts=settings.accumulation,
         half=settings.precision != "no",
         checkpointing=False,
-        backend=backend(config, device),
+        backend=backend(config, device, settings.precision != "no", _is_packed(recipe)),
         on_cpu=device is None,
     )
     room = _room(device)
@@ -185,11 +185,19 @@ def vocabulary(recipe: Recipe) -> int:
     return len(AutoTokenizer.from_pretrained(data.tokenizer))
 
 
-def backend(config: DiffTransformerConfig, gpu: Gpu | None) -> str:
-    """What `diff_attention` would take on a device: see :func:`diff_transformer.ops.backends.choose`."""
+def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool) -> str:
+    """What computes attention on a device: see :func:`diff_transformer.ops.backends.choose` and, for the twin, whose
+    documents are packed, :func:`diff_transformer.model.documents.attend_by_document`.
+    """
+    if config.attention_type == "softmax":
+        return "document" if packed and not (half and gpu is not None and gpu.is_cuda) else "sdpa"
     if gpu is None:
         return "cpu" if explain("cpu")["cpu"] is None else "blockwise"
     return "triton" if gpu.is_cuda and head_dim(config) <= WIDEST_KEY else "sdpa"
+
+
+def _is_packed(recipe: Recipe) -> bool:
+    return isinstance(recipe.data, TextData) and recipe.data.isolate_documents
 
 
 def _kind(parallel: str, devices: int) -> Kind:
