@@ -21,8 +21,9 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from diff_transformer.train.optimizer_state import by_name, empty_state, reshard, tensors_of
 from diff_transformer.train.run_state import RunState, read_state
-from diff_transformer.train.tensor_files import TensorFiles, is_split, size, write_plain, write_split, write_weights
+from diff_transformer.train.tensor_files import TensorFiles, bytes_of, is_split, write_plain, write_split, write_weights
 from diff_transformer.train.together import gathered, is_first, rank, together
 from diff_transformer.train.whole_folder import (
     candidates,
@@ -53,7 +54,7 @@ def without_bars() -> Iterator[None]:
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """What a checkpoint holds of a model: parameters and buffers by name, what is tied under its first name alone."""
-    _reshard(model)
+    reshard(model)
     names = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
@@ -127,14 +128,14 @@ class Checkpoints:
             OSError: it cannot be written, as where the disk is full; the checkpoints before are as they were.
         """
         final = self.folder / f"{_PREFIX}{state.step:06d}"
-        moments = _optimizer_tensors(model, optimizers)
+        moments = tensors_of(model, optimizers)
         split = is_split(moments.values())
         random = _random_state()
         with together():
             if is_first():
                 for target in left_behind(self.folder, f"{_PREFIX}*"):
                     clean_up(target)
-        room = size(weights_of(model).values()) + size(moments.values())
+        room = bytes_of(weights_of(model).values()) + bytes_of(moments.values())
         with written_whole(final, room=room, intact=self.intact()) as folder:
             save_model(folder, model, tokenizer)
             if split:
@@ -215,11 +216,11 @@ def _restore(checkpoint: Path, model: nn.Module, optimizers: Sequence[torch.opti
                 wrong = f"is {'not ' if name not in there else ''}in it, and {'not ' if name not in here else ''}here"
             raise ValueError(f"The checkpoint {str(checkpoint)!r} is not one of this model: {name} {wrong}.")
     moment_files = TensorFiles(folder) if folder.is_dir() else files
-    moments = [_empty_moments(model, optimizer, moment_files) for optimizer in optimizers]
+    moments = [empty_state(model, optimizer, moment_files) for optimizer in optimizers]
     random = load_file(checkpoint / _RANDOM)
     files.read(weights)
     for optimizer, state in zip(optimizers, moments, strict=True):
-        moment_files.read(_named(model, optimizer, state))
+        moment_files.read(by_name(model, optimizer, state))
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     torch.set_rng_state(_of_this_process(random, "cpu"))
     if torch.cuda.is_available() and "cuda/0" in random:
@@ -235,58 +236,6 @@ def _save_configuration(folder: Path, model: Any) -> None:
     config.save_pretrained(folder)
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
-
-
-def _named(
-    model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]]
-) -> dict[str, Tensor]:
-    """An optimizer's state by "parameter/key", from what its state dictionary counts in the order of the groups."""
-    names = _parameter_names(model, optimizer)
-    return {f"{names[index]}/{key}": tensor for index, entry in state.items() for key, tensor in entry.items()}
-
-
-def _parameter_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    _reshard(model)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [names[id(parameter)] for parameter in _parameters(optimizer)]
-
-
-def _reshard(model: nn.Module) -> None:
-    """After a forward pass alone, FSDP2 leaves whole copies in the places of some parameters."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """Each parameter belongs to one optimizer, so names do not meet."""
-    tensors: dict[str, Tensor] = {}
-    for optimizer in optimizers:
-        tensors |= _named(model, optimizer, optimizer.state_dict()["state"])
-    return tensors
-
-
-def _empty_moments(
-    model: nn.Module, optimizer: torch.optim.Optimizer, files: TensorFiles
-) -> dict[int, dict[str, Tensor]]:
-    """Tensors for the state that files hold, split as the parameters are; by number, as in a state dictionary."""
-    keys: dict[str, list[str]] = {}
-    for full_name in files.shapes:
-        name, _, key = full_name.rpartition("/")
-        keys.setdefault(name, []).append(key)
-    state: dict[int, dict[str, Tensor]] = {}
-    names = _parameter_names(model, optimizer)
-    for index, (name, parameter) in enumerate(zip(names, _parameters(optimizer), strict=True)):
-        for key in keys.get(name, ()):
-            shape, dtype = files.shapes[f"{name}/{key}"], files.dtypes[f"{name}/{key}"]
-            like_it = shape == parameter.shape  # a number that counts steps is not
-            empty = torch.empty_like(parameter.detach(), dtype=dtype) if like_it else torch.empty(shape, dtype=dtype)
-            state.setdefault(index, {})[key] = empty
-    return state
 
 
 def _random_state() -> dict[str, Tensor]:

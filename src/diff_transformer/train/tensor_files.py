@@ -28,7 +28,7 @@ def is_split(tensors: Iterable[Tensor]) -> bool:
     return any(isinstance(tensor, DTensor) for tensor in tensors)
 
 
-def size(tensors: Iterable[Tensor]) -> int:
+def bytes_of(tensors: Iterable[Tensor]) -> int:
     """How many bytes they have on all processes together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -41,8 +41,8 @@ def write_split(folder: Path, tensors: dict[str, Tensor]) -> None:
 def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Whole tensors in the files and with the index that `from_pretrained` reads. Called on every process.
 
-    Each process writes its share of the tensors: nobody holds more than that, but for the one tensor that is being
-    put together, and a copy of the share while it is written.
+    Each process writes its share of the tensors: nobody holds more than that, two copies of it while it is written, and
+    the one tensor that is being put together.
     """
     files = _shared_out(tensors)
     own = {}
@@ -90,8 +90,8 @@ def _shared_out(tensors: dict[str, Tensor]) -> dict[str, int]:
     files = min(dist.get_world_size(), len(tensors))
     filled = [0] * files
     numbers = {}
-    for name in sorted(tensors, key=lambda name: (-size([tensors[name]]), name)):
+    for name in sorted(tensors, key=lambda name: (-bytes_of([tensors[name]]), name)):
         emptiest = filled.index(min(filled))
-        filled[emptiest] += size([tensors[name]])
+        filled[emptiest] += bytes_of([tensors[name]])
         numbers[name] = emptiest + 1
     return numbers
