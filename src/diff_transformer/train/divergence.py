@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,19 +15,19 @@ from torch import Tensor
 
 from diff_transformer.data.packing import IGNORED
 from diff_transformer.train.distributed import Processes
-from diff_transformer.train.fault import Origin, find_origin, layer_of
+from diff_transformer.train.fault import Origin, find_origin, layer_of, loss_of_rows
 from diff_transformer.train.inspection import inspect, reduced
-from diff_transformer.train.rows import loss_of_rows
+from diff_transformer.train.sharding import reshard
 from diff_transformer.train.together import gathered
 
 # Losses that a new one is compared with: so many at most, and not before there are so many.
 _KEPT, _NEEDED = 100, 20
-# A batch of few tokens has a loss that jumps by nature. A rise counts from so many times the usual distance (the median
-# one) between a loss and the median; in ordinary batches max_loss_rise is more than that.
-_DISTANCES = 30
+# A batch of few tokens has a loss that jumps by nature. A rise counts from so many times the usual jump (the median one
+# from a step to the next); where batches are not tiny, max_loss_rise is more than that.
+_JUMPS = 25
 # Bad steps in a row that are left out; and of fp16's overflowing gradients, which halve the scale each time.
 _LEFT_OUT, _OVERFLOWS = 10, 30
-# A number of a layer that has grown less than this says nothing.
+# A number of a layer that has grown less than so many times says nothing.
 _GROWN = 2.0
 
 _WORDS = {
@@ -90,8 +91,8 @@ class Watch:
             return f"the gradient norm became {norm}{often}"
         if self.max_loss_rise is None or usual is None or len(self.losses) < _NEEDED:
             return None
-        distance = median(abs(each - usual) for each in self.losses)
-        if loss - usual <= max(self.max_loss_rise, _DISTANCES * distance):
+        jump = median(abs(after - before) for before, after in pairwise(self.losses))
+        if loss - usual <= max(self.max_loss_rise, _JUMPS * jump):
             return None
         return f"the loss rose to {loss:.2f}, from {usual:.2f} as the median of the last {len(self.losses)} steps"
 
@@ -140,10 +141,18 @@ class Divergence:
         return f"At step {self.step} {self.fault.what}. {self.found}"
 
     def write(self, file: Path) -> None:
-        """Write all of it as JSON, whole or not at all; what is not finite is null."""
+        """Write all of it as JSON, whole or not at all; what is not finite is null.
+
+        Raises:
+            OSError: it cannot be written; the message is what `str()` gives, and why.
+        """
         unfinished = file.with_name(f".unfinished-{file.name}")
-        unfinished.write_text(json.dumps(_plain(asdict(self)), indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, file)
+        try:
+            unfinished.write_text(json.dumps(_plain(asdict(self)), indent=1) + "\n", encoding="utf-8")
+            os.replace(unfinished, file)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise OSError(f"{self} This cannot be written to {str(file)!r}: {error}.") from error
 
 
 def diagnose(
@@ -249,6 +258,7 @@ def _rows(model: Any, own: Mapping[str, Tensor], processes: Processes) -> tuple[
         )
         for row, count in enumerate(targets)
     ]
+    reshard(model)
     return torch.stack(losses).tolist(), targets.tolist()
 
 
@@ -260,7 +270,7 @@ def _growth(now: Mapping[str, list[float]], before: Mapping[str, list[float]]) -
     grown = {
         name: [_times(name, new, old) for new, old in zip(values, before[name], strict=True)]
         for name, values in now.items()
-        if before.get(name)
+        if name in _WORDS and before.get(name)
     }
     if not grown:
         return None, "No numbers of the layers were logged before, to compare these with (train.inspect_every)."

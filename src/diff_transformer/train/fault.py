@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from diff_transformer.train.distributed import Processes
-from diff_transformer.train.rows import loss_of_rows
+from diff_transformer.train.sharding import reshard
+from diff_transformer.train.step import rows_on
 from diff_transformer.train.together import gathered
 
 Side = Literal["input", "output"]
@@ -61,7 +62,7 @@ def find_origin(
 
     Args:
         model: without DDP's wrapper, in training mode.
-        pieces: this process' parts of the batch; see `loss_of_rows`.
+        pieces: this process' parts of the batch, (n, N) on the CPU.
         items: what each part's loss is divided by.
         processes: those that train together.
 
@@ -75,6 +76,7 @@ def find_origin(
         model.zero_grad()
         with ExitStack() as undo:
             undo.callback(model.zero_grad)
+            undo.callback(reshard, model)
             undo.enter_context(torch.compiler.set_stance("force_eager"))
             sight = _Sight(model, undo)
             loss = loss_of_rows(model, piece, items, processes)
@@ -103,6 +105,14 @@ def find_origin(
         f"{largest[name]:.1e}, is of {name}"
     )
     return Origin("norm", name.rpartition(".")[0], found, None, list(range(processes.count)))
+
+
+def loss_of_rows(model: nn.Module, rows: dict[str, Tensor], items: Tensor, processes: Processes) -> Tensor:
+    """The summed loss of some rows of a batch, divided by `items`: as a step of training computes it."""
+    with processes.autocast():
+        return model(
+            **rows_on(processes.device, rows), num_items_in_batch=items, use_cache=False, chunked_loss=True
+        ).loss
 
 
 class _Sight:
