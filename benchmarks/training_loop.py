@@ -58,7 +58,7 @@ class Bare:
         start = time.perf_counter()
         for batch in self.batches[len(self.losses) :][:steps]:
             piece = {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+            with autocast(self.device, self.settings.precision):
                 loss = self.model(**piece, use_cache=False, chunked_loss=True).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or math.inf)
@@ -95,6 +95,10 @@ class Turns(Silent):
         else:
             self.bare.run(WARM_UP)
         self._began = time.perf_counter()
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def wait_for(device: torch.device) -> None:
@@ -165,7 +169,8 @@ def measure(recipe: Recipe, block: int, device: torch.device) -> list[Result]:
     check_agreement(turns.losses, [float(loss) for loss in turns.bare.losses], AGREEMENT[recipe.train.precision])
 
     one = rows_on(device, {name: tensor[:1] for name, tensor in batches[0].items()})
-    inspecting = median_seconds(lambda: inspect(run.model, one), device, 3)
+    with autocast(device, recipe.train.precision):
+        inspecting = median_seconds(lambda: inspect(run.model, one), device, 3)
     each = {arm: [seconds / block for seconds in turns.seconds[arm]] for arm in turns.seconds}
     step = {arm: statistics.median(values) for arm, values in each.items()}
     ratios = spread([ours / bare for ours, bare in zip(each["train"], each["bare"], strict=True)])
