@@ -449,6 +449,30 @@ def test_a_gradient_that_is_no_number_stops_the_run_before_it_spoils_the_weights
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+# torch's own, while it traces a graph and while it runs one.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compiled_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer runs compiled, is inspected all the same, and learns what it learns uncompiled."""
+    graphs: list[Any] = []
+
+    def traced(graph: Any, examples: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, examples)  # the default takes half a minute to compile
+
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compile_module(module, backend=traced))
+    plain = train(recipe(inspect_every=2), tmp_path / "plain")
+    assert not graphs
+    compiled = train(recipe(inspect_every=2, compile=True), tmp_path / "compiled")
+    assert len(graphs) >= 2
+    lines = [read_metrics(run.folder / "metrics.jsonl") for run in (plain, compiled)]
+    for one, two in zip(*lines, strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert two.get("logit_max") == pytest.approx(one.get("logit_max"), rel=1e-4)
+
+
 def test_bf16(tmp_path: Path) -> None:
     run = train(recipe(precision="bf16", steps=3, gradient_checkpointing=True), tmp_path / "run")
     assert run.last["loss"] < 4

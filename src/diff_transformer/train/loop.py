@@ -15,7 +15,14 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from diff_transformer.data.batches import Batches
-from diff_transformer.train.checkpoint import Checkpoints, RunState, load_checkpoint, save_model, written_whole
+from diff_transformer.train.checkpoint import (
+    Checkpoints,
+    RunState,
+    load_checkpoint,
+    save_model,
+    weights_of,
+    written_whole,
+)
 from diff_transformer.train.distributed import Processes
 from diff_transformer.train.divergence import Divergence, Watch, diagnose
 from diff_transformer.train.flops import flops_per_token
@@ -37,6 +44,7 @@ from diff_transformer.train.run_folder import (
 from diff_transformer.train.setup import Data, build_data, build_model, draw_weights
 from diff_transformer.train.sharding import reshard
 from diff_transformer.train.step import backward, prefetched, rows_on
+from diff_transformer.train.tensor_files import bytes_of
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
 Evaluate = Callable[[Any, int], dict[str, float]]
@@ -200,7 +208,8 @@ def train(
             progress.stop()
 
     model.eval()
-    with written_whole(folder / MODEL) as target:
+    room = bytes_of(weights_of(model).values())
+    with written_whole(folder / MODEL, room=room, intact=checkpoints.intact()) as target:
         save_model(target, model, data.tokenizer)
     processes.wait()
     return TrainedRun(

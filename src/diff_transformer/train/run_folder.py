@@ -12,7 +12,7 @@ CHECKPOINTS = "checkpoints"
 MODEL = "model"
 DIVERGENCE = "divergence.json"
 # The recipe goes last: as long as it is there, the folder is known as ours.
-_UNFINISHED_MODELS = tuple(f".{why}-{MODEL}" for why in ("unfinished", "replaced", "discarded"))
+_UNFINISHED_MODELS = tuple(f".{why}-{MODEL}" for why in ("unfinished", "replaced"))
 _OURS = (METRICS, TENSORBOARD, CHECKPOINTS, MODEL, *_UNFINISHED_MODELS, DIVERGENCE, RECIPE)
 _NAMED = 4  # differing settings that a message names
 _HEADING = "# A training run of diff-transformer, every setting spelled out.\n"

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from transformers.utils import logging
 
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.train.checkpoint import without_bars
 from diff_transformer.train.recipe import Recipe, build_config
 
 # What decides which number a weight stands for. Positions may be reached further, and told apart otherwise.
@@ -62,19 +62,15 @@ def load_start(
             f"model.start_from {str(folder)!r} has a tokenizer of its own, with other tokens than the recipe's: "
             f"data.tokenizer={folder} takes it."
         )
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        model, report = DiffTransformerForCausalLM.from_pretrained(
-            folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
-        )
+        with without_bars():
+            model, report = DiffTransformerForCausalLM.from_pretrained(
+                folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+            )
     except (SafetensorError, RuntimeError) as error:
         raise ValueError(
             f"model.start_from {str(folder)!r}: the weights cannot be loaded: {str(error).splitlines()[0]}"
         ) from error
-    finally:
-        if bars:
-            logging.enable_progress_bar()
     if wrong := sorted({*report["missing_keys"], *report["unexpected_keys"]}):
         raise ValueError(f"model.start_from {str(folder)!r} does not hold the model's weights; wrong is {wrong[0]!r}.")
     return model.train()
