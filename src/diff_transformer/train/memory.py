@@ -134,10 +134,10 @@ def _moments(config: DiffTransformerConfig, sizes: Sizes, s: Situation) -> list[
     ends = tokens * ends_bytes(config)
 
     def moment(gradients: float, activations: float, workspace: float) -> Memory:
-        return Memory(weights, kept_gradients + gradients, state, activations, gathered + workspace)
+        return Memory(weights, kept_gradients + gradients, state, activations, workspace)
 
     in_layer = tokens * layer_backward_bytes(config, s.half, ranks) + sizes.largest_of_layer * FLOAT / ranks
-    in_layer += whole_layer - kept_layer  # what checkpointing computes again
+    in_layer += gathered + whole_layer - kept_layer  # what checkpointing computes again
     moments = [moment(0, sizes.layers * kept_layer + ends, loss_bytes(config, tokens, s.half, s.on_cpu))]
     # The backward pass goes through the layers from the last to the first: gradients come, activations go.
     for done in range(sizes.layers):
