@@ -135,7 +135,9 @@ def _takes_several_lengths(device: str, dtype: torch.dtype, width: int) -> bool:
 
 @functools.cache
 def _has_several_lengths() -> bool:
-    if find_spec("torch.nn.attention.varlen") is None or not torch.backends.cuda.is_flash_attention_available():
+    # Whether AMD's kernels take the same has not been looked at.
+    flash = torch.backends.cuda.is_flash_attention_available() and torch.version.hip is None
+    if not flash or find_spec("torch.nn.attention.varlen") is None:
         return False
     from torch.nn.attention.varlen import varlen_attn
 
