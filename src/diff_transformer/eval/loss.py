@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from diff_transformer.data import TextBatches
+from diff_transformer.data.packing import IGNORED, flattened
+from diff_transformer.model import DiffTransformerForCausalLM, attends_by_document
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,11 @@ def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
     """
     device = next(model.parameters()).device
     nats, targets = 0.0, 0
+    options = {"chunked_loss": True} if isinstance(model, DiffTransformerForCausalLM) else {}
     for batch in batches.validation_batches():
-        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        targets += int((batch["labels"][:, 1:] != IGNORED).sum())
+        row = flattened(batch) if attends_by_document(model.config) else batch
+        row = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in row.items()}
         # Dividing by one item gives the sum instead of the mean.
-        nats += float(model(**batch, num_items_in_batch=1, use_cache=False).loss)
-        targets += int((batch["labels"][:, 1:] != -100).sum())
+        nats += float(model(**row, num_items_in_batch=1, use_cache=False, **options).loss)
     return LanguageLoss(nats, targets, batches.validation_bytes)
