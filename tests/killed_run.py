@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -31,12 +32,14 @@ class Plan:
 
     Attributes:
         signals: a signal that the process sends itself before it changes files for the n-th time, by n from 0.
+        delay: how many seconds later it comes.
         largest_file: bytes after which no file grows; None for no limit.
         kills: whether the kernel ends the process there and then, in the middle of a write; else the write fails.
         trace: a file for a line about each change of files, in their order.
     """
 
     signals: Mapping[int, int] = field(default_factory=dict)
+    delay: float = 0.0
     largest_file: int | None = None
     kills: bool = False
     trace: Path | None = None
@@ -76,7 +79,7 @@ class _Counter:
     """
 
     def __init__(self, plan: Plan, folder: str) -> None:
-        self.signals, self.folder, self.count = plan.signals, folder, 0
+        self.signals, self.delay, self.folder, self.count = plan.signals, plan.delay, folder, 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         self.trace = None if plan.trace is None else os.open(plan.trace, flags)
 
@@ -87,7 +90,9 @@ class _Counter:
             os.write(self.trace, f"{event} {arguments[0]}\n".encode())
         number = self.signals.get(self.count)
         self.count += 1
-        if number is not None:
+        if number is not None and self.delay:
+            threading.Timer(self.delay, os.kill, (os.getpid(), number)).start()
+        elif number is not None:
             os.kill(os.getpid(), number)
 
     def is_ours(self, path: object) -> bool:
