@@ -37,7 +37,7 @@ STEPS = 2
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
 MODEL = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "head_dim": 64, "vocab_size": 8192}
-TINY = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 32}
+TINY = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 32, "num_key_value_heads": 2}
 # What differs from the first: a deeper stack whose layers are computed again; and parts in half precision, tied.
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "plain": {"data": {"batch_size": 2}},

@@ -8,8 +8,9 @@ import torch
 
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.model import DiffTransformerForCausalLM
-from diff_transformer.train import Data, Recipe, build_data, build_model, parse_recipe
+from diff_transformer.train import Data, Recipe, build_data, build_model, parse_recipe, train
 from diff_transformer.train.checkpoint import save_model
+from diff_transformer.train.progress import Silent
 from diff_transformer.train.start import check_start
 
 MODEL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 4}
@@ -147,3 +148,41 @@ def test_weights_that_are_not_all_there(data: Data, trained: tuple[Path, DiffTra
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"does not hold the model's weights; wrong is 'model\.layers\.1\.self_attn"):
         build_model(recipe(start_from=str(folder)), data)
+
+
+def test_a_run_goes_on_from_another_ones_model_and_resumes_without_it(tmp_path: Path) -> None:
+    def settings(**changes: object) -> Recipe:
+        model = {**MODEL, **{name: value for name, value in changes.items() if name not in ("steps", "rate", "every")}}
+        train_settings = {
+            "steps": changes.get("steps", 2),
+            "learning_rate": changes.get("rate", 1e-2),
+            "checkpoint_every": changes.get("every"),
+            "inspect_every": None,
+        }
+        data = {"kind": "retrieval", "length": 32, "batch_size": 2, "validation_sequences": 2}
+        return parse_recipe({"name": "t", "model": model, "data": data, "train": train_settings})
+
+    first = train(settings(), tmp_path / "first")
+    start = str(first.model_folder)
+    longer = {"start_from": start, "rope_theta": 640000.0, "max_position_embeddings": 64, "every": 1}
+    still = train(settings(**longer, rate=1e-30, steps=1), tmp_path / "still").model  # nothing is learned
+    theirs = dict(first.model.named_parameters())
+    for name, parameter in still.named_parameters():
+        assert torch.allclose(parameter, theirs[name], rtol=1e-6, atol=1e-7), name
+
+    whole = train(settings(**longer), tmp_path / "whole").model
+    run = tmp_path / "half"
+    with pytest.raises(KeyboardInterrupt):
+        train(settings(**longer), run, progress=StopsAfterOne())
+    (tmp_path / "first").rename(tmp_path / "moved")
+    resumed = train(settings(**longer), run, resume=True).model
+    for parameter, expected in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
+
+
+class StopsAfterOne(Silent):
+    """Ctrl-C during the second step; the first one is in a checkpoint."""
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        if step == 2:
+            raise KeyboardInterrupt
