@@ -7,16 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from diff_transformer import results
 from diff_transformer.results import (
     AttentionExample,
     Result,
     ResultsFile,
     Samples,
-    capture_environment,
-    capture_results,
-    mean_interval,
-    proportion_interval,
+    files,
     read_attention,
     read_metrics,
     read_results,
@@ -34,55 +30,6 @@ def results_file() -> ResultsFile:
     )
     environment = {"command": "demo", "device": "cpu", "versions": {"python": "3"}, "commit": None, "created": "now"}
     return ResultsFile(**environment, title="t", settings={"steps": 3, "name": None}, records=records)
-
-
-# Wilson 1927 as tabulated by Newcombe (1998, Table I, method 3), to the four digits given there.
-@pytest.mark.parametrize(
-    ("successes", "n", "interval"),
-    [
-        (81, 263, (0.2553, 0.3662)),
-        (15, 148, (0.0624, 0.1605)),
-        (0, 20, (0.0, 0.1611)),
-        (1, 29, (0.0061, 0.1718)),
-        (29, 29, (0.8830, 1.0)),
-    ],
-)
-def test_proportion_interval_is_wilsons(successes: int, n: int, interval: tuple[float, float]) -> None:
-    assert proportion_interval(successes, n) == pytest.approx(interval, abs=5e-5)
-
-
-@pytest.mark.parametrize(("successes", "n"), [(1, 0), (-1, 3), (4, 3)])
-def test_proportion_interval_refuses_impossible_counts(successes: int, n: int) -> None:
-    with pytest.raises(ValueError, match=f"successes={successes}, n={n}"):
-        proportion_interval(successes, n)
-
-
-# The 0.975 quantiles of Student's t as every table has them, both sides of where the expansion takes over.
-@pytest.mark.parametrize(
-    ("df", "quantile"),
-    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (10, 2.2281), (30, 2.0423), (120, 1.9799)],
-)
-def test_mean_interval_is_students(df: int, quantile: float) -> None:
-    values = [float(value) for value in range(df + 1)]
-    low, high = mean_interval(values) or (math.nan, math.nan)
-    spread = math.sqrt(sum((value - df / 2) ** 2 for value in values) / df / (df + 1))
-    assert (low + high) / 2 == pytest.approx(df / 2)
-    assert (high - low) / 2 / spread == pytest.approx(quantile, abs=6e-5)
-
-
-def test_t_quantile_is_continuous_where_the_formula_changes() -> None:
-    exact = [results._t_quantile(df) for df in (198, 199, 200)]
-    step = exact[1] - exact[2]
-    assert results._t_quantile(201) == pytest.approx(exact[2] - step, abs=1e-6)
-
-
-def test_mean_interval_of_one_value_of_none_and_of_a_diverged_run() -> None:
-    assert mean_interval([3.0]) is None
-    with pytest.raises(ValueError, match="no values"):
-        mean_interval([])
-    low, high = mean_interval([1.0, math.inf, 2.0]) or (0.0, 0.0)
-    assert math.isnan(low)
-    assert math.isnan(high)
 
 
 def test_results_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile) -> None:
@@ -135,7 +82,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(results.os, "replace", fail)
+    monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         write_text(path, "new")
     assert path.read_text() == "old"
@@ -214,44 +161,6 @@ def test_metrics_leave_out_the_line_being_written(tmp_path: Path) -> None:
     path.write_text('{"step": 1}\n{"loss\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 is not JSON"):
         read_metrics(path)
-
-
-def test_the_environment_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results.sys, "argv", ["/somewhere/bin/diff-transformer", "demo", "--text", "my notes.txt"])
-    environment = capture_environment("cpu")
-    assert environment.command == "diff-transformer demo --text 'my notes.txt'"
-    assert "thread" in environment.device
-    assert set(environment.versions) == {"python", "diff-transformer", "torch", "transformers"}
-    assert environment.created.endswith("+00:00")
-    monkeypatch.setattr(results.sys, "argv", ["benchmarks/ops.py", "-v"])
-    assert results.command_line() == "ops.py -v"
-    records = [Result(name="x", arm="diff", value=1.0)]
-    captured = capture_results("title", {"steps": 1}, records, "cpu")
-    assert captured.records == tuple(records)
-    assert captured.command == "ops.py -v"
-
-
-def test_the_commit_is_this_projects_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = tmp_path / "results.py"
-    module.write_text("")
-    monkeypatch.setattr(results, "__file__", str(module))
-    assert results._git_commit() is None
-
-    def git(*arguments: str) -> str:
-        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-        command = ["git", "-C", str(tmp_path), *identity, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    git("init", "-q")
-    (tmp_path / "other").write_text("")
-    git("add", "other")
-    git("commit", "-qm", "somebody else's")
-    assert results._git_commit() is None, "a file that their repository does not track is not theirs"
-    git("add", "results.py")
-    git("commit", "-qm", "ours")
-    assert results._git_commit() == git("rev-parse", "HEAD")
-    module.write_text("changed")
-    assert results._git_commit() == git("rev-parse", "HEAD") + "-dirty"
 
 
 def test_reading_results_does_not_import_torch() -> None:

@@ -1,0 +1,68 @@
+"""One typed record for every measured number, and the files that carry such records from a run to its report.
+
+A results file says what was measured (`Result`), how arms compare (`Comparison`), on what, by which command and from
+which code (`Environment`). Reading one loads neither torch nor numpy.
+"""
+
+from diff_transformer.results.comparison import compare, seeds_needed, verdict
+from diff_transformer.results.environment import capture_environment, capture_results, command_line, device_name
+from diff_transformer.results.files import (
+    parse_metrics_line,
+    read_attention,
+    read_json,
+    read_metrics,
+    read_results,
+    read_samples,
+    write_json,
+    write_text,
+)
+from diff_transformer.results.intervals import (
+    bootstrap_interval,
+    mean_interval,
+    paired_difference,
+    proportion_interval,
+    spread_beyond_chance,
+)
+from diff_transformer.results.records import (
+    AttentionExample,
+    Better,
+    Comparison,
+    Environment,
+    Interval,
+    Result,
+    ResultsFile,
+    Samples,
+    Verdict,
+)
+
+__all__ = [
+    "AttentionExample",
+    "Better",
+    "Comparison",
+    "Environment",
+    "Interval",
+    "Result",
+    "ResultsFile",
+    "Samples",
+    "Verdict",
+    "bootstrap_interval",
+    "capture_environment",
+    "capture_results",
+    "command_line",
+    "compare",
+    "device_name",
+    "mean_interval",
+    "paired_difference",
+    "parse_metrics_line",
+    "proportion_interval",
+    "read_attention",
+    "read_json",
+    "read_metrics",
+    "read_results",
+    "read_samples",
+    "seeds_needed",
+    "spread_beyond_chance",
+    "verdict",
+    "write_json",
+    "write_text",
+]

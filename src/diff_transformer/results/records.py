@@ -1,0 +1,149 @@
+"""One typed record for every measured number, for every comparison of arms, and for the file that holds both."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Interval = tuple[float, float]
+Better = Literal["higher", "lower"]
+Verdict = Literal["reproduced", "inconclusive", "contrary"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One measured value of one arm.
+
+    `interval` is the 95 % interval that `method` describes, `n` the number of things averaged over, `better` the
+    direction in which the measure improves (None: neither), `group` the part measured (e.g. a depth "0–25 %").
+    `documents`, which the results of an experiment leave out, are the (sum, count) of each document, in an order that
+    all arms share; the value is then Σ sum / Σ count.
+    """
+
+    name: str
+    arm: str
+    value: float
+    interval: Interval | None = None
+    n: int | None = None
+    unit: str = ""
+    seed: int | None = None
+    better: Better | None = None
+    group: str | None = None
+    method: str = ""
+    documents: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.arm:
+            raise ValueError(f"a result needs a name and an arm, got name={self.name!r}, arm={self.arm!r}")
+        if self.better not in ("higher", "lower", None):
+            raise ValueError(f"better must be 'higher', 'lower' or None, got {self.better!r}")
+        if self.interval is not None and (len(self.interval) != 2 or self.interval[0] > self.interval[1]):
+            raise ValueError(f"the interval of {self.name} must be (low, high), got {self.interval!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two arms in one measure: what the paper found of them, what we found, and what that says.
+
+    Attributes:
+        name: the measure, as in the records.
+        arm, against: the claim is that `arm` is the better one; without a claim (`better` None), simply the two.
+        group: the part measured, as in the records.
+        unit: of the values.
+        better: the direction in which the measure improves; None where nothing is claimed, and so nothing judged.
+        paper: the paper's values of `arm` and of `against`; NaN for one it does not give, None for neither.
+        ours: the means over seeds of `arm` and of `against`.
+        differences: `arm` − `against`, one for each seed that both have.
+        difference: their mean.
+        interval: its 95 % interval, as `method` describes; None where one seed tells no spread.
+        verdict: "reproduced" where all of the interval is on the claim's side of 0, "contrary" where all of it is on
+            the other, else "inconclusive"; None without a claim.
+        seeds_needed: with how many seeds a difference of this size and spread would come out in 80 % of such
+            experiments; given where the verdict is "inconclusive" and the number can be told.
+    """
+
+    name: str
+    arm: str
+    against: str
+    ours: tuple[float, float]
+    difference: float
+    differences: tuple[float, ...] = ()
+    interval: Interval | None = None
+    method: str = ""
+    group: str | None = None
+    unit: str = ""
+    better: Better | None = None
+    paper: tuple[float, float] | None = None
+    verdict: Verdict | None = None
+    seeds_needed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.arm or not self.against:
+            given = f"{self.name!r}, {self.arm!r}, {self.against!r}"
+            raise ValueError(f"a comparison needs a name and two arms, got {given}")
+        if (self.better is None) != (self.verdict is None):
+            raise ValueError(
+                f"a verdict on {self.name} goes with a direction, got {self.verdict!r} and {self.better!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where a number comes from: the command line, the device's name, versions, and the commit (None outside git)."""
+
+    command: str
+    device: str
+    versions: dict[str, str]
+    commit: str | None
+    created: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultsFile(Environment):
+    """The content of a `results.json`: an environment, the settings of the run, its results, and what they say.
+
+    `notes` are sentences that a reader of the numbers must know.
+    """
+
+    title: str
+    settings: dict[str, Any]
+    records: tuple[Result, ...]
+    comparisons: tuple[Comparison, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionExample:
+    """The content of an `attention.json`: the maps of one head of every arm, for one example.
+
+    `maps[arm][map]` is an (N, N) matrix, rows are queries; positions count from 0, `layers` and `heads` from 1.
+    """
+
+    tokens: tuple[str, ...]
+    layers: dict[str, int]
+    heads: dict[str, int]
+    query_position: int
+    answer_positions: tuple[int, ...]
+    needle_positions: tuple[int, ...]
+    maps: dict[str, dict[str, list[list[float]]]]
+    # "lambda" in the file; the word is Python's
+    lambda_: float
+
+    def __post_init__(self) -> None:
+        if not self.layers.keys() == self.heads.keys() == self.maps.keys():
+            raise ValueError("layers, heads and maps must be of the same arms")
+        size = len(self.tokens)
+        positions = (self.query_position, *self.answer_positions, *self.needle_positions)
+        if any(not 0 <= position < size for position in positions):
+            raise ValueError(f"positions must lie in 0 … {size - 1}, got {positions}")
+        for arm, named in self.maps.items():
+            for name, rows in named.items():
+                if len(rows) != size or any(len(row) != size for row in rows):
+                    raise ValueError(f"the map {name} of {arm} must have {size} rows of {size} weights")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """The content of a `samples.json`: one prompt and how each arm goes on from it."""
+
+    prompt: str
+    diff: str
+    softmax: str
