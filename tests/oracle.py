@@ -222,7 +222,7 @@ def diff_layer(
     wv: ArrayLike,
     wo: ArrayLike,
     lambda_vectors: tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike],
-    norm_weight: ArrayLike,
+    norm_weight: ArrayLike | None,
     *,
     layer: int,
     heads: int,
@@ -238,8 +238,9 @@ def diff_layer(
     """Equation 3 without its residual: x (B, N, D) → (B, N, D).
 
     `heads` and `key_heads` are *differential* heads (half the twin's). `lambda_vectors` are (q1, k1, q2, k2), `layer`
-    is 1-based, `init` replaces λ_init(layer); `positions` None means no rotary embedding. Weights are those of
-    nn.Linear (out, in), rows ordered (head, map, channel) for q and k.
+    is 1-based, `init` replaces λ_init(layer); `positions` None means no rotary embedding, `norm_weight` None neither
+    the headwise norm nor its factor. Weights are those of nn.Linear (out, in), rows ordered (head, map, channel) for q
+    and k.
     """
     x = np.asarray(x, np.float64)
     key_heads = heads if key_heads is None else key_heads
@@ -251,7 +252,8 @@ def diff_layer(
     init = lambda_init(layer) if init is None else init
     lam = lambda_value(*lambda_vectors, init)
     out = attention(q, k, v, lam, is_causal=is_causal, attn_mask=attn_mask, window=window).out
-    out = (1 - init) * rms_norm(out, norm_weight, eps)
+    if norm_weight is not None:
+        out = (1 - init) * rms_norm(out, norm_weight, eps)
     return _concatenate(out) @ np.asarray(wo, np.float64).T
 
 
@@ -269,6 +271,8 @@ def diff_v2_layer(
     theta: float = 10000.0,
     is_causal: bool = True,
     attn_mask: ArrayLike | None = None,
+    norm_weight: ArrayLike | None = None,
+    eps: float = 1e-5,
 ) -> Array:
     """DIFF V2: out_i = attn(q_2i, k, v) − λ_i·attn(q_2i+1, k, v), λ = sigmoid(X W_λ).
 
@@ -290,6 +294,7 @@ def diff_v2_layer(
             for m in (2 * i, 2 * i + 1)
         )
         out[:, i] = first - lam[:, i, :, None] * second
+    out = out if norm_weight is None else rms_norm(out, norm_weight, eps)
     return _concatenate(out) @ np.asarray(wo, np.float64).T
 
 
@@ -314,15 +319,19 @@ def softmax_layer(
     theta: float = 10000.0,
     is_causal: bool = True,
     attn_mask: ArrayLike | None = None,
+    norm_weight: ArrayLike | None = None,
+    eps: float = 1e-5,
 ) -> Array:
-    """The twin's attention layer: `heads` = A heads of d."""
+    """The twin's attention layer: `heads` = A heads of d, each normalised by itself where there is a norm's weight."""
     x = np.asarray(x, np.float64)
     key_heads = heads if key_heads is None else key_heads
     d = np.shape(wq)[0] // heads
     q, k, v = _heads(x, wq, heads, d), _heads(x, wk, key_heads, d), _heads(x, wv, key_heads, d)
     if positions is not None:
         q, k = rotary(q, positions, theta), rotary(k, positions, theta)
-    return _concatenate(softmax_attention(q, k, v, is_causal, attn_mask)) @ np.asarray(wo, np.float64).T
+    out = softmax_attention(q, k, v, is_causal, attn_mask)
+    out = out if norm_weight is None else rms_norm(out, norm_weight, eps)
+    return _concatenate(out) @ np.asarray(wo, np.float64).T
 
 
 def _concatenate(heads: Array) -> Array:

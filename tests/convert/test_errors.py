@@ -167,6 +167,10 @@ def test_settings_that_the_authors_layout_needs(authors: Folder, refuses: Callab
         ("softmax", "llama", {"hidden_size": 20}, "hidden size .*20.* not a multiple"),
         ("diff", "diffllama", {"sliding_window": 5}, "no sliding window; this model has sliding_window 5"),
         ("softmax", "llama", {"sliding_window": 5}, "no sliding window; this model has sliding_window 5"),
+        ("softmax", "llama", {"headwise_norm": True}, "'softmax' has headwise_norm True"),
+        ("diff", "microsoft", {"headwise_norm": False}, "'diff' has headwise_norm False"),
+        ("diff", "diffllama", {"headwise_norm": False}, "'diff' has headwise_norm False"),
+        ("diff_v2", "microsoft-v2", {"headwise_norm": True}, "'diff_v2' has headwise_norm True"),
     ],
 )
 def test_models_that_the_layout_cannot_hold(

@@ -79,6 +79,10 @@ def test_lambda_init_may_be_any_number(value: float) -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "attention type": ({"attention_type": "diff2"}, r"attention_type must be one of 'diff', .*, got 'diff2'\.$"),
+    "headwise norm of dex": (
+        {"attention_type": "dex", "headwise_norm": True},
+        r"headwise_norm must be false or left out for attention_type 'dex', got True\.$",
+    ),
     "odd heads": ({"num_attention_heads": 3, "hidden_size": 24}, r"must be even .*, got 3 and 3\.$"),
     "odd heads of the twin": (
         {"num_attention_heads": 3, "hidden_size": 24, "attention_type": "softmax"},

@@ -43,24 +43,23 @@ def by_oracle(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | 
 
         def attend(x: Any, part: Any = part, projections: Any = projections, layer: int = i + 1) -> Any:
             heads, key_heads = config.num_attention_heads, config.num_key_value_heads
+            norm = {"norm_weight": part.get("self_attn.head_norm.weight"), "eps": config.rms_norm_eps}
             if config.attention_type == "softmax":
-                return oracle.softmax_layer(x, *projections, heads=heads, key_heads=key_heads, **options)
+                return oracle.softmax_layer(x, *projections, heads=heads, key_heads=key_heads, **norm, **options)
             if config.attention_type == "diff_v2":
-                w_lambda = part["self_attn.lambda_proj.weight"]
-                wq, wk, wv, wo = projections
-                return oracle.diff_v2_layer(x, wq, wk, wv, w_lambda, wo, heads=heads, key_heads=key_heads, **options)
+                w_lambda, sizes = part["self_attn.lambda_proj.weight"], {"heads": heads, "key_heads": key_heads}
+                return oracle.diff_v2_layer(x, *projections[:3], w_lambda, projections[3], **sizes, **norm, **options)
             vectors = tuple(part[f"self_attn.lam.{name}"] for name in ("q1", "k1", "q2", "k2"))
             init = None if config.lambda_init == "schedule" else config.lambda_init
             return oracle.diff_layer(
                 x,
                 *projections,
                 vectors,
-                part["self_attn.head_norm.weight"],
                 layer=layer,
                 heads=heads // 2,
                 key_heads=key_heads // 2,
                 init=init,
-                eps=config.rms_norm_eps,
+                **norm,
                 **options,
             )
 
@@ -77,6 +76,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one key head for all": {"num_key_value_heads": 2},
     "constant λ_init, another eps": {"lambda_init": 0.5, "rms_norm_eps": 1e-2},
     "tied": {"tie_word_embeddings": True, "num_hidden_layers": 1},
+    "with the headwise norm": {"headwise_norm": True, "rms_norm_eps": 1e-2},
+    "without the headwise norm": {"headwise_norm": False},
 }
 
 

@@ -22,6 +22,11 @@ from tiny import KINDS
 
 IMPLEMENTATIONS = ("diff_attention", "sdpa")
 SIZES = {"vocab_size": 30}  # some releases of transformers split the head into equal parts only
+NORMED = "softmax with the headwise norm"
+SPREAD = {
+    **{kind: {"kind": kind, **SIZES} for kind in KINDS},
+    NORMED: {"kind": "softmax", "headwise_norm": True, **SIZES},
+}
 TOKENS = torch.arange(1, 19).view(2, 9)
 MASK = torch.ones_like(TOKENS)
 MASK[0, :3] = 0
@@ -68,7 +73,7 @@ def on_a_rank() -> None:
     plan: dict[str, Any] = {"tp_plan": "auto"}
     if "tp_size" in inspect.signature(transformers_distributed.DistributedConfig).parameters:
         plan = {"distributed_config": transformers_distributed.DistributedConfig(tp_size=ranks.RANKS)}
-    for kind in KINDS:
+    for kind in SPREAD:
         shapes = {name: value.shape for name, value in load_file(folder / kind / "model.safetensors").items()}
 
         def whole(name: str, part: Tensor, shapes: dict[str, torch.Size] = shapes) -> Tensor:
@@ -96,23 +101,18 @@ def on_a_rank() -> None:
 def spread(tmp_path_factory: pytest.TempPathFactory, make: Callable[..., DiffTransformerForCausalLM]) -> Path:
     """The folder in which both ranks have written what they found."""
     folder = tmp_path_factory.mktemp("ranks")
-    for kind in KINDS:
-        make(kind, **SIZES).save_pretrained(folder / kind)
+    for kind, settings in SPREAD.items():
+        make(**settings).save_pretrained(folder / kind)
     make("diff", num_key_value_heads=2).save_pretrained(folder / "odd")
     ranks.run(__file__, folder)
     return folder
 
 
-@pytest.fixture
-def found(spread: Path, kind: str) -> list[dict[str, Tensor]]:
-    return [load_file(spread / f"{kind} {rank}.safetensors") for rank in range(ranks.RANKS)]
-
-
-def test_two_ranks_give_what_one_process_gives(
-    kind: str, found: list[dict[str, Tensor]], make: Any, check: Any
-) -> None:
+@pytest.mark.parametrize("kind", SPREAD)
+def test_two_ranks_give_what_one_process_gives(kind: str, spread: Path, make: Any, check: Any) -> None:
     """Logits, loss, every gradient, greedy tokens, and the parameters after two steps, with grouped queries."""
-    model = make(kind, **SIZES)
+    found = [load_file(spread / f"{kind} {rank}.safetensors") for rank in range(ranks.RANKS)]
+    model = make(**SPREAD[kind])
     expected = answers(model, lambda name, tensor: tensor)
     gradients = [name for name in expected if "gradient" in name]
     assert len(gradients) == len(IMPLEMENTATIONS) * len(list(model.parameters()))
@@ -126,10 +126,11 @@ def test_two_ranks_give_what_one_process_gives(
                 assert torch.equal(one[name], value), name
 
 
+@pytest.mark.parametrize("kind", SPREAD)
 def test_each_rank_has_half_of_the_heads_and_the_same_of_the_rest(kind: str, spread: Path, make: Any) -> None:
     """After two steps what is not split still is bit for bit the same on both ranks: λ and the norms among it."""
     first, second = (load_file(spread / f"{kind} own {rank}.safetensors") for rank in range(ranks.RANKS))
-    names = dict(make(kind, **SIZES).named_parameters())
+    names = dict(make(**SPREAD[kind]).named_parameters())
     split = {name for name, parameter in names.items() if first[name].shape != parameter.shape}
     projections = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     projections |= {"lambda_proj"} if kind == "diff_v2" else set()
@@ -138,7 +139,8 @@ def test_each_rank_has_half_of_the_heads_and_the_same_of_the_rest(kind: str, spr
         if name.split(".")[-2] in projections:
             assert first[name].numel() == second[name].numel() == names[name].numel() // 2, name
     whole = names.keys() - split
-    assert {name.split(".")[-2] for name in whole} >= ({"lam", "head_norm"} if kind == "diff" else {"norm"})
+    shared = {"diff": {"lam", "head_norm"}, NORMED: {"head_norm"}}.get(kind, {"norm"})
+    assert {name.split(".")[-2] for name in whole} >= shared
     for name in whole:
         assert torch.equal(first[name], second[name]), name
 
@@ -157,9 +159,10 @@ def test_heads_that_the_ranks_cannot_share(spread: Path) -> None:
         )
 
 
-def test_the_plan_names_what_the_model_has(kind: str, make: Any) -> None:
+@pytest.mark.parametrize("norm", [None, False, True])
+def test_the_plan_names_what_the_model_has(kind: str, norm: bool | None, make: Any) -> None:
     """Every rule is for a module, every projection has one, and λ's parameters have theirs, in the base model too."""
-    model = make(kind)
+    model = make(kind, headwise_norm=norm)
     for each in (model, AutoModel.from_config(model.config)):
         modules = {
             ".".join("*" if part.isdigit() else part for part in name.split(".")) for name, _ in each.named_modules()

@@ -85,15 +85,15 @@ def by_oracle() -> Callable[..., np.ndarray]:
         options.setdefault("is_causal", False)
         weights = {name: array(parameter) for name, parameter in module.named_parameters()}
         wq, wk, wv, wo = (weights[f"{name}_proj.weight"] for name in "qkvo")
-        d = module.head_dim
+        d, norm = module.head_dim, weights.get("head_norm.weight")
         if isinstance(module, DiffAttention):
             options.setdefault("layer", module.layer_idx + 1)
             heads, key_heads = len(wq) // (2 * d), len(wk) // (2 * d)
             vectors = tuple(weights[f"lam.{name}"] for name in ("q1", "k1", "q2", "k2"))
-            norm = weights["head_norm.weight"]
             return oracle.diff_layer(
                 array(x), wq, wk, wv, wo, vectors, norm, heads=heads, key_heads=key_heads, **options
             )
+        options["norm_weight"] = norm
         if isinstance(module, DiffAttentionV2):
             heads, key_heads, w_lambda = len(wq) // (2 * d), len(wk) // d, weights["lambda_proj.weight"]
             return oracle.diff_v2_layer(array(x), wq, wk, wv, w_lambda, wo, heads=heads, key_heads=key_heads, **options)

@@ -28,13 +28,23 @@ def a_map(q: Tensor, k: Tensor, may: Tensor) -> Tensor:
     return exponentials / exponentials.sum(-1, keepdim=True)
 
 
-def plainly(module: Attention, p: dict[str, Tensor], x: Tensor, may: Tensor) -> Tensor:
-    """The layer one head at a time: slices of the weights, no view, no axis for heads or maps."""
-    d, out = module.head_dim, 0
+def plainly(module: Attention, p: dict[str, Tensor], x: Tensor, may: Tensor, sizes: list[float]) -> Tensor:
+    """The layer one head at a time: slices of the weights, no view, no axis for heads or maps.
+
+    The smallest root mean square that a norm divides by is added to `sizes`, for each head.
+    """
+    d, out, weight = module.head_dim, 0, p.get("head_norm.weight")
     wq, wk, wv, wo = (p[f"{name}_proj.weight"] for name in "qkvo")
 
     def part(w: Tensor, number: int, width: int = d) -> Tensor:
         return x @ w[number * width : (number + 1) * width].T
+
+    def normed(head: Tensor, factor: float = 1.0) -> Tensor:
+        if weight is None:
+            return head
+        size = torch.sqrt((head * head).mean(-1, keepdim=True) + 1e-5)
+        sizes.append(size.min().item())
+        return factor * head / size * weight
 
     def rotated(w: Tensor, number: int) -> Tensor:
         return turned(part(w, number), range(x.shape[1]))
@@ -48,8 +58,7 @@ def plainly(module: Attention, p: dict[str, Tensor], x: Tensor, may: Tensor) -> 
             first = a_map(rotated(wq, 2 * h), rotated(wk, 2 * kv), may)
             second = a_map(rotated(wq, 2 * h + 1), rotated(wk, 2 * kv + 1), may)
             head = (first - lam * second) @ part(wv, kv, 2 * d)
-            head = head / torch.sqrt((head * head).mean(-1, keepdim=True) + 1e-5) * p["head_norm.weight"]
-            out = out + (1 - init) * head @ wo[:, 2 * d * h : 2 * d * (h + 1)].T
+            out = out + normed(head, 1 - init) @ wo[:, 2 * d * h : 2 * d * (h + 1)].T
         return out
     version_2 = isinstance(module, DiffAttentionV2)
     heads = wo.shape[1] // d
@@ -61,20 +70,33 @@ def plainly(module: Attention, p: dict[str, Tensor], x: Tensor, may: Tensor) -> 
             weights = first - lam * second
         else:
             weights = a_map(rotated(wq, h), rotated(wk, kv), may)
-        out = out + weights @ part(wv, kv) @ wo[:, d * h : d * (h + 1)].T
+        out = out + normed(weights @ part(wv, kv)) @ wo[:, d * h : d * (h + 1)].T
     return out
 
 
 @pytest.mark.parametrize("kv_heads", [8, 4, 2])
 @pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("ablated", [False, True], ids=["", "the other way with the headwise norm"])
 def test_every_gradient(
-    kind: str, kv_heads: int, is_causal: bool, build: Any, by_oracle: Any, inputs: Any, tables: Any, check: Any
+    kind: str,
+    kv_heads: int,
+    is_causal: bool,
+    ablated: bool,
+    build: Any,
+    by_oracle: Any,
+    inputs: Any,
+    tables: Any,
+    check: Any,
 ) -> None:
-    module, x = build(kind, num_key_value_heads=kv_heads), inputs().requires_grad_()
+    """Table 6's controls too: DIFF without its headwise norm, the others with one."""
+    norm = (kind == "diff") != ablated
+    arguments: dict[str, Any] = {"headwise_norm": norm} if ablated else {}
+    module, x = build(kind, num_key_value_heads=kv_heads, **arguments), inputs().requires_grad_()
     may = torch.ones(7, 7, dtype=torch.float64)
     may = may.tril() if is_causal else may
     out = module(x, tables(range(7)), is_causal=is_causal)
-    expected = plainly(module, dict(module.named_parameters()), x, may)
+    sizes = [1.0]
+    expected = plainly(module, dict(module.named_parameters()), x, may, sizes)
     check(expected, by_oracle(module, x, positions=range(7), is_causal=is_causal))
     names, leaves = ["x"], [x]
     for name, parameter in module.named_parameters():
@@ -82,11 +104,12 @@ def test_every_gradient(
         leaves.append(parameter)
     direction = torch.randn_like(out)
     answers, wanted = (torch.autograd.grad(o, leaves, direction) for o in (out, expected))
-    assert len(names) == {"diff": 1 + 4 + 4 + 1, "diff_v2": 1 + 4 + 1, "softmax": 1 + 4}[kind]
+    assert len(names) == {"diff": 1 + 4 + 4, "diff_v2": 1 + 4 + 1, "softmax": 1 + 4}[kind] + norm
     for name, answer, value in zip(names, answers, wanted, strict=True):
         assert value.abs().max() > 1e-3, f"the gradient of {name} is too small to say anything"
         # λ's gradient is a sum of terms of order 1 that nearly cancel: rounding is that of the terms.
-        check(answer, value, least=1.0)
+        # A norm of few channels divides a head, whose terms are of order 1 too, by what may be much less.
+        check(answer, value, least=max(1.0, value.abs().max().item()) / min(sizes))
 
 
 @pytest.mark.parametrize("with_norm", [False, True], ids=["as printed", "with the headwise norm"])

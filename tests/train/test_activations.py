@@ -70,14 +70,18 @@ CASES = [
     ("diff", CPU), ("diff", "blockwise"), ("diff", "sdpa"), *((kind, "triton") for kind in TRITON),
     ("diff_v2", CPU), ("diff_v2", "sdpa"), ("softmax", "sdpa"), ("softmax", "document"),
 ]  # fmt: skip
+# The headwise norm where the type has none, and none where it has one.
+ABLATIONS = [("diff", CPU, False), ("diff", "sdpa", False), ("softmax", "sdpa", True), ("softmax", "document", True)]
+ABLATIONS += [("diff_v2", CPU, True), *((kind, "triton", kind == "diff_v2") for kind in TRITON)]
+EVERY = [*((*case, None) for case in CASES), *ABLATIONS]
 
 
-@pytest.mark.parametrize(("attention_type", "backend"), CASES)
+@pytest.mark.parametrize(("attention_type", "backend", "norm"), EVERY)
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
-def test_a_layer_keeps_what_the_formula_says(attention_type: str, backend: str, half: bool) -> None:
+def test_a_layer_keeps_what_the_formula_says(attention_type: str, backend: str, norm: bool | None, half: bool) -> None:
     # torch's attention on the CPU makes copies for grouped queries, which that of a GPU need not.
     heads = {"num_key_value_heads": 8} if backend == "sdpa" and attention_type != "softmax" else {}
-    one, two = (model_of(layers, attention_type, backend, **heads) for layers in (1, 2))
+    one, two = (model_of(layers, attention_type, backend, headwise_norm=norm, **heads) for layers in (1, 2))
     packed = backend == "document"
     dtype = torch.float16 if backend == "triton" else torch.bfloat16  # which triton's interpreter does not multiply
     measured = kept(two, half, packed, dtype) - kept(one, half, packed, dtype)

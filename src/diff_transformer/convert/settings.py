@@ -147,6 +147,11 @@ def read_ours(raw: Mapping[str, Any]) -> DiffTransformerConfig:
         raise ValueError(
             f"the other layouts have no sliding window; this model has sliding_window {config.sliding_window}."
         )
+    if config.has_headwise_norm != (config.attention_type == "diff"):
+        raise ValueError(
+            "the other layouts have a headwise norm in 'diff' and in nothing else; this model of attention_type "
+            f"{config.attention_type!r} has headwise_norm {config.headwise_norm}."
+        )
     return config
 
 

@@ -113,7 +113,7 @@ class InterfaceAttention(Attention):
         """The one call: heads (B, N, H, dv) and, where the implementation has them, weights (B, A, N, S)."""
         arguments = {**self.call_arguments(), **kwargs}
         heads, weights = self.interface(self, queries.transpose(1, 2), keys, values, attention_mask, **arguments)
-        return heads.reshape(*queries.shape[:2], -1, self.cache_width), weights
+        return self.normalise(heads.reshape(*queries.shape[:2], -1, self.cache_width)), weights
 
     def call_arguments(self) -> dict[str, Any]:
         """What every call through the interface is told about the layer."""
@@ -179,19 +179,30 @@ class DifferentialInterfaceAttention(InterfaceAttention, DifferentialAttention):
         return (maps @ parts).transpose(1, 2).flatten(2).unflatten(2, (-1, self.cache_width)), maps
 
 
+def norm_settings(config: DiffTransformerConfig) -> dict[str, Any]:
+    """What a layer is told about the headwise norm."""
+    return {"norm_eps": config.rms_norm_eps, "headwise_norm": config.has_headwise_norm}
+
+
 class InterfaceDiffAttention(DifferentialInterfaceAttention, DiffAttention):
     """:class:`DiffAttention` in a transformers model."""
 
     def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
-        super().__init__(config, layer, lambda_init=config.lambda_init_of(layer), norm_eps=config.rms_norm_eps)
+        super().__init__(config, layer, lambda_init=config.lambda_init_of(layer), **norm_settings(config))
 
 
 class InterfaceDiffAttentionV2(DifferentialInterfaceAttention, DiffAttentionV2):
     """:class:`DiffAttentionV2` in a transformers model."""
 
+    def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
+        super().__init__(config, layer, **norm_settings(config))
+
 
 class InterfaceSoftmaxAttention(InterfaceAttention, SoftmaxAttention):
     """The twin in a transformers model."""
+
+    def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
+        super().__init__(config, layer, **norm_settings(config))
 
 
 class InterfaceDexAttention(InterfaceAttention, DexAttention):
@@ -241,8 +252,8 @@ def own_attention_forward(
         max_length_q: the length of the longest.
 
     Returns:
-        (B, N, H, dv), normalised where the layer has a headwise norm, and the attention weights (B, H, N, S) with
-        ``output_attentions``, else None.
+        (B, N, H, dv), for differential attention normalised where the layer has a headwise norm, and the attention
+        weights (B, H, N, S) with ``output_attentions``, else None.
     """
     n, s = query.shape[2], key.shape[2]
     is_causal = attention_mask is None and n > 1 and kwargs.get("is_causal", True)

@@ -30,6 +30,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         head_dim: width d of a query or key; hidden_size / A unless given.
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant for all layers.
         lambda_init_offset: what the schedule adds to l, for checkpoints that count layers from another origin.
+        headwise_norm: whether each head's output is normalised before the output projection (Equation 3); as the
+            attention type has it unless given: "diff" has the norm, with its factor 1 − λ_init, and no other type.
         dex_heads: for "dex", the corrected heads of each layer, ascending from 0; all of every layer unless given.
         dex_lambda_start: for "dex", λ_learn at the start; λ_init unless given.
         hidden_size, intermediate_size, num_hidden_layers, vocab_size, max_position_embeddings: sizes.
@@ -41,7 +43,8 @@ class DiffTransformerConfig(PreTrainedConfig):
             with ``layer_types`` (a list of "full_attention" and "sliding_attention") of those that say so.
 
     Raises:
-        ValueError: sizes that do not fit each other, an unknown attention type, a λ_init that is no number.
+        ValueError: sizes that do not fit each other, an unknown attention type, a λ_init that is no number, a headwise
+            norm of "dex".
     """
 
     model_type = "diff_transformer"
@@ -58,6 +61,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     attention_type: str = "diff"
     lambda_init: float | int | str = "schedule"
     lambda_init_offset: int = 0
+    headwise_norm: bool | None = None
     dex_heads: list | None = None
     dex_lambda_start: float | int | None = None
     max_position_embeddings: int = 2048
@@ -80,6 +84,11 @@ class DiffTransformerConfig(PreTrainedConfig):
         self._check_window(kwargs.get("layer_types"))
         super().__post_init__(**kwargs)
 
+    @property
+    def has_headwise_norm(self) -> bool:
+        """Whether the layers have a headwise norm, said so or not."""
+        return self.attention_type == "diff" if self.headwise_norm is None else self.headwise_norm
+
     def lambda_init_of(self, layer: int) -> float | str:
         """λ_init of a layer, counted from 1, as a layer takes it: "schedule" or a number."""
         if isinstance(self.lambda_init, str) and self.lambda_init_offset:
@@ -95,7 +104,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
         """transformers' plan of tensor parallelism, as the attention type needs it."""
-        return tensor_parallel_plan(self.attention_type)
+        return tensor_parallel_plan(self.attention_type, self.has_headwise_norm)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "DiffTransformerConfig":
         """This configuration as caches and servers read it: a live view with the heads of the one attention call."""
@@ -140,6 +149,8 @@ class DiffTransformerConfig(PreTrainedConfig):
             raise ValueError(f"lambda_init must be 'schedule' or a number, got {self.lambda_init!r}.")
         if not isinstance(self.lambda_init, str) and not math.isfinite(self.lambda_init):
             raise ValueError(f"lambda_init must be 'schedule' or a finite number, got {self.lambda_init!r}.")
+        if self.headwise_norm and self.attention_type == "dex":
+            raise ValueError("headwise_norm must be false or left out for attention_type 'dex', got True.")
         if self.dex_lambda_start is not None and not math.isfinite(self.dex_lambda_start):
             raise ValueError(f"dex_lambda_start must be a finite number, got {self.dex_lambda_start!r}.")
         check_heads(

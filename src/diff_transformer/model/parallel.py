@@ -34,11 +34,12 @@ _PROJECTIONS = {
     "mlp.down_proj": "rowwise",
 }
 _OF_THE_TYPE = {
-    "diff": {"self_attn.lam": SHARED_PARAMETERS, "self_attn.head_norm": SHARED_PARAMETERS},
+    "diff": {"self_attn.lam": SHARED_PARAMETERS},
     "diff_v2": {"self_attn.lambda_proj": "colwise"},
     "softmax": {},
     "dex": {},  # refused: see check_ranks
 }
+_HEADWISE_NORM = {"self_attn.head_norm": SHARED_PARAMETERS}
 
 # Which module takes and gives what, as Llama declares it.
 PIPELINE_PLAN = {
@@ -48,9 +49,10 @@ PIPELINE_PLAN = {
 }
 
 
-def tensor_parallel_plan(attention_type: str) -> dict[str, str]:
+def tensor_parallel_plan(attention_type: str, headwise_norm: bool) -> dict[str, str]:
     """The style of each module of the base model that an attention type has, by transformers' names."""
-    return {f"layers.*.{name}": style for name, style in (_PROJECTIONS | _OF_THE_TYPE[attention_type]).items()}
+    styles = _PROJECTIONS | _OF_THE_TYPE[attention_type] | (_HEADWISE_NORM if headwise_norm else {})
+    return {f"layers.*.{name}": style for name, style in styles.items()}
 
 
 def check_ranks(ranks: int, config: PreTrainedConfig) -> None:

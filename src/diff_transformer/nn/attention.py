@@ -57,6 +57,7 @@ class Attention(nn.Module):
         if layer < 1:
             raise ValueError(f"layer must be 1 or more (the paper counts layers from 1), got {layer}.")
         self.layer_idx = layer - 1
+        self.head_norm: HeadwiseNorm | None = None  # of each head's output; subclasses may have one
         self.head_dim = head_dim or hidden_size // num_attention_heads
         self.scaling = self.head_dim**-0.5
         width = num_attention_heads * self.head_dim
@@ -129,6 +130,10 @@ class Attention(nn.Module):
         """Queries, cached keys and values → heads (B, H, N, dv). Subclasses fill this in."""
         raise NotImplementedError
 
+    def normalise(self, heads: Tensor) -> Tensor:
+        """The headwise norm of heads (…, H, dv), where the layer has one; else the heads as they are."""
+        return heads if self.head_norm is None else self.head_norm(heads)
+
     def combine(self, heads: Tensor) -> Tensor:
         """Heads (B, N, H, dv) → (B, N, D)."""
         return self.o_proj(heads.flatten(-2))
@@ -142,12 +147,13 @@ class DifferentialAttention(Attention):
         raise NotImplementedError
 
     def norm_arguments(self) -> dict[str, Any]:
-        """The operator's arguments for the headwise norm, which it applies itself: none where there is no norm."""
-        return {}
+        """The operator's arguments for the headwise norm, which it applies itself: none where there is no norm.
 
-    def normalise(self, heads: Tensor) -> Tensor:
-        """That norm of heads (…, H, dv) which something else than our operator has computed."""
-        return heads
+        :meth:`normalise` is for heads that something else than our operator has computed.
+        """
+        if (norm := self.head_norm) is None:
+            return {}
+        return {"norm_weight": norm(None), "norm_eps": norm.eps, "norm_scale": norm.factor}
 
     def split_keys(self, keys: Tensor) -> Tensor:
         """Cached keys (B, H_kv, S, width) → (B, H_kv, 2 or 1, S, d), a view. Subclasses fill this in."""
@@ -186,6 +192,7 @@ class DiffAttention(DifferentialAttention):
     Args: as :class:`Attention`, and
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant.
         norm_eps: eps of the headwise norm.
+        headwise_norm: False (the ablation of Table 6) leaves the norm out, and the factor, which belongs to it.
     """
 
     pairs_kv_heads = True
@@ -199,10 +206,12 @@ class DiffAttention(DifferentialAttention):
         head_dim: int | None = None,
         lambda_init: float | str = "schedule",
         norm_eps: float = 1e-5,
+        headwise_norm: bool = True,
     ) -> None:
         super().__init__(hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim)
         self.lam = Lambda(self.head_dim, layer, lambda_init)
-        self.head_norm = HeadwiseNorm(2 * self.head_dim, self.lam.lambda_init, norm_eps)
+        if headwise_norm:
+            self.head_norm = HeadwiseNorm(2 * self.head_dim, self.lam.lambda_init, norm_eps)
 
     def lambdas(self, hidden_states: Tensor) -> Tensor:
         """λ of the layer, a float32 scalar: the same for every token."""
@@ -211,19 +220,16 @@ class DiffAttention(DifferentialAttention):
     def split_keys(self, keys: Tensor) -> Tensor:
         return keys.unflatten(-1, (2, -1)).transpose(2, 3)
 
-    def norm_arguments(self) -> dict[str, Any]:
-        norm = self.head_norm
-        return {"norm_weight": norm(None), "norm_eps": norm.eps, "norm_scale": norm.factor}
-
-    def normalise(self, heads: Tensor) -> Tensor:
-        return self.head_norm(heads)
-
 
 class DiffAttentionV2(DifferentialAttention):
     """DIFF V2 (the authors, January 2026): A heads with two queries each over *shared* keys and values of width d.
 
     λ = sigmoid(X W_λ), one for each token and head; no headwise norm, no λ_init. W_Q is twice as large as the twin's,
     the cache is the same. Both queries of a head use the key/value head of its group.
+
+    Args: as :class:`Attention`, and
+        norm_eps: eps of the headwise norm.
+        headwise_norm: True adds RMSNorm over each head's own d channels; there is no λ_init, so its factor is 1.
     """
 
     queries_per_head = 2
@@ -235,9 +241,13 @@ class DiffAttentionV2(DifferentialAttention):
         layer: int,
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
+        norm_eps: float = 1e-5,
+        headwise_norm: bool = False,
     ) -> None:
         super().__init__(hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim)
         self.lambda_proj = nn.Linear(hidden_size, num_attention_heads, bias=False)
+        if headwise_norm:
+            self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
 
     def lambdas(self, hidden_states: Tensor) -> Tensor:
         """λ of each head and token, (B, A, N), in float32 at least."""
@@ -249,7 +259,27 @@ class DiffAttentionV2(DifferentialAttention):
 
 
 class SoftmaxAttention(Attention):
-    """The twin: ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``."""
+    """The twin: ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``.
+
+    Args: as :class:`Attention`, and
+        norm_eps: eps of the headwise norm.
+        headwise_norm: True (the control of Table 6) adds RMSNorm over each head's own d channels before the output
+            projection. Nothing is subtracted from a head, which is λ_init = 0, so its factor 1 − λ_init is 1.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        layer: int,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        norm_eps: float = 1e-5,
+        headwise_norm: bool = False,
+    ) -> None:
+        super().__init__(hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim)
+        if headwise_norm:
+            self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
 
     def attend(
         self,
@@ -271,7 +301,7 @@ class SoftmaxAttention(Attention):
             else:
                 attn_mask = attn_mask.masked_fill(~visible, float("-inf"))
             is_causal = False
-        return F.scaled_dot_product_attention(
+        heads = F.scaled_dot_product_attention(
             queries.transpose(1, 2),
             keys,
             values,
@@ -280,6 +310,7 @@ class SoftmaxAttention(Attention):
             scale=self.scaling,
             enable_gqa=keys.shape[1] != queries.shape[2],
         )
+        return self.normalise(heads)
 
 
 def check_heads(

@@ -43,25 +43,27 @@ def attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> f
     W is the width of all heads together (A·d), K that of all keys.
     """
     heads, width, keys = config.num_attention_heads, query_width(config), key_width(config)
-    if config.attention_type == "softmax":  # q, k, v, the output (which W_O reads), the rows' log-sums;
-        # and, where documents are put together, that once more.
-        return (2 * width + 2 * keys + (width if backend == "document" else 0)) * size + heads * FLOAT
-    pairs = heads if config.attention_type == "diff_v2" else heads // 2  # heads of two maps each
+    pairs = heads // 2 if config.attention_type == "diff" else heads  # heads, of two maps each in DIFF
+    # The headwise norm where it is no part of a kernel, in float32.
+    norm = 2 * width * FLOAT + pairs * FLOAT if config.has_headwise_norm else 0
+    if config.attention_type == "softmax":
+        # q, k, v, the output (which W_O reads), the rows' log-sums; where documents are put together, the output once
+        # more; and where there is a norm, what it reads where that is not the output itself but a wider copy.
+        twice = backend == "document" or (norm > 0 and size < FLOAT)
+        return (2 * width + 2 * keys + (width if twice else 0)) * size + heads * FLOAT + norm
     # q, k, v; λ where it is one for each token.
     kept = (2 * pairs * head_dim(config) + 2 * keys) * size
     kept += pairs * FLOAT if config.attention_type == "diff_v2" else 0
     if backend == "triton":  # the output before the norm, that of the second map, log-sums; the norm is in the kernel
         kept += 2 * width * size + 2 * pairs * FLOAT
-        return kept + (width * size + pairs * FLOAT if config.attention_type == "diff" else 0)
+        return kept + (width * size + pairs * FLOAT if config.has_headwise_norm else 0)
     if backend == "cpu":  # two statistics of each map's rows
         kept += 4 * pairs * FLOAT
     elif backend == "sdpa":
         # The maps' outputs; where values are wider than keys, in two parts each, and the second map's put together.
         parts = 2 if config.attention_type == "diff" else 1
         kept += (2 if parts == 1 else 3) * width * size + 2 * parts * pairs * FLOAT
-    # What W_O reads; and the headwise norm in float32.
-    kept += width * size
-    return kept + (2 * width * FLOAT + pairs * FLOAT if config.attention_type == "diff" else 0)
+    return kept + width * size + norm  # what W_O reads
 
 
 def layer_backward_bytes(config: DiffTransformerConfig, half: bool, ranks: int = 1) -> float:

@@ -52,7 +52,7 @@ def inspect(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list[float]
     Returns:
         A number for each layer:
             "norm_input_rms": root mean square of the heads that enter the headwise norm, (A1 − λA2) V; it grows before
-                training of the first version becomes unstable. Only for `attention_type` "diff", which has the norm.
+                training of the first version becomes unstable. Only for `attention_type` "diff"; also without the norm.
             "logit_max": the largest q·k/√d that any token sees, of both maps.
             "hidden_rms": root mean square of the residual stream after the layer.
             "lambda_mean": the mean λ of tokens and heads. Only for "diff_v2", in which each has its own.

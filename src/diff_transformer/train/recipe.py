@@ -111,6 +111,7 @@ def build_config(
         head_dim=model.head_dim,
         attention_type=model.attention_type,
         lambda_init=model.lambda_init,
+        headwise_norm=model.headwise_norm,
         max_position_embeddings=model.max_position_embeddings or recipe.data.length,
         rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
         rms_norm_eps=model.rms_norm_eps,

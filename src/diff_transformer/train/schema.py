@@ -17,6 +17,7 @@ class Section(BaseModel):
 class ModelRecipe(Section):
     """The model; the names are those of `DiffTransformerConfig`. Twins differ in `attention_type` alone.
 
+    `headwise_norm` left out is as the attention type has it; true or false are ablations.
     `num_attention_heads` is the twin Transformer's count; left out, it is hidden_size / head_dim.
     `max_position_embeddings` left out is the length of the training sequences. `vocab_size` pads the vocabulary: it is
     the tokenizer's or more. `start_from` is the folder of a model with the same sizes, whose weights are the first
@@ -31,6 +32,7 @@ class ModelRecipe(Section):
     num_key_value_heads: Count | None = None
     head_dim: Count | None = None
     lambda_init: Literal["schedule"] | float = "schedule"
+    headwise_norm: bool | None = None
     vocab_size: Count | None = None
     max_position_embeddings: Count | None = None
     rope_theta: Positive = 10000.0
@@ -105,6 +107,7 @@ class RetrievalData(Section):
     num_pairs: Count = 4
     length: Count = 128
     num_queries: Count | None = None
+    repeats: bool = False
     batch_size: Count = 32
     num_keys: Count = 64
     num_values: Count = 64

@@ -22,6 +22,7 @@ _SAME = (
     "head_dim",
     "lambda_init",
     "lambda_init_offset",
+    "has_headwise_norm",
     "rms_norm_eps",
     "tie_word_embeddings",
     "sliding_window",

@@ -1,0 +1,114 @@
+"""Table 6's controls as models: DIFF without its headwise norm, the others with one. The oracle is in test_modeling."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.train import load_recipe
+from diff_transformer.train.recipe import build_config
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+# The type and whether it has the norm, where that is not what it has by itself.
+VARIANTS = {"diff": False, "diff_v2": True, "softmax": True}
+
+
+def test_left_out_it_is_as_the_type_has_it() -> None:
+    for kind in ("diff", "diff_v2", "softmax", "dex"):
+        config = DiffTransformerConfig(attention_type=kind)
+        assert config.headwise_norm is None
+        assert config.has_headwise_norm is (kind == "diff")
+    assert DiffTransformerConfig(attention_type="dex", headwise_norm=False).has_headwise_norm is False
+
+
+def test_saying_what_the_type_has_changes_no_bit(kind: str, make: Any, tokens: Any) -> None:
+    inputs = tokens()
+    left_out, said = make(kind), make(kind, headwise_norm=kind == "diff")
+    assert list(left_out.state_dict()) == list(said.state_dict())
+    for name, value in left_out.state_dict().items():
+        assert torch.equal(said.state_dict()[name], value), name
+    assert torch.equal(left_out(inputs).logits, said(inputs).logits)
+
+
+@pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())
+def test_parameters(kind: str, norm: bool, make: Any) -> None:
+    usual, variant = ({n: p.shape for n, p in make(kind, headwise_norm=x).named_parameters()} for x in (None, norm))
+    changed = {name: shape for model in (usual, variant) for name, shape in model.items() if "head_norm" in name}
+    width = 4 * (2 if kind == "diff" else 1)
+    assert changed == {f"model.layers.{layer}.self_attn.head_norm.weight": (width,) for layer in (0, 1)}
+    assert usual.keys() ^ variant.keys() == changed.keys()
+    assert changed.keys() <= (variant if norm else usual).keys()
+
+
+@pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())
+@pytest.mark.parametrize("implementation", ["sdpa", "diff_attention", "eager"])
+def test_implementations_agree(
+    kind: str, norm: bool, implementation: str, make: Any, tokens: Any, check: Any, ran: Counter[str]
+) -> None:
+    """Logits and every gradient, against our operator's reference (the twin has one way only: torch's attention)."""
+
+    def answers(implementation: str) -> dict[str, torch.Tensor]:
+        model = make(kind, headwise_norm=norm, attn_implementation=implementation)
+        logits = model(inputs, use_cache=False).logits
+        logits.square().sum().backward()
+        return {"logits": logits.detach(), **{name: p.grad for name, p in model.named_parameters()}}
+
+    inputs = tokens()
+    truth = answers("diff_attention_reference")
+    assert ran.keys() == ({"torch"} if kind == "softmax" else {"reference"})
+    ran.clear()
+    got = answers(implementation)
+    own = "torch" if kind == "softmax" else "blockwise"  # what takes float64
+    assert ran.keys() == {{"sdpa": "torch", "diff_attention": own, "eager": "eager"}[implementation]}
+    for name, value in truth.items():
+        assert value.abs().max() > 0, name
+        check(got[name], value, least=1.0, dtype=torch.float32 if implementation == "eager" else None)
+
+
+@pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())
+def test_round_trip(kind: str, norm: bool, make: Any, tokens: Any, tmp_path: Path) -> None:
+    model, inputs = make(kind, torch.float32, headwise_norm=norm), tokens()
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["headwise_norm"] is norm
+    assert any("head_norm" in name for name in load_file(tmp_path / "model.safetensors")) is norm
+    loaded, report = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert torch.equal(loaded(inputs).logits, model(inputs).logits)
+
+
+def test_a_config_from_before_the_key(make: Any, tokens: Any, tmp_path: Path) -> None:
+    model, inputs = make("diff", torch.float32), tokens()
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    settings = json.loads(file.read_text())
+    settings.pop("headwise_norm", None)
+    file.write_text(json.dumps(settings))
+    loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path)
+    assert loaded.config.has_headwise_norm
+    assert torch.equal(loaded(inputs).logits, model(inputs).logits)
+
+
+@pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())
+def test_tokens_with_a_cache(kind: str, norm: bool, make: Any, tokens: Any, check: Any) -> None:
+    model, inputs = make(kind, headwise_norm=norm), tokens()
+    first = model(inputs[:, :5], use_cache=True)
+    second = model(inputs[:, 5:], past_key_values=first.past_key_values)
+    check(torch.cat((first.logits, second.logits), dim=1), model(inputs).logits)
+
+
+def test_recipes() -> None:
+    sizes = build_config(
+        load_recipe("tiny", ["model.attention_type=softmax", "model.headwise_norm=true"]), vocab_size=9
+    )
+    assert sizes.has_headwise_norm
+    assert not build_config(load_recipe("tiny", ["model.headwise_norm=false"]), vocab_size=9).has_headwise_norm
+    assert build_config(load_recipe("tiny"), vocab_size=9).headwise_norm is None
+    with pytest.raises(ValueError, match=r"'model\.headwise_norm' is 'yes please'"):
+        load_recipe("tiny", ["model.headwise_norm=yes please"])
