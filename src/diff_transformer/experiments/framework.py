@@ -1,0 +1,177 @@
+"""What an experiment is: arms that are trained alike, a measurement of each, and comparisons of what was measured.
+
+An experiment is one `Experiment` in a module of this room; `registry.py` lists them by name and `runs.py` carries them
+out.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diff_transformer.data import Batches
+from diff_transformer.eval import validation_callback
+from diff_transformer.results import Better, Comparison, Result
+from diff_transformer.train import Data, Progress, Recipe, build_data, load_recipe
+
+# Of the commands `reproduce --preset`; "paper" is counted on the meta device and never run.
+PRESETS = ("cpu", "gpu", "paper")
+PAPER = "paper"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """What is trained: a row of a table.
+
+    Attributes:
+        name: what to call it; one of a recipe's attention types where that says all ("diff", "softmax").
+        overrides: settings on top of the preset's: "model.attention_type=softmax".
+        group: arms of one group are compared with each other, so they must have the same data, the same training but
+            for the learning rate, and the same parameters but for λ and norms. A size, for example.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    group: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The arm as a reader is told of it."""
+        return self.name if self.group is None else f"{self.name}, {self.group}"
+
+
+TWINS = (
+    Arm(name="diff", overrides=("model.attention_type=diff",)),
+    Arm(name="softmax", overrides=("model.attention_type=softmax",)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """An experiment at one size.
+
+    Attributes:
+        recipe: the name of a shipped recipe.
+        overrides: its settings that are others here, for all arms.
+        arms: what is trained; none for an experiment that trains nothing (`Experiment.measure_once`).
+        learning_rates: tried for each arm with the first seed, ascending; the one with the best validation is the
+            arm's. None: the recipe's own.
+        sweep: more overrides for these trials, such as fewer steps. Where there are none, the best trial is the first
+            seed's run.
+        extension: overrides of a second stage of training, which begins with the model of the first:
+            "data.length=1024", "train.steps=40".
+        seeds: how many, from 0; `--seeds` replaces it.
+        parameter_tolerance: the share by which counts in a group may differ, where arms cannot be made equal.
+        options: what the measurement needs besides, by name (sample sizes, lengths); `--option` replaces them.
+        minutes: about how long it takes: on two processor cores (cpu) or one H200 (gpu); None for the paper's own.
+        gpus: for the paper's preset, on how many it would be launched.
+    """
+
+    recipe: str = ""
+    overrides: tuple[str, ...] = ()
+    arms: tuple[Arm, ...] = ()
+    learning_rates: tuple[float, ...] = ()
+    sweep: tuple[str, ...] = ()
+    extension: tuple[str, ...] = ()
+    seeds: int = 1
+    parameter_tolerance: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    minutes: float | None = None
+    gpus: int = 8
+
+    def arm_recipe(self, arm: Arm, *more: str) -> Recipe:
+        """The recipe of an arm. Raises as `load_recipe` does."""
+        return load_recipe(self.recipe, [*self.overrides, *arm.overrides, *more])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """A trained checkpoint, ready to be measured.
+
+    Attributes:
+        arm: which one.
+        seed: of weights and data; records of the measurement carry it.
+        learning_rate: the arm's.
+        recipe: the whole recipe of its last stage of training.
+        folder: of the run, with `model/` and `metrics.jsonl`.
+        model: in evaluation mode, on its device.
+        data: what it was trained on; the same object for all arms of a group.
+        metrics: the lines of `metrics.jsonl`, validation during training among them.
+        parameters: how many it has.
+    """
+
+    arm: Arm
+    seed: int
+    learning_rate: float
+    recipe: Recipe
+    folder: Path
+    model: Any
+    data: Data
+    metrics: Sequence[Mapping[str, Any]]
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What an experiment that trains nothing knows: where it may write, how often to repeat, whom to tell.
+
+    Attributes:
+        folder: for files of its own; exists.
+        seeds: how many repetitions are asked for.
+        text: files or folders that the user names; none for the standard library's source.
+        progress: is told about every step.
+    """
+
+    folder: Path
+    seeds: int
+    text: tuple[str, ...]
+    progress: Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """By which number of its validation data a learning rate is chosen: a name that `on_evaluate` logs."""
+
+    name: str
+    better: Better
+
+
+LOSS = Validation(name="validation/loss", better="lower")
+ACCURACY = Validation(name="validation/accuracy", better="higher")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A table or a figure of the paper, or a question beyond it.
+
+    Attributes:
+        name: as it is typed: "table6".
+        shows: one line.
+        presets: by name, see `PRESETS`.
+        measure: takes the numbers of one trained checkpoint; each record has the run's arm and seed.
+        measure_once: instead of it, takes all numbers of an experiment that trains nothing.
+        compare: what the records of all arms and seeds say; see `diff_transformer.results.compare`.
+        validation: by what learning rates are chosen.
+        build_data: a recipe's data, where it is not what the recipe itself says.
+        on_evaluate: what training logs about its validation data.
+        uses_text: whether `--text` means anything to it.
+        notes: sentences that a reader of the numbers must know, whatever they are.
+    """
+
+    name: str
+    shows: str
+    presets: Mapping[str, Preset]
+    compare: Callable[[Sequence[Result], Preset], list[Comparison]]
+    measure: Callable[[MeasuredRun, Preset], list[Result]] | None = None
+    measure_once: Callable[[Situation, Preset], list[Result]] | None = None
+    validation: Validation = LOSS
+    build_data: Callable[[Recipe], Data] = build_data
+    on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]] = validation_callback
+    uses_text: bool = True
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.measure is None) == (self.measure_once is None):
+            raise ValueError(f"the experiment {self.name!r} needs measure or measure_once, and not both")
+        if unknown := sorted(self.presets.keys() - set(PRESETS)):
+            raise ValueError(f"the experiment {self.name!r} has the unknown preset {unknown[0]!r}")
