@@ -108,6 +108,12 @@ class TextBatches:
         targets = (batch["labels"][:, 1:] for batch in self.validation_batches())
         return sum(int(self._sizes[labels[labels != IGNORED].numpy()].sum()) for labels in targets)
 
+    def documents(self, *, training: bool = False) -> Iterator[np.ndarray]:
+        """Whole documents of the validation part, or of the training part: the tokens of each, its end of text
+        included, in the corpus' order.
+        """
+        return (self._train if training else self._validation).documents()
+
     def train_batch(self, step: int) -> dict[str, Tensor]:
         """The next `batch_size` blocks of the order of the epoch; see `Batches.train_batch`."""
         blocks = self._train.blocks(self.length)

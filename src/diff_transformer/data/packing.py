@@ -1,6 +1,7 @@
 """Documents packed into blocks of one length, with their boundaries."""
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,11 @@ class Packed(NamedTuple):
 
     def __len__(self) -> int:
         return int(self.ends[-1])
+
+    def documents(self) -> Iterator[np.ndarray]:
+        """The tokens of each document in turn, as the cache holds them."""
+        for begin, size in zip(self.begins, np.diff(self.ends), strict=True):
+            yield self.tokens[begin : begin + size]
 
     def blocks(self, length: int) -> int:
         """How many blocks there are: each begins with the last token of the one before, so that all tokens but the

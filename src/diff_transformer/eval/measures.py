@@ -12,6 +12,11 @@ from diff_transformer.results import Result
 # Name → "module:object" in this room. One line for each.
 MEASURES: dict[str, str] = {
     "standard": "measures:STANDARD",
+    "positions": "positions:POSITIONS",
+    "repeats": "repeats:REPEATS",
+    "outliers": "outliers:OUTLIERS",
+    "quantised": "quantised:QUANTISED",
+    "gradients": "gradients:GRADIENTS",
 }
 
 

@@ -1,0 +1,161 @@
+"""AR-hit: the loss on tokens that complete a bigram which their context already holds, and on all others (Table 6).
+
+A token x_t is a *hit* where the pair (x_{t−1}, x_t) stands earlier in its own context: x_{s−1} = x_{t−1} and x_s = x_t
+for some s < t, both of them after the context's beginning. Such a token can be found by looking back for its
+predecessor (associative recall). Pairs that the training text holds often can be known without looking, and are left
+out: they count among the *others*. The paper follows Arora et al., "Zoology" (arXiv 2312.04927), and does not say from
+which frequency on a pair is left out; here it is the setting `frequent`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from diff_transformer.data import TextBatches
+from diff_transformer.eval.documents import chosen_documents, token_losses
+from diff_transformer.eval.measures import Measure, Subject
+from diff_transformer.results import Result, bootstrap_interval
+
+METHOD = "bootstrap over documents"
+_CHUNK = 1 << 24  # bigrams of the training text that are counted at a time
+
+
+def bigrams(tokens: np.ndarray) -> np.ndarray:
+    """Each token with the one before it as one number: (n,) → (n − 1,) int64."""
+    wide = tokens.astype(np.int64)
+    return wide[:-1] << 32 | wide[1:]
+
+
+def repeated(pairs: np.ndarray) -> np.ndarray:
+    """Which of the numbers (n,) stand earlier in the row already: (n,) bool."""
+    _, first = np.unique(pairs, return_index=True)
+    seen = np.ones(len(pairs), dtype=bool)
+    seen[first] = False
+    return seen
+
+
+def frequent_bigrams(documents: Iterable[np.ndarray], most: int) -> np.ndarray:
+    """The bigrams that stand more than `most` times in all documents together, sorted."""
+    numbers, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+    for part in _parts(documents):
+        found, often = np.unique(part, return_counts=True)
+        together, places = np.unique(np.concatenate([numbers, found]), return_inverse=True)
+        counts = np.bincount(places, weights=np.concatenate([counts, often])).astype(np.int64)
+        numbers = together
+    return numbers[counts > most]
+
+
+def _parts(documents: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    held: list[np.ndarray] = []
+    size = 0
+    for document in documents:
+        held.append(bigrams(document))
+        size += len(held[-1])
+        if size >= _CHUNK:
+            yield np.concatenate(held)
+            held, size = [], 0
+    if held:
+        yield np.concatenate(held)
+
+
+def repeat_losses(
+    model: Any, documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
+) -> dict[str, list[tuple[float, float]]]:
+    """The summed loss and the number of tokens, of hits and of others, for each document.
+
+    Args:
+        model: a causal language model of transformers in evaluation mode.
+        documents: tokens of each; longer ones are cut into contexts of `length`, each of which begins anew.
+        frequent: the bigrams that are left out of the hits, sorted.
+        length: tokens of a context.
+
+    Returns:
+        "hit" and "other", each with the (sum, count) of every document.
+    """
+    rows, owners = [], []
+    for number, document in enumerate(documents):
+        # Contexts overlap by one token, so that each but the first is predicted once.
+        for start in range(0, len(document) - 1, length - 1):
+            rows.append(document[start : start + length])
+            owners.append(number)
+    sums = {name: np.zeros((len(documents), 2)) for name in ("hit", "other")}
+    for row, owner, losses in zip(rows, owners, token_losses(model, rows), strict=True):
+        pairs = bigrams(row)
+        hits = repeated(pairs) & ~np.isin(pairs, frequent)
+        for name, chosen in (("hit", hits), ("other", ~hits)):
+            sums[name][owner] += losses[chosen].sum(), chosen.sum()
+    return {name: [(float(total), float(count)) for total, count in parts] for name, parts in sums.items()}
+
+
+def repeat_records(
+    model: Any,
+    batches: TextBatches,
+    arm: str,
+    *,
+    seed: int | None = None,
+    length: int | None = None,
+    documents: int = 200,
+    frequent: int = 100,
+    longest: int = 16384,
+) -> list[Result]:
+    """Table 6's three columns for one model: "repeats/loss", "repeats/ar_hit", "repeats/other", in nats per token.
+
+    Args:
+        model: as :func:`repeat_losses`.
+        batches: the text, whose training part says which bigrams are frequent (the measured part where it has none).
+        arm, seed: for the records.
+        length: tokens of a context; that of the batches unless given.
+        documents: at most so many validation documents, spread evenly.
+        frequent: a bigram that the text holds more often is left out of the hits.
+        longest: of a document that has more tokens, the first ones alone.
+
+    Raises:
+        ValueError: too few documents, or no hit or no other token in them.
+    """
+    chosen = [document[:longest] for document in chosen_documents(batches.documents(), 2, documents)]
+    reference = batches.documents(training=bool(batches.train_tokens))
+    parts = repeat_losses(model, chosen, frequent_bigrams(reference, frequent), length or batches.length)
+    parts["loss"] = [
+        (hit[0] + other[0], hit[1] + other[1]) for hit, other in zip(parts["hit"], parts["other"], strict=True)
+    ]
+    counts = {name: sum(count for _, count in part) for name, part in parts.items()}
+    for name, count in counts.items():
+        if not count:
+            raise ValueError(
+                f"None of {counts['loss']:.0f} tokens is a {name!r} token with bigrams left out above {frequent} times."
+            )
+    names = {"loss": "repeats/loss", "hit": "repeats/ar_hit", "other": "repeats/other"}
+    records = [
+        Result(
+            name=names[part],
+            arm=arm,
+            value=sum(total for total, _ in parts[part]) / counts[part],
+            interval=bootstrap_interval(parts[part]),
+            n=int(counts[part]),
+            unit="nats/token",
+            seed=seed,
+            better="lower",
+            method=METHOD,
+            documents=tuple(parts[part]),
+        )
+        for part in names
+    ]
+    share = Result(
+        name="repeats/share", arm=arm, value=counts["hit"] / counts["loss"], n=int(counts["loss"]), seed=seed
+    )
+    return [*records, share]
+
+
+def _measure(subject: Subject) -> list[Result]:
+    assert isinstance(subject.batches, TextBatches)  # needs="text"
+    return repeat_records(subject.model, subject.batches, subject.arm, seed=subject.seed, **subject.options)
+
+
+REPEATS = Measure(
+    shows="AR-hit (Table 6): the loss on tokens that complete an earlier bigram of their context, and on the others",
+    measure=_measure,
+    needs="text",
+    any_model=True,
+    options={"length": None, "documents": 200, "frequent": 100, "longest": 16384},
+)
