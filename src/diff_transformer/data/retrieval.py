@@ -45,6 +45,8 @@ class RetrievalBatches:
         num_pairs: needles in a sequence.
         length: tokens in a sequence, queries included.
         num_queries: needles that are asked for, distinct and in random order; None means all.
+        repeats: whether each query is drawn from all needles, so that there may be more queries than needles. Distinct
+            queries for all needles reward elimination: each answer that was given leaves one fewer.
         batch_size: sequences in a batch.
         seed: of the training sequences; the validation sequences do not depend on it.
         num_keys, num_values, num_noise: sizes of the three parts of the vocabulary.
@@ -60,6 +62,7 @@ class RetrievalBatches:
         length: int = 128,
         *,
         num_queries: int | None = None,
+        repeats: bool = False,
         batch_size: int = 32,
         seed: int = 0,
         num_keys: int = 64,
@@ -70,8 +73,10 @@ class RetrievalBatches:
         queries = num_pairs if num_queries is None else num_queries
         if min(num_pairs, batch_size, num_keys, num_values, num_noise, validation_sequences) < 1:
             raise ValueError("All numbers of a retrieval task (pairs, batch size, keys, values, noise) are at least 1.")
-        if not 1 <= queries <= num_pairs:
-            raise ValueError(f"num_queries is between 1 and num_pairs={num_pairs}, got {queries}.")
+        if queries < 1 or not (repeats or queries <= num_pairs):
+            raise ValueError(
+                f"num_queries is at least 1 and, without repeats, at most num_pairs={num_pairs}, got {queries}."
+            )
         if num_keys < num_pairs:
             raise ValueError(f"{num_pairs} pairs need as many different keys, but num_keys={num_keys}.")
         if length < 2 * num_pairs + 3 * queries:
@@ -79,7 +84,8 @@ class RetrievalBatches:
                 f"length={length} has no room for {num_pairs} pairs and {queries} queries: "
                 f"these alone take {2 * num_pairs + 3 * queries} tokens."
             )
-        self.num_pairs, self.num_queries, self.length = num_pairs, queries, length
+        self.num_pairs, self.num_queries, self.repeats, self.length = num_pairs, queries, repeats, length
+        self.num_keys, self.num_values, self.num_noise = num_keys, num_values, num_noise
         self.batch_size, self.seed, self.validation_sequences = batch_size, seed, validation_sequences
         self.marker = 0
         self.first_key = 1
@@ -101,6 +107,25 @@ class RetrievalBatches:
     def sample(self, n: int, seed: int) -> RetrievalSample:
         """Draw `n` sequences to evaluate on; none of them is drawn for training or validation on purpose."""
         return self._draw(n, (seed, _SAMPLE, 0))
+
+    def asking(self, num_pairs: int, num_queries: int, context_length: int | None = None) -> "RetrievalBatches":
+        """The same task with other numbers of needles and of distinct queries, in a context of the same length unless
+        another is given.
+
+        Raises:
+            ValueError: there is no room for so many.
+        """
+        return RetrievalBatches(
+            num_pairs,
+            (context_length or self.context_length) + 3 * num_queries,
+            num_queries=num_queries,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            num_keys=self.num_keys,
+            num_values=self.num_values,
+            num_noise=self.num_noise,
+            validation_sequences=self.validation_sequences,
+        )
 
     def names(self, input_ids: Tensor) -> list[str]:
         """How to print a sequence (N,): "?" for the marker, "k3" and "v3" for keys and values, "·" for noise."""
@@ -128,7 +153,10 @@ class RetrievalBatches:
         input_ids[rows, needles] = keys
         input_ids[rows, needles + 1] = values
 
-        asked = _distinct(random, n, self.num_pairs, self.num_queries)
+        if self.repeats:
+            asked = random.integers(self.num_pairs, size=(n, self.num_queries))
+        else:
+            asked = _distinct(random, n, self.num_pairs, self.num_queries)
         markers = self.context_length + 3 * np.arange(self.num_queries)
         input_ids[:, markers] = self.marker
         input_ids[:, markers + 1] = keys[rows, asked]

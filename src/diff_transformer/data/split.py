@@ -69,6 +69,15 @@ def split(documents: np.ndarray, validation_fraction: float) -> tuple[np.ndarray
 
 def training_text(corpus: Corpus, validation_fraction: float) -> Iterator[str]:
     """The text that is not kept for validation, in pieces. Reads the corpus twice; see `split`."""
+    return _part(corpus, validation_fraction, validation=False)
+
+
+def validation_text(corpus: Corpus, validation_fraction: float) -> Iterator[str]:
+    """The text that is kept for validation, in pieces. Reads the corpus twice; see `split`."""
+    return _part(corpus, validation_fraction, validation=True)
+
+
+def _part(corpus: Corpus, validation_fraction: float, *, validation: bool) -> Iterator[str]:
     digest, rows = Digest(), []
     for piece in corpus.pieces():
         digest.update(piece.text)
@@ -76,14 +85,19 @@ def training_text(corpus: Corpus, validation_fraction: float) -> Iterator[str]:
             rows.append(digest.record())
             digest = Digest()
     documents = np.array(rows, dtype=DOCUMENT)
-    validation, cut = split(documents, validation_fraction)
+    held_out, cut = split(documents, validation_fraction)
     longest = int(np.argmax(documents["bytes"]))
     number = before = 0
     for piece in corpus.pieces():
-        if not validation[number]:
-            encoded = piece.text.encode()
-            room = cut - before if cut is not None and number == longest else len(encoded)
-            yield encoded[: max(0, room)].decode(errors="ignore")  # of a character that is cut, nothing
-            before += len(encoded)
+        encoded = piece.text.encode()
+        whole = len(encoded)
+        # How many bytes of the piece are to train on; of a character that is cut, neither side has anything.
+        room = whole * (not held_out[number])
+        if cut is not None and number == longest:
+            room = min(whole, max(0, cut - before))
+        part = encoded[room:] if validation else encoded[:room]
+        if part:
+            yield part.decode(errors="ignore")
+        before += whole
         if piece.ends:
             number, before = number + 1, 0
