@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from diff_transformer import DiffAttention, DiffTransformerConfig, DiffTransformerForCausalLM, SoftmaxAttention
+from diff_transformer import DiffAttentionV2, DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.data import RetrievalBatches
-from diff_transformer.eval.gradients import (
+from diff_transformer.eval import gradient_flow
+from diff_transformer.eval.gradient_flow import (
     HeadWeights,
+    closed_form_error,
     differential_gradients,
-    gradient_callback,
-    gradient_magnitudes,
-    gradient_records,
     ordinary_gradients,
 )
+from diff_transformer.eval.gradients import gradient_callback, gradient_magnitudes, gradient_records
 from diff_transformer.ops import diff_attention
 from tiny import KINDS, SIZES, check_rounding
 
@@ -30,15 +30,17 @@ def one_head() -> tuple[Tensor, HeadWeights, Tensor]:
     return torch.randn(N, D, dtype=torch.float64), weights, torch.randn(N, D, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("norm", [None, (0.64, 1e-5)])
-def test_equation_7_is_what_autograd_finds(norm: tuple[float, float] | None) -> None:
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_equation_7_is_what_autograd_finds(with_norm: bool) -> None:
     """Through our own operator: without the norm as printed in the paper, with it exact."""
     x, weights, output_gradient = one_head()
     q, k = (torch.stack((x @ first, x @ second))[None, None] for first, second in (weights[0:3:2], weights[1:4:2]))
     arguments: dict[str, Any] = {"is_causal": True}
-    if norm is not None:
-        ones = torch.ones(2 * WIDTH, dtype=torch.float64)
-        arguments |= {"norm_weight": ones, "norm_eps": norm[1], "norm_scale": norm[0]}
+    norm = None
+    if with_norm:
+        weight = torch.rand(2 * WIDTH, dtype=torch.float64)
+        norm = (0.64 * weight, 1e-5)
+        arguments |= {"norm_weight": weight, "norm_eps": 1e-5, "norm_scale": 0.64}
     output = diff_attention(q, k, (x @ weights.v)[None, None], LAM, **arguments)[0, 0] @ weights.o
     expected = torch.autograd.grad(output, weights, output_gradient)
     for found, wanted in zip(differential_gradients(x, weights, LAM, output_gradient, norm), expected, strict=True):
@@ -55,28 +57,33 @@ def test_equation_9_is_what_autograd_finds() -> None:
         check_rounding(found, wanted)
 
 
-def test_equation_7_in_the_module_itself() -> None:
-    """The layer of one head, with its λ and its norm; and Equation 9 in the twin of one head as wide."""
-    x, weights, output_gradient = one_head()
-    q, k = torch.cat((weights.q1, weights.q2), dim=1).T, torch.cat((weights.k1, weights.k2), dim=1).T
-    diff = DiffAttention(D, 2, layer=1, head_dim=WIDTH).double()
-    twin = SoftmaxAttention(D, 1, layer=1, head_dim=2 * WIDTH).double()
-    given = {"q_proj": q, "k_proj": k, "v_proj": weights.v.T, "o_proj": weights.o.T}
-    with torch.no_grad():
-        for module in (diff, twin):
-            for name, weight in given.items():
-                getattr(module, name).weight.copy_(weight)
-    norm = (diff.head_norm.factor, diff.head_norm.eps)
-    pairs = (
-        (diff, differential_gradients(x, weights, diff.lam().item(), output_gradient, norm)),
-        (twin, ordinary_gradients(x, weights, output_gradient)),
-    )
-    for module, found in pairs:
-        module(x[None], is_causal=True).backward(output_gradient[None])
-        check_rounding(torch.cat((found.q1, found.q2), dim=1).T, module.q_proj.weight.grad)
-        check_rounding(torch.cat((found.k1, found.k2), dim=1).T, module.k_proj.weight.grad)
-        check_rounding(found.v.T, module.v_proj.weight.grad)
-        check_rounding(found.o.T, module.o_proj.weight.grad)
+@pytest.mark.parametrize("kind", ["diff", "softmax", "diff without its norm"])
+def test_the_closed_form_of_a_models_layer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All heads of a layer, with weights of its own in the norm; a formula without λ would not do."""
+    sizes = {**SIZES, "num_key_value_heads": 8, "headwise_norm": kind == "diff"}
+    config = DiffTransformerConfig(**sizes, attention_type=kind.split()[0], initializer_range=0.5)
+    attention = DiffTransformerForCausalLM(config).model.layers[1].self_attn
+    if kind == "diff":
+        torch.nn.init.uniform_(attention.head_norm.weight)
+    x = torch.randn(6, 24)
+    assert 0 < closed_form_error(attention, x) < 1e-12
+    whole = gradient_flow.differential_gradients
+
+    def without_lambda(*arguments: Any) -> HeadWeights:
+        found = whole(*arguments)
+        return found._replace(q2=-found.q1)
+
+    monkeypatch.setattr(gradient_flow, "differential_gradients", without_lambda)
+    assert (closed_form_error(attention, x) > 0.1) == (kind != "softmax")
+
+
+def test_layers_that_the_equations_are_not_of() -> None:
+    attention = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES)).model.layers[0].self_attn
+    with pytest.raises(ValueError, match=r"and here several share\.$"):
+        closed_form_error(attention, torch.randn(3, 24))
+    attention = DiffAttentionV2(24, 6, 1)
+    with pytest.raises(ValueError, match=r"got DiffAttentionV2 with heads of 4\.$"):
+        closed_form_error(attention, torch.randn(3, 24))
 
 
 def build(kind: str) -> Any:

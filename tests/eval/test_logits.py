@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,17 +11,19 @@ from torch import Tensor
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
+from corpora import written
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.data import RetrievalBatches
+from diff_transformer.data import RetrievalBatches, TextBatches, byte_tokenizer, prepare
 from diff_transformer.eval import logits as room
 from diff_transformer.eval.logits import attending
+from diff_transformer.eval.loss import language_loss
+from diff_transformer.eval.measures import Subject, find_measure
 from diff_transformer.eval.outliers import (
     MEDIAN_ERROR,
     RECORDED_LOGITS,
     TOPS,
     Magnitudes,
     activation_outliers,
-    first_tokens,
     outlier_records,
 )
 from diff_transformer.eval.quantised import (
@@ -31,6 +34,7 @@ from diff_transformer.eval.quantised import (
     quantised_implementation,
     quantised_records,
 )
+from diff_transformer.eval.reading import first_tokens
 from diff_transformer.nn import DifferentialAttention
 from tiny import KINDS, SIZES, check_rounding
 
@@ -278,13 +282,54 @@ def test_records_of_the_retrieval_task() -> None:
     batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4)
     sizes = {**SIZES, "vocab_size": batches.vocab_size}
     model = DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).eval()
-    records = {(r.name, r.group): r for r in quantised_records(model, batches, "diff", sequences=8, bits=(8, 4))}
-    assert len(records) == 1 + 2 * 2 * 2
+    records = {(r.name, r.group): r for r in quantised_records(model, batches, "diff", sequences=8)}
+    assert len(records) == 1 + 2 * len(BITS) * len(GRANULARITIES)
     whole = records["quantised/accuracy", "whole"]
     four = records["quantised/accuracy", "4 bits per row"]
     drop = records["quantised/accuracy_drop", "4 bits per row"]
     assert drop.value == whole.value - four.value
     assert (whole.better, drop.better, whole.n) == ("higher", "lower", 16)
+
+
+def test_records_of_text(tmp_path: Path) -> None:
+    """With the logits as they are the loss is the language model's; a model that is made certain loses more."""
+    text = ["some text to look at, and more of it. " * 20, "and another one, somewhat longer than that. " * 20]
+    tokenizer = byte_tokenizer()
+    cache = prepare(written(text, tmp_path), tokenizer)
+    batches = TextBatches(cache, tokenizer, length=16, batch_size=3, validation_fraction=0.5)
+    config = DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size}, initializer_range=0.5)
+    model = DiffTransformerForCausalLM(config).eval()
+    records = {(r.name, r.group): r for r in quantised_records(model, batches, "diff")}
+    whole, loss = records["quantised/loss", "whole"], language_loss(model, batches)
+    assert whole.n == loss.targets
+    assert whole.value == pytest.approx(loss.per_token, rel=1e-5)
+    right = [
+        (model(**batch, use_cache=False).logits[:, :-1].argmax(-1) == batch["labels"][:, 1:]).float()
+        for batch in batches.validation_batches()
+    ]
+    assert records["quantised/accuracy", "whole"].value == pytest.approx(
+        sum(r.sum().item() for r in right) / loss.targets, abs=1e-6
+    )
+    four = records["quantised/loss", "4 bits per tensor"]
+    increase = records["quantised/loss_increase", "4 bits per tensor"]
+    assert increase.value == four.value - whole.value != 0
+    assert (four.better, increase.better, increase.unit) == ("lower", "lower", "nats/token")
+    assert abs(records["quantised/loss_increase", "16 bits per row"].value) < 1e-3 * abs(increase.value)
+    fewer = {(r.name, r.group): r for r in quantised_records(model, batches, "diff", tokens=40)}
+    assert fewer["quantised/loss", "whole"].n is not None
+    assert fewer["quantised/loss", "whole"].n <= 40 - 3
+
+
+@pytest.mark.parametrize("name", ["outliers", "quantised", "gradients"])
+def test_each_runs_by_its_name(name: str) -> None:
+    """As the command line runs it, with its defaults."""
+    batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4, validation_sequences=8)
+    model = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size})).eval()
+    measure = find_measure(name)
+    records = measure.measure(Subject(model=model, arm="mine", batches=batches, options=measure.options))
+    assert records
+    assert {record.arm for record in records} == {"mine"}
+    assert all(record.name.startswith(name.removesuffix("s")) for record in records)
 
 
 def test_refusals() -> None:

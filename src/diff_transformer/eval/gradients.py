@@ -1,13 +1,14 @@
-"""Gradients by kind of parameter, of either twin (Appendix G): by a backward pass, and in closed form for one head."""
+"""The size of gradients by kind of parameter, of either twin (Appendix G)."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from diff_transformer.data import Batches
+from diff_transformer.eval.measures import Measure, Subject
 from diff_transformer.nn import DifferentialAttention
 from diff_transformer.results import Result
 
@@ -60,14 +61,26 @@ def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, fl
 
 
 def gradient_records(
-    model: Any, batches: Batches, arm: str, *, sequences: int = SEQUENCES, group: str | None = None
+    model: Any,
+    batches: Batches,
+    arm: str,
+    *,
+    sequences: int = SEQUENCES,
+    seed: int | None = None,
+    group: str | None = None,
 ) -> list[Result]:
-    """:func:`gradient_magnitudes` on the first validation sequences, as "gradient/q" and so on."""
+    """:func:`gradient_magnitudes` on the first validation sequences, as "gradient/q" and so on.
+
+    Args:
+        model: as there.
+        batches: the data.
+        sequences: how many.
+        arm, seed, group: for the records.
+    """
     batch = _first(batches, sequences)
-    return [
-        Result(name=f"gradient/{kind}", arm=arm, value=value, n=len(batch["input_ids"]), group=group, method=METHOD)
-        for kind, value in gradient_magnitudes(model, batch).items()
-    ]
+    shared: dict[str, Any] = {"arm": arm, "seed": seed, "group": group, "n": len(batch["input_ids"]), "method": METHOD}
+    found = gradient_magnitudes(model, batch)
+    return [Result(name=f"gradient/{kind}", value=value, **shared) for kind, value in found.items()]
 
 
 def gradient_callback(batches: Batches, sequences: int = SEQUENCES) -> Callable[[Any, int], dict[str, float]]:
@@ -78,6 +91,20 @@ def gradient_callback(batches: Batches, sequences: int = SEQUENCES) -> Callable[
         return {f"gradient/{kind}": value for kind, value in gradient_magnitudes(model, batch).items()}
 
     return on_evaluate
+
+
+def _measure(subject: Subject) -> list[Result]:
+    assert subject.batches is not None  # needs="recipe"
+    return gradient_records(subject.model, subject.batches, subject.arm, seed=subject.seed, **subject.options)
+
+
+GRADIENTS = Measure(
+    shows="the size of the loss' gradient by kind of parameter (Appendix G)",
+    measure=_measure,
+    needs="recipe",
+    any_model=True,
+    options={"sequences": SEQUENCES},
+)
 
 
 def _first(batches: Batches, sequences: int) -> dict[str, Tensor]:
@@ -113,82 +140,3 @@ def _root_mean_square(tensors: list[Tensor]) -> float:
     widest = torch.promote_types(tensors[0].dtype, torch.float32)
     squares = sum(float(torch.linalg.vector_norm(x, dtype=widest)) ** 2 for x in tensors)
     return math.sqrt(squares / sum(x.numel() for x in tensors))
-
-
-class HeadWeights(NamedTuple):
-    """The matrices of one head of differential attention, or of the twin's two heads taken as one of width 2d.
-
-    Attributes:
-        q1, k1, q2, k2: (D, d).
-        v: (D, 2d).
-        o: (2d, D).
-    """
-
-    q1: Tensor
-    k1: Tensor
-    q2: Tensor
-    k2: Tensor
-    v: Tensor
-    o: Tensor
-
-
-def differential_gradients(
-    x: Tensor, weights: HeadWeights, lam: float, output_gradient: Tensor, norm: tuple[float, float] | None = None
-) -> HeadWeights:
-    """Equation 7: the gradients of one head of causal differential attention (Equation 6).
-
-    The paper takes the derivative of the headwise norm for 1, and leaves the norm out of what W_O sees. So do we
-    without `norm`: these are the gradients of a head that has none. With it they are exact for a head that has.
-
-    Args:
-        x: (N, D), the input.
-        weights: of the head.
-        lam: λ.
-        output_gradient: (N, D), ∂L/∂O.
-        norm: the norm's factor γ = 1 − λ_init, and its eps.
-    """
-    width = weights.q1.shape[1]
-    first, second = (_softmax(x @ q, x @ k, width) for q, k in (weights[0:2], weights[2:4]))
-    values = x @ weights.v
-    heads = (first - lam * second) @ values
-    upstream = output_gradient @ weights.o.T  # ∂L/∂O (W_O)ᵀ, what the paper calls so
-    if norm is not None:
-        heads, upstream = _through_norm(heads, upstream, *norm)
-    q1, k1 = _through_softmax(x, weights.q1, weights.k1, first, upstream @ values.T, width)
-    q2, k2 = _through_softmax(x, weights.q2, weights.k2, second, -lam * upstream @ values.T, width)
-    return HeadWeights(q1, k1, q2, k2, x.T @ (first - lam * second).T @ upstream, heads.T @ output_gradient)
-
-
-def ordinary_gradients(x: Tensor, weights: HeadWeights, output_gradient: Tensor) -> HeadWeights:
-    """Equation 9: the gradients of one head of causal softmax attention of width 2d (Equation 8).
-
-    Args: as :func:`differential_gradients`.
-    """
-    width = 2 * weights.q1.shape[1]
-    queries, keys = (x @ torch.cat(both, dim=1) for both in ((weights.q1, weights.q2), (weights.k1, weights.k2)))
-    attention, values = _softmax(queries, keys, width), x @ weights.v
-    upstream = output_gradient @ weights.o.T
-    q1, k1 = _through_softmax(x, weights.q1, weights.k1, attention, upstream @ values.T, width)
-    q2, k2 = _through_softmax(x, weights.q2, weights.k2, attention, upstream @ values.T, width)
-    return HeadWeights(q1, k1, q2, k2, x.T @ attention.T @ upstream, (attention @ values).T @ output_gradient)
-
-
-def _softmax(queries: Tensor, keys: Tensor, width: int) -> Tensor:
-    hidden = torch.ones(len(queries), len(keys), dtype=torch.bool, device=queries.device).triu(1)
-    return (queries @ keys.T / math.sqrt(width)).masked_fill(hidden, -torch.inf).softmax(-1)
-
-
-def _through_softmax(
-    x: Tensor, q: Tensor, k: Tensor, attention: Tensor, upstream: Tensor, width: int
-) -> tuple[Tensor, Tensor]:
-    """The gradients of W_Q and W_K: with (A ⊙ G) J, J all ones, written as a sum over the row."""
-    inner = attention * (upstream - (attention * upstream).sum(-1, keepdim=True)) / math.sqrt(width)
-    return x.T @ inner @ (x @ k), x.T @ inner.T @ (x @ q)
-
-
-def _through_norm(heads: Tensor, upstream: Tensor, factor: float, eps: float) -> tuple[Tensor, Tensor]:
-    """The normed heads, and the gradient before the norm."""
-    inverse = (heads.square().mean(-1, keepdim=True) + eps).rsqrt()
-    unit = heads * inverse
-    before = factor * inverse * (upstream - unit * (unit * upstream).mean(-1, keepdim=True))
-    return factor * unit, before

@@ -12,6 +12,10 @@ from diff_transformer.results import Result
 # Name → "module:object" in this room. One line for each.
 MEASURES: dict[str, str] = {
     "standard": "measures:STANDARD",
+    "needles": "needle_measures:NEEDLES",
+    "needle_attention": "needle_measures:NEEDLE_ATTENTION",
+    "needle_tokens": "needle_measures:NEEDLE_TOKENS",
+    "many_shot": "many_shot:MANY_SHOT",
     "positions": "positions:POSITIONS",
     "repeats": "repeats:REPEATS",
     "outliers": "outliers:OUTLIERS",

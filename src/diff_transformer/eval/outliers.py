@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from diff_transformer.data import Batches
 from diff_transformer.eval.logits import Call, LogitBlock, attending, register_logits
+from diff_transformer.eval.measures import Measure, Subject
+from diff_transformer.eval.reading import first_tokens
 from diff_transformer.results import Result
 
 RECORDED_LOGITS = "recorded_logits"
@@ -129,8 +131,6 @@ def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> d
     Raises:
         ValueError: a number of tokens below 1, or a model whose logits cannot be seen.
     """
-    if tokens < 1:
-        raise ValueError(f"tokens must be 1 or more, got {tokens}.")
     device = next(model.parameters()).device
     recorder, hidden_states = _Recorder(device), Magnitudes(device)
 
@@ -146,8 +146,14 @@ def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> d
     return {"attention_logits": recorder.found, "hidden_states": hidden_states}
 
 
-def outlier_records(model: Any, batches: Batches, arm: str, tokens: int = TOKENS) -> list[Result]:
-    """Table 5's numbers: the groups are "top-1", "top-2" … and "median"."""
+def outlier_records(
+    model: Any, batches: Batches, arm: str, *, tokens: int = TOKENS, seed: int | None = None
+) -> list[Result]:
+    """Table 5's numbers: the groups are "top-1", "top-2" … and "median".
+
+    Args: as :func:`activation_outliers`, and
+        arm, seed: for the records.
+    """
     records = []
     for name, sizes in activation_outliers(model, batches, tokens).items():
         values = {f"top-{rank}": sizes.largest(rank) for rank in TOPS if rank <= sizes.count}
@@ -158,6 +164,7 @@ def outlier_records(model: Any, batches: Batches, arm: str, tokens: int = TOKENS
                     arm=arm,
                     value=value,
                     n=sizes.count,
+                    seed=seed,
                     better=None if group == "median" else "lower",
                     group=group,
                     method=METHOD,
@@ -166,16 +173,15 @@ def outlier_records(model: Any, batches: Batches, arm: str, tokens: int = TOKENS
     return records
 
 
-def first_tokens(batches: Batches, tokens: int) -> Iterator[dict[str, Tensor]]:
-    """The validation batches up to so many tokens; the last sequence is cut where they end."""
-    left = tokens
-    for batch in batches.validation_batches():
-        rows, length = batch["input_ids"].shape
-        whole = min(rows, left // length)
-        if whole:
-            yield {name: values[:whole] for name, values in batch.items()}
-        left -= whole * length
-        if whole < rows:
-            if left:
-                yield {name: values[whole : whole + 1, :left] for name, values in batch.items()}
-            return
+def _measure(subject: Subject) -> list[Result]:
+    assert subject.batches is not None  # needs="recipe"
+    return outlier_records(subject.model, subject.batches, subject.arm, seed=subject.seed, **subject.options)
+
+
+OUTLIERS = Measure(
+    shows="the largest attention logits and hidden states, and their medians (Table 5)",
+    measure=_measure,
+    needs="recipe",
+    any_model=True,
+    options={"tokens": TOKENS},
+)

@@ -5,24 +5,29 @@ steps: "dynamic absmax". The paper does not say what shares a step. Here that is
 one head and map, or each tensor, all logits of a layer for one sequence; in either case only those that are seen.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from diff_transformer.data import Batches, RetrievalBatches, TextBatches
+from diff_transformer.data import Batches, RetrievalBatches, RetrievalSample, TextBatches
+from diff_transformer.data.packing import IGNORED
 from diff_transformer.eval.logits import Call, LogitBlock, attending, register_logits
-from diff_transformer.eval.loss import language_loss
+from diff_transformer.eval.measures import Measure, Subject
+from diff_transformer.eval.reading import first_tokens
 from diff_transformer.eval.retrieval import retrieval_answers
-from diff_transformer.results import Result
+from diff_transformer.results import Better, Result
 
 Granularity = Literal["tensor", "row"]
 GRANULARITIES: tuple[Granularity, ...] = ("tensor", "row")
 BITS = (16, 8, 6, 4)
 # The same attention with its logits as they are: what the others are compared with.
-WHOLE_LOGITS = "whole_logits"
+WHOLE_LOGITS, WHOLE = "whole_logits", "whole"
+TOKENS = 100_000
+_UNITS = {"loss": "nats/token", "accuracy": ""}
 
 
 def quantised_implementation(bits: int, granularity: Granularity) -> str:
@@ -70,51 +75,80 @@ for _bits in BITS:
 
 
 def quantised_records(
-    model: Any, batches: Batches, arm: str, *, sequences: int = 512, seed: int = 0, bits: tuple[int, ...] = BITS
+    model: Any, batches: Batches, arm: str, *, tokens: int = TOKENS, sequences: int = 512, seed: int = 0
 ) -> list[Result]:
-    """Figure 8's measurements on text (loss) or on the retrieval task (accuracy).
+    """Figure 8's measurements on text or on the retrieval task.
 
     Args:
         model: a causal language model of transformers that attends through its interface, in evaluation mode.
         batches: text or the retrieval task.
         arm: what to call the model in the records.
+        tokens: how many tokens of text.
         sequences: how many sequences of the retrieval task.
-        seed: of these sequences.
-        bits: to how many.
+        seed: of these sequences, and for the records.
 
     Returns:
-        For each group "8 bits per row" and so on: "quantised/loss", and "quantised/loss_increase" over the same model
-        with its logits as they are, in nats per token; or "quantised/accuracy" and "quantised/accuracy_drop", shares.
-        The group "whole" has the loss or the accuracy with the logits as they are.
+        "quantised/accuracy": the share of right answers, or of text the share of tokens that the model holds most
+        likely; "quantised/accuracy_drop", how much less than with the logits as they are. Of text also
+        "quantised/loss" and "quantised/loss_increase", in nats per token. The groups are "8 bits per row" and so on,
+        and "whole" for the logits as they are.
 
     Raises:
         ValueError: data that is neither, or a model whose logits cannot be seen.
     """
-    if not isinstance(batches, TextBatches | RetrievalBatches):
+    measure: Callable[[], dict[str, tuple[float, int]]]
+    if isinstance(batches, TextBatches):
+        measure = partial(_on_text, model, batches, tokens)
+    elif isinstance(batches, RetrievalBatches):
+        measure = partial(_on_retrieval, model, batches.sample(sequences, seed))
+    else:
         raise ValueError(f"There is no measurement for data of type {type(batches).__name__}.")
-    is_text = isinstance(batches, TextBatches)
-    sample = None if isinstance(batches, TextBatches) else batches.sample(sequences, seed)
-
-    def measured(implementation: str) -> tuple[float, int]:
+    implementations = {f"{b} bits per {g}": quantised_implementation(b, g) for g in GRANULARITIES for b in BITS}
+    records: list[Result] = []
+    whole: dict[str, tuple[float, int]] = {}
+    for group, implementation in {WHOLE: WHOLE_LOGITS, **implementations}.items():
         with attending(model, implementation):
-            if isinstance(batches, TextBatches):
-                loss = language_loss(model, batches)
-                return loss.per_token, loss.targets
-            assert sample is not None
-            right = retrieval_answers(model, sample)
-            return right.float().mean().item(), right.numel()
-
-    name, change = ("loss", "loss_increase") if is_text else ("accuracy", "accuracy_drop")
-    unit = "nats/token" if is_text else ""
-    shared: dict[str, Any] = {"arm": arm, "unit": unit, "seed": None if is_text else seed}
-    whole, n = measured(WHOLE_LOGITS)
-    better: Literal["higher", "lower"] = "lower" if is_text else "higher"
-    records = [Result(name=f"quantised/{name}", value=whole, n=n, group="whole", better=better, **shared)]
-    for granularity in GRANULARITIES:
-        for width in bits:
-            group = f"{width} bits per {granularity}"
-            value, _ = measured(quantised_implementation(width, granularity))
-            loss = value - whole if is_text else whole - value
-            records.append(Result(name=f"quantised/{name}", value=value, n=n, group=group, better=better, **shared))
-            records.append(Result(name=f"quantised/{change}", value=loss, n=n, group=group, better="lower", **shared))
+            found = measure()
+        whole = whole or found
+        for name, (value, n) in found.items():
+            shared: dict[str, Any] = {"arm": arm, "group": group, "n": n, "seed": seed, "unit": _UNITS[name]}
+            better: Better = "lower" if name == "loss" else "higher"
+            records.append(Result(name=f"quantised/{name}", value=value, better=better, **shared))
+            if group != WHOLE:
+                change = value - whole[name][0]
+                cost, word = (change, "increase") if better == "lower" else (-change, "drop")
+                records.append(Result(name=f"quantised/{name}_{word}", value=cost, better="lower", **shared))
     return records
+
+
+@torch.no_grad()
+def _on_text(model: Any, batches: TextBatches, tokens: int) -> dict[str, tuple[float, int]]:
+    device = next(model.parameters()).device
+    nats, right, targets = 0.0, 0, 0
+    for batch in first_tokens(batches, tokens):
+        inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
+        logits = model(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1).float()
+        labels = batch["labels"][:, 1:].flatten().to(device)
+        nats += float(F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
+        right += int((logits.argmax(-1) == labels).sum())
+        targets += int((labels != IGNORED).sum())
+    return {"loss": (nats / targets, targets), "accuracy": (right / targets, targets)}
+
+
+def _on_retrieval(model: Any, sample: RetrievalSample) -> dict[str, tuple[float, int]]:
+    right = retrieval_answers(model, sample)
+    return {"accuracy": (right.float().mean().item(), right.numel())}
+
+
+def _measure(subject: Subject) -> list[Result]:
+    assert subject.batches is not None  # needs="recipe"
+    return quantised_records(subject.model, subject.batches, subject.arm, seed=subject.seed, **subject.options)
+
+
+QUANTISED = Measure(
+    shows="what attention logits of 16, 8, 6 and 4 bits cost (Figure 8)",
+    measure=_measure,
+    needs="recipe",
+    any_model=True,
+    options={"tokens": TOKENS, "sequences": 512},
+)
