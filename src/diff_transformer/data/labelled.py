@@ -71,7 +71,7 @@ def read_labelled(name: str, folder: str | Path) -> LabelledText:
             raise ValueError(f"The {part} part of {name} in {str(folder)!r} is empty.")
     if unknown := sorted({label for _, label in test}.difference(labels)):
         raise ValueError(
-            f"The test part of {name} in {str(folder)!r} has a label without training text, {unknown[0]!r}."
+            f"The test part of {name} in {str(folder)!r} has the label {unknown[0]!r}, the training part none."
         )
     return LabelledText(name, tuple(train), tuple(test), labels, input_name, label_name)
 

@@ -23,6 +23,7 @@ class Episode:
         classes: (shots,), the class that each item is of, from 0.
         queries: (Q, item_length), items that were drawn apart from the demonstrations.
         answers: (Q,), their right labels.
+        candidates: (classes,), all labels of the episode.
     """
 
     items: Tensor
@@ -30,6 +31,7 @@ class Episode:
     classes: Tensor
     queries: Tensor
     answers: Tensor
+    candidates: Tensor
 
     def prompt(self, order: Tensor | None = None) -> Tensor:
         """The demonstrations in an order (shots,), as they are unless given: (shots · (item_length + 1),)."""
@@ -43,14 +45,16 @@ class ManyShotBatches:
         w7 w2 A  w9 w4 C  w2 w2 A  w4 w1 C  …
 
     An item is `item_length` words of one class, drawn with replacement. A sequence's words are dealt out to its
-    classes evenly, and its classes to the label tokens. Every label is learned, so that each demonstration is a query
-    to those before it; a share of the labels, drawn from all classes, is noise.
+    classes evenly, and each class gets a label. Every label is learned, so that each demonstration is a query to those
+    before it; a share of the labels, drawn from all classes, is noise.
 
     The vocabulary, in this order: labels, words.
 
     Args:
         shots: items in a sequence.
-        classes: as many labels.
+        classes: in a sequence.
+        labels: tokens that classes may have for labels, `classes` or more; where there are more, a model first learns
+            which ones occur.
         words: of all classes together.
         item_length: words in an item.
         noise: the share of items whose label is drawn from all classes.
@@ -67,6 +71,7 @@ class ManyShotBatches:
         shots: int = 48,
         *,
         classes: int = 6,
+        labels: int = 32,
         words: int = 36,
         item_length: int = 2,
         noise: float = 0.1,
@@ -80,14 +85,15 @@ class ManyShotBatches:
                 f"classes={classes}, shots={shots}, item_length={item_length}, batch_size={batch_size}, "
                 f"validation_sequences={validation_sequences}."
             )
-        if words < classes:
-            raise ValueError(f"{classes} classes need a word each, but words={words}.")
+        if min(words, labels) < classes:
+            raise ValueError(f"{classes} classes need a word and a label each, but words={words} and labels={labels}.")
         if not 0 <= noise < 1:
             raise ValueError(f"noise is a share, at least 0 and below 1, got {noise}.")
-        self.shots, self.classes, self.words, self.item_length = shots, classes, words, item_length
+        self.shots, self.classes, self.labels = shots, classes, labels
+        self.words, self.item_length = words, item_length
         self.noise, self.batch_size, self.seed = noise, batch_size, seed
         self.validation_sequences = validation_sequences
-        self.vocab_size = classes + words
+        self.vocab_size = labels + words
         self.length = shots * (item_length + 1)
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
@@ -103,17 +109,18 @@ class ManyShotBatches:
     def episode(self, seed: int, number: int, shots: int, queries: int, noise: float) -> Episode:
         """Demonstrations and queries to evaluate on, drawn for (`seed`, `number`); none is trained on on purpose."""
         random = np.random.default_rng((seed, _SAMPLE, number))
-        items, labels, answers, classes = self._items(random, 1, shots + queries, noise)
+        items, labels, answers, classes, candidates = self._items(random, 1, shots + queries, noise)
         return Episode(
             items=torch.from_numpy(items[0, :shots]),
             labels=torch.from_numpy(labels[0, :shots]),
             classes=torch.from_numpy(classes[0, :shots]),
             queries=torch.from_numpy(items[0, shots:]),
             answers=torch.from_numpy(answers[0, shots:]),
+            candidates=torch.from_numpy(candidates[0]),
         )
 
     def _batch(self, random: np.random.Generator, n: int) -> dict[str, Tensor]:
-        items, shown, _, _ = self._items(random, n, self.shots, self.noise)
+        items, shown, *_ = self._items(random, n, self.shots, self.noise)
         rows = np.concatenate((items, shown[:, :, None]), axis=2)
         learned = np.full_like(rows, IGNORED)
         learned[:, :, -1] = shown
@@ -123,17 +130,19 @@ class ManyShotBatches:
 
     def _items(
         self, random: np.random.Generator, n: int, count: int, noise: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Items (n, count, item_length), the labels shown with them, the right ones and classes, (n, count) each."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Items (n, count, item_length); the labels shown with them, the right ones and their classes, (n, count) each;
+        and the label of each class, (n, classes).
+        """
         dealt = random.random((n, self.words)).argsort(axis=1)  # class c has the words dealt at c, c + classes, …
-        label_of = random.random((n, self.classes)).argsort(axis=1)
+        label_of = random.random((n, self.labels)).argsort(axis=1)[:, : self.classes]
         classes = random.integers(self.classes, size=(n, count))
         # Classes whose turn comes once more than others' have one word more.
         sizes = (self.words - classes + self.classes - 1) // self.classes
         turns = (random.random((n, count, self.item_length)) * sizes[:, :, None]).astype(np.int64)
         places = classes[:, :, None] + self.classes * turns
-        items = self.classes + np.take_along_axis(dealt, places.reshape(n, -1), axis=1).reshape(places.shape)
+        items = self.labels + np.take_along_axis(dealt, places.reshape(n, -1), axis=1).reshape(places.shape)
         answers = np.take_along_axis(label_of, classes, axis=1)
-        drawn = random.integers(self.classes, size=(n, count))
+        drawn = np.take_along_axis(label_of, random.integers(self.classes, size=(n, count)), axis=1)
         shown = np.where(random.random((n, count)) < noise, drawn, answers)
-        return items, shown, answers, classes
+        return items, shown, answers, classes, label_of
