@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": "plan:plan",
     "generate": "generate:generate",
     "eval": "evaluate:evaluate",
+    "reproduce": "reproduce:reproduce",
     "convert": "convert:convert",
     "export": "export:export",
     "report": "report:report",

@@ -1,7 +1,7 @@
 """Recall: which arm finds more of the needles hidden among noise tokens, after the same training.
 
-Not a table of the paper: its Section 3.4 at the level of tokens, at a size where DIFF and its twin are told apart within
-minutes. The arms are Table 6's controls.
+Not a table of the paper: its Section 3.4 at the level of tokens, at a size where DIFF and its twin are told apart
+within minutes.
 """
 
 from collections.abc import Sequence
@@ -51,6 +51,6 @@ RECALL = Experiment(
     uses_text=False,
     notes=(
         f"{ALL} is over all queries; as every pair of a sequence is asked for once, later ones can be answered by "
-        "elimination, and a model that does only that answers .52 of four. The first query leaves nothing to eliminate.",
+        "elimination, and a model that does only that answers .52 of four. The first leaves nothing to eliminate.",
     ),
 )

@@ -3,5 +3,6 @@
 from diff_transformer.report.harness import harness_table
 from diff_transformer.report.page import build_demo_report, build_run_report
 from diff_transformer.report.table import demo_table
+from diff_transformer.report.verdicts import arms_table, verdict_table
 
-__all__ = ["build_demo_report", "build_run_report", "demo_table", "harness_table"]
+__all__ = ["arms_table", "build_demo_report", "build_run_report", "demo_table", "harness_table", "verdict_table"]

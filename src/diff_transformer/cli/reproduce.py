@@ -1,0 +1,168 @@
+"""`diff-transformer reproduce`"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from diff_transformer.experiments.framework import Experiment
+    from diff_transformer.results import ResultsFile
+
+ALL = "all"
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME…", help="Experiments, such as table6; all of them: all.", show_default=False),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Say which experiments there are, and stop.")] = False,
+    preset: Annotated[
+        Literal["cpu", "gpu", "paper"],
+        typer.Option(help="Two processor cores, one H200, or the paper's own size, which is checked and not run."),
+    ] = "cpu",
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds.", show_default="the preset's")] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text to train on: a .txt, .jsonl or .parquet file or a folder of them; may be repeated. "
+            "By default the source of Python's standard library."
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of one experiment's measurement; may be repeated."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of results and runs.", show_default="runs/reproduce-PRESET")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and go on.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
+) -> None:
+    """Repeat a table or a figure of the paper at a size of your own, and say whether it comes out.
+
+    Each arm is trained with every seed on the same data in the same order, with a learning rate chosen for it. An
+    interrupted command goes on where it stopped; a run that two experiments need is trained once.
+    """
+    from diff_transformer.cli import console
+
+    out = console.output()
+    if list_:
+        out.print(_listing())
+        return
+    from diff_transformer.experiments.framework import PAPER
+    from diff_transformer.experiments.registry import EXPERIMENTS, find_experiment
+
+    if not names:
+        raise ValueError(f"Name one experiment or more of {', '.join(EXPERIMENTS)}; --list says what they show.")
+    console.quiet_libraries()
+    experiments = [find_experiment(name) for name in (EXPERIMENTS if names == [ALL] else dict.fromkeys(names))]
+    if preset == PAPER:
+        for experiment in experiments:
+            _show_paper(experiment)
+        return
+
+    from diff_transformer.cli.options import parse_options
+    from diff_transformer.cli.progress import Bars
+    from diff_transformer.experiments.asked import ask
+    from diff_transformer.experiments.runs import check_results, results_path, run_experiment
+
+    folder = output or Path("runs") / f"reproduce-{preset}"
+    if names == [ALL]:
+        experiments = [experiment for experiment in experiments if preset in experiment.presets]
+    for experiment in experiments:
+        check_results(results_path(folder, experiment.name), resume=resume, overwrite=overwrite)
+    shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
+    asked = [ask(experiment, preset, seeds=seeds, **own) for experiment, own in zip(experiments, shared, strict=True)]
+    messages = console.messages()
+    for one in asked:
+        minutes = one.preset.minutes
+        about = "" if minutes is None else f", planned for about {minutes:g} min"
+        messages.print(f"{one.experiment.name}: {one.experiment.shows}{about}", markup=False, soft_wrap=True)
+        results = run_experiment(one, folder, resume=resume, overwrite=overwrite, progress=Bars(messages))
+        _show(results, results_path(folder, one.experiment.name))
+
+
+def _shared_out(
+    experiments: "list[Experiment]", preset: str, text: list[Path], options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Text and options for each experiment: where there are several, to those that know what to do with them.
+
+    What none of them knows goes to all, and the first one says so.
+    """
+    from diff_transformer.experiments.asked import preset_of
+
+    known = [preset_of(experiment, preset).options for experiment in experiments]
+    some_use_text = any(experiment.uses_text for experiment in experiments)
+    return [
+        {
+            "text": text if experiment.uses_text or not some_use_text else [],
+            "options": {
+                name: value
+                for name, value in options.items()
+                if name in own or not any(name in others for others in known)
+            },
+        }
+        for experiment, own in zip(experiments, known, strict=True)
+    ]
+
+
+def _listing() -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    from diff_transformer.experiments.registry import EXPERIMENTS, find_experiment
+
+    table = Table(caption=Text("cpu: minutes on two processor cores. gpu: on one H200."), caption_justify="left")
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it shows", overflow="fold")
+    for column in ("cpu", "gpu"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("paper", no_wrap=True)
+    for experiment in map(find_experiment, EXPERIMENTS):
+        presets = experiment.presets
+        times = [_minutes(presets[name].minutes) if name in presets else "–" for name in ("cpu", "gpu")]
+        table.add_row(experiment.name, Text(experiment.shows), *times, "checked" if "paper" in presets else "–")
+    return table
+
+
+def _minutes(minutes: float | None) -> str:
+    return "?" if minutes is None else f"{minutes:g} min"
+
+
+def _show_paper(experiment: "Experiment") -> None:
+    """What the paper's own configuration is, and what would run it."""
+    from diff_transformer.cli import console
+    from diff_transformer.experiments.paper import check_paper
+
+    out = console.output()
+    arms = check_paper(experiment)
+    if not arms:
+        out.print(f"{experiment.name}: trains nothing, so there is nothing to launch.", markup=False, soft_wrap=True)
+        return
+    out.print(
+        f"{experiment.name}: checked without weights and not run; this is for a cluster. With your own text in place "
+        "of the recipe's:",
+        markup=False,
+        soft_wrap=True,
+    )
+    for found in arms:
+        sizes = f"{found.counts.total:,} parameters, {found.counts.shared:,} without λ and norms"
+        out.print(f"{found.arm.label}: {sizes}\n  {found.command}", markup=False, soft_wrap=True)
+
+
+def _show(results: "ResultsFile", path: Path) -> None:
+    """The comparisons, the arms, what a reader must know, and where all of it lies."""
+    from diff_transformer.cli import console
+    from diff_transformer.report import arms_table, verdict_table
+
+    out = console.output()
+    out.print(verdict_table(results))
+    if results.settings["arms"]:
+        out.print(arms_table(results))
+    for note in results.notes:
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
+    out.print(f"numbers: {path}", markup=False, soft_wrap=True)

@@ -1,0 +1,283 @@
+"""An experiment carried out: every arm trained with every seed, measured, compared, and written down."""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from diff_transformer.experiments.asked import Asked
+from diff_transformer.experiments.fairness import Counts, check_counts, check_recipes, count
+from diff_transformer.experiments.framework import Arm, Experiment, MeasuredRun, Preset, Situation
+from diff_transformer.experiments.progress import Trainings
+from diff_transformer.experiments.store import Store, Stored, run_key
+from diff_transformer.experiments.sweep import choose_rate
+from diff_transformer.results import Result, ResultsFile, capture_environment, capture_results, read_results, write_json
+from diff_transformer.train import Data, Progress, Recipe, build_config
+from diff_transformer.train.progress import Silent
+
+RUNS = "runs"
+SECONDS = "training/seconds"
+
+
+def results_path(output: Path, name: str) -> Path:
+    """Where an experiment's results are written."""
+    return output / f"{name}.json"
+
+
+def run_experiment(
+    asked: Asked, output: str | Path, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None
+) -> ResultsFile:
+    """Carry an experiment out, and write its results to `output`/NAME.json.
+
+    Trained runs lie in `output`/runs, each in a folder named by a hash of what made it. One that is finished is used
+    again, one that was interrupted goes on, whatever else is asked for.
+
+    Args:
+        asked: which experiment, and how.
+        output: the folder of all that is written; made where it is not there.
+        resume: keep results that are there and were asked for in the same way, and measurements of runs that the same
+            code has made.
+        overwrite: replace results that are there.
+        progress: is told about every step of training.
+
+    Raises:
+        FileExistsError: there are results already, and neither `resume` nor `overwrite` is asked for.
+        ValueError: the arms are not alike; or `resume` and `overwrite` together.
+        TrainingInterrupted: as `train`; the same call goes on.
+    """
+    folder = Path(output)
+    path = results_path(folder, asked.experiment.name)
+    check_results(path, resume=resume, overwrite=overwrite)
+    if resume and path.is_file():
+        found = read_results(path)
+        if found.settings.get("asked") == asked.settings():
+            return found
+    began = time.monotonic()
+    work = _Work(asked.experiment, asked.preset, folder, resume, progress or Silent())
+    if asked.preset.arms:
+        work.train_and_measure()
+    else:
+        work.measure_once(asked.text)
+    comparisons = asked.experiment.compare(work.records, asked.preset) if work.has_numbers else []
+    settings = {"asked": asked.settings(), "arms": work.arms, "seconds": round(time.monotonic() - began, 1)}
+    results = capture_results(
+        asked.experiment.shows,
+        settings,
+        [replace(record, documents=()) for record in work.records],
+        work.device,
+        comparisons=comparisons,
+        notes=list(dict.fromkeys(work.notes)),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    # What was written is what is shown: read back, it is as strict as a file.
+    return read_results(write_json(path, results))
+
+
+def check_results(path: Path, *, resume: bool, overwrite: bool) -> None:
+    """Say why an experiment cannot write its results to `path`, if so. Raises as `run_experiment`."""
+    if resume and overwrite:
+        raise ValueError("Results are either kept (--resume) or replaced (--overwrite), not both.")
+    if path.exists() and not (resume or overwrite):
+        raise FileExistsError(
+            f"There are results in {str(path)!r} already; choose another --output, keep them with --resume, or replace "
+            "them with --overwrite, which trains nothing twice."
+        )
+
+
+@dataclass
+class _Work:
+    """One experiment while it is carried out."""
+
+    experiment: Experiment
+    preset: Preset
+    folder: Path
+    resume: bool
+    progress: Progress
+    records: list[Result] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    arms: list[dict[str, Any]] = field(default_factory=list)
+    device: str | None = None
+    _data: dict[str, Data] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.notes += self.experiment.notes
+        self._store = Store(self.folder / RUNS)
+        self._commit = capture_environment("cpu").commit
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether anything was measured: not where every run diverged."""
+        return any(not record.name.startswith("training/") for record in self.records)
+
+    def measure_once(self, text: tuple[str, ...]) -> None:
+        """Take the numbers of an experiment that trains nothing."""
+        assert self.experiment.measure_once is not None  # Experiment's own check
+        place = self.folder / self.experiment.name
+        place.mkdir(parents=True, exist_ok=True)
+        situation = Situation(folder=place, seeds=self.preset.seeds, text=text, progress=self.progress)
+        self.records += self.experiment.measure_once(situation, self.preset)
+
+    def train_and_measure(self) -> None:
+        """Train every arm with every seed, after choosing its learning rate, and take the numbers of each."""
+        recipes = {arm: self.preset.arm_recipe(arm) for arm in self.preset.arms}
+        check_recipes(recipes)
+        counts = {arm: self._count(recipe) for arm, recipe in recipes.items()}
+        check_counts(counts, self.preset)
+        for arm, sizes in counts.items():
+            self.progress.tell(f"{arm.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
+            self.records += _size_records(arm, sizes)
+        self._trainings = Trainings(self.progress, self._costs(counts))
+        rates: dict[Arm, float] = {}
+        for arm in self.preset.arms:
+            tried = self._try_rates(arm)
+            rates[arm] = self._choose_rate(arm, tried, recipes[arm])
+            overrides = {"name": arm.name, "group": arm.group, "overrides": arm.overrides}
+            numbers = {"parameters": counts[arm].total, "shared_parameters": counts[arm].shared}
+            chosen = {"learning_rate": rates[arm], "tried": {f"{rate:g}": value for rate, value in tried.items()}}
+            self.arms.append({**overrides, **numbers, **chosen, "runs": {}, "diverged": []})
+        measured: dict[Arm, Sequence[Result]] = {}
+        diverged: list[tuple[Arm, int]] = []
+        for seed in range(self.preset.seeds):
+            for arm, told in zip(self.preset.arms, self.arms, strict=True):
+                run, recipe = self._stages(arm, rates[arm], seed)
+                told["runs"][str(seed)] = run.key
+                if run.diverged is None:
+                    measured[arm] = self._measure(arm, seed, rates[arm], run, recipe, counts[arm].total)
+                    self.records += measured[arm]
+                else:
+                    diverged.append((arm, seed))
+                    told["diverged"].append(seed)
+                    self.notes.append(f"{arm.label} diverged with seed {seed}: {run.diverged}")
+        for arm, seed in diverged:
+            template = next((records for other, records in measured.items() if other.group == arm.group), ())
+            self.records += _nothing(arm, seed, template)
+
+    def _count(self, recipe: Recipe) -> Counts:
+        data = self._build_data(recipe)
+        return count(build_config(recipe, data.batches.vocab_size, data.tokenizer))
+
+    def _build_data(self, recipe: Recipe) -> Data:
+        """The data of a recipe: one object for all recipes with the same data and seed."""
+        name = json.dumps([recipe.data.model_dump(mode="json"), recipe.train.seed])
+        if name not in self._data:
+            self._data[name] = self.experiment.build_data(recipe)
+        return self._data[name]
+
+    def _costs(self, counts: Mapping[Arm, Counts]) -> list[float]:
+        """What every training to come will cost in operations, in the order in which they come."""
+
+        def cost(arm: Arm, *more: str) -> float:
+            recipe = self.preset.arm_recipe(arm, *more)
+            return float(counts[arm].total * recipe.train.steps * recipe.data.batch_size * recipe.data.length)
+
+        preset, costs = self.preset, []
+        for arm in preset.arms:
+            costs += [cost(arm, *preset.sweep)] * (len(preset.learning_rates) if len(preset.learning_rates) > 1 else 0)
+        for seed in range(preset.seeds):
+            for arm in preset.arms:
+                is_trial = seed == 0 and len(preset.learning_rates) > 1 and not preset.sweep
+                costs.append(0.0 if is_trial else cost(arm))
+                if preset.extension:
+                    costs.append(cost(arm, *preset.extension))
+        return costs
+
+    def _try_rates(self, arm: Arm) -> dict[float, float]:
+        """Learning rate → validation of a run with the first seed, NaN where it diverged; empty where none is tried."""
+        preset, name = self.preset, self.experiment.validation.name
+        if len(preset.learning_rates) < 2:
+            return dict.fromkeys(preset.learning_rates, math.nan)
+        tried = {}
+        for rate in preset.learning_rates:
+            recipe = preset.arm_recipe(arm, *preset.sweep, *_settings(rate, seed=0))
+            run = self._train(f"{arm.label} · trying the learning rate {rate:g}", recipe)
+            tried[rate] = math.nan if run.diverged is not None else float(run.metrics()[-1][name])
+            if run.diverged is not None:
+                self.notes.append(f"{arm.label} diverged at the learning rate {rate:g} with seed 0.")
+        return tried
+
+    def _choose_rate(self, arm: Arm, tried: Mapping[float, float], recipe: Recipe) -> float:
+        if not tried:
+            return next(iter(self.preset.learning_rates), recipe.train.learning_rate)
+        rate, remarks = choose_rate(tried, self.experiment.validation)
+        self.notes += [f"{arm.label}: {remark}" for remark in remarks]
+        return rate
+
+    def _stages(self, arm: Arm, rate: float, seed: int) -> tuple[Stored, Recipe]:
+        """The run of one seed, and its recipe; where there is a second stage, those of the second."""
+        title = f"{arm.label} · seed {seed} · learning rate {rate:g}"
+        recipe = self.preset.arm_recipe(arm, *_settings(rate, seed))
+        run = self._train(title, recipe)
+        if not self.preset.extension:
+            return run, recipe
+        if run.diverged is not None:
+            self._trainings.next(title, found=True)
+            return run, recipe
+        start = f"model.start_from={json.dumps(str(run.model_folder.resolve()))}"
+        recipe = self.preset.arm_recipe(arm, *_settings(rate, seed), *self.preset.extension, start)
+        return self._train(f"{title} · extension", recipe, before=run.key), recipe
+
+    def _train(self, title: str, recipe: Recipe, before: str | None = None) -> Stored:
+        data = self._build_data(recipe)
+        key = run_key(recipe, data.batches, before)
+        found = self._store.find(key)
+        self._trainings.next(title, found=found is not None)
+        if found is None:
+            found = self._store.train(key, recipe, data, self.experiment.on_evaluate(data.batches), self._trainings)
+        if found.commit != self._commit:
+            self.notes.append(f"Some runs were trained earlier, at commit {found.commit}.")
+        return found
+
+    def _measure(
+        self, arm: Arm, seed: int, rate: float, run: Stored, recipe: Recipe, parameters: int
+    ) -> Sequence[Result]:
+        """The numbers of a run: taken, or read where an interrupted command has taken them with the same code."""
+        assert self.experiment.measure is not None  # Experiment's own check
+        options = json.dumps(dict(self.preset.options), sort_keys=True, default=str)
+        settings = {"options": options, "commit": self._commit}
+        path = run.measured / f"{self.experiment.name}.json"
+        if self.resume and path.is_file():
+            kept = read_results(path)
+            if kept.settings == settings:
+                return kept.records
+        model = run.load(recipe)
+        self.device = str(model.device)
+        self.progress.tell(f"{arm.label} · seed {seed}: measuring")
+        measured = MeasuredRun(
+            arm=arm,
+            seed=seed,
+            learning_rate=rate,
+            recipe=recipe,
+            folder=run.folder,
+            model=model,
+            data=self._build_data(recipe),
+            metrics=run.metrics(),
+            parameters=parameters,
+        )
+        records = self.experiment.measure(measured, self.preset)
+        records = [
+            *records,
+            Result(name=SECONDS, arm=arm.name, group=arm.group, value=run.seconds, unit="s", seed=seed),
+        ]
+        run.measured.mkdir(exist_ok=True)
+        write_json(path, capture_results(self.experiment.shows, settings, records, self.device))
+        return records
+
+
+def _settings(rate: float, seed: int) -> tuple[str, str]:
+    return f"train.learning_rate={rate!r}", f"train.seed={seed}"
+
+
+def _size_records(arm: Arm, sizes: Counts) -> list[Result]:
+    names = {"training/parameters": sizes.total, "training/parameters_without_lambda_and_norms": sizes.shared}
+    return [Result(name=name, arm=arm.name, group=arm.group, value=float(value)) for name, value in names.items()]
+
+
+def _nothing(arm: Arm, seed: int, template: Sequence[Result]) -> list[Result]:
+    """NaN in place of every number that another arm of the group has: a run that diverged is seen everywhere."""
+    return [
+        replace(record, arm=arm.name, seed=seed, value=math.nan, interval=None, documents=(), n=None)
+        for record in template
+    ]

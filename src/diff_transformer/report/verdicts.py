@@ -1,0 +1,94 @@
+"""The table that an experiment ends with in the terminal: the paper beside what was found here, and the verdict."""
+
+import math
+
+from rich.table import Table
+from rich.text import Text
+
+from diff_transformer.report.rows import arm_label, format_number
+from diff_transformer.results import Comparison, Interval, ResultsFile
+
+ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
+
+
+def verdict_table(results: ResultsFile) -> Table:
+    """One row for each comparison, whichever way it came out."""
+    caption = Text(
+        "↑ higher is better, ↓ lower is better. Difference: first − second, mean over paired seeds, 95 % interval; all "
+        "of it on the claim's side of 0: reproduced, all on the other: contrary, else inconclusive.\n"
+        f"Measured on {results.device}."
+    )
+    table = Table(title=Text(results.title), title_justify="left", caption=caption, caption_justify="left")
+    table.add_column("measure", overflow="fold")
+    table.add_column("arms", overflow="fold")
+    for column in ("paper", "here", "difference"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("verdict", overflow="fold")
+    for row in results.comparisons:
+        paper = "–" if row.paper is None else " / ".join(_number(value) for value in row.paper)
+        table.add_row(
+            Text(measure_label(row)),
+            Text(f"{arm_label(row.arm)} / {arm_label(row.against)}"),
+            paper,
+            " / ".join(format_number(value) for value in row.ours),
+            format_difference(row),
+            Text(verdict_text(row), style="bold" if row.verdict in ("reproduced", "contrary") else ""),
+        )
+    return table
+
+
+def arms_table(results: ResultsFile) -> Table:
+    """What was trained: each arm with its sizes and its learning rate, and what the others came to."""
+    table = Table(title_justify="left")
+    for column in ("arm", "parameters", "without λ and norms", "learning rate", "validation at the rates tried"):
+        table.add_column(column, overflow="fold")
+    for arm in results.settings["arms"]:
+        group = "" if arm["group"] is None else f", {arm['group']}"
+        tried = ", ".join(
+            f"{rate}: {'diverged' if value is None else format_number(value)}" for rate, value in arm["tried"].items()
+        )
+        table.add_row(
+            Text(arm_label(arm["name"]) + group),
+            f"{arm['parameters']:,}",
+            f"{arm['shared_parameters']:,}",
+            f"{arm['learning_rate']:g}",
+            tried or "none tried",
+        )
+    return table
+
+
+def measure_label(row: Comparison) -> str:
+    """The measure with its part, its unit and its direction."""
+    part = "" if row.group is None else f", {row.group}"
+    unit = f" ({row.unit})" if row.unit else ""
+    return f"{row.name}{part}{unit}{ARROWS[row.better]}"
+
+
+def format_difference(row: Comparison) -> str:
+    """The difference and its interval, to the decimals that tell them from each other: "−0.021 [−0.043, +0.001]"."""
+    ends: Interval | tuple[()] = row.interval or ()
+    sizes = [abs(value) for value in (row.difference, *ends) if math.isfinite(value) and value]
+    digits = max(0, 2 - math.floor(math.log10(max(sizes)))) if sizes else 3
+    numbers = [_signed(value, digits) for value in (row.difference, *ends)]
+    return numbers[0] + (f" [{numbers[1]}, {numbers[2]}]" if ends else ", no interval")
+
+
+def verdict_text(row: Comparison) -> str:
+    """The verdict in words; where it is open, with how many seeds it would not be."""
+    if row.verdict is None:
+        return "nothing claimed"
+    if row.verdict != "inconclusive":
+        return row.verdict
+    if len(row.differences) < 2:
+        return "inconclusive: one seed"
+    if row.seeds_needed is None:
+        return "inconclusive"
+    return f"inconclusive: 80 % power needs {row.seeds_needed:,} seeds"
+
+
+def _number(value: float) -> str:
+    return format_number(value) if math.isfinite(value) else "–"
+
+
+def _signed(value: float, digits: int) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−") if math.isfinite(value) else "diverged"
