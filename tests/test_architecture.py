@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "data": set(),
     "train": {"ops", "nn", "model", "data"},
     "eval": {"ops", "nn", "model", "data", "results"},
-    "experiments": {"ops", "nn", "model", "data", "train", "eval", "results"},
+    "experiments": {"ops", "nn", "model", "bench", "data", "train", "eval", "results"},
     "bench": {"ops", "model", "results"},
     "report": {"results"},
     "results": set(),

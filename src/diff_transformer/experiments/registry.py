@@ -7,6 +7,14 @@ from diff_transformer.experiments.framework import Experiment
 
 # Name → "module:object" in this room. One line for each, in the order of the paper.
 EXPERIMENTS = {
+    "table1": "table1:TABLE_1",
+    "table4": "table4:TABLE_4",
+    "table5": "table5:TABLE_5",
+    "fig8": "fig8:FIG_8",
+    "table7": "table7:TABLE_7",
+    "table8": "table8:TABLE_8",
+    "appendix_c": "appendix_c:APPENDIX_C",
+    "appendix_g": "appendix_g:APPENDIX_G",
     "recall": "recall:RECALL",
 }
 

@@ -1,0 +1,123 @@
+"""Table 7: tokens per second of the twins, in training and in a forward pass, by the benchmark's own clock."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from diff_transformer.bench.model import measure_model
+from diff_transformer.bench.model_settings import DIFF, PASSES, TWIN, ModelSettings
+from diff_transformer.bench.records import Row, refuse_wrong
+from diff_transformer.experiments.framework import TWINS, Experiment, Preset, Situation
+from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.train import Progress
+
+ARMS = {DIFF: "diff", TWIN: "softmax"}
+NAMES = {PASSES["step"]: "throughput/training", PASSES["forward"]: "throughput/forward"}
+# Tokens per second of the paper's 3B models, DIFF and then the Transformer, by length.
+PAPER = {
+    ("throughput/training", 2048): (6635.0, 7247.0),
+    ("throughput/forward", 2048): (46811.0, 51228.0),
+    ("throughput/training", 4096): (6718.0, 7491.0),
+    ("throughput/forward", 4096): (44521.0, 48762.0),
+}
+PAPER_ARM = "the paper's diff"
+
+
+class _Watch:
+    """What the benchmark does now, told as a training's messages are."""
+
+    def __init__(self, progress: Progress, repetition: str) -> None:
+        self._progress, self._repetition = progress, repetition
+
+    def stage(self, text: str, done: int, total: int) -> None:
+        self._progress.tell(f"{self._repetition}, part {done + 1} of {total}: {text}")
+
+    def row(self, row: Row) -> None:
+        """Rows are shown when all repetitions are there."""
+
+
+def _measure(situation: Situation, preset: Preset) -> list[Result]:
+    """Each seed is a repetition: models built anew, checked, and timed in alternated runs."""
+    settings = ModelSettings.on(passes=("forward", "step"), candidates=(DIFF,), **preset.options)
+    records = []
+    for seed in range(situation.seeds):
+        watch = _Watch(situation.progress, f"repetition {seed + 1} of {situation.seeds}")
+        _, rows = measure_model(settings, watch)
+        refuse_wrong(rows)
+        records += throughput_records(rows, seed)
+    return records
+
+
+def throughput_records(rows: Sequence[Row], seed: int) -> list[Result]:
+    """A repetition's rows as records: tokens per second, and DIFF's as a share of its twin's, round by round.
+
+    Raises:
+        ValueError: something could not be timed.
+    """
+    records = []
+    for row in rows:
+        if row.tokens_per_second is None or row.ratio is None:
+            raise ValueError(f"{row.candidate} could not be timed ({row.pass_}, {row.sizes}): {row.reason}.")
+        name, group = NAMES[row.pass_], f"{row.shape['length']} tokens"
+        share: dict[str, Any] = {"name": f"{name}_share", "group": group, "seed": seed}
+        records.append(
+            Result(
+                name=name,
+                arm=ARMS[row.candidate],
+                value=row.tokens_per_second,
+                n=row.rounds,
+                unit="tokens/s",
+                seed=seed,
+                better="higher",
+                group=group,
+            )
+        )
+        if row.candidate == DIFF:
+            records.append(Result(arm="diff", value=1 / row.ratio, n=row.rounds, better="higher", **share))
+            paper = PAPER.get((name, row.shape["length"]))
+            if paper is not None:
+                records.append(Result(arm=PAPER_ARM, value=paper[0] / paper[1], better="higher", **share))
+    return records
+
+
+def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    """The claim is that DIFF costs no more of its twin's throughput than in the paper."""
+    found = []
+    for name, length in PAPER:
+        group = f"{length} tokens"
+        measured = {record.name for record in records if record.group == group}
+        if f"{name}_share" in measured:
+            found.append(compare(records, f"{name}_share", "diff", PAPER_ARM, group=group))
+            paper = PAPER[name, length]
+            found.append(compare(records, name, "diff", "softmax", group=group, paper=paper, claimed=False))
+    return found
+
+
+TABLE_7 = Experiment(
+    name="table7",
+    shows="tokens per second of both twins, training and forward, in alternated runs (Table 7)",
+    presets={
+        "cpu": Preset(
+            options={
+                "device": "cpu",
+                "dtypes": ("float32",),
+                "lengths": (2048,),
+                "layers": 4,
+                "rounds": 5,
+                "check_layers": 1,
+                "check_vocabulary": 512,
+            },
+            seeds=3,
+            minutes=8,
+        ),
+        "gpu": Preset(options={"device": "cuda", "lengths": (2048, 4096)}, seeds=3, minutes=12),
+        "paper": Preset(recipe="paper-3b", arms=TWINS),
+    },
+    compare=_compare,
+    measure_once=_measure,
+    uses_text=False,
+    notes=(
+        "A share is DIFF's tokens per second over its twin's, the median of alternated rounds; a seed is a repetition "
+        "with models built anew. It is held against the share in the paper, whose models have 3B parameters; tokens "
+        "per second depend on the machine and the model's size, and are not comparable.",
+    ),
+)
