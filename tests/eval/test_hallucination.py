@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,22 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.eval import hallucination
 from diff_transformer.eval.greedy import greedy_answers, prompt_tokens
-from diff_transformer.eval.hallucination import Outcome, answer_of, hallucination_record, judged_answers, prompt_of
+from diff_transformer.eval.hallucination import (
+    HALLUCINATION,
+    Outcome,
+    answer_of,
+    hallucination_records,
+    judged_answers,
+    prompt_of,
+)
 from diff_transformer.eval.judge import TASK, JudgeError, Judgement, LocalJudge, evidence
 from diff_transformer.eval.judge_endpoint import EndpointJudge
 from diff_transformer.eval.judgements import Account, Judgements
+from diff_transformer.eval.judges import JUDGE_OPTIONS, WordsJudge, judge_of
+from diff_transformer.eval.measures import Subject
 from diff_transformer.eval.sources import Source
 from diff_transformer.results import compare, proportion_interval
+from harness_tasks import write_lines
 from judge_server import JudgeServer, fails, judge_server, says
 from tiny import SIZES
 
@@ -146,7 +157,7 @@ def test_silence_is_not_support(written: list[str]) -> None:
     outcomes = judged_answers(make("diff"), byte_tokenizer(), SOURCES, Judgements(judge), new_tokens=8)
     assert [outcome.supported for outcome in outcomes] == [True, False, None]
     assert [answer for _, answer in judge.asked] == ["Bergen", "The sun"]
-    record = hallucination_record(outcomes, "diff", "mine", judge.name, 5)
+    (record,) = hallucination_records(outcomes, "diff", "mine", judge.name, 5)[:1]
     assert (record.name, record.arm, record.value, record.n, record.seed) == ("hallucination/mine", "diff", 0.5, 2, 5)
     assert record.interval == proportion_interval(1, 2)
     assert record.better == "higher"
@@ -154,7 +165,7 @@ def test_silence_is_not_support(written: list[str]) -> None:
     assert "judge: scripted; 1 answers state nothing" in record.method
     assert "1 replies without a verdict are left out" in record.method
     with pytest.raises(ValueError, match="None of the 2 replies of the judge 'scripted' holds a verdict"):
-        hallucination_record([Outcome(answer="a", supported=None)] * 2, "diff", "mine", "scripted", None)
+        hallucination_records([Outcome(answer="a", supported=None)] * 2, "diff", "mine", "scripted", None)
 
 
 def test_models_are_compared_document_by_document() -> None:
@@ -163,7 +174,7 @@ def test_models_are_compared_document_by_document() -> None:
         "diff": [Outcome(answer="a", supported=place % 2 == 0 or place % 5 == 0) for place in range(60)],
         "softmax": [Outcome(answer="a", supported=place % 2 == 0) for place in range(60)],
     }
-    records = [hallucination_record(found, arm, "mine", "j", 0) for arm, found in outcomes.items()]
+    records = [hallucination_records(found, arm, "mine", "j", 0)[0] for arm, found in outcomes.items()]
     found = compare(records, "hallucination/mine", "diff", "softmax", claimed=False)
     assert found.difference == pytest.approx(0.1)
     low, high = found.interval or (0, 0)
@@ -322,5 +333,60 @@ def test_end_to_end_against_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert [outcome.supported for outcome in outcomes] == [True, None, False]
     assert (judgements.account.asked, judgements.account.kept) == (1, 2)
     assert "sk-hidden" not in path.read_text()
-    record = hallucination_record(outcomes, "diff", "mine", judgements.judge.name, None)
-    assert (record.value, record.n) == (0.5, 2)
+    accuracy, cost = hallucination_records(outcomes, "diff", "mine", judgements.judge.name, None)
+    assert (accuracy.value, accuracy.n) == (0.5, 2)
+    assert (cost.name, cost.value, cost.unit) == ("hallucination/mine/judge_tokens", 79, "tokens")
+
+
+def test_words_are_looked_up() -> None:
+    judge = WordsJudge()
+    assert judge.judge(SOURCES[0], "bergen: it RAINS!").supported is True
+    found = judge.judge(SOURCES[0], "It rains in Oslo, not Bergen, not ever.")
+    assert (found.supported, found.reply) == (False, "not in the document: oslo, not, ever")
+
+
+def test_judges_are_chosen_by_what_they_are_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def chosen(**options: Any) -> Any:
+        return judge_of({**JUDGE_OPTIONS, **options})
+
+    assert isinstance(chosen(), WordsJudge)
+    monkeypatch.setenv("JUDGE_KEY", "sk-a")
+    endpoint = chosen(judge="https://host/v1", judge_model="m", judge_key="JUDGE_KEY", judge_body={"seed": 1})
+    assert isinstance(endpoint, EndpointJudge)
+    assert (endpoint.url, endpoint.timeout) == ("https://host/v1", 60)
+    assert endpoint.name == 'm {"max_tokens": 300, "seed": 1, "temperature": 0}'
+    chosen(judge="http://host", judge_model="m", judge_key="")
+    with pytest.raises(ValueError, match="judge_body is a mapping"):
+        chosen(judge="http://host", judge_model="m", judge_key="", judge_body="x")
+    with pytest.raises(ValueError, match="nowhere' is neither an address, nor 'words', nor the folder of a model"):
+        chosen(judge=str(tmp_path / "nowhere"))
+    make("llama").float().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    local = chosen(judge=str(tmp_path))
+    assert isinstance(local, LocalJudge)
+    local.model.config.max_position_embeddings = 1000
+    assert local.judge(SOURCES[0], "Bergen").supported in (True, False)
+
+
+@pytest.mark.parametrize("kind", ["diff", "llama"])
+def test_the_measure_runs_on_any_checkpoint(kind: str, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        lines = [{"document": source.document, "question": source.question} for source in SOURCES]
+        write_lines(tmp_path / f"{name}.jsonl", lines[: 2 if name == "first" else 3])
+    options = {
+        **HALLUCINATION.options,
+        "sources": f"{tmp_path / 'first.jsonl'}, {tmp_path / 'second.jsonl'}",
+        "judgements": str(tmp_path / "judgements.jsonl"),
+        "new_tokens": 8,
+    }
+    subject = Subject(model=make(kind), arm=kind, tokenizer=byte_tokenizer(), options=options)
+    records = HALLUCINATION.measure(subject)
+    assert [(record.name, record.n) for record in records] == [("hallucination/first", 2), ("hallucination/second", 3)]
+    assert HALLUCINATION.measure(subject) == records
+    lines = [json.loads(line) for line in (tmp_path / "judgements.jsonl").read_text().splitlines()]
+    assert len({line["key"] for line in lines}) == len(lines) <= 3
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        HALLUCINATION.measure(replace(subject, tokenizer=None))
+    for sources in ("", " , ", f"{tmp_path / 'first.jsonl'},{tmp_path / 'first.jsonl'}"):
+        with pytest.raises(ValueError, match="Name documents, each once"):
+            HALLUCINATION.measure(replace(subject, options={**options, "sources": sources}))

@@ -8,8 +8,8 @@ from typing import Any
 import datasets
 import pytest
 
-from diff_transformer.eval import sources
-from diff_transformer.eval.sources import PAPER_SETS, HubSet, Source, read_sources
+from diff_transformer.data import TextBatches, TextFiles, byte_tokenizer, prepare
+from diff_transformer.eval.sources import PAPER_SETS, HubSet, Source, held_out_sources, read_sources
 from harness_tasks import write_lines
 
 LINES = [
@@ -145,5 +145,23 @@ def test_a_set_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatc
         read_sources("qasper")
 
 
+def test_documents_from_held_out_text(tmp_path: Path) -> None:
+    for number in range(60):
+        (tmp_path / f"{number}.txt").write_text(f"Text {number} begins. " + "It goes on and on. " * (number % 7))
+    tokenizer = byte_tokenizer()
+    cache = prepare(TextFiles([tmp_path]), tokenizer, tmp_path / "cache")
+    batches = TextBatches(cache, tokenizer, length=128, batch_size=4, validation_fraction=0.5)
+    found = held_out_sources(batches, tokenizer, limit=5, characters=60)
+    assert len(found) == 5
+    held_out = "".join(str(tokenizer.decode(batch["input_ids"].flatten())) for batch in batches.validation_batches())
+    for source in found:
+        assert source.question is None
+        assert 30 <= len(source.document) <= 60
+        assert source.document in held_out
+        assert "endoftext" not in source.document
+    with pytest.raises(ValueError, match="No document of the validation text has 500 characters"):
+        held_out_sources(batches, tokenizer, limit=5, characters=1000)
+
+
 def test_the_paper_s_sets_are_six() -> None:
-    assert list(sources.PAPER_SETS) == ["xsum", "cnn_dm", "multi_news", "qasper", "hotpotqa", "2wikimqa"]
+    assert list(PAPER_SETS) == ["xsum", "cnn_dm", "multi_news", "qasper", "hotpotqa", "2wikimqa"]

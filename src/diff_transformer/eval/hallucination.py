@@ -1,21 +1,34 @@
 """Contextual hallucination (Table 4): whether everything in an answer follows from the document it was given."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
+
 from diff_transformer.eval.greedy import greedy_answers, prompt_tokens
-from diff_transformer.eval.judgements import Judgements
-from diff_transformer.eval.sources import Source
+from diff_transformer.eval.judge import Judge
+from diff_transformer.eval.judgements import Account, Judgements
+from diff_transformer.eval.judges import JUDGE_OPTIONS, judge_of
+from diff_transformer.eval.measures import Measure, Subject
+from diff_transformer.eval.sources import PAPER_SETS, Source, read_sources
 from diff_transformer.results import Result, proportion_interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """An answer and what became of it: supported or not, or None where the judge's reply could not be read."""
+    """An answer and what became of it.
+
+    Attributes:
+        answer: as the model wrote it.
+        supported: or not, or None where the judge's reply could not be read.
+        tokens: read and written by the judge, as far as it tells.
+    """
 
     answer: str
     supported: bool | None
+    tokens: int = 0
 
 
 def prompt_of(source: Source) -> str:
@@ -68,13 +81,19 @@ def judged_answers(
     for source, tokens in zip(sources, greedy_answers(model, tokenizer, rows, new_tokens, batch_size), strict=True):
         answer = answer_of(source, tokenizer.decode(tokens, skip_special_tokens=True))
         states_something = any(character.isalnum() for character in answer)
-        supported = judgements.of(source, answer).supported if states_something else False
-        outcomes.append(Outcome(answer=answer, supported=supported))
+        if states_something:
+            judged = judgements.of(source, answer)
+            tokens_judged = judged.prompt_tokens + judged.reply_tokens
+            outcomes.append(Outcome(answer=answer, supported=judged.supported, tokens=tokens_judged))
+        else:
+            outcomes.append(Outcome(answer=answer, supported=False))
     return outcomes
 
 
-def hallucination_record(outcomes: Sequence[Outcome], arm: str, name: str, judge: str, seed: int | None) -> Result:
-    """The share of answers that are free of hallucination, among those whose judgement could be read.
+def hallucination_records(
+    outcomes: Sequence[Outcome], arm: str, name: str, judge: str, seed: int | None
+) -> list[Result]:
+    """The share of answers that are free of hallucination, among those whose judgement could be read, and its cost.
 
     Args:
         outcomes: from :func:`judged_answers`.
@@ -90,7 +109,8 @@ def hallucination_record(outcomes: Sequence[Outcome], arm: str, name: str, judge
     if not read:
         raise ValueError(f"None of the {len(outcomes)} replies of the judge {judge!r} holds a verdict.")
     silent = sum(not any(map(str.isalnum, outcome.answer)) for outcome in outcomes)
-    return Result(
+    cost = sum(outcome.tokens for outcome in outcomes)
+    accuracy = Result(
         name=f"hallucination/{name}",
         arm=arm,
         value=sum(read) / len(read),
@@ -98,11 +118,102 @@ def hallucination_record(outcomes: Sequence[Outcome], arm: str, name: str, judge
         n=len(read),
         seed=seed,
         better="higher",
-        documents=tuple(
-            (float(bool(outcome.supported)), float(outcome.supported is not None)) for outcome in outcomes
-        ),
+        documents=tuple((float(bool(outcome.supported)), float(outcome.supported is not None)) for outcome in outcomes),
         method=(
             f"Wilson's score interval over documents; judge: {judge}; {silent} answers state nothing and count as not "
             f"supported; {len(outcomes) - len(read)} replies without a verdict are left out"
         ),
     )
+    if not cost:  # a judge that costs nothing, or does not tell
+        return [accuracy]
+    name = f"hallucination/{name}/judge_tokens"
+    return [accuracy, Result(name=name, arm=arm, value=float(cost), n=len(outcomes), seed=seed, unit="tokens")]
+
+
+def measure_hallucination(
+    model: Any,
+    tokenizer: Any,
+    sets: Mapping[str, Sequence[Source]],
+    judge: Judge,
+    arm: str,
+    *,
+    journal: Path | None,
+    new_tokens: int,
+    seed: int | None = None,
+) -> list[Result]:
+    """Table 4's protocol on sets of documents; what it costs is shown while it runs.
+
+    Args:
+        model, tokenizer, new_tokens: as in :func:`judged_answers`.
+        sets: name → documents.
+        judge: who judges.
+        arm: what to call the model.
+        journal: the file of all judgements, see `Judgements`; None forgets them.
+        seed: of the model, for the records.
+
+    Raises:
+        ValueError, JudgeError: as :func:`judged_answers`.
+    """
+    records = []
+    with tqdm(total=sum(map(len, sets.values())), desc=f"judging {arm}", disable=None) as bar:
+
+        def tell(account: Account) -> None:
+            bar.update(account.asked + account.kept - bar.n)
+            bar.set_postfix_str(str(account))
+
+        judgements = Judgements(judge, journal, tell)
+        for name, sources in sets.items():
+            outcomes = judged_answers(model, tokenizer, sources, judgements, new_tokens=new_tokens)
+            records += hallucination_records(outcomes, arm, name, judge.name, seed)
+    return records
+
+
+def read_sets(names: str, *, documents: int, characters: int) -> dict[str, list[Source]]:
+    """The sets in a list of names, separated by commas: :func:`read_sources` of each; a file is called by its stem.
+
+    Raises:
+        ValueError: there are none, or two of one name.
+    """
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    called = [Path(name).stem if name.endswith(".jsonl") else name for name in listed]
+    if not listed or len(set(called)) < len(called):
+        raise ValueError(
+            f"Name documents, each once: .jsonl files or {', '.join(PAPER_SETS)}, separated by commas; got {names!r}."
+        )
+    return {
+        name: read_sources(place, limit=documents, characters=characters)
+        for name, place in zip(called, listed, strict=True)
+    }
+
+
+def _measure(subject: Subject) -> list[Result]:
+    options = subject.options
+    if subject.tokenizer is None:
+        raise ValueError("Documents are read as text, and this model has no tokenizer.")
+    sets = read_sets(options["sources"], documents=options["documents"], characters=options["characters"])
+    journal = Path(options["judgements"]) if options["judgements"] else None
+    return measure_hallucination(
+        subject.model,
+        subject.tokenizer,
+        sets,
+        judge_of(options, str(subject.model.device)),
+        subject.arm,
+        journal=journal,
+        new_tokens=options["new_tokens"],
+    )
+
+
+HALLUCINATION = Measure(
+    shows="the share of answers about documents that a judge finds supported by them (Table 4)",
+    measure=_measure,
+    needs=None,
+    any_model=True,
+    options={
+        "sources": "",
+        "documents": 100,
+        "characters": 8000,
+        "new_tokens": 128,
+        "judgements": "judgements.jsonl",
+        **JUDGE_OPTIONS,
+    },
+)

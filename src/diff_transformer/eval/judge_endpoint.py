@@ -161,6 +161,8 @@ class EndpointJudge:
 
 
 def _key(variable: str) -> str:
+    if not variable.isidentifier():  # it may be the key itself, which no message may show
+        raise ValueError("The judge's key is read from an environment variable; what was given is no name of one.")
     key = os.environ.get(variable, "").strip()
     if not key:
         raise ValueError(f"The environment variable {variable!r} that holds the judge's key is not set.")

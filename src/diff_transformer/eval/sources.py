@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diff_transformer.data import TextBatches
+
 FIELDS = ("document", "question", "reference")
 # LongBench publishes four of the six sets, 200 documents of each, in one archive.
 LONG_BENCH = "https://huggingface.co/datasets/zai-org/LongBench/resolve/main/data.zip"
@@ -89,6 +91,31 @@ def read_sources(name: str, *, limit: int = 100, characters: int | None = None, 
     ]
 
 
+def held_out_sources(batches: TextBatches, tokenizer: Any, *, limit: int, characters: int) -> list[Source]:
+    """Documents to summarise from validation text: what needs no data but the text that a model was trained on.
+
+    Args:
+        batches: the text.
+        tokenizer: what it was tokenised with.
+        limit: at most so many, the first whole documents or their parts that stand in the validation blocks.
+        characters: as in `read_sources`; shorter ones than half of it are left out.
+    """
+    found: list[Source] = []
+    end = tokenizer.eos_token_id
+    for batch in batches.validation_batches():
+        for row in batch["input_ids"].tolist():
+            start = row.index(end) + 1 if end in row else 0
+            stop = row.index(end, start) if end in row[start:] else len(row)
+            text = str(tokenizer.decode(row[start:stop], skip_special_tokens=True)).strip()
+            if len(text) >= characters / 2:
+                found.append(Source(document=_cut(text, characters)))
+            if len(found) == limit:
+                return found
+    if not found:
+        raise ValueError(f"No document of the validation text has {characters // 2} characters in its block.")
+    return found
+
+
 def _drawn(count: int, limit: int, seed: int) -> list[int]:
     if count == 0:
         raise ValueError("There are no documents.")
@@ -132,7 +159,7 @@ def _source_of_line(line: str, where: str) -> Source:
         value = fields.get(name)
         if (name == "document" or value is not None) and not (isinstance(value, str) and value.strip()):
             raise ValueError(f"{where}: {name!r} must be a text that is not empty, got {value!r:.60}.")
-    return Source(**{name: fields.get(name) for name in FIELDS})
+    return Source(document=fields["document"], question=fields.get("question"), reference=fields.get("reference"))
 
 
 def _from_hub(name: str, limit: int, seed: int) -> list[Source]:

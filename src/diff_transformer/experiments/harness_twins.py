@@ -1,0 +1,95 @@
+"""Tables 1 and 8 on the twins that are trained here: lm-evaluation-harness, its tasks or questions from their text."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from diff_transformer.data import TextBatches
+from diff_transformer.eval.cloze import write_cloze
+from diff_transformer.eval.harness import load_tasks, measure_tasks
+from diff_transformer.eval.table_1 import TABLE_1_MEASURES, table_1_average
+from diff_transformer.experiments.framework import MeasuredRun, Preset
+from diff_transformer.experiments.language_twins import language_twins
+from diff_transformer.results import Comparison, Result, compare
+
+NOTES = (
+    "No verdict: models of this size answer such tasks by chance, and what they answer says nothing about the paper's "
+    "claim.",
+    "Unless others are asked for, the questions are made from the held-out text (which of four pieces goes on from a "
+    "beginning): the paper's seven tasks need the network and were not run here. Where there is one: --option "
+    "tasks=table1, or the harness's names or .jsonl files of your own, separated by commas.",
+)
+
+
+def harness_presets(cpu_minutes: float) -> dict[str, Preset]:
+    """The language twins with questions from their text; the paper's models with the paper's tasks.
+
+    Args:
+        cpu_minutes: how long measuring all models takes.
+    """
+    return language_twins(
+        cpu={"tasks": "", "questions": 200},
+        gpu={"tasks": "", "questions": 1000},
+        paper={"tasks": "table1", "questions": 0},
+        cpu_minutes=cpu_minutes,
+        gpu_minutes=cpu_minutes,
+    )
+
+
+def harness_records(run: MeasuredRun, options: Mapping[str, Any], shots: int) -> list[Result]:
+    """What the harness finds of a run, in the group of its examples; with the average of Table 1 where all are there.
+
+    Args:
+        run: a trained checkpoint.
+        options: "tasks", names separated by commas ("table1" for the paper's seven), or "" for questions from the
+            held-out text, "questions" of them.
+        shots: examples before each question.
+
+    Raises:
+        ValueError: tasks that are not known, or whose data cannot be had.
+    """
+    names = [part.strip() for part in str(options["tasks"]).split(",") if part.strip()]
+    names = [task for name in names for task in (TABLE_1_MEASURES if name == "table1" else [name])]
+    if not names:
+        assert isinstance(run.data.batches, TextBatches)
+        # As many as a question has examples fit the context beside it, if a token is no longer than a character.
+        characters = run.model.config.max_position_embeddings // 6 - 6
+        names = [
+            str(
+                write_cloze(
+                    run.folder.parent / "held_out_text.jsonl",
+                    run.data.batches,
+                    run.data.tokenizer,
+                    questions=options["questions"],
+                    characters=characters,
+                )
+            )
+        ]
+    tasks = load_tasks(names)
+    done = measure_tasks(run.model, run.data.tokenizer, tasks, run.arm.name, num_fewshot=shots)
+    records = [record for result in done for record in result.records]
+    average = table_1_average(records)
+    shown = [*records, average] if average else records
+    return [replace(record, seed=run.seed, group=f"{shots}-shot") for record in shown]
+
+
+def harness_comparisons(
+    records: Sequence[Result], paper: Mapping[tuple[str, str], tuple[float, float]]
+) -> list[Comparison]:
+    """Both arms in everything that was measured, without a claim; beside it the paper's values.
+
+    Args:
+        records: of all arms and seeds.
+        paper: (name, group) → the values of DIFF and of its Transformer, NaN where it gives none.
+    """
+    found = dict.fromkeys((record.name, record.group) for record in records if record.name.startswith("harness/"))
+    return [
+        compare(records, name, "diff", "softmax", group=group, paper=paper.get((name, group or "")), claimed=False)
+        for name, group in found
+    ]
+
+
+def alone(value: float) -> tuple[float, float]:
+    """A value of DIFF where the paper gives none of a Transformer trained alike."""
+    return (value, math.nan)

@@ -1,0 +1,91 @@
+"""Table 4: answers free of contextual hallucination. A protocol that runs; models of the sizes trained here cannot
+answer, so nothing is claimed of them."""
+
+from collections.abc import Sequence
+
+from diff_transformer.data import TextBatches
+from diff_transformer.eval.hallucination import measure_hallucination, read_sets
+from diff_transformer.eval.judges import JUDGE_OPTIONS, judge_of
+from diff_transformer.eval.sources import PAPER_SETS, held_out_sources
+from diff_transformer.experiments.framework import Experiment, MeasuredRun, Preset
+from diff_transformer.experiments.language_twins import language_twins
+from diff_transformer.results import Comparison, Result, compare
+
+# DIFF and the Transformer, 3B parameters each; GPT-4o judged 100 answers of each set.
+PAPER = {
+    "hallucination/xsum": (0.53, 0.44),
+    "hallucination/cnn_dm": (0.41, 0.32),
+    "hallucination/multi_news": (0.61, 0.42),
+    "hallucination/qasper": (0.39, 0.28),
+    "hallucination/hotpotqa": (0.46, 0.36),
+    "hallucination/2wikimqa": (0.36, 0.29),
+}
+# The account of what a judge read and wrote, beside what it found.
+_COST = "/judge_tokens"
+
+
+def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
+    options = preset.options
+    documents, characters = options["documents"], options["characters"]
+    if options["sources"]:
+        sets = read_sets(options["sources"], documents=documents, characters=characters)
+    else:
+        assert isinstance(run.data.batches, TextBatches)
+        sets = {
+            "held_out": held_out_sources(run.data.batches, run.data.tokenizer, limit=documents, characters=characters)
+        }
+    return measure_hallucination(
+        run.model,
+        run.data.tokenizer,
+        sets,
+        judge_of(options, str(run.model.device)),
+        run.arm.name,
+        journal=run.folder.parent / "judgements.jsonl",
+        new_tokens=options["new_tokens"],
+        seed=run.seed,
+    )
+
+
+def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    names = dict.fromkeys(record.name for record in records if record.name.startswith("hallucination/"))
+    return [
+        compare(records, name, "diff", "softmax", paper=PAPER.get(name), claimed=False)
+        for name in names
+        if not name.endswith(_COST)
+    ]
+
+
+def _options(documents: int, characters: int, new_tokens: int, **others: object) -> dict[str, object]:
+    sizes = {"documents": documents, "characters": characters, "new_tokens": new_tokens}
+    return {"sources": "", **sizes, **JUDGE_OPTIONS, **others}
+
+
+TABLE_4 = Experiment(
+    name="table4",
+    shows="answers about documents that a judge finds free of hallucination (Table 4): the protocol, without a verdict",
+    presets=language_twins(
+        cpu=_options(60, 120, 48),
+        gpu=_options(100, 2000, 100),
+        paper=_options(
+            100,
+            12_000,
+            128,
+            sources=",".join(PAPER_SETS),
+            judge="https://api.openai.com/v1",
+            judge_model="gpt-4o",
+        ),
+        cpu_minutes=1,
+        gpu_minutes=1,
+    ),
+    compare=_compare,
+    measure=_measure,
+    notes=(
+        "No verdict: models of this size can neither answer questions nor summarise, and what they write says nothing "
+        "about the paper's claim. The protocol is the paper's: a document, a greedy answer, a judge, the share of "
+        "answers that are wholly supported.",
+        "Unless others are asked for, the documents are pieces of the held-out text, each to be summarised, and the "
+        "judge 'words' looks up whether every word of an answer stands in the document. For the paper's: --option "
+        f"sources={','.join(PAPER_SETS)} or your own .jsonl files, --option judge=URL --option judge_model=NAME with "
+        "the key in OPENAI_API_KEY, or --option judge=FOLDER for a local model.",
+    ),
+)
