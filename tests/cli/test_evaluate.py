@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from commands import fails
-from diff_transformer.cli.evaluate import _batches
+from diff_transformer.cli.evaluate import batches_of
 from diff_transformer.cli.harness import task_names
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.report.harness import harness_table
@@ -34,7 +34,7 @@ def test_a_run_is_measured_with_its_own_tokenizer(run: Callable[..., Any], tmp_p
     assert run("train", "tiny", *settings, "--output", folder).exit_code == 0
     trained = AutoTokenizer.from_pretrained(folder / "model")
     text.write_text("QUITE ANOTHER TEXT, IN WHICH OTHER PAIRS OF LETTERS ARE FREQUENT. " * 200, encoding="utf-8")
-    batch = next(iter(_batches(folder / "model", None, 16).validation_batches()))
+    batch = next(iter(batches_of(folder / "model", None, 16).validation_batches()))
     read = trained.decode(batch["input_ids"][0])
     assert read in text.read_text(encoding="utf-8")
 

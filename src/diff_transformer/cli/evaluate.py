@@ -24,7 +24,16 @@ def evaluate(
         ),
     ] = None,
     measure: Annotated[
-        list[str] | None, typer.Option(help="Show this measure only, e.g. language/bits_per_byte; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Take this measurement instead, e.g. repeats, outliers or needles, most of them on any causal "
+            "language model of transformers; or show this number only, e.g. language/bits_per_byte. May be repeated.",
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of a measurement that --measure names; may be repeated."),
     ] = None,
     tasks: Annotated[
         list[str] | None,
@@ -55,7 +64,7 @@ def evaluate(
     that stands before the question), "choices" (two or more texts) and "answer" (the number of the right one, from 0).
     """
     if tasks:
-        _refuse("--tasks", {"--text": text, "--measure": measure})
+        _refuse("--tasks", {"--text": text, "--measure": measure, "--option": option})
         _check_output(output)
         from diff_transformer.cli.harness import evaluate_tasks
 
@@ -65,18 +74,26 @@ def evaluate(
     only_tasks = {"--limit": limit, "--num-fewshot": num_fewshot, "--batch-size": batch_size}
     _refuse("a measurement without --tasks", {**only_tasks, "--include-path": include_path})
 
+    kinds = _check_measures(measure or [])
+    if kinds == {"measure"}:
+        _check_output(output)
+        from diff_transformer.cli.measure import evaluate_measures
+
+        evaluate_measures(checkpoint, text, list(dict.fromkeys(measure or [])), option or [], output, device)
+        return
+    _refuse("a measurement without a name", {"--option": option})
+
     from diff_transformer.cli import console
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model
     from diff_transformer.eval import evaluate as evaluate_model
     from diff_transformer.report import demo_table
     from diff_transformer.results import capture_results, write_json
 
-    _check_measures(measure or [])
     _check_output(output)
     console.quiet_libraries()
     folder = find_checkpoint(checkpoint)
     model = load_model(folder, device)
-    batches = _batches(folder, text, model.config.max_position_embeddings)
+    batches = batches_of(folder, text, model.config.max_position_embeddings)
     records = evaluate_model(model, batches, model.config.attention_type)
     if measure:
         found = dict.fromkeys(record.name for record in records)
@@ -101,19 +118,30 @@ def _check_output(output: Path | None) -> None:
         raise FileExistsError(f"--output must be a new file in a folder that exists, got {str(output)!r}.")
 
 
-def _check_measures(names: list[str]) -> None:
+def _check_measures(names: list[str]) -> set[str]:
+    """What the names mean: "measure" for measurements, "number" for numbers of the one that needs no name.
+
+    Raises:
+        ValueError: a name that means nothing, or names of both kinds.
+    """
     import difflib
 
+    from diff_transformer.eval.measures import MEASURES
     from diff_transformer.report.rows import LABELS
 
     for name in names:
-        if name not in LABELS:
-            near = difflib.get_close_matches(name, LABELS, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(LABELS)}."
+        if name not in LABELS and name not in MEASURES:
+            known = [*MEASURES, *LABELS]
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
             raise ValueError(f"There is no measure {name!r}; {hint}")
+    kinds = {"measure" if name in MEASURES else "number" for name in names}
+    if len(kinds) > 1:
+        raise ValueError(f"--measure names measurements or single numbers, not both: {', '.join(names)}.")
+    return kinds
 
 
-def _batches(folder: Path, text: list[Path] | None, context: int) -> "Batches":
+def batches_of(folder: Path, text: list[Path] | None, context: int | None) -> "Batches":
     """The data to measure on: the given text, read with the model's own tokenizer, or what the run was trained on."""
     from diff_transformer.cli.checkpoints import find_recipe, load_tokenizer
     from diff_transformer.data import TextBatches, TextFiles, prepare
@@ -122,7 +150,7 @@ def _batches(folder: Path, text: list[Path] | None, context: int) -> "Batches":
     recipe = find_recipe(folder)
     if text:
         tokenizer = load_tokenizer(folder)
-        length = recipe.data.length if recipe else min(context, DEFAULT_LENGTH)
+        length = recipe.data.length if recipe else min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
         cache = prepare(TextFiles(text), tokenizer)
         return TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
     if recipe is None:

@@ -1,0 +1,67 @@
+"""`diff-transformer eval --measure NAME`: one measurement, or several, on a checkpoint alone."""
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diff_transformer.eval.measures import Measure
+
+
+def evaluate_measures(
+    checkpoint: Path,
+    text: list[Path] | None,
+    names: list[str],
+    given: list[str],
+    output: Path | None,
+    device: str | None,
+) -> None:
+    """Measure, print the table, and write the results where a file is asked for."""
+    from diff_transformer.cli import console
+    from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
+    from diff_transformer.cli.evaluate import batches_of
+    from diff_transformer.cli.options import parse_options
+    from diff_transformer.eval.measures import Subject, find_measure
+    from diff_transformer.report import demo_table
+    from diff_transformer.results import capture_results, write_json
+
+    measures = {name: find_measure(name) for name in names}
+    options = _options(measures, parse_options(given))
+    if text and not any(measure.needs for measure in measures.values()):
+        raise ValueError(f"--text does not go with the measure {', '.join(measures)}, which takes no text.")
+    console.quiet_libraries()
+    folder = find_checkpoint(checkpoint, ours=not all(measure.any_model for measure in measures.values()))
+    model = load_model(folder, device)
+    tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+    arm = getattr(model.config, "attention_type", model.config.model_type)
+    context = getattr(model.config, "max_position_embeddings", None)
+    batches = batches_of(folder, text, context) if any(measure.needs for measure in measures.values()) else None
+    records = []
+    for name, measure in measures.items():
+        data = batches if measure.needs else None
+        records += measure.measure(
+            Subject(model=model, arm=arm, batches=data, tokenizer=tokenizer, options=options[name])
+        )
+    settings = {"checkpoint": folder, "text": text, "measures": options}
+    results = capture_results(f"{', '.join(measures)} of {folder}", settings, records, str(model.device))
+    console.output().print(demo_table(results))
+    if output is not None:
+        write_json(output, results)
+
+
+def _options(measures: "dict[str, Measure]", given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of each measure, with what the user gave.
+
+    Raises:
+        ValueError: one that no measure has.
+    """
+    known = list(dict.fromkeys(option for measure in measures.values() for option in measure.options))
+    for option in given:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}."
+            raise ValueError(f"The measure {', '.join(measures)} has no option {option!r}; {hint}")
+    return {
+        name: {option: given.get(option, default) for option, default in measure.options.items()}
+        for name, measure in measures.items()
+    }
