@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from diff_transformer.data import TextBatches
+from diff_transformer.data import RetrievalSample, TextBatches
 from diff_transformer.eval.documents import chosen_documents, token_losses
 from diff_transformer.eval.measures import Measure, Subject
-from diff_transformer.results import Result, bootstrap_interval
+from diff_transformer.results import Result, bootstrap_interval, mean_interval
 
 METHOD = "bootstrap over documents"
 _CHUNK = 1 << 24  # bigrams of the training text that are counted at a time
@@ -94,6 +96,7 @@ def repeat_records(
     arm: str,
     *,
     seed: int | None = None,
+    group: str | None = None,
     length: int | None = None,
     documents: int = 200,
     frequent: int = 100,
@@ -104,7 +107,7 @@ def repeat_records(
     Args:
         model: as :func:`repeat_losses`.
         batches: the text, whose training part says which bigrams are frequent (the measured part where it has none).
-        arm, seed: for the records.
+        arm, seed, group: for the records.
         length: tokens of a context; that of the batches unless given.
         documents: at most so many validation documents, spread evenly.
         frequent: a bigram that the text holds more often is left out of the hits.
@@ -135,16 +138,56 @@ def repeat_records(
             n=int(counts[part]),
             unit="nats/token",
             seed=seed,
+            group=group,
             better="lower",
             method=METHOD,
             documents=tuple(parts[part]),
         )
         for part in names
     ]
-    share = Result(
-        name="repeats/share", arm=arm, value=counts["hit"] / counts["loss"], n=int(counts["loss"]), seed=seed
+    share = counts["hit"] / counts["loss"]
+    return [
+        *records,
+        Result(name="repeats/share", arm=arm, value=share, n=int(counts["loss"]), seed=seed, group=group),
+    ]
+
+
+@torch.no_grad()
+def answer_losses(model: Any, sample: RetrievalSample, batch_size: int = 64) -> Tensor:
+    """−ln p of every answer of the retrieval task, (n, Q) float32 on the CPU, in nats.
+
+    Args:
+        model: a causal language model of transformers in evaluation mode.
+        sample: sequences with the places of their queries.
+        batch_size: sequences at a time.
+    """
+    device = next(model.parameters()).device
+    losses = []
+    answers = sample.input_ids.gather(1, sample.answer_spans)
+    for start in range(0, len(answers), batch_size):
+        part = slice(start, start + batch_size)
+        logits = model(input_ids=sample.input_ids[part].to(device), use_cache=False).logits
+        rows = torch.arange(len(logits)).unsqueeze(1)
+        asked = logits[rows, sample.query_positions[part]].float().log_softmax(-1).cpu()  # (batch, Q, vocabulary)
+        losses.append(-asked.gather(-1, answers[part].unsqueeze(-1)).squeeze(-1))
+    return torch.cat(losses)
+
+
+def answer_loss_record(model: Any, sample: RetrievalSample, arm: str, *, seed: int | None = None) -> Result:
+    """AR-hit of the retrieval task, where every answer completes a bigram of its context, and nothing is frequent."""
+    losses = answer_losses(model, sample)
+    return Result(
+        name="repeats/ar_hit",
+        arm=arm,
+        value=losses.mean().item(),
+        interval=mean_interval(losses.mean(1).tolist()),
+        n=losses.numel(),
+        unit="nats/token",
+        seed=seed,
+        better="lower",
+        method="Student's t over sequences",
+        documents=tuple((total, float(losses.shape[1])) for total in losses.double().sum(1).tolist()),
     )
-    return [*records, share]
 
 
 def _measure(subject: Subject) -> list[Result]:

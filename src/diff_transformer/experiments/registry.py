@@ -8,14 +8,20 @@ from diff_transformer.experiments.framework import Experiment
 # Name → "module:object" in this room. One line for each, in the order of the paper.
 EXPERIMENTS = {
     "table1": "table1:TABLE_1",
+    "fig3": "fig3:FIG_3",
+    "fig4": "fig4:FIG_4",
     "table4": "table4:TABLE_4",
     "table5": "table5:TABLE_5",
     "fig8": "fig8:FIG_8",
+    "table6": "table6:TABLE_6",
     "table7": "table7:TABLE_7",
     "table8": "table8:TABLE_8",
     "appendix_c": "appendix_c:APPENDIX_C",
     "appendix_g": "appendix_g:APPENDIX_G",
     "recall": "recall:RECALL",
+    "v2": "v2:V2",
+    "lr_sensitivity": "lr_sensitivity:LR_SENSITIVITY",
+    "length_generalisation": "length_generalisation:LENGTH_GENERALISATION",
 }
 
 

@@ -1,0 +1,200 @@
+"""Figure 3: language loss by size and by tokens of training, and what each twin needs for an equal loss."""
+
+import math
+import re
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+
+from diff_transformer.experiments.framework import TWINS, Arm, Experiment, MeasuredRun, Preset
+from diff_transformer.experiments.language import CPU, GPU, LOSS, ar_hit_records, by_name, loss_record
+from diff_transformer.experiments.scaling import fit, ratio_interval, tokens_ratio
+from diff_transformer.results import Comparison, Result, compare, mean_interval, seeds_needed, verdict
+
+CURVE = "scaling/loss_by_tokens"
+PARAMETERS = "scaling/parameters_for_equal_loss"
+TOKENS = "scaling/tokens_for_equal_loss"
+SIZE = "training/parameters_without_lambda_and_norms"
+# The paper: DIFF of 6.8B is as good as a Transformer of 11B; 160B tokens do for DIFF what 251B do for the Transformer.
+PAPER_PARAMETERS, PAPER_TOKENS = 0.622, 0.637
+# Figure 3a, read off the figure: DIFF, Transformer.
+PAPER_LOSSES = {
+    "0.83B": (3.138, 3.170),
+    "1.4B": (3.062, 3.087),
+    "2.8B": (2.977, 3.003),
+    "6.8B": (2.934, 2.961),
+    "13.1B": (2.872, 2.899),
+}
+
+
+def sized(name: str, layers: int, width: int, feed_forward: int, head_dim: int, *more: str) -> tuple[Arm, ...]:
+    """The twins at a size, which is their group."""
+    overrides = (
+        f"model.num_hidden_layers={layers}",
+        f"model.hidden_size={width}",
+        f"model.intermediate_size={feed_forward}",
+        f"model.head_dim={head_dim}",
+        *more,
+    )
+    return tuple(Arm(name=twin.name, overrides=(*twin.overrides, *overrides), group=name) for twin in TWINS)
+
+
+def curve_group(size: str, tokens: int) -> str:
+    """The group of a point of a curve; see `tokens_of`."""
+    return f"{size}, {tokens:,} tokens"
+
+
+def tokens_of(group: str, size: str) -> int | None:
+    """The tokens of a point of the curve of that size; None for another size's."""
+    found = re.fullmatch(rf"{re.escape(size)}, ([\d,]+) tokens", group)
+    return int(found[1].replace(",", "")) if found else None
+
+
+def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
+    assert run.arm.group is not None  # every arm has a size
+    tokens = run.recipe.data.batch_size * run.recipe.data.length
+    curve = [
+        Result(
+            name=CURVE,
+            arm=run.arm.name,
+            group=curve_group(run.arm.group, line["step"] * tokens),
+            value=line["validation/loss"],
+            unit="nats/token",
+            seed=run.seed,
+            better="lower",
+        )
+        for line in run.metrics
+        if "validation/loss" in line
+    ]
+    return [loss_record(run), *curve, *ar_hit_records(run, preset.options)]
+
+
+def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    sizes = list(dict.fromkeys(arm.group for arm in preset.arms if arm.group is not None))
+    found = [compare(records, LOSS, "diff", "softmax", group=size, paper=PAPER_LOSSES.get(size)) for size in sizes]
+    largest = sizes[-1]
+    found += [compare(records, f"repeats/{name}", "diff", "softmax", group=largest) for name in ("ar_hit", "other")]
+    return [*_by_size(records, sizes), *_by_tokens(records, largest), *found]
+
+
+def _by_size(records: Sequence[Result], sizes: Sequence[str]) -> list[Comparison]:
+    """Parameters for an equal loss, from the fit through all sizes; nothing where seeds or sizes are too few."""
+    parameters = {record.group: record.value for record in by_name(records, SIZE) if record.arm == "softmax"}
+    losses = {(r.arm, r.group, r.seed): r.value for r in by_name(records, LOSS) if math.isfinite(r.value)}
+    seeds = sorted({seed for _, _, seed in losses if seed is not None})
+    whole = [seed for seed in seeds if all((a, size, seed) in losses for a in ("diff", "softmax") for size in sizes)]
+    if not whole or len(sizes) < 3:
+        return []
+    numbers = np.array([parameters[size] for size in sizes])
+    measured = np.array([[[losses[a, size, seed] for size in sizes] for a in ("diff", "softmax")] for seed in whole])
+    ratio, interval = fit(numbers, measured.mean(0)).equal_loss_ratio(), ratio_interval(numbers, measured)
+    differences = tuple(fit(numbers, one).equal_loss_ratio() - 1 for one in measured)
+    method = f"fit through {len(sizes)} sizes, bootstrap over the seeds of each"
+    return [_needed(PARAMETERS, ratio, interval, differences, method, PAPER_PARAMETERS)]
+
+
+def _by_tokens(records: Sequence[Result], size: str) -> list[Comparison]:
+    """Tokens for an equal loss, from the curves of a size; Student's t over the logarithms of the seeds' ratios."""
+    curves: dict[tuple[str, int], dict[int, float]] = {}
+    for record in by_name(records, CURVE):
+        tokens = tokens_of(record.group or "", size)
+        if tokens is not None and record.seed is not None and math.isfinite(record.value):
+            curves.setdefault((record.arm, record.seed), {})[tokens] = record.value
+    seeds = [seed for arm, seed in sorted(curves) if arm == "diff" and ("softmax", seed) in curves]
+    if not seeds:
+        return []
+    logs = [math.log(tokens_ratio(curves["diff", seed], curves["softmax", seed])) for seed in seeds]
+    interval = mean_interval(logs)
+    bounds = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
+    differences = tuple(math.exp(log) - 1 for log in logs)
+    method = f"training curves of {size}, Student's t over ln of the ratio, paired seeds"
+    return [_needed(TOKENS, math.exp(fmean(logs)), bounds, differences, method, PAPER_TOKENS)]
+
+
+def _needed(
+    name: str,
+    ratio: float,
+    interval: tuple[float, float] | None,
+    differences: tuple[float, ...],
+    method: str,
+    paper: float,
+) -> Comparison:
+    """A share of what the Transformer needs, which is 1."""
+    shifted = None if interval is None else (interval[0] - 1, interval[1] - 1)
+    judged = verdict(shifted, "lower", seeds=len(differences))
+    return Comparison(
+        name=name,
+        arm="diff",
+        against="softmax",
+        unit="of the Transformer's",
+        better="lower",
+        paper=(paper, 1.0),
+        ours=(ratio, 1.0),
+        difference=ratio - 1,
+        differences=differences,
+        interval=shifted,
+        method=method,
+        verdict=judged,
+        seeds_needed=seeds_needed(differences) if judged == "inconclusive" else None,
+    )
+
+
+FIG_3 = Experiment(
+    name="fig3",
+    shows="language loss by size and by tokens: what DIFF needs to be as good as the Transformer (Figure 3)",
+    presets={
+        "cpu": Preset(
+            recipe="language",
+            overrides=(*CPU, "train.steps=360", "train.evaluate_every=36"),
+            arms=(
+                *sized("0.06M", 2, 32, 84, 8),
+                *sized("0.13M", 3, 48, 128, 8),
+                *sized("0.26M", 4, 64, 168, 8),
+                *sized("0.5M", 4, 96, 256, 8),
+            ),
+            learning_rates=(3e-3, 6e-3),
+            sweep=("train.steps=120", "train.evaluate_every=120"),
+            seeds=2,
+            options={"documents": 60, "longest": 1024, "frequent": 100},
+            minutes=10,
+        ),
+        "gpu": Preset(
+            recipe="language",
+            overrides=(*GPU, "train.steps=900", "train.evaluate_every=90"),
+            arms=(
+                *sized("3M", 4, 128, 344, 16),
+                *sized("9M", 6, 256, 688, 32),
+                *sized("17M", 6, 384, 1024, 32),
+                *sized("34M", 8, 512, 1376, 32),
+            ),
+            learning_rates=(5e-4, 1e-3, 2e-3),
+            sweep=("train.steps=225", "train.evaluate_every=225"),
+            seeds=3,
+            options={"documents": 200, "longest": 8192, "frequent": 1000},
+            minutes=25,
+        ),
+        "paper": Preset(
+            recipe="paper-830m",
+            arms=(
+                *sized("0.83B", 24, 1536, 4096, 96),
+                *sized("1.4B", 24, 2048, 5440, 128),
+                *sized("2.8B", 32, 2560, 6784, 128, "train.accumulation=4"),
+                *sized("6.8B", 32, 4096, 10880, 128, "train.learning_rate=7.5e-5", "train.parallel=fsdp"),
+                *sized("13.1B", 40, 5120, 13632, 128, "train.learning_rate=7.5e-5", "train.parallel=fsdp"),
+            ),
+            gpus=8,
+        ),
+    },
+    measure=_measure,
+    compare=_compare,
+    notes=(
+        f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "
+        "counted; the paper reads it at 6.8B.",
+        f"{TOKENS} compares two runs of one schedule: before its end a run has a higher learning rate than one that "
+        "ends there would have.",
+        "The paper's gaps by size, read off Figure 3a: "
+        + ", ".join(f"{first - second:+.3f} at {size}" for size, (first, second) in PAPER_LOSSES.items())
+        + ".",
+    ),
+)

@@ -1,0 +1,70 @@
+"""What the experiments on text share: settings of their sizes, and records of a run.
+
+The corpus is the source of Python's standard library unless the user names another (`--text`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from diff_transformer.data import TextBatches
+from diff_transformer.eval import language_loss
+from diff_transformer.eval.repeats import repeat_records
+from diff_transformer.experiments.framework import MeasuredRun
+from diff_transformer.results import Result
+
+LOSS = "language/validation_loss"
+
+# Minutes on two cores: 2048 tokens to a step.
+CPU = (
+    "data.tokenizer=bpe",
+    "data.vocab_size=1024",
+    "data.length=128",
+    "data.batch_size=16",
+    "data.isolate_documents=false",
+    "data.validation_tokens=40000",
+    "model.tie_word_embeddings=true",
+    "train.log_every=20",
+    "train.inspect_every=null",
+    "train.checkpoint_every=200",
+)
+# One H200: 8 layers of 512, 16 heads of 32 in the Transformer and 8 in DIFF, 32,768 tokens to a step.
+GPU = (
+    "data.tokenizer=bpe",
+    "data.vocab_size=8192",
+    "data.length=1024",
+    "data.batch_size=32",
+    "data.validation_tokens=500000",
+    "model.hidden_size=512",
+    "model.intermediate_size=1376",
+    "model.num_hidden_layers=8",
+    "model.head_dim=32",
+    "train.precision=bf16",
+    "train.warmup_steps=100",
+    "train.log_every=50",
+    "train.inspect_every=null",
+    "train.checkpoint_every=1000",
+)
+
+
+def text_of(run: MeasuredRun) -> TextBatches:
+    """The run's data, which is text."""
+    assert isinstance(run.data.batches, TextBatches)  # the recipes of these experiments
+    return run.data.batches
+
+
+def loss_record(run: MeasuredRun) -> Result:
+    """The validation loss of a run, in the arm's group."""
+    loss = language_loss(run.model, text_of(run))
+    shared: dict[str, Any] = {"arm": run.arm.name, "group": run.arm.group, "seed": run.seed}
+    return Result(name=LOSS, value=loss.per_token, n=loss.targets, unit="nats/token", better="lower", **shared)
+
+
+def ar_hit_records(run: MeasuredRun, options: Any) -> list[Result]:
+    """Table 6's columns on text, in the arm's group; `options` has "documents", "longest" and "frequent"."""
+    settings = {name: options[name] for name in ("documents", "longest", "frequent")}
+    return repeat_records(run.model, text_of(run), run.arm.name, seed=run.seed, group=run.arm.group, **settings)
+
+
+def by_name(records: Sequence[Result], name: str) -> list[Result]:
+    """The records of a measure."""
+    return [record for record in records if record.name == name]

@@ -1,0 +1,146 @@
+"""Loss by size, fitted for both twins together, and how much smaller one of them may be at equal loss."""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from diff_transformer.results import Interval
+from diff_transformer.results.intervals import t_quantile
+
+# Exponents that are tried. With few sizes the best one is poorly known, and matters little between the sizes.
+EXPONENTS = tuple(step / 20 for step in range(31))
+# Ratios beyond these say that one of the twins does not get there at all.
+FURTHEST = 1000.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """loss(N) = c − a·φ(N) for each of two arms, a > 0, with φ(N) = (1 − (N/N₀)^−b)/b, which is ln(N/N₀) for b = 0.
+
+    That is a·N^−b + c with other constants, or log-linear. The exponent is shared by the arms.
+
+    Attributes:
+        middle: N₀, the geometric mean of the smallest and the largest size.
+        exponent: b.
+        levels, slopes: c and a of each arm; where a ≤ 0 the arm does not improve with size.
+    """
+
+    middle: float
+    exponent: float
+    levels: tuple[float, float]
+    slopes: tuple[float, float]
+
+    def loss(self, arm: int, size: float) -> float:
+        """What an arm's loss would be at a size."""
+        return self.levels[arm] - self.slopes[arm] * float(_basis(np.array([size / self.middle]), self.exponent)[0])
+
+    def equal_loss_ratio(self, size: float | None = None) -> float:
+        """The size of the first arm over that of the second at which both have the same loss.
+
+        Args:
+            size: of the first arm; the middle unless given.
+
+        Returns:
+            Below 1 where the first arm needs less; between 1/1000 and 1000; NaN where an arm gets worse with size.
+        """
+        if min(self.slopes) <= 0:
+            return math.nan
+        size = self.middle if size is None else size
+        place = (self.levels[1] - self.loss(0, size)) / self.slopes[1]  # φ of the second arm's size
+        if self.exponent == 0:
+            other = math.exp(min(place, 700.0))
+        elif self.exponent * place >= 1:  # below the loss that the second arm tends to
+            return 1 / FURTHEST
+        else:
+            other = (1 - self.exponent * place) ** (-1 / self.exponent)
+        return min(FURTHEST, max(1 / FURTHEST, size / (self.middle * other)))
+
+
+def fit(sizes: np.ndarray, losses: np.ndarray) -> Fit:
+    """The least-squares fit to losses (2, sizes) of two arms at sizes (sizes,), three or more different ones.
+
+    Raises:
+        ValueError: fewer sizes, or other shapes.
+    """
+    if losses.shape != (2, len(sizes)) or len(set(sizes.tolist())) < 3:
+        raise ValueError(
+            f"A fit needs the losses of two arms at three sizes or more, got losses {losses.shape} at {sizes.tolist()}."
+        )
+    middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
+    best: tuple[float, float, np.ndarray] | None = None
+    for exponent in EXPONENTS:
+        columns = np.stack([np.ones(len(sizes)), -_basis(sizes / middle, exponent)], axis=1)
+        found = np.linalg.lstsq(columns, losses.T, rcond=None)[0]  # (2, arms)
+        error = float(((columns @ found - losses.T) ** 2).sum())
+        if best is None or error < best[0]:
+            best = error, exponent, found
+    assert best is not None  # EXPONENTS is not empty
+    _, exponent, ((level, other_level), (slope, other_slope)) = best
+    return Fit(middle, exponent, (float(level), float(other_level)), (float(slope), float(other_slope)))
+
+
+def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, seed: int = 0, resamples: int = 1000) -> Interval | None:
+    """The 95 % interval of :meth:`Fit.equal_loss_ratio` by a bootstrap over the seeds of each size.
+
+    Seeds are drawn for each size by itself, the same for both arms, as those share their data. Few seeds vary less
+    among themselves than all would, so what is drawn is spread by √(K/(K − 1)), and by Student's t over the normal
+    quantile for the S·(K − 1) degrees of freedom that S sizes of K seeds have.
+
+    Args:
+        sizes: (S,).
+        losses: (K, 2, S).
+        seed: of the draws.
+        resamples: how many.
+
+    Returns:
+        None for one seed, or where more than one in forty of the drawn fits has an arm that gets worse with size.
+    """
+    seeds = len(losses)
+    if seeds < 2:
+        return None
+    random = np.random.default_rng(seed)
+    mean = losses.mean(0)
+    freedom = len(sizes) * (seeds - 1)
+    spread = math.sqrt(seeds / (seeds - 1)) * t_quantile(freedom) / NormalDist().inv_cdf(0.975)
+    ratios = []
+    for _ in range(resamples):
+        drawn = random.integers(seeds, size=(seeds, len(sizes)))
+        deviations = (losses - mean)[drawn, :, np.arange(len(sizes))].mean(0).T  # (2, S)
+        ratios.append(fit(sizes, mean + spread * deviations).equal_loss_ratio())
+    finite = [ratio for ratio in ratios if not math.isnan(ratio)]
+    if len(finite) < 0.975 * resamples:
+        return None
+    low, high = np.quantile(finite, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def tokens_ratio(first: dict[int, float], second: dict[int, float]) -> float:
+    """The tokens of training with which one arm reaches the other's last loss, over all: two curves, tokens → loss.
+
+    Below 1 where the first arm ends lower: then it is the tokens with which it reached the second's last loss, over
+    all of the second's. Else all of the first's over those with which the second reached the first's last loss.
+    Between two points a curve is a line in ln(tokens).
+    """
+    end, other_end = first[max(first)], second[max(second)]
+    if end <= other_end:
+        return _reached(first, other_end) / max(second)
+    return max(first) / _reached(second, end)
+
+
+def _reached(curve: dict[int, float], loss: float) -> float:
+    """With how many tokens a curve first is as low as `loss`."""
+    before: tuple[int, float] | None = None
+    for tokens, here in sorted(curve.items()):
+        if here <= loss:
+            if before is None or before[1] == here:
+                return float(tokens)
+            share = (before[1] - loss) / (before[1] - here)
+            return math.exp(math.log(before[0]) + share * (math.log(tokens) - math.log(before[0])))
+        before = tokens, here
+    raise ValueError(f"The curve never falls to {loss:g}.")
+
+
+def _basis(ratio: np.ndarray, exponent: float) -> np.ndarray:
+    return np.log(ratio) if exponent == 0 else (1 - ratio**-exponent) / exponent
