@@ -14,7 +14,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from diff_transformer.train import load_recipe, shipped_recipes
-from diff_transformer.train.schema import ModelRecipe, Recipe, RetrievalData, TextData, TrainRecipe
+from diff_transformer.train.schema import (
+    ArithmeticData,
+    ManyShotData,
+    ModelRecipe,
+    NeedleData,
+    Recipe,
+    RetrievalData,
+    TextData,
+    TrainRecipe,
+)
 from diff_transformer.train.yaml_reader import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,7 +33,7 @@ TABLES = PAGE.split("## Every key")[1]
 ROWS = re.findall(r"^\| `([\w.]+)` \| (?!default )([^|]+) \|([^\n]*)\|$", TABLES, flags=re.MULTILINE)
 SECTIONS: dict[str, list[type[BaseModel]]] = {
     "model": [ModelRecipe],
-    "data": [TextData, RetrievalData],
+    "data": [TextData, NeedleData, RetrievalData, ManyShotData, ArithmeticData],
     "train": [TrainRecipe],
 }
 SHELL = re.findall(r"^    (\S[^\n]*)", PAGE, flags=re.MULTILINE)
@@ -38,7 +47,7 @@ def _accelerate_starts_afresh() -> Iterator[None]:
 
 
 def keys() -> list[tuple[str, FieldInfo]]:
-    """Every key of a recipe with its field; those of both kinds of data one after the other."""
+    """Every key of a recipe with its field; those of all kinds of data one after the other."""
     found = [("name", Recipe.model_fields["name"])]
     for section, models in SECTIONS.items():
         for model in models:

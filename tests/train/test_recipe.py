@@ -142,8 +142,8 @@ def test_a_key_that_is_like_no_other_gets_the_list(path: Path) -> None:
         ("model.head_dim=12", "hidden_size=32 is not a multiple of head_dim=12"),
         ("model.head_dim=null", "give head_dim or num_attention_heads"),
         ("model.max_position_embeddings=64", "model.max_position_embeddings=64 is shorter than data.length=128"),
-        ("data.kind=txt", "'data.kind' is 'text' or 'retrieval', got 'txt'"),
-        ("data={}", "'data.kind' is 'text' or 'retrieval', got None"),
+        ("data.kind=txt", "'data.kind' is one of 'text', 'needles', 'retrieval', 'many_shot', 'arithmetic', got 'txt'"),
+        ("data={}", "'data.kind' is one of 'text', 'needles', 'retrieval', 'many_shot', 'arithmetic', got None"),
         ("train.accumulation=5", "train.accumulation=5 does not divide data.batch_size=32"),
         ("train={learning_rate: 1}", "'train.steps' is missing"),
         ("train.steps", "'train.steps' is not an override"),
@@ -168,7 +168,9 @@ def test_vocab_size_belongs_to_bpe() -> None:
 
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no recipe 'retrieva'; shipped ones are 'language', 'paper-"):
+    with pytest.raises(
+        FileNotFoundError, match="no recipe 'retrieva'; shipped ones are 'arithmetic', 'language', 'paper-"
+    ):
         load_recipe("retrieva")
     file = tmp_path / "recipe.yaml"
     for text, message in [

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_transformer.data import TextBatches
+from diff_transformer.data import Batches, TextBatches
 from diff_transformer.data.packing import IGNORED, flattened
 from diff_transformer.model import DiffTransformerForCausalLM, attends_by_document
 
@@ -55,3 +55,21 @@ def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
         # Dividing by one item gives the sum instead of the mean.
         nats += float(model(**row, num_items_in_batch=1, use_cache=False, **options).loss)
     return LanguageLoss(nats, targets, batches.validation_bytes)
+
+
+@torch.no_grad()
+def label_accuracy(model: Any, batches: Batches) -> float:
+    """The share of the validation data's labels that the model takes for the likeliest, given all that stands before.
+
+    Args:
+        model: in evaluation mode.
+        batches: data of which only some tokens are labels, such as answers.
+    """
+    device = next(model.parameters()).device
+    right = labels = 0
+    for batch in batches.validation_batches():
+        predicted = model(input_ids=batch["input_ids"].to(device), use_cache=False).logits[:, :-1].argmax(-1).cpu()
+        expected = batch["labels"][:, 1:]
+        right += int((predicted == expected).sum())
+        labels += int((expected != IGNORED).sum())
+    return right / labels

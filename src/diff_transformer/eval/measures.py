@@ -18,6 +18,8 @@ MEASURES: dict[str, str] = {
     "many_shot": "many_shot:MANY_SHOT",
     "positions": "positions:POSITIONS",
     "repeats": "repeats:REPEATS",
+    "hallucination": "hallucination:HALLUCINATION",
+    "arithmetic": "arithmetic:ARITHMETIC",
     "outliers": "outliers:OUTLIERS",
     "quantised": "quantised:QUANTISED",
     "gradients": "gradients:GRADIENTS",
@@ -55,7 +57,6 @@ class Measure:
         needs: the validation data it takes: "text" (`TextBatches`: of --text, or of the run's recipe), "recipe"
             (whatever the run was trained on), or None.
         any_model: whether it also runs on models that are not this project's, such as Llama and DiffLlama.
-        eager: whether it needs a model whose attention returns its weights (attn_implementation="eager").
         options: its settings with their defaults; `--option NAME=VALUE` replaces them.
     """
 
@@ -63,7 +64,6 @@ class Measure:
     measure: Callable[[Subject], list[Result]]
     needs: Literal["text", "recipe"] | None
     any_model: bool = False
-    eager: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

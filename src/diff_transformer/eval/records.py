@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_transformer.data import Batches, RetrievalBatches, RetrievalSample, TextBatches
-from diff_transformer.eval.loss import language_loss
+from diff_transformer.data import ArithmeticBatches, Batches, RetrievalBatches, RetrievalSample, TextBatches
+from diff_transformer.eval.arithmetic import arithmetic_records
+from diff_transformer.eval.loss import label_accuracy, language_loss
 from diff_transformer.eval.retrieval import attention_mass, retrieval_answers
+from diff_transformer.eval.shares import BY_SEQUENCE, share_interval
 from diff_transformer.results import Interval, Result, mean_interval, proportion_interval
 
 # Table 3 gives five depths; needles lie anywhere, so each depth is a fifth of the context.
 DEPTHS = ("0–20 %", "20–40 %", "40–60 %", "60–80 %", "80–100 %")
-BY_SEQUENCE = "Student's t over sequences (Wilson's interval where none differ)"
 
 
 def evaluate(model: Any, batches: Batches, arm: str, *, sequences: int = 512, seed: int = 0) -> list[Result]:
@@ -21,7 +22,8 @@ def evaluate(model: Any, batches: Batches, arm: str, *, sequences: int = 512, se
 
     Args:
         model: in evaluation mode.
-        batches: text (loss, bits per byte) or the retrieval task (accuracy, Table 3's measures).
+        batches: text (loss, bits per byte), the retrieval task (accuracy, Table 3's measures) or arithmetic (exact
+            match and answer length).
         arm: what to call the model in the records.
         sequences: how many sequences of the retrieval task to draw.
         seed: of these sequences.
@@ -37,6 +39,8 @@ def evaluate(model: Any, batches: Batches, arm: str, *, sequences: int = 512, se
         return language_records(model, batches, arm)
     if isinstance(batches, RetrievalBatches):
         return retrieval_records(model, batches, arm, sequences=sequences, seed=seed)
+    if isinstance(batches, ArithmeticBatches):
+        return arithmetic_records(model, batches.tokenizer, batches, arm, seed=seed)
     raise ValueError(f"There is no measurement for data of type {type(batches).__name__}.")
 
 
@@ -69,7 +73,7 @@ def retrieval_records(
         Result(
             name="retrieval/accuracy",
             value=right.mean().item(),
-            interval=_share_interval(whole),
+            interval=share_interval(whole),
             n=right.numel(),
             method=BY_SEQUENCE,
             **accuracy,
@@ -83,7 +87,7 @@ def retrieval_records(
             **accuracy,
         ),
     ]
-    records += _by_depth("retrieval/accuracy_by_depth", right, sample, _share_interval, **accuracy)
+    records += _by_depth("retrieval/accuracy_by_depth", right, sample, share_interval, **accuracy)
     mass = attention_mass(model, sample, batches.context_length)
     for name, better in (("answer", "higher"), ("noise", "lower")):
         kind = "attention_to_answer" if name == "answer" else "attention_noise"
@@ -97,14 +101,6 @@ def retrieval_records(
 
 def _mean_interval(means: Tensor) -> Interval | None:
     return mean_interval(means.tolist())
-
-
-def _share_interval(means: Tensor) -> Interval | None:
-    """The interval of a mean of shares, inside 0 … 1; Wilson's where all are 0 or all are 1 and show no spread."""
-    if bool((means == means[0]).all()) and float(means[0]) in (0.0, 1.0):
-        return proportion_interval(int(means.sum()), len(means))
-    interval = mean_interval(means.tolist())
-    return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
 
 
 def _by_depth(
@@ -152,6 +148,6 @@ def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, floa
         if isinstance(batches, RetrievalBatches):
             right = retrieval_answers(model, batches.sample(256, seed=0))
             return {"validation/accuracy": right.float().mean().item()}
-        raise ValueError(f"There is no measurement for data of type {type(batches).__name__}.")
+        return {"validation/accuracy": label_accuracy(model, batches)}
 
     return on_evaluate

@@ -15,7 +15,7 @@ from diff_transformer.train.distributed import Kind, Processes
 from diff_transformer.train.flops import flops_per_token, head_dim
 from diff_transformer.train.hardware import Gpu, gpu_named, peak_flops
 from diff_transformer.train.memory import Memory, Situation, meta_model, peak_memory, sizes_of
-from diff_transformer.train.recipe import Recipe, RetrievalData, TextData, build_config
+from diff_transformer.train.recipe import ArithmeticData, ManyShotData, Recipe, RetrievalData, TextData, build_config
 
 GIB = 1 << 30
 CPU = "cpu"
@@ -173,7 +173,9 @@ def vocabulary(recipe: Recipe) -> int:
         return recipe.model.vocab_size
     if isinstance(data, RetrievalData):
         return RetrievalBatches(**data.model_dump(exclude={"kind"})).vocab_size
-    if data.tokenizer == "bytes":
+    if isinstance(data, ManyShotData):
+        return data.labels + data.words
+    if isinstance(data, ArithmeticData) or data.tokenizer == "bytes":
         return len(byte_tokenizer())
     if data.vocab_size is not None:
         return data.vocab_size

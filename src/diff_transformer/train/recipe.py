@@ -10,11 +10,29 @@ from pydantic import BaseModel, ValidationError
 from transformers import PreTrainedTokenizerFast
 
 from diff_transformer.model import DiffTransformerConfig
-from diff_transformer.train.schema import ModelRecipe, Recipe, RetrievalData, TextData, TrainRecipe
+from diff_transformer.train.schema import (
+    ArithmeticData,
+    ManyShotData,
+    ModelRecipe,
+    NeedleData,
+    Recipe,
+    RetrievalData,
+    TextData,
+    TrainRecipe,
+)
 from diff_transformer.train.yaml_reader import read_yaml
 
-__all__ = ["ModelRecipe", "Recipe", "RetrievalData", "TextData", "TrainRecipe"]
+__all__ = ["ArithmeticData", "ManyShotData", "ModelRecipe", "NeedleData", "Recipe", "RetrievalData", "TextData"]
+__all__ += ["TrainRecipe"]
 __all__ += ["build_config", "differences", "dump_recipe", "load_recipe", "parse_recipe", "shipped_recipes"]
+
+_KINDS: dict[str, type[BaseModel]] = {
+    "text": TextData,
+    "needles": NeedleData,
+    "retrieval": RetrievalData,
+    "many_shot": ManyShotData,
+    "arithmetic": ArithmeticData,
+}
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -144,7 +162,7 @@ def _explain(error: ValidationError, source: str) -> str:
     problem = problems[0]
     # Pydantic puts the chosen kind of data between "data" and the key; a user never wrote it there.
     parts = [str(part) for part in problem["loc"]]
-    kind = parts.pop(1) if parts[:1] == ["data"] and parts[1:2] in (["text"], ["retrieval"]) else None
+    kind = parts.pop(1) if parts[:1] == ["data"] and parts[1:2] and parts[1] in _KINDS else None
     key = ".".join(parts)
     match problem["type"]:
         case "extra_forbidden":
@@ -152,7 +170,8 @@ def _explain(error: ValidationError, source: str) -> str:
         case "missing":
             return f"{source}: {key!r} is missing."
         case "union_tag_invalid" | "union_tag_not_found":
-            return f"{source}: 'data.kind' is 'text' or 'retrieval', got {_quoted(_given(problem).get('kind'))}."
+            given = _quoted(_given(problem).get("kind"))
+            return f"{source}: 'data.kind' is one of {', '.join(map(repr, _KINDS))}, got {given}."
         case "value_error":
             where = f" in {key!r}" if key else ""
             return f"{source}: {problem['ctx']['error']}{where}."
@@ -187,11 +206,10 @@ def _nearest(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def _keys(kind: str | None) -> Iterator[str]:
-    """All keys of a recipe, dotted; where the kind of data is not known, those of both."""
-    data: dict[str | None, list[type[BaseModel]]] = {"text": [TextData], "retrieval": [RetrievalData]}
+    """All keys of a recipe, dotted; where the kind of data is not known, those of all."""
     sections: dict[str, list[type[BaseModel]]] = {
         "model": [ModelRecipe],
-        "data": data.get(kind, [TextData, RetrievalData]),
+        "data": [_KINDS[kind]] if kind in _KINDS else list(_KINDS.values()),
         "train": [TrainRecipe],
     }
     for name in Recipe.model_fields:

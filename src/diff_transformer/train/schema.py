@@ -115,6 +115,57 @@ class RetrievalData(Section):
     validation_sequences: Count = 1024
 
 
+class NeedleData(TextData):
+    """Text and, among it, documents with needles; see `diff_transformer.data.needle_batches.NeedleBatches`.
+
+    Every key of text has its meaning. `share` of the sequences of a step, one or more, are needle documents, whose
+    haystacks are the text's own.
+    """
+
+    kind: Literal["needles"] = "needles"  # type: ignore[assignment]  # what tells it from text
+    share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    needles: Count = 4
+    queried: Count = 2
+    digits: Annotated[int, Field(ge=1, le=18)] = 7
+    turns: Count = 1
+    validation_documents: Count = 128
+
+    @property
+    def documents(self) -> int:
+        """Needle documents in the batch of a step."""
+        return max(1, round(self.share * self.batch_size))
+
+
+class ManyShotData(Section):
+    """Words of classes shown with labels; see `diff_transformer.data.many_shot.ManyShotBatches`."""
+
+    kind: Literal["many_shot"] = "many_shot"
+    shots: Count = 48
+    classes: Annotated[int, Field(ge=2)] = 6
+    labels: Count = 32
+    words: Count = 36
+    item_length: Count = 2
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    batch_size: Count = 32
+    validation_sequences: Count = 512
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return self.shots * (self.item_length + 1)
+
+
+class ArithmeticData(Section):
+    """Sums worked out step by step, as text; see `diff_transformer.data.arithmetic.ArithmeticBatches`."""
+
+    kind: Literal["arithmetic"] = "arithmetic"
+    operations: Count = 4
+    length: Count = 48
+    batch_size: Count = 64
+    largest: Count = 9
+    validation_problems: Count = 512
+
+
 class TrainRecipe(Section):
     """How to train. Units: steps are optimizer steps; `learning_rate` is the highest one, after warm-up.
 
@@ -169,7 +220,7 @@ class Recipe(Section):
 
     name: Annotated[str, Field(min_length=1)]
     model: ModelRecipe
-    data: Annotated[TextData | RetrievalData, Field(discriminator="kind")]
+    data: Annotated[TextData | NeedleData | RetrievalData | ManyShotData | ArithmeticData, Field(discriminator="kind")]
     train: TrainRecipe
 
     @model_validator(mode="after")

@@ -9,9 +9,13 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from diff_transformer.data import (
+    ArithmeticBatches,
     Batches,
     Corpus,
     HubDataset,
+    ManyShotBatches,
+    NeedleBatches,
+    NeedleTask,
     RetrievalBatches,
     Tell,
     TextBatches,
@@ -19,9 +23,19 @@ from diff_transformer.data import (
     byte_tokenizer,
     prepare,
     trained_bpe,
+    training_text,
+    validation_text,
 )
 from diff_transformer.model import DiffTransformerForCausalLM
-from diff_transformer.train.recipe import Recipe, RetrievalData, TextData, build_config
+from diff_transformer.train.recipe import (
+    ArithmeticData,
+    ManyShotData,
+    NeedleData,
+    Recipe,
+    RetrievalData,
+    TextData,
+    build_config,
+)
 from diff_transformer.train.sharding import whole
 from diff_transformer.train.start import load_start
 
@@ -43,25 +57,63 @@ def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None = None,
         tell: is told how many documents and tokens are prepared so far.
 
     Raises:
-        FileNotFoundError, ValueError: as the corpus, `prepare`, `TextBatches` and `RetrievalBatches`.
+        FileNotFoundError, ValueError: as the corpus, `prepare` and the batches of the data's kind.
     """
     data, seed = recipe.data, recipe.train.seed
     if isinstance(data, RetrievalData):
         return Data(RetrievalBatches(**data.model_dump(exclude={"kind"}), seed=seed))
+    if isinstance(data, ManyShotData):
+        return Data(ManyShotBatches(**data.model_dump(exclude={"kind"}), seed=seed))
+    if isinstance(data, ArithmeticData):
+        problems = ArithmeticBatches(**data.model_dump(exclude={"kind"}), seed=seed)
+        return Data(problems, problems.tokenizer)
     corpus = _corpus(data)
     folder = None if data.cache is None else Path(data.cache)
     tokenizer = tokenizer or _tokenizer(data, corpus, folder)
-    batches = TextBatches(
-        prepare(corpus, tokenizer, folder, tell),
-        tokenizer,
-        length=data.length,
-        batch_size=data.batch_size,
-        seed=seed,
-        validation_fraction=data.validation_fraction,
-        validation_tokens=data.validation_tokens,
-        isolated=data.isolate_documents,
-    )
+    sequences = data.batch_size - (data.documents if isinstance(data, NeedleData) else 0)
+    batches = None
+    if sequences:
+        batches = TextBatches(
+            prepare(corpus, tokenizer, folder, tell),
+            tokenizer,
+            length=data.length,
+            batch_size=sequences,
+            seed=seed,
+            validation_fraction=data.validation_fraction,
+            validation_tokens=data.validation_tokens,
+            isolated=data.isolate_documents,
+        )
+    if isinstance(data, NeedleData):
+        return Data(_needles(data, corpus, tokenizer, batches, seed), tokenizer)
+    assert batches is not None  # all sequences are text, and there is one or more
     return Data(batches, tokenizer)
+
+
+def _needles(
+    data: NeedleData, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, text: TextBatches | None, seed: int
+) -> NeedleBatches:
+    training, validation = (
+        NeedleTask(
+            tokenizer,
+            "".join(read(corpus, data.validation_fraction)),
+            length=data.length,
+            needles=data.needles,
+            queried=data.queried,
+            digits=data.digits,
+            turns=turns,
+            vary=vary,
+        )
+        for read, turns, vary in ((training_text, data.turns, True), (validation_text, 1, False))
+    )
+    return NeedleBatches(
+        text,
+        training,
+        validation,
+        documents=data.documents,
+        vocab_size=len(tokenizer),
+        seed=seed,
+        validation_documents=data.validation_documents,
+    )
 
 
 def _corpus(data: TextData) -> Corpus:
