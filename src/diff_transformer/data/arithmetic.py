@@ -75,7 +75,11 @@ class ArithmeticBatches:
             raise ValueError(
                 "All numbers of an arithmetic task (operations, batch size, largest, problems) are at least 1."
             )
-        longest = _longest(operations, largest) + 1  # the end of the text
+        digits, total = len(str(largest)), len(str((operations + 1) * largest))
+        longest_question = (operations + 1) * digits + operations + 1
+        self.longest_solution = operations * (2 * total + digits + 3) + 1 + total + 1
+        """Tokens that no solution exceeds, with the end of the text."""
+        longest = longest_question + self.longest_solution
         if length < longest:
             raise ValueError(
                 f"length={length} has no room for {operations} operations on numbers up to {largest}: the longest "
@@ -161,10 +165,3 @@ def solved(numbers: list[int], operators: list[str]) -> Problem:
 def is_held_out(question: str) -> bool:
     """Whether a problem is kept for validation and evaluation."""
     return zlib.crc32(question.encode()) % HELD_OUT == 0
-
-
-def _longest(operations: int, largest: int) -> int:
-    """Bytes that no problem with its solution exceeds."""
-    digits, total = len(str(largest)), len(str((operations + 1) * largest))
-    question = (operations + 1) * digits + operations + 1
-    return question + operations * (2 * total + digits + 3) + 1 + total

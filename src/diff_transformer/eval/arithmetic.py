@@ -80,7 +80,7 @@ def arithmetic_records(
     *,
     problems: int = 256,
     examples: int = 0,
-    new_tokens: int = 64,
+    new_tokens: int | None = None,
     seed: int = 0,
     model_seed: int | None = None,
 ) -> list[Result]:
@@ -93,7 +93,7 @@ def arithmetic_records(
         arm: what to call the model.
         problems: at most so many of each number of operations, all different.
         examples: solved problems before each; 0 for a model that was trained on them.
-        new_tokens: the longest answer.
+        new_tokens: the longest answer; as long as a solution can be unless given.
         seed: of the draw.
         model_seed: of the model, for the records.
     """
@@ -103,7 +103,7 @@ def arithmetic_records(
         for operations in range(1, batches.operations + 1)
         for problem in batches.sample(problems, operations, seed)
     ]
-    found = solve(model, tokenizer, asked, examples=shown, new_tokens=new_tokens)
+    found = solve(model, tokenizer, asked, examples=shown, new_tokens=new_tokens or batches.longest_solution)
     records = _records(found, arm, None, model_seed)
     for operations in range(1, batches.operations + 1):
         part = [solved for solved in found if solved.problem.operations == operations]
@@ -153,5 +153,5 @@ ARITHMETIC = Measure(
     measure=_measure,
     needs=None,
     any_model=True,
-    options={"operations": 4, "largest": 9, "problems": 256, "examples": 0, "new_tokens": 64},
+    options={"operations": 4, "largest": 9, "problems": 256, "examples": 0, "new_tokens": None},
 )

@@ -40,8 +40,8 @@ class Judgement:
     reply_tokens: int = 0
 
 
-class JudgeError(RuntimeError):
-    """A judge that cannot be asked; what it has said so far is kept."""
+class JudgeError(OSError):
+    """A judge that cannot be asked. What was judged before is kept where there is a file of judgements."""
 
 
 class Judge(Protocol):

@@ -25,7 +25,6 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
         batches,
         run.arm.name,
         problems=preset.options["problems"],
-        new_tokens=batches.length,
         model_seed=run.seed,
     )
 
