@@ -9,6 +9,7 @@ import pytest
 
 from diff_transformer.results import (
     AttentionExample,
+    Comparison,
     Result,
     ResultsFile,
     Samples,
@@ -35,6 +36,40 @@ def results_file() -> ResultsFile:
 def test_results_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile) -> None:
     assert read_results(write_json(tmp_path / "results.json", results_file)) == results_file
     assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_comparisons_notes_and_documents_survive_a_round_trip(tmp_path: Path, results_file: ResultsFile) -> None:
+    compared = Comparison(
+        name="a/loss",
+        arm="diff",
+        against="softmax",
+        ours=(1.0, 2.0),
+        difference=-1.0,
+        differences=(-1.5, -0.5),
+        interval=(-2.0, 0.5),
+        better="lower",
+        paper=(3.062, math.nan),
+        verdict="inconclusive",
+        seeds_needed=7,
+    )
+    record = replace(results_file.records[0], documents=((1.0, 2.0), (3.0, 4.0)))
+    whole = replace(results_file, records=(record,), comparisons=(replace(compared, paper=None),), notes=("a note",))
+    assert read_results(write_json(tmp_path / "results.json", whole)) == whole
+    half_known = read_results(write_json(tmp_path / "half.json", replace(whole, comparisons=(compared,))))
+    paper = half_known.comparisons[0].paper
+    assert paper is not None
+    assert paper[0] == 3.062
+    assert math.isnan(paper[1])
+
+
+def test_a_file_from_before_comparisons_is_read(tmp_path: Path, results_file: ResultsFile) -> None:
+    path = write_json(tmp_path / "results.json", results_file)
+    data = json.loads(path.read_text())
+    assert "documents" not in data["records"][0]
+    data.pop("comparisons", None)
+    data.pop("notes", None)
+    path.write_text(json.dumps(data))
+    assert read_results(path) == results_file
 
 
 def test_attention_and_samples_survive_a_round_trip(tmp_path: Path) -> None:

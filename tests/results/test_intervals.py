@@ -1,10 +1,13 @@
 import math
 
+import numpy as np
 import pytest
 
 from diff_transformer.results import (
+    bootstrap_interval,
     mean_interval,
     proportion_interval,
+    spread_beyond_chance,
 )
 from diff_transformer.results.intervals import t_quantile
 
@@ -56,3 +59,50 @@ def test_mean_interval_of_one_value_of_none_and_of_a_diverged_run() -> None:
     low, high = mean_interval([1.0, math.inf, 2.0]) or (0.0, 0.0)
     assert math.isnan(low)
     assert math.isnan(high)
+
+
+def test_a_bootstrap_of_many_documents_is_the_normal_interval() -> None:
+    random = np.random.default_rng(0)
+    values = random.normal(2.0, 1.0, size=400)
+    low, high = bootstrap_interval([(float(value) * 7, 7.0) for value in values])
+    half = 1.96 * values.std(ddof=1) / 20
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.006)
+    assert bootstrap_interval([(float(value) * 7, 7.0) for value in values]) == (low, high), "the draws are seeded"
+
+
+def test_a_paired_bootstrap_draws_the_same_documents_for_both() -> None:
+    """What documents share goes: the interval is that of the differences, not of two independent means."""
+    random = np.random.default_rng(1)
+    hard = random.normal(0.0, 5.0, size=200)
+    shift = random.normal(0.3, 0.5, size=200)
+    first = [(float(one), 1.0) for one in hard + shift]
+    second = [(float(one), 1.0) for one in hard]
+    low, high = bootstrap_interval(first, second)
+    half = 1.96 * shift.std(ddof=1) / math.sqrt(200)
+    assert (low, high) == pytest.approx((shift.mean() - half, shift.mean() + half), abs=0.006)
+
+
+def test_long_documents_weigh_as_much_as_they_hold() -> None:
+    documents = [(0.0, 1.0)] * 50 + [(2.0 * 99, 99.0)] * 50
+    low, high = bootstrap_interval(documents)
+    assert 1.9 < low < high < 2.0
+
+
+def test_a_bootstrap_refuses_what_it_cannot_draw_from() -> None:
+    with pytest.raises(ValueError, match="two documents or more, the same for both arms, got 1"):
+        bootstrap_interval([(1.0, 1.0)])
+    with pytest.raises(ValueError, match="got 2 and 3"):
+        bootstrap_interval([(1.0, 1.0)] * 2, [(1.0, 1.0)] * 3)
+
+
+def test_counting_alone_leaves_no_spread() -> None:
+    random = np.random.default_rng(2)
+    counted = random.binomial(100, 0.7, size=2000) / 100
+    assert counted.std() > 0.04
+    error_of_variance = 0.7 * 0.3 / 100 * math.sqrt(2 / 2000)
+    assert spread_beyond_chance(counted.tolist(), 100) ** 2 < 4 * error_of_variance
+    cause = np.clip(random.normal(0.7, 0.1, size=2000), 0, 1)
+    assert spread_beyond_chance((random.binomial(100, cause) / 100).tolist(), 100) == pytest.approx(0.1, abs=0.01)
+    assert spread_beyond_chance([0.5, 0.5], 100) == 0.0
+    with pytest.raises(ValueError, match="two shares and two trials or more, got 1 and 100"):
+        spread_beyond_chance([0.5], 100)

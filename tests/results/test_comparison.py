@@ -1,0 +1,158 @@
+"""The verdict rule and what leads to it, on made-up numbers."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from diff_transformer.results import (
+    Comparison,
+    Result,
+    compare,
+    mean_interval,
+    paired_difference,
+    seeds_needed,
+    verdict,
+)
+from diff_transformer.results.comparison import BOTH, DOCUMENTS, SEEDS
+
+
+def losses(arm: str, values: list[float]) -> list[Result]:
+    shared = {"name": "loss", "arm": arm, "unit": "nats"}
+    return [Result(value=value, seed=seed, better="lower", **shared) for seed, value in enumerate(values)]
+
+
+TWIN = losses("softmax", [3.0, 3.1, 2.9, 3.05])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([2.9, 3.01, 2.8, 2.94], "reproduced"),  # lower by about .1 with every seed
+        ([3.1, 3.19, 3.0, 3.16], "contrary"),  # higher by about .1 with every seed
+        ([2.9, 3.2, 2.8, 3.0], "inconclusive"),
+        ([3.0, 3.1, 2.9, 3.05], "inconclusive"),  # equal
+    ],
+)
+def test_the_verdict_follows_the_interval_of_the_paired_difference(values: list[float], said: str) -> None:
+    found = compare([*losses("diff", values), *TWIN], "loss", "diff", "softmax", paper=(3.062, 3.087))
+    assert found.verdict == said
+    differences = [one - other.value for one, other in zip(values, TWIN, strict=True)]
+    assert found.differences == pytest.approx(differences)
+    assert found.interval == pytest.approx(mean_interval(differences))
+    assert found.difference == pytest.approx(sum(differences) / 4)
+    assert found.ours == pytest.approx((sum(values) / 4, 3.0125))
+    assert (found.method, found.unit, found.paper) == (SEEDS, "nats", (3.062, 3.087))
+    assert (found.seeds_needed is None) == (said != "inconclusive" or found.difference == 0)
+
+
+def test_the_direction_of_the_measure_decides_the_side() -> None:
+    better = [replace(record, better="higher") for record in [*losses("diff", [3.1, 3.19, 3.0, 3.16]), *TWIN]]
+    assert compare(better, "loss", "diff", "softmax").verdict == "reproduced"
+    assert compare(better, "loss", "softmax", "diff").verdict == "contrary"
+
+
+@pytest.mark.parametrize(
+    ("interval", "better", "seeds", "said"),
+    [
+        ((0.1, 0.2), "higher", 2, "reproduced"),
+        ((-0.2, -0.1), "higher", 2, "contrary"),
+        ((-0.2, -0.1), "lower", 2, "reproduced"),
+        ((0.1, 0.2), "lower", 2, "contrary"),
+        ((-0.1, 0.2), "higher", 9, "inconclusive"),
+        ((0.0, 0.2), "higher", 9, "inconclusive"),
+        ((0.1, 0.2), "higher", 1, "inconclusive"),
+        (None, "higher", 5, "inconclusive"),
+        ((math.nan, math.nan), "higher", 5, "inconclusive"),
+    ],
+)
+def test_the_rule_itself(interval: tuple[float, float] | None, better, seeds: int, said: str) -> None:
+    assert verdict(interval, better, seeds=seeds) == said
+
+
+def test_pairing_takes_out_what_seeds_share() -> None:
+    """Seeds that differ by far more than the arms do: the paired interval does not see it."""
+    easy = [1.0, 5.0, 9.0, 2.0]
+    found = compare([*losses("diff", [v - 0.1 for v in easy]), *losses("softmax", easy)], "loss", "diff", "softmax")
+    assert found.verdict == "reproduced"
+    assert found.interval == pytest.approx((-0.1, -0.1))
+
+
+def test_only_seeds_that_both_have_are_compared() -> None:
+    found = compare([*losses("diff", [2.0, 2.1]), *TWIN], "loss", "diff", "softmax")
+    assert found.differences == pytest.approx((-1.0, -1.0))
+
+
+def test_one_seed_and_a_diverged_one_leave_the_verdict_open() -> None:
+    one = compare([*losses("diff", [2.0]), *TWIN], "loss", "diff", "softmax")
+    assert (one.verdict, one.interval, one.method, one.seeds_needed) == ("inconclusive", None, "", None)
+    broken = compare([*losses("diff", [2.0, math.nan, 2.0, 2.0]), *TWIN], "loss", "diff", "softmax")
+    assert (broken.verdict, broken.seeds_needed) == ("inconclusive", None)
+    assert math.isnan(broken.difference)
+
+
+def test_without_a_claim_there_is_a_difference_and_no_verdict() -> None:
+    found = compare([*losses("diff", [2.0, 2.1]), *TWIN], "loss", "diff", "softmax", claimed=False)
+    assert (found.verdict, found.better) == (None, None)
+    assert found.interval is not None
+
+
+def test_documents_widen_the_interval_and_alone_decide_nothing() -> None:
+    def measured(arm: str, seed: int, shift: float) -> Result:
+        documents = tuple((10.0 * (3 + index % 5 + shift * (index % 3)), 10.0) for index in range(30))
+        value = sum(part for part, _ in documents) / 300
+        return Result(name="loss", arm=arm, value=value, seed=seed, better="lower", documents=documents)
+
+    records = [measured("softmax", seed, 0.0) for seed in range(3)]
+    records += [measured("diff", seed, -0.1 - 0.001 * seed) for seed in range(3)]
+    found = compare(records, "loss", "diff", "softmax")
+    over_seeds = mean_interval(found.differences)
+    assert found.method == BOTH
+    assert found.interval is not None
+    assert over_seeds is not None
+    assert found.interval[0] < over_seeds[0]
+    assert over_seeds[1] < found.interval[1] < 0
+    assert found.verdict == "reproduced"
+    alone = compare([record for record in records if record.seed == 0], "loss", "diff", "softmax")
+    assert alone.method == DOCUMENTS
+    assert alone.interval is not None
+    assert alone.interval[1] < 0
+    assert alone.verdict == "inconclusive"
+
+
+# By scipy 1.17: the smallest n at which nct.sf(t.ppf(.975, n − 1), n − 1, effect · √n) ≥ .8.
+@pytest.mark.parametrize(
+    ("differences", "seeds"),
+    [
+        ([1.0, 2.0, 3.0], 5),
+        ([-0.020, -0.022, -0.022, 0.017, -0.038], 14),
+        ([0.1, 0.5], 10),
+        ([1.0, -0.9, 0.5, 0.2], 129),
+        ([1.0, 1.0], 2),
+        ([1.0], None),
+        ([1.0, -1.0], None),
+        ([1.0, -0.9999], None),
+        ([1.0, math.nan], None),
+    ],
+)
+def test_seeds_for_80_percent_power_are_those_of_the_noncentral_t(differences: list[float], seeds: int | None) -> None:
+    assert seeds_needed(differences) == seeds
+    assert seeds_needed([-one for one in differences]) == seeds
+
+
+def test_what_cannot_be_compared_is_named() -> None:
+    with pytest.raises(ValueError, match="loss was not measured in both 'diff' and 'softmax' for any seed"):
+        compare(TWIN, "loss", "diff", "softmax")
+    with pytest.raises(ValueError, match="loss of 'softmax' was measured twice for seed 1"):
+        compare([*TWIN, TWIN[1], *losses("diff", [1.0])], "loss", "diff", "softmax")
+    undirected = [replace(record, better=None) for record in [*TWIN, *losses("diff", [1.0])]]
+    with pytest.raises(ValueError, match="no better direction"):
+        compare(undirected, "loss", "diff", "softmax")
+    with pytest.raises(ValueError, match="a verdict on x goes with a direction"):
+        Comparison(name="x", arm="a", against="b", ours=(1.0, 2.0), difference=-1.0, verdict="contrary")
+
+
+def test_a_paired_difference_is_the_mean_of_differences() -> None:
+    difference, interval = paired_difference([1.0, 3.0, 8.0], [0.0, 1.0, 5.0])
+    assert difference == pytest.approx(2.0)
+    assert interval == pytest.approx(mean_interval([1.0, 2.0, 3.0]))
