@@ -49,13 +49,11 @@ class Fit:
             return math.nan
         size = self.middle if size is None else size
         place = (self.levels[1] - self.loss(0, size)) / self.slopes[1]  # φ of the second arm's size
-        if self.exponent == 0:
-            other = math.exp(min(place, 700.0))
-        elif self.exponent * place >= 1:  # below the loss that the second arm tends to
+        if self.exponent * place >= 1:  # below the loss that the second arm tends to
             return 1 / FURTHEST
-        else:
-            other = (1 - self.exponent * place) ** (-1 / self.exponent)
-        return min(FURTHEST, max(1 / FURTHEST, size / (self.middle * other)))
+        other = place if self.exponent == 0 else -math.log1p(-self.exponent * place) / self.exponent  # ln(N/N₀)
+        ratio, furthest = math.log(size / self.middle) - other, math.log(FURTHEST)
+        return math.exp(min(furthest, max(-furthest, ratio)))
 
 
 def fit(sizes: np.ndarray, losses: np.ndarray) -> Fit:
@@ -68,17 +66,7 @@ def fit(sizes: np.ndarray, losses: np.ndarray) -> Fit:
         raise ValueError(
             f"A fit needs the losses of two arms at three sizes or more, got losses {losses.shape} at {sizes.tolist()}."
         )
-    middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
-    best: tuple[float, float, np.ndarray] | None = None
-    for exponent in EXPONENTS:
-        columns = np.stack([np.ones(len(sizes)), -_basis(sizes / middle, exponent)], axis=1)
-        found = np.linalg.lstsq(columns, losses.T, rcond=None)[0]  # (2, arms)
-        error = float(((columns @ found - losses.T) ** 2).sum())
-        if best is None or error < best[0]:
-            best = error, exponent, found
-    assert best is not None  # EXPONENTS is not empty
-    _, exponent, ((level, other_level), (slope, other_slope)) = best
-    return Fit(middle, exponent, (float(level), float(other_level)), (float(slope), float(other_slope)))
+    return _fits(sizes, losses[None])[0]
 
 
 def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, seed: int = 0, resamples: int = 1000) -> Interval | None:
@@ -104,11 +92,9 @@ def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, seed: int = 0, resa
     mean = losses.mean(0)
     freedom = len(sizes) * (seeds - 1)
     spread = math.sqrt(seeds / (seeds - 1)) * t_quantile(freedom) / NormalDist().inv_cdf(0.975)
-    ratios = []
-    for _ in range(resamples):
-        drawn = random.integers(seeds, size=(seeds, len(sizes)))
-        deviations = (losses - mean)[drawn, :, np.arange(len(sizes))].mean(0).T  # (2, S)
-        ratios.append(fit(sizes, mean + spread * deviations).equal_loss_ratio())
+    drawn = random.integers(seeds, size=(resamples, seeds, len(sizes)))
+    deviations = (losses - mean)[drawn, :, np.arange(len(sizes))].mean(1).swapaxes(1, 2)  # (resamples, 2, S)
+    ratios = [one.equal_loss_ratio() for one in _fits(sizes, mean + spread * deviations)]
     finite = [ratio for ratio in ratios if not math.isnan(ratio)]
     if len(finite) < 0.975 * resamples:
         return None
@@ -140,6 +126,23 @@ def _reached(curve: dict[int, float], loss: float) -> float:
             return math.exp(math.log(before[0]) + share * (math.log(tokens) - math.log(before[0])))
         before = tokens, here
     raise ValueError(f"The curve never falls to {loss:g}.")
+
+
+def _fits(sizes: np.ndarray, losses: np.ndarray) -> list[Fit]:
+    """The fit to each of losses (fits, 2, S)."""
+    middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
+    errors, found = [], []
+    for exponent in EXPONENTS:
+        columns = np.stack([np.ones(len(sizes)), -_basis(sizes / middle, exponent)], axis=1)
+        both = losses @ np.linalg.pinv(columns).T  # (fits, 2, level and slope)
+        found.append(both)
+        errors.append(((both @ columns.T - losses) ** 2).sum((1, 2)))
+    best = np.argmin(errors, axis=0)
+    fits = []
+    for number, index in enumerate(best):
+        (level, slope), (other_level, other_slope) = found[index][number].tolist()
+        fits.append(Fit(middle, EXPONENTS[index], (level, other_level), (slope, other_slope)))
+    return fits
 
 
 def _basis(ratio: np.ndarray, exponent: float) -> np.ndarray:
