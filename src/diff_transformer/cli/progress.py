@@ -72,6 +72,7 @@ class Bars:
         self._console.print(about + message, markup=False, soft_wrap=True)
 
     def stop(self) -> None:
+        self._description = ""  # what is told from now on is not about this run
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

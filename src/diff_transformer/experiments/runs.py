@@ -71,6 +71,7 @@ def run_experiment(
         comparisons=comparisons,
         notes=list(dict.fromkeys(work.notes)),
     )
+    results = replace(results, commit=work.commit)
     folder.mkdir(parents=True, exist_ok=True)
     # What was written is what is shown: read back, it is as strict as a file.
     return read_results(write_json(path, results))
@@ -101,11 +102,13 @@ class _Work:
     arms: list[dict[str, Any]] = field(default_factory=list)
     device: str | None = None
     _data: dict[str, Data] = field(default_factory=dict)
+    _earlier: dict[str | None, set[str]] = field(default_factory=dict)  # commit → runs that it trained
 
     def __post_init__(self) -> None:
         self.notes += self.experiment.notes
         self._store = Store(self.folder / RUNS)
-        self._commit = capture_environment("cpu").commit
+        # Of the code that runs: the checkout may change meanwhile.
+        self.commit = capture_environment("cpu").commit
 
     @property
     def has_numbers(self) -> bool:
@@ -154,6 +157,9 @@ class _Work:
         for arm, seed in diverged:
             template = next((records for other, records in measured.items() if other.group == arm.group), ())
             self.records += _nothing(arm, seed, template)
+        for commit, found in self._earlier.items():
+            where = "outside a git checkout" if commit is None else f"at commit {commit[:12]}"
+            self.notes.append(f"Trained by an earlier command, {where}: {len(found)} of the runs.")
 
     def _count(self, recipe: Recipe) -> Counts:
         data = self._build_data(recipe)
@@ -225,9 +231,11 @@ class _Work:
         found = self._store.find(key)
         self._trainings.next(title, found=found is not None)
         if found is None:
-            found = self._store.train(key, recipe, data, self.experiment.on_evaluate(data.batches), self._trainings)
-        if found.commit != self._commit:
-            self.notes.append(f"Some runs were trained earlier, at commit {found.commit}.")
+            found = self._store.train(
+                key, recipe, data, self.experiment.on_evaluate(data.batches), self._trainings, self.commit
+            )
+        if found.commit != self.commit:
+            self._earlier.setdefault(found.commit, set()).add(found.key)
         return found
 
     def _measure(
@@ -236,7 +244,7 @@ class _Work:
         """The numbers of a run: taken, or read where an interrupted command has taken them with the same code."""
         assert self.experiment.measure is not None  # Experiment's own check
         options = json.dumps(dict(self.preset.options), sort_keys=True, default=str)
-        settings = {"options": options, "commit": self._commit}
+        settings = {"options": options, "commit": self.commit}
         path = run.measured / f"{self.experiment.name}.json"
         if self.resume and path.is_file():
             kept = read_results(path)

@@ -85,8 +85,14 @@ class Store:
         data: Data,
         on_evaluate: Callable[[Any, int], dict[str, float]],
         progress: Progress | None = None,
+        commit: str | None = None,
     ) -> Stored:
         """The finished run of that key: as it lies there, or trained, from where an interrupted training stopped.
+
+        Args:
+            key: see `run_key`.
+            recipe, data, on_evaluate, progress: as `train` takes them.
+            commit: of the code, to be remembered.
 
         Raises:
             ValueError: another process is training it.
@@ -97,7 +103,7 @@ class Store:
         try:
             with FileLock(place / ".lock", timeout=0):
                 found = self.find(key)
-                return found if found is not None else self._train(key, recipe, data, on_evaluate, progress)
+                return found if found is not None else self._train(key, recipe, data, on_evaluate, progress, commit)
         except Timeout:
             raise ValueError(
                 f"Another command is training the run in {str(place)!r}; wait for it, or choose another --output."
@@ -110,6 +116,7 @@ class Store:
         data: Data,
         on_evaluate: Callable[[Any, int], dict[str, float]],
         progress: Progress | None,
+        commit: str | None,
     ) -> Stored:
         folder = self._folder / key / RUN
         diverged, seconds = None, 0.0
@@ -120,7 +127,7 @@ class Store:
             seconds = run.seconds
         except DivergenceError as error:
             diverged = str(error)
-        told = {**vars(capture_environment()), "diverged": diverged, "seconds": seconds}
+        told = {**vars(capture_environment()), "commit": commit, "diverged": diverged, "seconds": seconds}
         write_json(folder.parent / TRAINED, told)
         # They hold the optimizer's state, twice the size of the model, and nothing goes on from a finished run's.
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
