@@ -162,6 +162,8 @@ def test_silence_is_not_support(written: list[str]) -> None:
     assert record.interval == proportion_interval(1, 2)
     assert record.better == "higher"
     assert record.documents == ((1, 1), (0, 1), (0, 0))
+    silent = hallucination_records(outcomes, "diff", "mine", judge.name, 5)[1]
+    assert (silent.name, silent.value, silent.n) == ("hallucination/mine/silent_answers", 1 / 3, 3)
     assert "judge: scripted; 1 answers state nothing" in record.method
     assert "1 replies without a verdict are left out" in record.method
     with pytest.raises(ValueError, match="None of the 2 replies of the judge 'scripted' holds a verdict"):
@@ -333,7 +335,7 @@ def test_end_to_end_against_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert [outcome.supported for outcome in outcomes] == [True, None, False]
     assert (judgements.account.asked, judgements.account.kept) == (1, 2)
     assert "sk-hidden" not in path.read_text()
-    accuracy, cost = hallucination_records(outcomes, "diff", "mine", judgements.judge.name, None)
+    accuracy, _, cost = hallucination_records(outcomes, "diff", "mine", judgements.judge.name, None)
     assert (accuracy.value, accuracy.n) == (0.5, 2)
     assert (cost.name, cost.value, cost.unit) == ("hallucination/mine/judge_tokens", 79, "tokens")
 
@@ -381,7 +383,8 @@ def test_the_measure_runs_on_any_checkpoint(kind: str, tmp_path: Path) -> None:
     }
     subject = Subject(model=make(kind), arm=kind, tokenizer=byte_tokenizer(), options=options)
     records = HALLUCINATION.measure(subject)
-    assert [(record.name, record.n) for record in records] == [("hallucination/first", 2), ("hallucination/second", 3)]
+    shares = [record for record in records if record.name.count("/") == 1]
+    assert [(record.name, record.n) for record in shares] == [("hallucination/first", 2), ("hallucination/second", 3)]
     assert HALLUCINATION.measure(subject) == records
     lines = [json.loads(line) for line in (tmp_path / "judgements.jsonl").read_text().splitlines()]
     assert len({line["key"] for line in lines}) == len(lines) <= 3

@@ -93,7 +93,9 @@ def judged_answers(
 def hallucination_records(
     outcomes: Sequence[Outcome], arm: str, name: str, judge: str, seed: int | None
 ) -> list[Result]:
-    """The share of answers that are free of hallucination, among those whose judgement could be read, and its cost.
+    """The share of answers that are free of hallucination, among those whose judgement could be read.
+
+    With it, the share of answers that state nothing, and what the judge read and wrote.
 
     Args:
         outcomes: from :func:`judged_answers`.
@@ -124,10 +126,11 @@ def hallucination_records(
             f"supported; {len(outcomes) - len(read)} replies without a verdict are left out"
         ),
     )
-    if not cost:  # a judge that costs nothing, or does not tell
-        return [accuracy]
-    name = f"hallucination/{name}/judge_tokens"
-    return [accuracy, Result(name=name, arm=arm, value=float(cost), n=len(outcomes), seed=seed, unit="tokens")]
+    shared: dict[str, Any] = {"arm": arm, "n": len(outcomes), "seed": seed}
+    records = [accuracy, Result(name=f"{accuracy.name}/silent_answers", value=silent / len(outcomes), **shared)]
+    if cost:  # not of a judge that costs nothing, or does not tell
+        records.append(Result(name=f"{accuracy.name}/judge_tokens", value=float(cost), unit="tokens", **shared))
+    return records
 
 
 def measure_hallucination(
