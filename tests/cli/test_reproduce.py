@@ -1,0 +1,99 @@
+"""`diff-transformer reproduce`: what it says, what it refuses, and that what it prints is what it wrote."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import fails
+from diff_transformer.cli.reproduce import _shared_out
+from diff_transformer.experiments import registry
+from diff_transformer.experiments.framework import TWINS, Preset
+from diff_transformer.report.verdicts import format_difference, verdict_text
+from diff_transformer.results import read_results
+from small_experiment import SMALL, TINY
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The experiments that there are, at a size of seconds."""
+    one = replace(TINY, learning_rates=())
+    paper = Preset(recipe="paper-830m", arms=TWINS)
+    experiments = {"recall": replace(SMALL, presets={"cpu": one, "paper": paper})}
+    monkeypatch.setattr(registry, "EXPERIMENTS", dict.fromkeys(experiments, ""))
+    monkeypatch.setattr(registry, "find_experiment", experiments.__getitem__)
+
+
+@pytest.mark.usefixtures("small")
+def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
+    result = run("reproduce", "recall", "--output", tmp_path)
+    assert result.exit_code == 0
+    written = read_results(tmp_path / "recall.json")
+    lines = result.stdout.splitlines()
+    for row in written.comparisons:
+        line = next(line for line in lines if row.name in line)
+        assert "DIFF / Transformer" in line
+        assert format_difference(row) in line
+        assert verdict_text(row).split(":")[0] in line
+        assert f"{row.ours[0]:.3f} / {row.ours[1]:.3f}" in line
+    for arm in written.settings["arms"]:
+        assert any(f"{arm['parameters']:,}" in line and f"{arm['shared_parameters']:,}" in line for line in lines)
+    assert f"note: {written.notes[0]}" in result.stdout
+    assert lines[-1] == f"numbers: {tmp_path / 'recall.json'}"
+    assert "run 1 of 4" in result.stderr
+
+    fails(run("reproduce", "recall", "--output", tmp_path), "There are results in", "--resume", "--overwrite")
+    kept = run("reproduce", "recall", "--output", tmp_path, "--resume")
+    assert kept.stdout == result.stdout
+    assert "run 1 of" not in kept.stderr
+    other = run("reproduce", "recall", "--output", tmp_path, "--overwrite", "--seeds", 1, "--option", "sequences=4")
+    assert "inconclusive: one seed" in other.stdout
+    assert "run 1 of" not in other.stderr
+    assert read_results(tmp_path / "recall.json").settings["asked"]["options"] == {"sequences": 4}
+
+
+@pytest.mark.usefixtures("small")
+def test_the_papers_size_is_told_and_not_run(run: Run, tmp_path: Path) -> None:
+    result = run("reproduce", "recall", "--preset", "paper", "--output", tmp_path / "none")
+    assert result.exit_code == 0
+    assert "not run" in result.stdout
+    assert (
+        "torchrun --nproc-per-node 8 -m diff_transformer.train paper-830m model.attention_type=softmax" in result.stdout
+    )
+    assert result.stdout.count(" without λ and norms") == 2
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_list_has_every_experiment(run: Run) -> None:
+    result = run("reproduce", "--list")
+    assert result.exit_code == 0
+    for name in registry.EXPERIMENTS:
+        assert f" {name} " in result.stdout
+    assert "8 min" in result.stdout
+
+
+def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
+    fails(run("reproduce", "recal"), "There is no experiment 'recal'; did you mean 'recall'?")
+    fails(run("reproduce"), "Name one experiment or more of ", "--list")
+    fails(run("reproduce", "recall", "--text", tmp_path, "--output", tmp_path), "--text does not go with 'recall'")
+    fails(run("reproduce", "recall", "--option", "sequences"), "'sequences' is not a setting; write NAME=VALUE.")
+    fails(run("reproduce", "recall", "--option", "a=[", "--output", tmp_path), "The value of 'a=[' is not valid YAML.")
+    twice = ("--option", "sequences=1", "--option", "sequences=2")
+    fails(run("reproduce", "recall", *twice, "--output", tmp_path), "'sequences' is given twice")
+    fails(run("reproduce", "recall", "--option", "sequence=1"), "no option 'sequence'; did you mean 'sequences'?")
+    assert run("reproduce", "recall", "--seeds", 0).exit_code == 2
+
+
+def test_text_and_options_go_to_those_that_know_them() -> None:
+    text = replace(SMALL, name="text", uses_text=True, presets={"cpu": replace(TINY, options={"length": 1})})
+    shared = _shared_out([SMALL, text], "cpu", [Path("novels")], {"sequences": 2, "length": 3})
+    assert shared == [
+        {"text": [], "options": {"sequences": 2}},
+        {"text": [Path("novels")], "options": {"length": 3}},
+    ]
+    unknown = _shared_out([SMALL, text], "cpu", [], {"depth": 2})
+    assert [own["options"] for own in unknown] == [{"depth": 2}] * 2

@@ -1,0 +1,59 @@
+"""An experiment at a size of seconds, and what its runs tell."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from diff_transformer.experiments.asked import Asked
+from diff_transformer.experiments.framework import (
+    TWINS,
+    Preset,
+)
+from diff_transformer.experiments.recall import RECALL
+from diff_transformer.experiments.runs import run_experiment
+from diff_transformer.results import ResultsFile
+from diff_transformer.train.progress import Silent
+
+SIZES = (
+    "model.hidden_size=16",
+    "model.intermediate_size=16",
+    "model.head_dim=8",
+    "model.num_hidden_layers=1",
+    "data.length=32",
+    "data.num_pairs=2",
+    "data.batch_size=2",
+    "data.validation_sequences=4",
+    "train.steps=2",
+    "train.warmup_steps=0",
+    "train.inspect_every=null",
+)
+TINY = Preset(
+    recipe="retrieval",
+    overrides=SIZES,
+    arms=TWINS,
+    learning_rates=(1e-3, 2e-3),
+    seeds=2,
+    options={"sequences": 8},
+    minutes=0.1,
+)
+SMALL = replace(RECALL, presets={"cpu": TINY})
+
+
+class Heard(Silent):
+    """A progress that remembers."""
+
+    def __init__(self) -> None:
+        self.runs: list[str] = []
+        self.told: list[str] = []
+
+    def start(self, total: int, description: str) -> None:
+        self.runs.append(description)
+
+    def tell(self, message: str) -> None:
+        self.told.append(message)
+
+
+def trainings(folder: Path, asked: Asked, **settings: Any) -> tuple[list[str], ResultsFile]:
+    """Which runs are trained, as the progress hears of them, and the results."""
+    heard = Heard()
+    return heard.runs, run_experiment(asked, folder, progress=heard, **settings)
