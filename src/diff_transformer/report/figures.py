@@ -25,6 +25,7 @@ from matplotlib.ticker import MaxNLocator
 # CSS variable → (light, dark). The arms' hues are Okabe and Ito's blue and vermilion, told apart by every kind of
 # colour vision; each shade has a contrast of at least 3 to the page behind it.
 THEME = {
+    "page": ("#ffffff", "#14171c"),
     "ink": ("#1c2128", "#e6e9ee"),
     "muted": ("#57606a", "#9aa4b0"),
     "rule": ("#d4d9df", "#3a414b"),
@@ -35,11 +36,11 @@ THEME = {
     "fifth": ("#7a6a00", "#c9b22b"),
     "sixth": ("#5b5bd6", "#9a9aff"),
 }
-INK, MUTED, RULE = (THEME[name][0] for name in ("ink", "muted", "rule"))
+PAGE, INK, MUTED, RULE = (THEME[name][0] for name in ("page", "ink", "muted", "rule"))
 ARM_COLOURS = {"diff": THEME["diff"][0], "softmax": THEME["softmax"][0], "diff_v2": THEME["third"][0]}
 ARM_MARKERS = {"diff": "o", "softmax": "s", "diff_v2": "^"}
-_CYCLE = [THEME[name][0] for name in ("diff", "softmax", "third", "fourth", "fifth", "sixth")]
-_DASHES = ("-", "--", "-.", ":")
+CYCLE = [THEME[name][0] for name in ("diff", "softmax", "third", "fourth", "fifth", "sixth")]
+DASHES = ("-", "--", "-.", ":")
 # Layers are ordered: one ramp of middle lightness, legible on white and on black.
 _RAMP = LinearSegmentedColormap.from_list("layers", ["#8e44ad", "#2e86c1", "#17a589", "#b7950b"])
 _STYLE = {
@@ -71,7 +72,7 @@ MANY = 60
 P = ParamSpec("P")
 
 
-def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     """Draw under this module's style and leave the caller's matplotlib as it was."""
 
     @functools.wraps(draw)
@@ -94,17 +95,17 @@ class Series:
     marker: str = "o"
 
 
-@_styled
+@styled
 def curves(
     series: Sequence[Series], *, checks: Sequence[Series] = (), title: str, ylabel: str, noisy: bool = True
 ) -> Figure:
     """Measures over training steps, `noisy` ones with a running mean; `checks`, made now and then, have markers."""
-    figure, axes = _axes(title, "training step", ylabel)
-    for number, (line, colour) in enumerate(zip(series, _colours(series), strict=True)):
+    figure, axes = axes_of(title, "training step", ylabel)
+    for number, (line, colour) in enumerate(zip(series, colours_of(series), strict=True)):
         # The first is drawn wider, so that it shows on both sides of a second that covers it.
         style: dict[str, Any] = {
             "color": colour,
-            "linestyle": _DASHES[number // len(_CYCLE) % 4],
+            "linestyle": DASHES[number // len(CYCLE) % 4],
             "linewidth": 1.5 if number else 2.6,
         }
         if noisy and len(line.x) > MANY:
@@ -112,18 +113,18 @@ def curves(
             axes.plot(line.x, running_mean(line.y), label=line.label, **style)
         else:
             axes.plot(line.x, line.y, label=line.label, **style)
-    for line, colour in zip(checks, _colours(checks), strict=True):
+    for line, colour in zip(checks, colours_of(checks), strict=True):
         style = {"color": colour, "linestyle": "--", "linewidth": 1, "marker": line.marker, "markersize": 4}
         axes.plot(line.x, line.y, label=line.label, **style)
-    _legend(axes)
+    legend(axes)
     return figure
 
 
-@_styled
+@styled
 def by_group(series: Sequence[Series], groups: Sequence[str], *, title: str, xlabel: str) -> Figure:
     """A measure in each group (depth), a dodged point with its 95 % interval per arm; `x` counts groups."""
-    figure, axes = _axes(title, xlabel, "")
-    for number, (line, colour) in enumerate(zip(series, _colours(series), strict=True)):
+    figure, axes = axes_of(title, xlabel, "")
+    for number, (line, colour) in enumerate(zip(series, colours_of(series), strict=True)):
         x = [place + 0.14 * (number - (len(series) - 1) / 2) for place in line.x]
         axes.plot(x, line.y, color=colour, linewidth=0.8, alpha=0.5)
         for place, value, interval in zip(x, line.y, line.intervals or [None] * len(x), strict=True):
@@ -131,21 +132,21 @@ def by_group(series: Sequence[Series], groups: Sequence[str], *, title: str, xla
                 axes.plot([place, place], interval, color=colour, linewidth=1.8, solid_capstyle="butt")
             axes.plot([place], [value], color=colour, marker=line.marker, markersize=6)
         axes.plot([], [], color=colour, marker=line.marker, markersize=6, linewidth=1.8, label=line.label)
-    axes.set_xticks(range(len(groups)), [_short(group, 16) for group in groups])
+    axes.set_xticks(range(len(groups)), [short(group, 16) for group in groups])
     axes.set_xlim(-0.5, len(groups) - 0.5)
     low, high = axes.get_ylim()
     # A share is read against nothing at all: the axis shows zero, and leaves room for the legend above.
     axes.set_ylim(min(low, 0.0), max(high, 0.0) + 0.22 * (max(high, 0.0) - min(low, 0.0)))
-    _legend(axes, loc="upper center", ncols=max(1, len(series)))
+    legend(axes, loc="upper center", ncols=max(1, len(series)))
     return figure
 
 
-@_styled
+@styled
 def lambdas(
     steps: Sequence[int], layers: Sequence[Sequence[float]], initial: Sequence[float] | None, *, title: str
 ) -> Figure:
     """λ of every layer over training: layers[l][i] is λ of layer l + 1 at steps[i]; `initial` marks λ_init."""
-    figure, axes = _axes(title, "training step", "λ")
+    figure, axes = axes_of(title, "training step", "λ")
     span = (max(steps) - min(steps)) or 1
     labelled = range(0, len(layers), math.ceil(len(layers) / 8))
     heights = _apart([layers[number][-1] for number in labelled], [value for values in layers for value in values])
@@ -162,7 +163,7 @@ def lambdas(
     return figure
 
 
-@_styled
+@styled
 def attention_map(
     rows: Sequence[Sequence[float]],
     *,
@@ -195,7 +196,7 @@ def attention_map(
     return figure
 
 
-@_styled
+@styled
 def attention_row(
     weights: Mapping[str, Sequence[float]],
     colours: Sequence[str],
@@ -206,7 +207,7 @@ def attention_row(
     answers: Sequence[int],
 ) -> Figure:
     """What one query attends to: a line per map over the positions up to it; needles shaded, the answer marked."""
-    figure, axes = _axes(title, "position attended to", "weight")
+    figure, axes = axes_of(title, "position attended to", "weight")
     for place in needles:
         axes.axvspan(place - 0.5, place + 0.5, color=RULE, linewidth=0, zorder=0)
     for number, ((label, values), colour) in enumerate(zip(weights.items(), colours, strict=True)):
@@ -214,7 +215,7 @@ def attention_row(
         axes.plot(range(len(values)), values, color=colour, linewidth=1.6 if last else 0.9, label=label)
     axes.set_ylim(*limits)
     axes.plot(answers, [limits[1]] * len(answers), linestyle="", marker="v", color=INK, clip_on=False, label="answer")
-    _legend(axes)
+    legend(axes)
     return figure
 
 
@@ -244,7 +245,7 @@ def svg(figure: Figure) -> str:
     return text.replace("xlink:href", "href")
 
 
-def _axes(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+def axes_of(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(4.8, 3.1), layout="constrained")
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
@@ -252,18 +253,18 @@ def _axes(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _legend(axes: Axes, **options: Any) -> None:
+def legend(axes: Axes, **options: Any) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles, [_short(label, 32) for label in labels], fontsize=9, **options)
+    axes.legend(handles, [short(label, 32) for label in labels], fontsize=9, **options)
 
 
-def _short(label: str, most: int) -> str:
+def short(label: str, most: int) -> str:
     """The end of a label that would crowd the figure out: of a path, its end tells the most."""
     return label if len(label) <= most else "…" + label[1 - most :]
 
 
-def _colours(series: Sequence[Series]) -> list[str]:
-    return [line.colour or _CYCLE[number % len(_CYCLE)] for number, line in enumerate(series)]
+def colours_of(series: Sequence[Series]) -> list[str]:
+    return [line.colour or CYCLE[number % len(CYCLE)] for number, line in enumerate(series)]
 
 
 def _apart(places: Sequence[float], everything: Sequence[float]) -> list[float]:

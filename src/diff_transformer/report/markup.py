@@ -10,8 +10,8 @@ from diff_transformer.report.figures import THEME, svg
 _LIGHT = "".join(f"--{name}: {light}; " for name, (light, _) in THEME.items())
 _DARK = "".join(f"--{name}: {dark}; " for name, (_, dark) in THEME.items())
 _STYLE = f"""
-:root {{ color-scheme: light dark; --page: #ffffff; --panel: #f4f6f8; {_LIGHT}}}
-@media (prefers-color-scheme: dark) {{ :root {{ --page: #14171c; --panel: #1d2229; {_DARK}}} }}
+:root {{ color-scheme: light dark; --panel: #f4f6f8; {_LIGHT}}}
+@media (prefers-color-scheme: dark) {{ :root {{ --panel: #1d2229; {_DARK}}} }}
 * {{ box-sizing: border-box; }}
 body {{ margin: 0 auto; max-width: 64rem; padding: 1.5rem 1rem 4rem; background: var(--page); color: var(--ink);
   font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; overflow-wrap: break-word; }}
@@ -28,6 +28,7 @@ p.small code {{ font-size: 1em; }}
 table {{ border-collapse: collapse; font-size: .9375rem; font-variant-numeric: tabular-nums; margin: .75rem 0; }}
 th, td {{ text-align: left; padding: .3rem 1.1rem .3rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }}
 td.number {{ white-space: nowrap; }}
+td.words {{ min-width: 14rem; }}
 th {{ font-weight: 600; }}
 tbody th {{ font-weight: 400; min-width: 9rem; }}
 tr.section th {{ font-weight: 600; padding-top: 1rem; }}
@@ -35,6 +36,8 @@ td.better {{ font-weight: 600; }}
 .grid {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); gap: 1rem 1.75rem; }}
 .grid > * {{ min-width: 0; max-width: 31rem; }}
 figure {{ margin: .75rem 0; }}
+figure.wide {{ max-width: 46rem; }}
+a {{ color: inherit; }}
 svg {{ display: block; width: 100%; height: auto; }}
 svg text {{ font-family: inherit !important; }}
 summary {{ cursor: pointer; margin: .75rem 0; }}
@@ -65,8 +68,10 @@ def page(title: str, sections: Iterable[str]) -> str:
 """
 
 
-def section(heading: str, *parts: str) -> str:
-    return f"<section>\n<h2>{escape(heading)}</h2>\n{''.join(parts)}</section>\n"
+def section(heading: str, *parts: str, anchor: str | None = None) -> str:
+    """A part of the page; `anchor` is a name for links to it, the only one of the page."""
+    named = "" if anchor is None else f' id="{escape(anchor)}"'
+    return f"<section{named}>\n<h2>{escape(heading)}</h2>\n{''.join(parts)}</section>\n"
 
 
 def header(title: str, *parts: str) -> str:
@@ -79,6 +84,16 @@ def heading(text: str) -> str:
 
 def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>\n"
+
+
+def strong(text: str) -> str:
+    return f"<p><strong>{escape(text)}</strong></p>\n"
+
+
+def links(sections: Iterable[tuple[str, str]]) -> str:
+    """Links to sections of the page: what each says, and its anchor."""
+    named = (f'<a href="#{escape(anchor)}">{escape(text)}</a>' for text, anchor in sections)
+    return f"<p>{' · '.join(named)}</p>\n"
 
 
 def note(text: str) -> str:
@@ -105,10 +120,11 @@ def grid(*parts: str) -> str:
     return f'<div class="grid">\n{"".join(parts)}</div>\n'
 
 
-def figure(drawing: Figure, alt: str, caption: str = "") -> str:
-    """A drawing with what it shows in words (`alt`), for those who do not see it."""
+def figure(drawing: Figure, alt: str, caption: str = "", *, wide: bool = False) -> str:
+    """A drawing with what it shows in words (`alt`), for those who do not see it; a `wide` one stands alone."""
     below = f"<figcaption>{escape(caption)}</figcaption>\n" if caption else ""
-    return f'<figure>\n<div role="img" aria-label="{escape(alt)}">{svg(drawing)}</div>\n{below}</figure>\n'
+    opening = '<figure class="wide">' if wide else "<figure>"
+    return f'{opening}\n<div role="img" aria-label="{escape(alt)}">{svg(drawing)}</div>\n{below}</figure>\n'
 
 
 def command_line(command: str, *remarks: str) -> str:
@@ -131,11 +147,15 @@ def section_row(text: str, columns: int) -> str:
     return f'<tr class="section"><th scope="colgroup" colspan="{columns}">{escape(text)}</th></tr>\n'
 
 
-def row(head: str, cells: Sequence[str], better: Sequence[bool] = ()) -> str:
-    """A row: its head, then its cells; those that `better` marks are set in semibold, whoever's they are."""
+def row(head: str, cells: Sequence[str], better: Sequence[bool] = (), longest: int | None = None) -> str:
+    """A row: its head, then its cells; those that `better` marks are set in semibold, whoever's they are.
+
+    A cell is one line, unless it has more than `longest` characters.
+    """
     marks = better or [False] * len(cells)
     filled = "".join(
-        f'<td class="number{" better" if mark else ""}">{escape(cell)}</td>'
+        f'<td class="{"words" if longest and len(cell) > longest else "number"}{" better" if mark else ""}">'
+        f"{escape(cell)}</td>"
         for cell, mark in zip(cells, marks, strict=True)
     )
     return f'<tr><th scope="row">{escape(head)}</th>{filled}</tr>\n'

@@ -82,7 +82,9 @@ class Line:
 
 
 def arm_label(arm: str) -> str:
-    return ARMS.get(arm, arm)
+    """An arm for a reader; of a variant, "softmax, half the heads", the attention type stands first."""
+    kind, comma, variant = arm.partition(",")
+    return ARMS.get(kind, kind) + comma + variant
 
 
 def arms_of(records: Sequence[Result]) -> list[str]:
@@ -128,6 +130,8 @@ def format_number(value: float, digits: int | None = None) -> str:
     """A number with three or so telling digits; "diverged" for what is not finite."""
     if not math.isfinite(value):
         return "diverged"
+    if digits is None and 0 < abs(value) < 0.001:
+        return f"{value:.3g}"
     return f"{value:,.{_digits(value) if digits is None else digits}f}"
 
 

@@ -26,7 +26,10 @@ def runs_in(folder: Path) -> list[Path]:
         return [folder]
     if found := list(demo.task_runs(folder).values()):
         return found
-    raise ValueError(f"{folder} is not a run folder: it holds neither metrics.jsonl nor the runs of a demo")
+    raise ValueError(
+        f"{folder} is not a run folder: it holds neither metrics.jsonl nor the runs of a demo, "
+        "nor results of experiments, as `diff-transformer reproduce` leaves them"
+    )
 
 
 def page_of(runs: Sequence[Path]) -> tuple[str, list[str]]:

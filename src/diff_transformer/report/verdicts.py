@@ -66,10 +66,14 @@ def measure_label(row: Comparison) -> str:
 
 def format_difference(row: Comparison) -> str:
     """The difference and its interval, to the decimals that tell them from each other: "−0.021 [−0.043, +0.001]"."""
+    if not math.isfinite(row.difference):
+        return "diverged"
     ends: Interval | tuple[()] = row.interval or ()
     sizes = [abs(value) for value in (row.difference, *ends) if math.isfinite(value) and value]
     digits = max(0, 2 - math.floor(math.log10(max(sizes)))) if sizes else 3
-    numbers = [_signed(value, digits) for value in (row.difference, *ends)]
+    # More decimals than can be counted at a glance are written as a power of ten.
+    form = f"+.{digits}f" if digits <= 6 else "+.2e"
+    numbers = [f"{value:{form}}".replace("-", "−") for value in (row.difference, *ends)]
     return numbers[0] + (f" [{numbers[1]}, {numbers[2]}]" if ends else ", no interval")
 
 
@@ -88,7 +92,3 @@ def verdict_text(row: Comparison) -> str:
 
 def _number(value: float) -> str:
     return format_number(value) if math.isfinite(value) else "–"
-
-
-def _signed(value: float, digits: int) -> str:
-    return f"{value:+.{digits}f}".replace("-", "−") if math.isfinite(value) else "diverged"

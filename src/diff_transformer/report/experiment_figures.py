@@ -1,0 +1,171 @@
+"""The figures of an experiment's results: differences as forest plots, measures over numbers as lines."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from matplotlib.figure import Figure
+
+from diff_transformer.report.bands import bands
+from diff_transformer.report.experiment_files import ExperimentResults, slug
+from diff_transformer.report.forest import ForestRow, forest
+from diff_transformer.report.rows import arm_label, format_number
+from diff_transformer.report.series import Panel, measure_words, panels
+from diff_transformer.report.verdicts import ARROWS, format_difference, verdict_text
+from diff_transformer.results import Comparison
+
+# Rows of one forest plot, and how much larger the differences of one measure in it may be than those of another.
+MOST_ROWS = 24
+MOST_RATIO = 10
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure of a report.
+
+    Attributes:
+        name: for its file, the only one of a report.
+        title: one line.
+        drawing: the figure.
+        alt: what it shows in words.
+        caption: what a reader must know to read it.
+        wide: whether it takes the width of a page, or stands beside others.
+    """
+
+    name: str
+    title: str
+    drawing: Figure
+    alt: str
+    caption: str
+    wide: bool
+
+
+def figures_of(results: ExperimentResults) -> list[Drawn]:
+    """All figures of an experiment; each comparison is a row of one of them."""
+    return [*_forests(results), *_lines(results)]
+
+
+def _forests(results: ExperimentResults) -> Iterator[Drawn]:
+    sheets = list(_sheets(results.file.comparisons))
+    for number, rows in enumerate(sheets, start=1):
+        pairs = {(row.arm, row.against) for row in rows}
+        names = list(dict.fromkeys(row.name for row in rows))
+        first = rows[0]
+        pair = f"{arm_label(first.arm)} − {arm_label(first.against)}" if len(pairs) == 1 else "difference of two arms"
+        unit = f" ({first.unit})" if first.unit else ""
+        side = "; shaded: the first is better" if first.better else ""
+        title = measure_words(names[0]) + ARROWS[first.better] if len(names) == 1 else "differences"
+        part = f", part {number} of {len(sheets)}" if len(sheets) > 1 else ""
+        told = "; ".join(f"{_label(row)}: {format_difference(row)}, {verdict_text(row)}" for row in rows)
+        yield Drawn(
+            name=f"{results.anchor}-differences" + (f"-{number}" if len(sheets) > 1 else ""),
+            title=f"{results.title}: {', '.join(map(measure_words, names))}, differences",
+            drawing=forest(
+                list(_rows(rows, several=len(names) > 1, pairs=len(pairs) > 1)),
+                title=f"{results.title}: {title}",
+                xlabel=f"{pair}{unit}{side}",
+                better=first.better,
+            ),
+            alt=f"{results.title}, differences{part}: {told}.",
+            caption=_FOREST_CAPTION,
+            wide=True,
+        )
+
+
+_FOREST_CAPTION = (
+    "Mean difference over paired seeds with its 95 % interval. An arrow at the edge: the interval goes on; where the "
+    "paper's difference lies beyond the edge, it is written there."
+)
+
+
+def _sheets(comparisons: Sequence[Comparison]) -> Iterator[list[Comparison]]:
+    """Comparisons that fit one axis: of one unit and direction, of sizes not too far apart, and not too many."""
+    sheets: list[list[Comparison]] = []
+    for _, block in groupby(comparisons, key=lambda row: (row.name, row.better)):
+        rows = list(block)
+        for start in range(0, len(rows), MOST_ROWS):
+            part = rows[start : start + MOST_ROWS]
+            fitting = next((sheet for sheet in sheets if _fits(sheet, part)), None)
+            if fitting is None:
+                sheets.append(part)
+            else:
+                fitting += part
+    yield from sheets
+
+
+def _fits(sheet: Sequence[Comparison], part: Sequence[Comparison]) -> bool:
+    first, other = sheet[0], part[0]
+    if (first.unit, first.better) != (other.unit, other.better) or len(sheet) + len(part) > MOST_ROWS:
+        return False
+    one, two = (_size(rows) for rows in (sheet, part))
+    return one == 0 or two == 0 or max(one, two) <= MOST_RATIO * min(one, two)
+
+
+def _size(rows: Sequence[Comparison]) -> float:
+    return max((abs(row.difference) for row in rows if math.isfinite(row.difference)), default=0.0)
+
+
+def _rows(rows: Sequence[Comparison], *, several: bool, pairs: bool) -> Iterator[ForestRow]:
+    """Headings where there are several measures of several rows, and a row for each comparison."""
+    counts = {name: len(list(block)) for name, block in groupby(rows, key=lambda row: row.name)}
+    for name, block in groupby(rows, key=lambda row: row.name):
+        headed = several and (counts[name] > 1 or max(counts.values()) > 1)
+        if headed:
+            yield ForestRow(measure_words(name))
+        for row in block:
+            paper = None if row.paper is None else row.paper[0] - row.paper[1]
+            yield ForestRow(
+                label=_label(row, measure=several and not headed, pairs=pairs),
+                difference=row.difference,
+                interval=row.interval if row.interval is not None and all(map(math.isfinite, row.interval)) else None,
+                verdict=row.verdict,
+                paper=paper if paper is not None and math.isfinite(paper) else None,
+            )
+
+
+def _label(row: Comparison, *, measure: bool = True, pairs: bool = True) -> str:
+    """What a row compares: the measure unless it stands above or in the title, the part, and the arms if they vary."""
+    arms = f"{arm_label(row.arm)} − {arm_label(row.against)}"
+    parts = [*([measure_words(row.name)] if measure else []), row.group or "", arms if pairs else ""]
+    return ", ".join(part for part in parts if part) or arms
+
+
+def _lines(results: ExperimentResults) -> Iterator[Drawn]:
+    file = results.file
+    rates = {arm["group"]: arm["learning_rate"] for arm in results.arms if arm["group"] is not None}
+    used: set[str] = set()
+    for panel in panels(file.records, file.comparisons, rates):
+        part = f", {panel.part}" if panel.part else ""
+        name = slug(f"{results.anchor}-{panel.name}{part}")
+        name = next(one for one in (name, *(f"{name}-{n}" for n in range(2, 1000))) if one not in used)
+        used.add(name)
+        ends = "; ".join(
+            f"{line.label} goes from {format_number(line.y[0])} to {format_number(line.y[-1])}"
+            for line in (*panel.lines, *panel.paper)
+        )
+        yield Drawn(
+            name=name,
+            title=f"{results.title}: {measure_words(panel.name)}{part} by {panel.places.label}",
+            drawing=bands(
+                panel.lines,
+                panel.places,
+                title=f"{results.title}: {measure_words(panel.name)}{part}",
+                ylabel=panel.label,
+                paper=panel.paper,
+            ),
+            alt=f"{results.title}, {panel.label}{part} by {panel.places.label}: {ends}.",
+            caption=_lines_caption(panel),
+            wide=False,
+        )
+
+
+def _lines_caption(panel: Panel) -> str:
+    lost = any(not math.isfinite(value) for line in panel.lines for value in line.y)
+    crosses = " A cross above: a run diverged." if lost else ""
+    paper = " Dotted, hollow: the paper." if panel.paper else ""
+    if panel.seeds > 1:
+        return f"Mean of {panel.seeds} seeds; bands from the lowest to the highest.{paper}{crosses}"
+    return ("One seed; bands are 95 % intervals of the measurement." if panel.own_intervals else "One seed.") + (
+        paper + crosses
+    )

@@ -1,0 +1,144 @@
+"""What an experiment found, as tables of text: its comparisons, its arms, and the count of its verdicts."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diff_transformer.report.experiment_files import ExperimentResults
+from diff_transformer.report.rows import arm_label, format_number
+from diff_transformer.report.verdicts import ARROWS, format_difference
+from diff_transformer.results import Comparison, Verdict
+
+# Verdict → what it is called, in the order of the columns.
+VERDICTS: dict[Verdict | None, str] = {
+    "reproduced": "reproduced",
+    "inconclusive": "inconclusive",
+    "contrary": "contrary",
+    None: "nothing claimed",
+}
+RULE = (
+    "The rule was fixed before anything was run: a difference is taken over paired seeds, in the direction that the "
+    "claim says is better. Where all of its 95 % interval lies on the claim's side of 0, the claim is reproduced; "
+    "where all of it lies on the other side, what was found is contrary to it; else it is inconclusive, as it is with "
+    "one seed. For what is inconclusive the table says with how many seeds a difference of this size and spread would "
+    "come out in 80 % of such experiments."
+)
+READING = (
+    "↑ higher is better, ↓ lower is better. Brackets hold 95 % intervals of the difference, first − second. “–”: not "
+    "given, or not applicable."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text: the columns' heads, and rows of as many cells."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.head) for row in self.rows)
+
+
+def overview(all_results: Sequence[ExperimentResults]) -> Table:
+    """A row for each experiment with the count of its verdicts, and their sum."""
+    counts = [Counter(row.verdict for row in results.file.comparisons) for results in all_results]
+    rows = [
+        (
+            results.title,
+            results.preset,
+            results.file.title,
+            *(str(count[verdict]) for verdict in VERDICTS),
+            str(results.seeds),
+            results.file.device,
+        )
+        for results, count in zip(all_results, counts, strict=True)
+    ]
+    total = sum(counts, Counter[Verdict | None]())
+    rows.append(("All", "", "", *(str(total[verdict]) for verdict in VERDICTS), "", ""))
+    return Table(
+        ("Experiment", "Preset", "What it shows", *map(str.capitalize, VERDICTS.values()), "Seeds", "Device"),
+        tuple(rows),
+    )
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+    """A row for each comparison, in the order in which they were made: the paper's values beside ours.
+
+    Columns in which no row has anything (the part, the paper's values) are left out; both arms stand in the heads
+    where all rows have the same, else in a column.
+    """
+    pairs = {(row.arm, row.against) for row in comparisons}
+    first, second = map(arm_label, next(iter(pairs))) if len(pairs) == 1 else ("first", "second")
+    columns: dict[str, list[str]] = {"Measure": [_measure(row) for row in comparisons]}
+    if any(row.group is not None for row in comparisons):
+        columns["Part"] = [row.group or "–" for row in comparisons]
+    if len(pairs) > 1:
+        columns["First − second"] = [f"{arm_label(row.arm)} − {arm_label(row.against)}" for row in comparisons]
+    if any(row.paper is not None for row in comparisons):
+        papers = [row.paper or (math.nan, math.nan) for row in comparisons]
+        columns[f"Paper, {first}"] = [_paper(one) for one, _ in papers]
+        columns[f"Paper, {second}"] = [_paper(other) for _, other in papers]
+        columns["Paper, difference"] = [_paper_difference(*pair) for pair in papers]
+    columns[f"Here, {first}"] = [format_number(row.ours[0]) for row in comparisons]
+    columns[f"Here, {second}"] = [format_number(row.ours[1]) for row in comparisons]
+    columns["Here, difference"] = [format_difference(row) for row in comparisons]
+    columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
+    columns["Verdict"] = [VERDICTS[row.verdict] for row in comparisons]
+    if any(row.verdict == "inconclusive" for row in comparisons):
+        columns["Seeds for 80 % power"] = [_needed(row) for row in comparisons]
+    return Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
+
+
+def arm_table(results: ExperimentResults) -> Table:
+    """What was trained: each arm with its sizes, its learning rate, and what became of the others that were tried."""
+    rows = []
+    for arm in results.arms:
+        group = "" if arm["group"] is None else f", {arm['group']}"
+        tried = "; ".join(
+            f"{rate}: {'diverged' if value is None else format_number(value)}" for rate, value in arm["tried"].items()
+        )
+        diverged = ", ".join(map(str, arm["diverged"])) or "none"
+        sizes = (f"{arm['parameters']:,}", f"{arm['shared_parameters']:,}")
+        rows.append((arm_label(arm["name"]) + group, *sizes, f"{arm['learning_rate']:g}", tried or "–", diverged))
+    head = (
+        "Arm",
+        "Parameters",
+        "Without λ and norms",
+        "Learning rate",
+        "Validation at the rates tried",
+        "Diverged seeds",
+    )
+    return Table(head, tuple(rows))
+
+
+def verdict_counts(comparisons: Sequence[Comparison]) -> str:
+    """How often each verdict came out, those that did not among them."""
+    if not comparisons:
+        return "Nothing could be compared."
+    counts = Counter(row.verdict for row in comparisons)
+    named = [f"{counts[verdict]} {word}" for verdict, word in VERDICTS.items() if verdict is not None or counts[None]]
+    return f"Of {len(comparisons)} comparisons: {', '.join(named)}."
+
+
+def _measure(row: Comparison) -> str:
+    return row.name + (f" ({row.unit})" if row.unit else "") + ARROWS[row.better]
+
+
+def _paper(value: float) -> str:
+    return format_number(value) if math.isfinite(value) else "–"
+
+
+def _paper_difference(first: float, second: float) -> str:
+    """With as many decimals as tell it, and no more than the paper's own three."""
+    difference = first - second
+    return f"{difference:+.3g}".replace("-", "−") if math.isfinite(difference) else "–"
+
+
+def _needed(row: Comparison) -> str:
+    if row.verdict != "inconclusive":
+        return "–"
+    if len(row.differences) < 2:
+        return "not known from one seed"
+    return "not known" if row.seeds_needed is None else f"{row.seeds_needed:,}"

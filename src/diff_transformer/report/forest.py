@@ -1,0 +1,159 @@
+"""Differences of arms with their intervals, below each other: a forest plot, one axis for all of its rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from diff_transformer.report.figures import INK, MUTED, PAGE, RULE, THEME, short, styled
+from diff_transformer.results import Better, Interval, Verdict
+
+# Verdict → (marker, colour, filled): each is told from the others without colour.
+MARKS: dict[Verdict | None, tuple[str, str, bool]] = {
+    "reproduced": ("o", THEME["diff"][0], True),
+    "inconclusive": ("o", INK, False),
+    "contrary": ("s", THEME["softmax"][0], True),
+    None: ("D", MUTED, False),
+}
+WORDS: dict[Verdict | None, str] = {
+    "reproduced": "reproduced",
+    "inconclusive": "inconclusive",
+    "contrary": "contrary",
+    None: "no claim",
+}
+_ROW = 0.27
+_WIDTH = 7.2
+_LONGEST = 52
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """A row: a difference with its interval, or a heading over those below it, which has no difference.
+
+    Attributes:
+        label: what is compared.
+        difference: NaN where a run diverged.
+        interval: None where nothing is known of the spread.
+        verdict: None where nothing is claimed.
+        paper: the paper's difference.
+    """
+
+    label: str
+    difference: float | None = None
+    interval: Interval | None = None
+    verdict: Verdict | None = None
+    paper: float | None = None
+
+
+@styled
+def forest(rows: Sequence[ForestRow], *, title: str, xlabel: str, better: Better | None) -> Figure:
+    """One dot and interval a row, zero as a line, the paper's difference as a cross, the claim's side shaded.
+
+    What lies far beyond the others is cut at the edge, with an arrow; the table has its numbers.
+    """
+    figure = Figure(figsize=(_WIDTH, 1.25 + _ROW * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(title=title, xlabel=xlabel)
+    low, high = _limits(rows)
+    claim = {"higher": (0.0, high), "lower": (low, 0.0), None: None}[better]
+    if claim is not None:
+        axes.axvspan(*claim, color=RULE, alpha=0.45, linewidth=0, zorder=0)
+    axes.axvline(0.0, color=INK, linewidth=1.2, zorder=1)
+    for place, row in enumerate(rows):
+        if row.difference is not None:
+            _draw(axes, place, row, (low, high))
+    axes.set(xlim=(low, high), ylim=(len(rows) - 0.4, -0.6))
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.set_yticks(range(len(rows)), [short(row.label, _LONGEST) for row in rows])
+    for row, text in zip(rows, axes.get_yticklabels(), strict=True):
+        text.set(color=INK, fontsize=9, fontweight="bold" if row.difference is None else "normal")
+    _verdicts(axes, rows)
+    _keys(figure, rows)
+    return figure
+
+
+def _draw(axes: Axes, place: int, row: ForestRow, limits: tuple[float, float]) -> None:
+    """The interval, the paper's cross and the dot of a row."""
+    low, high = limits
+    marker, colour, filled = MARKS[row.verdict]
+    assert row.difference is not None  # headings are not drawn
+    if not np.isfinite(row.difference):
+        axes.text(0.0, place, " diverged", color=INK, va="center", fontsize=9, fontstyle="italic")
+        return
+    if row.interval is not None:
+        ends = [min(max(end, low), high) for end in row.interval]
+        axes.plot(ends, [place, place], color=colour, linewidth=1.8, solid_capstyle="butt", zorder=2)
+        for end, edge, arrow in ((row.interval[0], low, "<"), (row.interval[1], high, ">")):
+            if not low <= end <= high:
+                _at_edge(axes, edge, place, arrow, colour)
+    if row.paper is not None:
+        if low <= row.paper <= high:
+            style: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "color": INK, "zorder": 3}
+            axes.plot([row.paper], [place], marker="x", linestyle="", **style)
+        else:
+            below = row.paper < low
+            away = (6 if below else -6, 0)
+            axes.annotate(
+                f"× {row.paper:+.3g}".replace("-", "−"),
+                (low if below else high, place),
+                xytext=away,
+                textcoords="offset points",
+                ha="left" if below else "right",
+                va="center",
+                fontsize=8,
+                color=INK,
+                zorder=4,
+            )
+    face = colour if filled else PAGE
+    axes.plot([row.difference], [place], marker=marker, markersize=6.5, color=colour, markerfacecolor=face, zorder=5)
+
+
+def _at_edge(axes: Axes, edge: float, place: int, arrow: str, colour: str) -> None:
+    axes.plot([edge], [place], marker=arrow, markersize=6, color=colour, clip_on=False, zorder=4)
+
+
+def _limits(rows: Sequence[ForestRow]) -> tuple[float, float]:
+    """The ends of the axis: all dots and zero; of intervals, what is not far wider than most; the paper where near."""
+    drawn = [row for row in rows if row.difference is not None and np.isfinite(row.difference)]
+    dots = [row.difference for row in drawn if row.difference is not None]
+    halves = [(row.interval[1] - row.interval[0]) / 2 for row in drawn if row.interval is not None]
+    reach = max([abs(dot) for dot in dots] + ([3 * median(halves)] if halves else []), default=0.0) or 1.0
+    ends = [end for row in drawn if row.interval is not None for end in row.interval if abs(end) <= 1.5 * reach]
+    cut = [
+        np.sign(end) * 1.5 * reach for row in drawn if row.interval for end in row.interval if abs(end) > 1.5 * reach
+    ]
+    papers = [row.paper for row in drawn if row.paper is not None and abs(row.paper) <= 3 * reach]
+    everything = [0.0, *dots, *ends, *map(float, cut), *papers]
+    room = 0.06 * (max(everything) - min(everything) or 1.0)
+    return min(everything) - room, max(everything) + room
+
+
+def _verdicts(axes: Axes, rows: Sequence[ForestRow]) -> None:
+    """The verdict of each row in words, on the right."""
+    right = axes.secondary_yaxis("right")
+    places = [place for place, row in enumerate(rows) if row.difference is not None]
+    right.set_yticks(places, [WORDS[rows[place].verdict] for place in places])
+    right.tick_params(axis="y", length=0)
+    right.spines["right"].set_visible(False)
+    for place, text in zip(places, right.get_yticklabels(), strict=True):
+        text.set(color=MARKS[rows[place].verdict][1], fontsize=9)
+
+
+def _keys(figure: Figure, rows: Sequence[ForestRow]) -> None:
+    """What the marks mean, below the plot."""
+    handles = figure.axes[0]
+    present = {row.verdict for row in rows if row.difference is not None}
+    for verdict, (marker, colour, filled) in MARKS.items():
+        if verdict in present:
+            face = colour if filled else PAGE
+            handles.plot([], [], marker=marker, color=colour, markerfacecolor=face, linewidth=1.8, label=WORDS[verdict])
+    if any(row.paper is not None for row in rows):
+        handles.plot([], [], marker="x", linestyle="", color=INK, markeredgewidth=1.6, label="the paper")
+    figure.legend(loc="outside lower center", ncols=5, fontsize=9)
