@@ -1,0 +1,253 @@
+"""Figures 3 and 4, Table 6, DIFF V2, learning rates and longer contexts: run small, and compared on made-up numbers."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from corpora import written
+from diff_transformer.experiments import fig3, lr_sensitivity, table6, v2
+from diff_transformer.experiments.asked import Asked, ask
+from diff_transformer.experiments.fairness import check_counts, check_recipes, count
+from diff_transformer.experiments.paper import check_paper
+from diff_transformer.experiments.registry import find_experiment
+from diff_transformer.experiments.runs import run_experiment
+from diff_transformer.results import Comparison, Result, ResultsFile
+from diff_transformer.train import build_config
+
+NAMES = ("fig3", "fig4", "table6", "v2", "lr_sensitivity", "length_generalisation")
+STEPS = ("train.steps=2", "train.evaluate_every=1", "train.warmup_steps=0", "train.log_every=2")
+TEXT = (*STEPS, "data.tokenizer=bytes", "data.vocab_size=null", "data.length=32", "data.batch_size=2")
+RECALL = (*STEPS, "train.evaluate_every=2", "data.length=48", "data.batch_size=4")
+EXTENSION = (
+    "data.length=128",
+    "data.batch_size=1",
+    "train.steps=2",
+    "train.evaluate_every=2",
+    "model.rope_theta=640000",
+)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    written([" ".join(f"{n * m} sheep jump the fence." for m in range(7 + n % 5)) for n in range(60)], folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("output")
+
+
+def tiny(name: str, text: Path, seeds: int = 1, **options: Any) -> Asked:
+    """The cpu preset made small, with its arms and one learning rate."""
+    experiment = find_experiment(name)
+    asked = ask(experiment, "cpu", seeds=seeds, text=[text] if experiment.uses_text and name != "table6" else [])
+    preset, data = asked.preset, RECALL if asked.preset.recipe == "retrieval" else TEXT
+    preset = replace(
+        preset,
+        overrides=(*preset.overrides, *data),
+        learning_rates=preset.learning_rates[:1],
+        extension=EXTENSION if preset.extension else (),
+        options={**preset.options, **options},
+    )
+    return replace(asked, preset=preset)
+
+
+def found(results: ResultsFile) -> dict[tuple[str, str, str, str | None], Comparison]:
+    return {(c.name, c.arm, c.against, c.group): c for c in results.comparisons}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("preset", ["cpu", "gpu"])
+def test_arms_are_alike(name: str, preset: str) -> None:
+    settings = find_experiment(name).presets[preset]
+    recipes = {arm: settings.arm_recipe(arm) for arm in settings.arms}
+    check_recipes(recipes)
+    check_counts({arm: count(build_config(recipe, 1024)) for arm, recipe in recipes.items()}, settings)
+    assert settings.minutes is not None
+    assert settings.minutes <= {"cpu": 10, "gpu": 25}[preset]
+
+
+@pytest.mark.parametrize(
+    ("name", "arms"), [("fig3", 10), ("fig4", 2), ("table6", 7), ("v2", 3), ("lr_sensitivity", 10)]
+)
+def test_the_papers_own_configuration(name: str, arms: int) -> None:
+    checked = check_paper(find_experiment(name))
+    assert len(checked) == arms
+    if name == "fig3":
+        for one in checked:
+            assert one.arm.group is not None
+            size = float(one.arm.group.removesuffix("B")) * 1e9
+            assert one.counts.total == pytest.approx(size, rel=0.015)
+        rates = [one.recipe.train.learning_rate for one in checked]
+        assert rates == [1.5e-4] * 6 + [7.5e-5] * 4
+
+
+def test_figure_3(text: Path, output: Path) -> None:
+    results = run_experiment(tiny("fig3", text, frequent=1000), output)
+    comparisons = found(results)
+    sizes = ["0.06M", "0.13M", "0.26M", "0.5M"]
+    assert list(comparisons) == [
+        *((name, "diff", "softmax", None) for name in (fig3.PARAMETERS, fig3.TOKENS)),
+        *((fig3.LOSS, "diff", "softmax", size) for size in sizes),
+        *((f"repeats/{name}", "diff", "softmax", "0.5M") for name in ("ar_hit", "other")),
+    ]
+    assert comparisons[fig3.PARAMETERS, "diff", "softmax", None].paper == (0.622, 1.0)
+    assert comparisons[fig3.TOKENS, "diff", "softmax", None].paper == (0.637, 1.0)
+    points = {r.group for r in results.records if r.name == fig3.CURVE and "0.5M" in (r.group or "")}
+    assert points == {fig3.curve_group("0.5M", tokens) for tokens in (64, 128)}
+    last = next(r for r in results.records if (r.name, r.arm, r.group) == (fig3.LOSS, "diff", "0.5M"))
+    end = fig3.curve_group("0.5M", 128)
+    assert last.value in [r.value for r in results.records if (r.name, r.arm, r.group) == (fig3.CURVE, "diff", end)]
+
+
+def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002) -> list[Result]:
+    """A scaling law in which DIFF of N·share parameters is as good as a Transformer of N, and curves likewise."""
+    random = np.random.default_rng(0)
+    records = []
+    sizes = {"0.06M": 57088.0, "0.13M": 132096.0, "0.26M": 260096.0, "0.5M": 540672.0}
+    for size, parameters in sizes.items():
+        for arm, factor, tokens_factor in (("diff", 1 / share, 1 / tokens_share), ("softmax", 1.0, 1.0)):
+            records.append(Result(name=fig3.SIZE, arm=arm, group=size, value=parameters))
+            for seed in range(seeds):
+                loss = 2 + 10 * (parameters * factor) ** -0.2 + random.normal(0, noise)
+                shared: dict[str, Any] = {"arm": arm, "seed": seed, "better": "lower"}
+                records.append(Result(name=fig3.LOSS, group=size, value=loss, **shared))
+                for name in ("ar_hit", "other"):
+                    records.append(Result(name=f"repeats/{name}", group=size, value=loss, **shared))
+                for tokens in (1000, 2000, 4000, 8000):
+                    point = 9 - 0.5 * math.log(tokens * tokens_factor) + random.normal(0, noise)
+                    group = fig3.curve_group(size, tokens)
+                    records.append(Result(name=fig3.CURVE, group=group, value=point, **shared))
+    return records
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.6, "reproduced"), (1.7, "contrary"), (1.0, "inconclusive")], ids=str)
+def test_figure_3_on_made_up_numbers(share: float, verdict: str) -> None:
+    experiment = find_experiment("fig3")
+    results = experiment.compare(made_up(share, share, seeds=3), experiment.presets["cpu"])
+    by_size, by_tokens = results[:2]
+    for comparison in (by_size, by_tokens):
+        assert comparison.ours == (pytest.approx(share, rel=0.05), 1.0)
+        assert comparison.difference == pytest.approx(comparison.ours[0] - 1)
+        assert comparison.interval is not None
+        assert comparison.interval[0] < share - 1 < comparison.interval[1] or verdict != "inconclusive"
+        assert comparison.verdict == verdict
+        assert len(comparison.differences) == 3
+        assert (comparison.seeds_needed is None) is (verdict != "inconclusive")
+    single = experiment.compare(made_up(share, share, seeds=1), experiment.presets["cpu"])[:2]
+    assert [(c.verdict, c.interval) for c in single] == [("inconclusive", None)] * 2
+
+
+def test_figure_3_where_runs_diverged() -> None:
+    """A seed that lacks a size is no part of the fit; without a whole one there is no fit, and the rest stands."""
+    experiment = find_experiment("fig3")
+    records = made_up(0.6, 0.6, seeds=2)
+
+    def diverged(seeds: tuple[int, ...]) -> list[Result]:
+        lost = (fig3.LOSS, "diff", "0.26M")
+        return [
+            replace(r, value=math.nan) if (r.name, r.arm, r.group) == lost and r.seed in seeds else r for r in records
+        ]
+
+    one = experiment.compare(diverged((1,)), experiment.presets["cpu"])
+    assert len(one[0].differences) == 1
+    none = experiment.compare(diverged((0, 1)), experiment.presets["cpu"])
+    assert none[0].name == fig3.TOKENS
+
+
+def test_figure_4(text: Path, output: Path) -> None:
+    results = run_experiment(tiny("fig4", text, 2, length=128, first=32, documents=10), output)
+    groups = [group for _, _, _, group in found(results)]
+    assert groups == ["first 32", "first 64", "first 128"]
+    assert {c.method for c in results.comparisons if c.method} == {results.comparisons[0].method}
+    assert "bootstrap over paired documents" in results.comparisons[0].method
+
+
+def test_table_6(text: Path, output: Path) -> None:
+    results = run_experiment(tiny("table6", text, sequences=64), output)
+    comparisons = found(results)
+    assert len(comparisons) == 2 * len(table6.PAIRS)
+    norm = comparisons[table6.AR_HIT, "diff", table6.NO_NORM, None]
+    assert norm.paper == (0.880, 0.911)
+    assert norm.verdict is not None
+    assert norm.ours[0] != norm.ours[1]
+    assert comparisons[table6.AR_HIT, "diff", table6.CONSTANTS[0], None].verdict is None
+    assert comparisons[table6.ACCURACY, "diff", "softmax", None].paper is None
+    shapes = {r.arm: r.value for r in results.records if r.name == "training/parameters"}
+    # Two layers with a headwise norm of 32 channels; λ of 4 vectors of 16.
+    assert shapes["diff"] - shapes[table6.NO_NORM] == 2 * 32
+    assert shapes[table6.HALF_NORM] - shapes[table6.HALF] == 2 * 32
+    assert shapes[table6.HALF] == shapes["softmax"] == shapes["diff"] - 2 * (32 + 64)
+
+
+def test_table_6_on_text() -> None:
+    """The paper's three columns, where the data is text."""
+    experiment = find_experiment("table6")
+    columns = (table6.LOSS, table6.AR_HIT, table6.OTHER)
+    records = [
+        Result(name=name, arm=arm, value=value + 0.001 * seed, seed=seed, better="lower")
+        for arm, values in table6.PAPER.items()
+        for name, value in zip(columns, values, strict=True)
+        for seed in (0, 1)
+    ]
+    comparisons = experiment.compare(records, experiment.presets["gpu"])
+    assert len(comparisons) == 3 * len(table6.PAIRS)
+    for comparison in comparisons:
+        assert comparison.paper is not None
+        assert comparison.difference == pytest.approx(comparison.paper[0] - comparison.paper[1])
+        assert comparison.verdict in ("reproduced", None)
+
+
+def test_version_2(text: Path, output: Path) -> None:
+    results = run_experiment(tiny("v2", text, frequent=1000), output)
+    assert [(a, b) for name, a, b, _ in found(results) if name == v2.LOSS] == list(v2.PAIRS)
+    sizes = {arm["name"]: arm["parameters"] for arm in results.settings["arms"]}
+    assert sizes["diff_v2"] == sizes["softmax"]
+    with pytest.raises(ValueError, match=r"multiple of 3, got 4·\(16 \+ 1\)\.$"):
+        v2.arms(64, 4, 16, 172)
+
+
+def test_learning_rates(text: Path, output: Path) -> None:
+    results = run_experiment(tiny("lr_sensitivity", text), output)
+    names = [(name, group) for name, _, _, group in found(results)]
+    rates = ["0.001", "0.003", "0.01", "0.03", "0.1"]
+    assert names == [
+        (lr_sensitivity.BEST, None),
+        (lr_sensitivity.EXCESS, None),
+        *((lr_sensitivity.LOSS, rate) for rate in rates),
+    ]
+    assert [arm["learning_rate"] for arm in results.settings["arms"]][::2] == [float(rate) for rate in rates]
+
+
+def test_what_a_wrong_learning_rate_costs() -> None:
+    """The best rate is the best on average; a run that diverged counts as a guess, as does one that is worse."""
+    losses = {
+        "diff": {"0.1": (2.0, 2.2), "0.2": (2.1, 1.9), "0.4": (math.nan, 9.0)},
+        "softmax": {"0.1": (2.3, 2.5), "0.2": (2.5, 2.7), "0.4": (3.0, 3.2)},
+    }
+    guess = 4.0
+    records = [Result(name=lr_sensitivity.UNIFORM, arm="diff", value=guess, seed=0)]
+    for arm, rates in losses.items():
+        for rate, values in rates.items():
+            for seed, value in enumerate(values):
+                record = Result(name=lr_sensitivity.LOSS, arm=arm, group=rate, value=value, seed=seed, better="lower")
+                records.append(record)
+    derived = {(r.name, r.arm, r.seed): r.value for r in lr_sensitivity.derived(records)}
+    best, excess = lr_sensitivity.BEST, lr_sensitivity.EXCESS
+    assert [derived[best, "diff", seed] for seed in (0, 1)] == [2.1, 1.9]
+    assert [derived[best, "softmax", seed] for seed in (0, 1)] == [2.3, 2.5]
+    assert derived[excess, "diff", 0] == pytest.approx((2.0 + 2.1 + guess) / 3 - 2.1)
+    assert derived[excess, "diff", 1] == pytest.approx((2.2 + 1.9 + guess) / 3 - 1.9)
+    assert derived[excess, "softmax", 0] == pytest.approx((2.3 + 2.5 + 3.0) / 3 - 2.3)
+
+
+def test_longer_contexts(text: Path, output: Path) -> None:
+    results = run_experiment(tiny("length_generalisation", text, sequences=64), output)
+    assert [group for _, _, _, group in found(results)] == ["context × 1", "context × 2", "context × 4"]
+    assert all(r.n == 64 for r in results.records if r.name == "length/accuracy")
