@@ -1,6 +1,7 @@
 """`diff-transformer eval`: text is read with the model's own tokenizer, and lm-evaluation-harness runs on any model."""
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -167,3 +168,55 @@ def test_table1_stands_for_the_papers_seven() -> None:
     seven = ["arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande"]
     assert task_names(["table1"]) == seven
     assert task_names(["mine.jsonl, table1", "mmlu"]) == ["mine.jsonl", *seven, "mmlu"]
+
+
+def test_a_measurement_is_taken_by_its_name(run: Run, text_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "standard.json"
+    result = run("eval", text_run, "--measure", "standard", "--output", output)
+    assert result.exit_code == 0
+    found = read_results(output)
+    run("eval", text_run, "--output", tmp_path / "unnamed.json")
+    assert found.records == read_results(tmp_path / "unnamed.json").records
+    assert found.settings["measures"] == {"standard": {"sequences": 512}}
+    for record in found.records:
+        assert f"{record.value:.3f}" in result.stdout
+    fails(run("eval", text_run, "--measure", "standard", "--output", output), "--output must be a new file")
+
+
+def test_settings_reach_the_measurement(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    options = ("--option", "sequences=6", "--output", output)
+    assert run("eval", retrieval_run, "--measure", "standard", *options).exit_code == 0
+    counts = {record.name: record.n for record in read_results(output).records}
+    assert counts["retrieval/first_query_accuracy"] == 6
+
+
+def test_a_measurement_for_any_model_takes_one_that_is_not_ours(run: Run, text_file: Path, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    llama = tmp_path / "llama"
+    LlamaForCausalLM(LlamaConfig(vocab_size=257, **sizes, **heads)).save_pretrained(llama)
+    byte_tokenizer().save_pretrained(llama)
+    folder, output = tmp_path / "text", tmp_path / "results.json"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(f"{number} to be, or not to be " * 4, encoding="utf-8")
+    small = ("--option", "frequent=1000", "--output", output)
+    assert run("eval", llama, "--measure", "repeats", "--text", folder, *small).exit_code == 0
+    records = {record.name: record for record in read_results(output).records}
+    assert {record.arm for record in records.values()} == {"llama"}
+    assert records["repeats/ar_hit"].value == pytest.approx(math.log(257), abs=0.2), "as good as nothing is learnt"
+    assert records["repeats/ar_hit"].documents == ()
+    fails(run("eval", llama, "--measure", "standard", "--text", text_file), "is not one of ours")
+    fails(run("eval", llama, "--measure", "repeats"), "No recipe.yaml belongs to", "name a text with --text")
+
+
+def test_measurements_that_there_are_not(run: Run, text_run: Path, text_file: Path) -> None:
+    fails(run("eval", text_run, "--measure", "repeat"), "There is no measure 'repeat'; did you mean 'repeats'?")
+    fails(run("eval", text_run, "--measure", "zzz"), "known are standard, ")
+    both = ("--measure", "standard", "--measure", "language/bits_per_byte")
+    fails(run("eval", text_run, *both), "measurements or single numbers, not both")
+    wrong = ("--measure", "standard", "--option", "sequence=3")
+    fails(run("eval", text_run, *wrong), "The measure standard has no option 'sequence'; did you mean 'sequences'?")
+    fails(run("eval", text_run, "--option", "a=1"), "--option does not go with a measurement without a name")
+    fails(run("eval", text_run, "--measure", "arithmetic", "--text", text_file), "arithmetic, which takes no text")

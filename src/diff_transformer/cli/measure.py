@@ -1,11 +1,13 @@
 """`diff-transformer eval --measure NAME`: one measurement, or several, on a checkpoint alone."""
 
 import difflib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diff_transformer.eval.measures import Measure
+    from diff_transformer.results import Result
 
 
 def evaluate_measures(
@@ -36,13 +38,14 @@ def evaluate_measures(
     arm = getattr(model.config, "attention_type", model.config.model_type)
     context = getattr(model.config, "max_position_embeddings", None)
     batches = batches_of(folder, text, context) if any(measure.needs for measure in measures.values()) else None
-    records = []
+    records: list[Result] = []
     for name, measure in measures.items():
         data = batches if measure.needs else None
         records += measure.measure(
             Subject(model=model, arm=arm, batches=data, tokenizer=tokenizer, options=options[name])
         )
     settings = {"checkpoint": folder, "text": text, "measures": options}
+    records = [replace(record, documents=()) for record in records]
     results = capture_results(f"{', '.join(measures)} of {folder}", settings, records, str(model.device))
     console.output().print(demo_table(results))
     if output is not None:
