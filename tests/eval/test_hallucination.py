@@ -357,7 +357,8 @@ def test_judges_are_chosen_by_what_they_are_called(monkeypatch: pytest.MonkeyPat
     assert isinstance(endpoint, EndpointJudge)
     assert (endpoint.url, endpoint.timeout) == ("https://host/v1", 60)
     assert endpoint.name == 'm {"max_tokens": 300, "seed": 1, "temperature": 0}'
-    chosen(judge="http://host", judge_model="m", judge_key="")
+    for none in ("", None):  # the command line reads nothing behind "judge_key=" as null
+        chosen(judge="http://host", judge_model="m", judge_key=none)
     with pytest.raises(ValueError, match="judge_body is a mapping"):
         chosen(judge="http://host", judge_model="m", judge_key="", judge_body="x")
     with pytest.raises(ValueError, match="nowhere' is neither an address, nor 'words', nor the folder of a model"):

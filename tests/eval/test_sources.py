@@ -141,7 +141,9 @@ def test_a_set_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatc
         raise ConnectionError("Couldn't reach\nthe Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ValueError, match=r"'qasper' cannot be had .*Couldn't reach the Hub Write its .* \.jsonl file"):
+    with pytest.raises(
+        ValueError, match=r"'qasper' cannot be had .*; write its .* \.jsonl file .*: Couldn't reach the Hub$"
+    ):
         read_sources("qasper")
 
 

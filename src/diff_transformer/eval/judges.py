@@ -57,7 +57,7 @@ def judge_of(options: Mapping[str, Any], device: str | None = None) -> Judge:
         return EndpointJudge(
             name,
             str(options["judge_model"]),
-            key_variable=str(options["judge_key"]) or None,
+            key_variable=str(options["judge_key"] or "") or None,
             timeout=float(options["judge_timeout"]),
             body=body,
         )

@@ -189,8 +189,8 @@ def _load(name: str, arguments: Mapping[str, Any]) -> Any:
         return load(**arguments)
     except Exception as error:  # the network, the Hub, a changed set: `datasets` raises what its parts raise
         raise ValueError(
-            f"The set {name!r} cannot be had through the datasets library: {' '.join(str(error).split())} "
-            "Write its documents to a .jsonl file with the fields document, question and reference, and name that file."
+            f"The set {name!r} cannot be had through the datasets library; write its documents to a .jsonl file with "
+            f"the fields document, question and reference, and name that file: {' '.join(str(error).split())}"
         ) from error
 
 
