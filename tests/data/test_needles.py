@@ -1,6 +1,7 @@
 """Needle documents hold what they promise, where they say it."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -143,7 +144,7 @@ def test_batches_of_text_and_documents() -> None:
     ],
 )
 def test_what_is_refused(changed: dict[str, int], message: str) -> None:
-    settings = {"length": 600, "needles": 2, "queried": 1} | changed
+    settings: dict[str, Any] = {"length": 600, "needles": 2, "queried": 1} | changed
     with pytest.raises(ValueError, match=message):
         NeedleTask(byte_tokenizer(), PROSE, **settings)
 

@@ -110,3 +110,42 @@ def test_bad_input() -> None:
         RetrievalBatches(4, num_queries=5)
     with pytest.raises(ValueError, match="at least 1"):
         RetrievalBatches(0)
+
+
+def test_repeated_queries_may_be_more_than_pairs() -> None:
+    task = RetrievalBatches(2, 60, num_queries=9, repeats=True, num_keys=4, num_values=4)
+    sample = task.sample(20, 0)
+    rows = torch.arange(20)[:, None]
+    keys = sample.input_ids[rows, sample.query_positions]
+    assert sample.input_ids[rows, sample.answer_spans].equal(sample.input_ids[rows, sample.query_positions + 1])
+    assert sample.input_ids[rows, sample.answer_spans - 1].equal(keys)
+    assert {len(set(row)) for row in keys.tolist()} <= {1, 2}
+
+
+def test_varied_numbers_of_pairs() -> None:
+    """Training sequences have 1 to 4 pairs, as many of each, and only these are asked for."""
+    task = RetrievalBatches(4, 60, num_queries=6, repeats=True, vary=True, batch_size=400)
+    ids = task.train_batch(1)["input_ids"]
+    context, queries = ids[:, : task.context_length], ids[:, task.context_length :].reshape(400, 6, 3)
+    is_key = (context >= task.first_key) & (context < task.first_value)
+    counts = is_key.sum(1)
+    assert ((context >= task.first_value) & (context < task.first_noise)).sum(1).equal(counts)
+    assert all(70 < int((counts == count).sum()) < 130 for count in (1, 2, 3, 4))
+    for row, keys, asked in zip(context.tolist(), is_key, queries.tolist(), strict=True):
+        shown = {row[place]: row[place + 1] for place in keys.nonzero().flatten().tolist()}
+        assert all(marker == task.marker and shown[key] == value for marker, key, value in asked)
+    first = is_key.float().argmax(1)[counts == 1].float()  # one needle alone is anywhere
+    assert abs(first.mean().item() - (task.context_length - 2) / 2) < 4
+    validation = next(iter(task.validation_batches()))["input_ids"][:, : task.context_length]
+    assert (((validation >= task.first_key) & (validation < task.first_value)).sum(1) == 4).all()
+    with pytest.raises(ValueError, match="needs repeats"):
+        RetrievalBatches(4, 60, vary=True)
+
+
+def test_the_same_task_with_other_numbers() -> None:
+    task = RetrievalBatches(4, 60, num_queries=6, repeats=True, num_keys=9, num_values=7, num_noise=5)
+    other = task.asking(6, 2)
+    assert (other.num_pairs, other.num_queries, other.repeats) == (6, 2, False)
+    assert (other.context_length, other.vocab_size) == (task.context_length, task.vocab_size)
+    assert task.asking(1, 1, context_length=10).length == 13
+    check(other, other.sample(5, 0))

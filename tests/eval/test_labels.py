@@ -47,13 +47,13 @@ def by_hand(model: Any, prompt: Tensor) -> tuple[Tensor, Tensor, int]:
 
     for label in LABELS:
         steps = [(after(label[:place]), trie.following(label[:place]), token) for place, token in enumerate(label)]
-        free.append(sum(scores[token] for scores, _, token in steps))
-        constrained.append(
-            sum(scores[allowed].log_softmax(0)[allowed.index(token)] for scores, allowed, token in steps)
-        )
+        free.append(torch.stack([scores[token] for scores, _, token in steps]).sum())
+        allowed_steps = [scores[allowed].log_softmax(0)[allowed.index(token)] for scores, allowed, token in steps]
+        constrained.append(torch.stack(allowed_steps).sum())
     found: tuple[int, ...] = ()
     while allowed := trie.following(found):
-        found += (max(allowed, key=lambda token, found=found: float(after(found)[token])),)
+        scores = after(found)
+        found += (allowed[int(scores[allowed].argmax())],)
     return torch.stack(free), torch.stack(constrained), LABELS.index(found)
 
 

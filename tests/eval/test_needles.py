@@ -74,7 +74,6 @@ def test_a_city_counts_when_its_number_is_in_the_answer() -> None:
     assert len(records) == 2 + len(DEPTHS)
     assert values["needles/accuracy_by_depth", "N3 R2, depth 25 %"] == 0.5
     assert records[0].n == 3 * len(DEPTHS) * 2
-    assert len(records[0].documents) == 3 * len(DEPTHS)
 
 
 def test_listing_all_numbers_does_not_fit_into_an_answer() -> None:
@@ -126,10 +125,14 @@ def test_attention_to_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(getattr(mass, name), torch.full((3, 2), value / 2), msg=name)
     records = attention_records([("depth 0 %", mass)], "diff", seed=4)
-    values = {record.name: (record.value, record.better, record.group, record.seed) for record in records}
-    assert values["needles/attention_to_answer_share"] == (pytest.approx(0.15), "higher", "depth 0 %", 4)
-    assert values["needles/attention_noise_signed"] == (pytest.approx(0.1), "lower", "depth 0 %", 4)
-    assert len(records) == 4
+    assert all((record.group, record.seed, record.n) == ("depth 0 %", 4, 3) for record in records)
+    found: dict[str, Any] = {record.name: (record.value, record.better) for record in records}
+    assert found == {
+        "needles/attention_to_answer_share": (pytest.approx(0.15), "higher"),
+        "needles/attention_to_answer_signed": (pytest.approx(0.15), "higher"),
+        "needles/attention_noise_share": (pytest.approx(0.1), "lower"),
+        "needles/attention_noise_signed": (pytest.approx(0.1), "lower"),
+    }
 
 
 def test_maps_of_a_real_model() -> None:

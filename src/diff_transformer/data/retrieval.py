@@ -47,6 +47,8 @@ class RetrievalBatches:
         num_queries: needles that are asked for, distinct and in random order; None means all.
         repeats: whether each query is drawn from all needles, so that there may be more queries than needles. Distinct
             queries for all needles reward elimination: each answer that was given leaves one fewer.
+        vary: whether each sequence has its own number of needles, from 1 to `num_pairs`; noise stands in place of the
+            others. Only with `repeats`, as the number of queries stays. Not in `sample`.
         batch_size: sequences in a batch.
         seed: of the training sequences; the validation sequences do not depend on it.
         num_keys, num_values, num_noise: sizes of the three parts of the vocabulary.
@@ -63,6 +65,7 @@ class RetrievalBatches:
         *,
         num_queries: int | None = None,
         repeats: bool = False,
+        vary: bool = False,
         batch_size: int = 32,
         seed: int = 0,
         num_keys: int = 64,
@@ -77,6 +80,8 @@ class RetrievalBatches:
             raise ValueError(
                 f"num_queries is at least 1 and, without repeats, at most num_pairs={num_pairs}, got {queries}."
             )
+        if vary and not repeats:
+            raise ValueError("vary=True needs repeats=True: a sequence may have fewer needles than queries.")
         if num_keys < num_pairs:
             raise ValueError(f"{num_pairs} pairs need as many different keys, but num_keys={num_keys}.")
         if length < 2 * num_pairs + 3 * queries:
@@ -85,6 +90,7 @@ class RetrievalBatches:
                 f"these alone take {2 * num_pairs + 3 * queries} tokens."
             )
         self.num_pairs, self.num_queries, self.repeats, self.length = num_pairs, queries, repeats, length
+        self.vary = vary
         self.num_keys, self.num_values, self.num_noise = num_keys, num_values, num_noise
         self.batch_size, self.seed, self.validation_sequences = batch_size, seed, validation_sequences
         self.marker = 0
@@ -96,7 +102,7 @@ class RetrievalBatches:
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
         """The sequences of a step; see `Batches.train_batch`."""
-        return _batch(self._draw(self.batch_size, (self.seed, _TRAIN, step)))
+        return _batch(self._draw(self.batch_size, (self.seed, _TRAIN, step), vary=self.vary))
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         """`validation_sequences` fixed sequences; the last batch may be smaller."""
@@ -140,7 +146,7 @@ class RetrievalBatches:
             return f"v{token - self.first_value}"
         return f"k{token - self.first_key}"
 
-    def _draw(self, n: int, stream: tuple[int, int, int]) -> RetrievalSample:
+    def _draw(self, n: int, stream: tuple[int, int, int], *, vary: bool = False) -> RetrievalSample:
         random = np.random.default_rng(stream)
         rows = np.arange(n)[:, None]
         keys = self.first_key + _distinct(random, n, self.first_value - self.first_key, self.num_pairs)
@@ -153,8 +159,19 @@ class RetrievalBatches:
         input_ids[rows, needles] = keys
         input_ids[rows, needles + 1] = values
 
+        counts = np.full((n, 1), self.num_pairs)
+        if vary:
+            counts = random.integers(1, self.num_pairs + 1, size=(n, 1))
+            # Which needles go does not depend on where they lie: places are drawn for a random order of keys.
+            gone = _distinct(random, n, self.num_pairs, self.num_pairs) >= counts
+            for offset in (0, 1):
+                noise = random.integers(self.first_noise, self.vocab_size, size=gone.shape)
+                hidden = input_ids[rows, needles + offset]
+                input_ids[rows, needles + offset] = np.where(gone, noise, hidden)
+            kept = gone.argsort(axis=1, kind="stable")
         if self.repeats:
-            asked = random.integers(self.num_pairs, size=(n, self.num_queries))
+            asked = (random.random((n, self.num_queries)) * counts).astype(np.int64)
+            asked = kept[rows, asked] if vary else asked
         else:
             asked = _distinct(random, n, self.num_pairs, self.num_queries)
         markers = self.context_length + 3 * np.arange(self.num_queries)

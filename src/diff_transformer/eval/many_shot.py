@@ -1,7 +1,8 @@
 """Many-shot classification and how much it depends on the order of the demonstrations (Figures 6 and 7)."""
 
-import copy
 from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from diff_transformer.data import Episode, LabelledText, ManyShotBatches, read_labelled
-from diff_transformer.eval.labels import greedy_labels, label_log_likelihoods, label_trie
-from diff_transformer.eval.measures import Measure, Subject
+from diff_transformer.data import Episode, ManyShotBatches
 from diff_transformer.eval.shares import share_record
-from diff_transformer.results import Result, proportion_interval
+from diff_transformer.results import Better, Result, mean_interval, spread_beyond_chance
 
 ORDERS = ("random", "alternating")
 
@@ -37,7 +36,7 @@ def episode_answers(model: Any, episode: Episode, order: Tensor | None = None) -
     return episode.candidates[chosen] == episode.answers
 
 
-def orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tensor]:
+def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tensor]:
     """Different orders of demonstrations.
 
     Args:
@@ -108,7 +107,7 @@ def shots_records(
                     "many_shot/accuracy",
                     right,
                     arm=arm,
-                    group=f"noise {noise:g}, {count} shots",
+                    group=shots_group(noise, count),
                     seed=seed,
                 )
             )
@@ -116,123 +115,104 @@ def shots_records(
 
 
 def order_accuracies(
-    model: Any, task: ManyShotBatches, *, shots: int, noise: float, kind: str, count: int, queries: int, seed: int
-) -> list[int]:
-    """How many of the same queries are answered right after each order of the same demonstrations."""
-    episode = task.episode(seed, 0, shots, queries, noise)
-    return [int(episode_answers(model, episode, order).sum()) for order in orders(episode.classes, count, kind, seed)]
-
-
-@torch.no_grad()
-def labelled_answers(
     model: Any,
-    tokenizer: Any,
-    task: LabelledText,
+    task: ManyShotBatches,
     *,
     shots: int,
+    noise: float,
+    kind: str,
+    count: int,
     queries: int,
-    seed: int = 0,
-    order: Sequence[int] | None = None,
-    exact: bool = False,
-) -> list[bool]:
-    """Which questions get their right label after many labelled ones (Figure 6).
+    seed: int,
+    number: int = 0,
+) -> list[int]:
+    """How many queries are answered right after each order of the same demonstrations; each order has its own queries.
 
     Args:
-        model: a causal language model of transformers in evaluation mode, with a cache.
-        tokenizer: its tokenizer.
-        task: the labelled questions.
-        shots: demonstrations, drawn at random from the training part.
-        queries: questions, drawn at random from the test part.
-        seed: of the drawing.
-        order: of the demonstrations.
-        exact: whether the label of the highest constrained likelihood is taken, or what greedy decoding along the
-            labels finds.
-
-    Raises:
-        ValueError: more shots or queries than there are texts, or a prompt longer than the model's positions.
+        model: trained on `task`, in evaluation mode.
+        task: draws the demonstrations.
+        shots: how many of them.
+        noise: the share of labels drawn from all classes.
+        kind, count: of the orders, see `orders`.
+        queries: for each order.
+        seed, number: of the demonstrations, orders and queries.
     """
-    for name, asked, rows in (("shots", shots, task.train), ("queries", queries, task.test)):
-        if not 1 <= asked <= len(rows):
-            raise ValueError(f"{name} is between 1 and the {len(rows)} texts of {task.name}, got {asked}.")
-    random = np.random.default_rng(seed)
-    shown = [task.train[number] for number in random.permutation(len(task.train))[:shots]]
-    asked_for = [task.test[number] for number in random.permutation(len(task.test))[:queries]]
-    shown = shown if order is None else [shown[number] for number in order]
-
-    def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False))
-
-    trie = label_trie(encode, task.labels)
-    begin = [] if tokenizer.bos_token_id is None or not encode_adds_beginning(tokenizer) else [tokenizer.bos_token_id]
-    prefix = torch.tensor(begin + encode("".join(task.demonstration(*row) for row in shown)))
-    tails = [torch.tensor(encode(task.query(text))) for text, _ in asked_for]
-    longest = len(prefix) + max(map(len, tails)) + trie.depth
-    if longest > model.config.max_position_embeddings:
-        raise ValueError(
-            f"{shots} shots of {task.name} take {longest} tokens and the model has "
-            f"{model.config.max_position_embeddings} positions; ask for fewer shots."
-        )
-    read = DynamicCache(config=model.config)
-    model(input_ids=prefix[None].to(model.device), past_key_values=read, use_cache=True)
-    right = []
-    for tail, (_, label) in zip(tails, asked_for, strict=True):
-        prompt, cache = torch.cat((prefix, tail)), copy.deepcopy(read)
-        if exact:
-            found = int(label_log_likelihoods(model, trie, prompt, cache)[1].argmax())
-        else:
-            found = greedy_labels(model, trie, prompt[None], cache=cache)[0]
-        right.append(task.labels[found] == label)
-    return right
-
-
-def encode_adds_beginning(tokenizer: Any) -> bool:
-    """Whether the tokenizer begins a text with a token of its own, as Llama's does."""
-    ids = tokenizer.encode("")
-    return bool(ids) and ids[0] == tokenizer.bos_token_id
-
-
-def labelled_record(right: Sequence[bool], name: str, arm: str, group: str, seed: int) -> Result:
-    """Accuracy with Wilson's interval over questions; they share their demonstrations."""
-    return Result(
-        name=name,
-        arm=arm,
-        value=sum(right) / len(right),
-        interval=proportion_interval(sum(right), len(right)),
-        n=len(right),
-        group=group,
-        seed=seed,
-        better="higher",
-        method="Wilson's score interval over questions after the same demonstrations",
+    episode = task.episode(seed, number, shots, queries * count, noise)
+    found = zip(
+        drawn_orders(episode.classes, count, kind, seed),
+        episode.queries.split(queries),
+        episode.answers.split(queries),
+        strict=False,  # there may be fewer orders than asked for
     )
+    return [
+        int(episode_answers(model, replace(episode, queries=asked, answers=answers), order).sum())
+        for order, asked, answers in found
+    ]
 
 
-def _measure(subject: Subject) -> list[Result]:
-    options = subject.options
-    if options["folder"] is None:
-        raise ValueError(
-            "many_shot reads labelled questions: name the folder of their files with --option folder=FOLDER, and "
-            "which they are with --option task=NAME."
-        )
-    task = read_labelled(options["task"], options["folder"])
+def order_records(
+    model: Any,
+    task: ManyShotBatches,
+    arm: str,
+    *,
+    shots: int,
+    noises: Sequence[float],
+    orders: int,
+    queries: int,
+    sets: int,
+    seed: int = 0,
+) -> list[Result]:
+    """How accuracies over orders differ (Figure 7), for random and alternating orders, as means over sets.
+
+    "many_shot/order_range" is the best accuracy less the worst, "many_shot/order_spread" the standard deviation over
+    orders without what counting so many answers gives by chance, "many_shot/order_mean" their mean.
+
+    Args:
+        model: trained on `task`, in evaluation mode.
+        task: draws the demonstrations.
+        arm: what to call the model in the records.
+        shots: demonstrations.
+        noises: shares of labels drawn from all classes.
+        orders: of each set of demonstrations, of either kind.
+        queries: for each order.
+        sets: of demonstrations.
+        seed: of all that is drawn.
+    """
     records = []
-    for shots in options["shots"]:
-        right = labelled_answers(
-            subject.model,
-            subject.tokenizer,
-            task,
-            shots=shots,
-            queries=options["queries"],
-            seed=subject.seed,
-            exact=options["exact"],
-        )
-        records.append(labelled_record(right, f"many_shot/{task.name}", subject.arm, f"{shots} shots", subject.seed))
+    for noise in noises:
+        for kind in ORDERS:
+            shares = []
+            for number in range(sets):
+                settings: dict[str, Any] = {"shots": shots, "noise": noise, "kind": kind, "count": orders}
+                right = order_accuracies(model, task, **settings, queries=queries, seed=seed, number=number)
+                shares.append([count / queries for count in right])
+            columns: dict[str, tuple[list[float], Better]] = {
+                "order_range": ([max(row) - min(row) for row in shares], "lower"),
+                "order_spread": ([spread_beyond_chance(row, queries) for row in shares], "lower"),
+                "order_mean": ([fmean(row) for row in shares], "higher"),
+            }
+            records += [
+                Result(
+                    name=f"many_shot/{name}",
+                    arm=arm,
+                    value=fmean(values),
+                    interval=mean_interval(values),
+                    n=len(values),
+                    group=order_group(kind, noise),
+                    seed=seed,
+                    better=better,
+                    method="Student's t over sets of demonstrations",
+                )
+                for name, (values, better) in columns.items()
+            ]
     return records
 
 
-MANY_SHOT = Measure(
-    shows="labelled questions after many examples, answers held to the labels: trec, trec-fine, banking77, clinc150",
-    measure=_measure,
-    needs=None,
-    any_model=True,
-    options={"task": "trec", "folder": None, "shots": [16, 64], "queries": 100, "exact": False},
-)
+def shots_group(noise: float, shots: int) -> str:
+    """The group of records of so many demonstrations."""
+    return f"noise {noise:g}, {shots} shots"
+
+
+def order_group(kind: str, noise: float) -> str:
+    """The group of records of orders."""
+    return f"{kind} orders, noise {noise:g}"

@@ -15,7 +15,7 @@ MEASURES: dict[str, str] = {
     "needles": "needle_measures:NEEDLES",
     "needle_attention": "needle_measures:NEEDLE_ATTENTION",
     "needle_tokens": "needle_measures:NEEDLE_TOKENS",
-    "many_shot": "many_shot:MANY_SHOT",
+    "many_shot": "labelled:MANY_SHOT",
     "positions": "positions:POSITIONS",
     "repeats": "repeats:REPEATS",
     "hallucination": "hallucination:HALLUCINATION",

@@ -162,7 +162,6 @@ def attention_records(masses: Iterable[tuple[str, AttentionMass]], arm: str, see
                         better=better,  # type: ignore[arg-type]  # mypy sees a str
                         group=group,
                         method=ATTENTION_METHOD,
-                        documents=tuple((value, 1.0) for value in values.tolist()),
                     )
                 )
     return records

@@ -19,7 +19,9 @@ def share_interval(means: Tensor) -> Interval | None:
 
 
 def share_record(name: str, right: Tensor, **shared: Any) -> Result:
-    """The share of right answers among `right`, (sequences, answers) boolean, with its interval and its documents.
+    """The share of right answers among `right`, (sequences, answers) boolean, with its interval.
+
+    It carries no documents: sequences are drawn anew for each seed, so what differs between seeds tells of both.
 
     Args:
         name: of the record.
@@ -34,7 +36,6 @@ def share_record(name: str, right: Tensor, **shared: Any) -> Result:
         n=values.numel(),
         better="higher",
         method=BY_SEQUENCE,
-        documents=tuple((total, float(values.shape[1])) for total in values.sum(1).tolist()),
         **shared,
     )
 

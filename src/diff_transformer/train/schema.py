@@ -108,6 +108,7 @@ class RetrievalData(Section):
     length: Count = 128
     num_queries: Count | None = None
     repeats: bool = False
+    vary: bool = False
     batch_size: Count = 32
     num_keys: Count = 64
     num_values: Count = 64

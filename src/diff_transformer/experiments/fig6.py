@@ -1,0 +1,51 @@
+"""Figure 6: many-shot classification, by the number of demonstrations and how many of their labels are wrong."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from diff_transformer.data import ManyShotBatches
+from diff_transformer.eval.many_shot import shots_group, shots_records
+from diff_transformer.experiments.framework import ACCURACY, TWINS, Experiment, MeasuredRun, Preset
+from diff_transformer.experiments.many_shot import CPU, NOTES, ON_GPU
+from diff_transformer.results import Comparison, Result, compare
+
+NAME = "many_shot/accuracy"
+
+
+def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
+    assert isinstance(run.data.batches, ManyShotBatches)  # the presets' recipes
+    settings = {name: preset.options[name] for name in ("shots", "noises", "episodes", "queries")}
+    return shots_records(run.model, run.data.batches, run.arm.name, seed=run.seed, **settings)
+
+
+def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    groups = [shots_group(noise, shots) for noise in preset.options["noises"] for shots in preset.options["shots"]]
+    return [compare(records, NAME, "diff", "softmax", group=group) for group in groups]
+
+
+FIG_6 = Experiment(
+    name="fig6",
+    shows="many-shot classification by the number of demonstrations and of wrong labels among them (Figure 6)",
+    presets={
+        "cpu": replace(
+            CPU,
+            options={"shots": [8, 16, 32], "noises": [0.0, 0.1, 0.3], "episodes": 64, "queries": 32},
+            minutes=10,
+        ),
+        "gpu": replace(
+            ON_GPU,
+            options={"shots": [64, 128, 256], "noises": [0.0, 0.1, 0.3], "episodes": 64, "queries": 64},
+            minutes=25,
+        ),
+        "paper": Preset(recipe="paper-3b-64k", arms=TWINS),
+    },
+    measure=_measure,
+    compare=_compare,
+    validation=ACCURACY,
+    uses_text=False,
+    notes=(
+        *NOTES,
+        "The paper gives mean gains of DIFF on other data: TREC 18.0, TREC-fine 21.6, Banking-77 10.4, Clinic-150 5.2 "
+        "points.",
+    ),
+)

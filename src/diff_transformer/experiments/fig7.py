@@ -1,0 +1,56 @@
+"""Figure 7: how much the answers depend on the order of the same demonstrations."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from diff_transformer.data import ManyShotBatches
+from diff_transformer.eval.many_shot import ORDERS, order_group, order_records
+from diff_transformer.experiments.framework import ACCURACY, TWINS, Experiment, MeasuredRun, Preset
+from diff_transformer.experiments.many_shot import CPU, NOTES, ON_GPU
+from diff_transformer.results import Comparison, Result, compare
+
+RANGE, SPREAD, MEAN = "many_shot/order_range", "many_shot/order_spread", "many_shot/order_mean"
+# Best less worst of 10 orders on TREC: DIFF, the Transformer.
+PAPER = {"random": (0.040, 0.190), "alternating": (0.134, 0.567)}
+
+
+def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
+    assert isinstance(run.data.batches, ManyShotBatches)  # the presets' recipes
+    settings = {name: preset.options[name] for name in ("shots", "noises", "orders", "queries", "sets")}
+    return order_records(run.model, run.data.batches, run.arm.name, seed=run.seed, **settings)
+
+
+def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    found = []
+    for name in (SPREAD, RANGE, MEAN):
+        for noise in preset.options["noises"]:
+            for kind in ORDERS:
+                paper = PAPER[kind] if name == RANGE else None
+                claimed = name != MEAN
+                group = order_group(kind, noise)
+                found.append(compare(records, name, "diff", "softmax", group=group, paper=paper, claimed=claimed))
+    return found
+
+
+FIG_7 = Experiment(
+    name="fig7",
+    shows="how much the answers depend on the order of the same demonstrations (Figure 7)",
+    presets={
+        "cpu": replace(
+            CPU, options={"shots": 32, "noises": [0.1, 0.3], "orders": 30, "queries": 200, "sets": 4}, minutes=10
+        ),
+        "gpu": replace(
+            ON_GPU, options={"shots": 256, "noises": [0.1, 0.3], "orders": 30, "queries": 200, "sets": 8}, minutes=25
+        ),
+        "paper": Preset(recipe="paper-3b-64k", arms=TWINS),
+    },
+    measure=_measure,
+    compare=_compare,
+    validation=ACCURACY,
+    uses_text=False,
+    notes=(
+        *NOTES,
+        f"{RANGE} is best less worst, as in the paper, whose orders have so few questions each that a part of it is "
+        f"chance; {SPREAD} is the standard deviation over orders without what chance gives.",
+    ),
+)

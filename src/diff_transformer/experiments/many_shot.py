@@ -1,0 +1,49 @@
+"""What Figures 6 and 7 share: the training, whose runs they have in common."""
+
+from diff_transformer.experiments.framework import TWINS, Preset
+
+# Two cores.
+CPU = Preset(
+    recipe="retrieval",
+    overrides=(
+        "model.hidden_size=64",
+        "model.intermediate_size=172",
+        "model.num_hidden_layers=2",
+        "model.rope_theta=10",
+        "data={kind: many_shot, shots: 32, classes: 6, labels: 16, words: 12, item_length: 1, noise: 0.1}",
+        "train.steps=2000",
+        "train.inspect_every=null",
+        "train.evaluate_every=500",
+        "train.checkpoint_every=1000",
+    ),
+    arms=TWINS,
+    learning_rates=(3e-3, 6e-3),
+    seeds=3,
+)
+# One H200: more classes, items of two words, longer sequences.
+ON_GPU = Preset(
+    recipe="retrieval",
+    overrides=(
+        "model.hidden_size=256",
+        "model.intermediate_size=688",
+        "model.num_hidden_layers=4",
+        "model.head_dim=32",
+        "model.rope_theta=1000",
+        "data={kind: many_shot, shots: 256, classes: 50, labels: 256, words: 200, item_length: 2, noise: 0.1}",
+        "data.batch_size=64",
+        "train.steps=6000",
+        "train.precision=bf16",
+        "train.inspect_every=null",
+        "train.evaluate_every=2000",
+        "train.checkpoint_every=2000",
+    ),
+    arms=TWINS,
+    learning_rates=(1e-3, 3e-3),
+    sweep=("train.steps=2000",),
+    seeds=4,
+)
+NOTES = (
+    "The task is synthetic: words that belong to classes, drawn anew for each sequence, a share of the labels wrong. "
+    "`diff-transformer eval CHECKPOINT --measure many_shot --option folder=FOLDER` asks a language model about TREC, "
+    "Banking-77 or CLINC-150.",
+)

@@ -1,0 +1,142 @@
+"""What Table 2, Figure 5 and Table 3 share: the training, whose runs they have in common, and their documents."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diff_transformer.data import NeedleBatches, NeedleTask, RetrievalBatches
+from diff_transformer.eval import AttentionMass, attention_mass
+from diff_transformer.eval.needles import (
+    DEPTHS,
+    depth_name,
+    document_attention,
+    needle_records,
+    token_needle_records,
+)
+from diff_transformer.experiments.framework import TWINS, MeasuredRun, Preset
+from diff_transformer.experiments.language import GPU
+from diff_transformer.results import Result
+
+# Two cores: needles among noise tokens. Sequences of 1 to 4 pairs, asked for again and again, so that nothing can be
+# answered by elimination; a small rope_theta, with which a small model finds a token's neighbour sooner.
+CPU = Preset(
+    recipe="retrieval",
+    overrides=(
+        "model.hidden_size=64",
+        "model.intermediate_size=172",
+        "model.num_hidden_layers=2",
+        "model.rope_theta=10",
+        "data.num_pairs=4",
+        "data.num_queries=8",
+        "data.repeats=true",
+        "data.vary=true",
+        "data.num_keys=16",
+        "data.num_values=16",
+        "data.num_noise=16",
+        "data.length=52",
+        "data.batch_size=32",
+        "train.steps=2000",
+        "train.inspect_every=null",
+        "train.evaluate_every=500",
+        "train.checkpoint_every=1000",
+    ),
+    arms=TWINS,
+    learning_rates=(3e-3, 6e-3),
+    seeds=3,
+)
+# One H200: text, and in a fifth of the sequences the paper's template with 1 to 8 needles.
+ON_GPU = Preset(
+    recipe="language",
+    overrides=(
+        *GPU,
+        "data.kind=needles",
+        "data.share=0.2",
+        "data.needles=8",
+        "data.queried=2",
+        "data.turns=4",
+        "train.steps=2500",
+        "train.evaluate_every=2500",
+    ),
+    arms=TWINS,
+    learning_rates=(1e-3, 2e-3),
+    seeds=2,
+)
+NOTES = (
+    "The cpu preset hides pairs of tokens among noise tokens: a needle's depth is the fifth of the context that it "
+    "lies in. A model that knows which values occur and binds none to its key answers 1/N of N needles.",
+    "The gpu preset trains from the beginning on text with needle documents among it; the paper's models were "
+    "pretrained.",
+)
+
+
+def token_task(run: MeasuredRun) -> RetrievalBatches | None:
+    """The run's data, if it is of tokens."""
+    batches = run.data.batches
+    return batches if isinstance(batches, RetrievalBatches) else None
+
+
+def text_task(run: MeasuredRun, needles: int, queried: int, length: int | None = None) -> NeedleTask:
+    """Documents of the run's validation text."""
+    batches = run.data.batches
+    assert isinstance(batches, NeedleBatches)  # the recipe's kind of data, where it is not of tokens
+    known = batches.validation
+    return NeedleTask(
+        run.data.tokenizer,
+        known.haystack,
+        length=length or known.length,
+        needles=needles,
+        queried=queried,
+        digits=known.digits,
+    )
+
+
+def accuracy_records(
+    run: MeasuredRun, cell: tuple[int, int], options: Any, *, length: int | None = None, group: str | None = None
+) -> list[Result]:
+    """Accuracy of one cell of needles and queries; `options` has "samples", the documents at each of the five depths.
+
+    Args:
+        run: the checkpoint.
+        cell: needles, and how many of them are asked for.
+        options: of the preset.
+        length: tokens of a document of text, or before the first query; as in training unless given.
+        group: of the records.
+    """
+    shared: dict[str, Any] = {"group": group, "seed": run.seed}
+    tokens = token_task(run)
+    if tokens is not None:
+        task = tokens.asking(*cell, context_length=length)
+        sequences = len(DEPTHS) * options["samples"]
+        return token_needle_records(run.model, task, run.arm.name, sequences=sequences, **shared)
+    return needle_records(
+        run.model,
+        run.data.tokenizer,
+        text_task(run, *cell, length),
+        run.arm.name,
+        samples=options["samples"],
+        batch_size=options["batch_size"],
+        **shared,
+    )
+
+
+def attention_by_depth(run: MeasuredRun, needles: int, samples: int) -> Iterator[tuple[str, AttentionMass]]:
+    """The name of each depth, and the attention of about `samples` sequences whose only queried needle lies there."""
+    tokens = token_task(run)
+    if tokens is None:
+        task = text_task(run, needles, 1)
+        for depth in DEPTHS:
+            yield depth_name(depth), document_attention(run.model, task.sample(samples, run.seed, depth))
+        return
+    asked = tokens.asking(needles, 1)
+    sample = asked.sample(len(DEPTHS) * samples, run.seed)
+    mass = attention_mass(run.model, sample, asked.context_length)
+    fifth = (sample.depth[:, 0] * len(DEPTHS)).long().clamp(max=len(DEPTHS) - 1)
+    for number, depth in enumerate(DEPTHS):
+        if (fifth == number).any():
+            yield depth_name(depth), _chosen(mass, fifth == number)
+
+
+def _chosen(mass: AttentionMass, rows: Tensor) -> AttentionMass:
+    return AttentionMass(**{name: torch.as_tensor(values)[rows] for name, values in vars(mass).items()})

@@ -1,0 +1,155 @@
+"""Table 2, Figure 5, Table 3, Figures 6 and 7 at the size of a test: runs are shared, the paper's values told."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diff_transformer.experiments.asked import Asked
+from diff_transformer.experiments.framework import Experiment
+from diff_transformer.experiments.paper import check_paper
+from diff_transformer.experiments.registry import find_experiment
+from diff_transformer.experiments.runs import run_experiment
+from diff_transformer.results import Comparison, ResultsFile
+
+NAMES = ("table2", "fig5", "table3", "fig6", "fig7")
+SMALL = (
+    "model.hidden_size=16",
+    "model.intermediate_size=16",
+    "model.num_hidden_layers=1",
+    "model.head_dim=8",
+    "train.steps=2",
+    "train.warmup_steps=1",
+    "train.precision=no",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("in-context")
+    (folder / "text").mkdir()
+    for number in range(40):
+        sentences = [f"In chapter {number} sentence {n} says {n * n % 97} at most. " for n in range(60)]
+        (folder / "text" / f"{number}.txt").write_text("".join(sentences), encoding="utf-8")
+    return folder
+
+
+def run(name: str, preset: str, place: Path, *overrides: str, seeds: int = 2, **options: Any) -> ResultsFile:
+    """A preset with a tiny model and one rate; models are shared between experiments."""
+    experiment: Experiment = find_experiment(name)
+    found = experiment.presets[preset]
+    small = replace(
+        found,
+        overrides=(*found.overrides, *SMALL, *overrides),
+        learning_rates=(),
+        sweep=(),
+        seeds=seeds,
+        options={**found.options, **options},
+    )
+    return run_experiment(Asked(experiment, preset, small), place / f"results-{preset}")
+
+
+def groups(results: ResultsFile, name: str) -> dict[str | None, Comparison]:
+    return {found.group: found for found in results.comparisons if found.name == name}
+
+
+def runs(place: Path) -> set[str]:
+    return {path.name for path in (place / "runs").iterdir()}
+
+
+def test_of_tokens(place: Path) -> None:
+    """The three share their runs: two arms, two seeds."""
+    table = run("table2", "cpu", place, samples=4)
+    trained = runs(place / "results-cpu")
+    assert len(trained) == 4
+    found = groups(table, "needles/accuracy")
+    assert list(found) == ["N1 R1", "N2 R1", "N2 R2", "N4 R1", "N4 R2"]
+    assert found["N4 R2"].paper == (0.84, 0.62)
+    assert found["N1 R1"].verdict is None
+    assert found["N2 R2"].verdict is not None
+    assert list(groups(table, "needles/joint_accuracy")) == ["N2 R2", "N4 R2"]
+
+    figure = run("fig5", "cpu", place, samples=4)
+    found = groups(figure, "needles/accuracy")
+    assert list(found) == ["all lengths", "10 tokens", "16 tokens", "22 tokens", "28 tokens"]
+    assert found["all lengths"].paper == pytest.approx((0.886, 0.72), abs=1e-3)
+    means = [found[f"{length} tokens"].ours[0] for length in (10, 16, 22, 28)]
+    assert found["all lengths"].ours[0] == pytest.approx(sum(means) / 4)
+    assert "28 tokens, depth 50 %" in groups(figure, "needles/accuracy_by_depth")
+
+    masses = run("table3", "cpu", place, samples=10)
+    found = groups(masses, "needles/attention_noise_share")
+    assert found["depth 100 %"].paper == (0.01, 0.49)
+    assert found["depth 100 %"].better == "lower"
+    assert all(0 <= value <= 1 for comparison in found.values() for value in comparison.ours)
+    assert runs(place / "results-cpu") == trained
+
+
+def test_of_text(place: Path) -> None:
+    """The template from end to end: text and documents to train on, answers by generation, attention to spans."""
+    text = (
+        f"data.paths={json.dumps([str(place / 'text')])}",
+        "data.tokenizer=bytes",
+        "data.vocab_size=null",
+        "data.length=700",
+        "data.batch_size=3",
+        "data.needles=2",
+        "data.turns=1",
+        "data.digits=3",
+        "data.validation_tokens=2000",
+        "data.validation_documents=2",
+        "data.validation_fraction=0.4",
+    )
+    table = run("table2", "gpu", place, *text, seeds=1, cells=[[2, 2]], samples=1, batch_size=5)
+    (found,) = groups(table, "needles/accuracy").values()
+    assert found.paper == (0.92, 0.85)
+    record = next(record for record in table.records if record.name == "needles/accuracy")
+    assert record.n == 2 * 5
+    figure = run("fig5", "gpu", place, *text, seeds=1, needles=2, lengths=[500, 700], samples=1, batch_size=5)
+    assert list(groups(figure, "needles/accuracy")) == ["all lengths", "500 tokens", "700 tokens"]
+    masses = run("table3", "gpu", place, *text, seeds=1, needles=2, samples=1)
+    assert list(groups(masses, "needles/attention_to_answer_signed")) == [
+        "depth 0 %",
+        "depth 25 %",
+        "depth 50 %",
+        "depth 75 %",
+        "depth 100 %",
+    ]
+    assert len(runs(place / "results-gpu")) == 2
+
+
+def test_of_many_shots(place: Path) -> None:
+    figure = run("fig6", "cpu", place, shots=[4, 8], noises=[0.0, 0.3], episodes=3, queries=4)
+    assert list(groups(figure, "many_shot/accuracy")) == [
+        "noise 0, 4 shots",
+        "noise 0, 8 shots",
+        "noise 0.3, 4 shots",
+        "noise 0.3, 8 shots",
+    ]
+    before = runs(place / "results-cpu")
+    orders = run("fig7", "cpu", place, shots=8, noises=[0.1], orders=3, queries=6, sets=2)
+    found = groups(orders, "many_shot/order_range")
+    assert {group: comparison.paper for group, comparison in found.items()} == {
+        "random orders, noise 0.1": (0.04, 0.19),
+        "alternating orders, noise 0.1": (0.134, 0.567),
+    }
+    assert all(comparison.better == "lower" for comparison in found.values())
+    assert [found.verdict for found in groups(orders, "many_shot/order_mean").values()] == [None, None]
+    spread = groups(orders, "many_shot/order_spread")
+    assert all(0 <= value <= 1 for comparison in spread.values() for value in comparison.ours)
+    assert runs(place / "results-cpu") == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_papers_own_configuration(name: str) -> None:
+    assert [arm.arm.name for arm in check_paper(find_experiment(name))] == ["diff", "softmax"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_presets_are_valid_recipes(name: str) -> None:
+    for preset in ("cpu", "gpu"):
+        found = find_experiment(name).presets[preset]
+        for arm in found.arms:
+            assert found.arm_recipe(arm, *found.sweep).train.steps >= 500
