@@ -11,13 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from diff_transformer.data import RetrievalSample, TextBatches
+from diff_transformer.data import TextBatches
 from diff_transformer.eval.documents import chosen_documents, token_losses
 from diff_transformer.eval.measures import Measure, Subject
-from diff_transformer.results import Result, bootstrap_interval, mean_interval
+from diff_transformer.results import Result, bootstrap_interval
 
 METHOD = "bootstrap over documents"
 _CHUNK = 1 << 24  # bigrams of the training text that are counted at a time
@@ -150,44 +148,6 @@ def repeat_records(
         *records,
         Result(name="repeats/share", arm=arm, value=share, n=int(counts["loss"]), seed=seed, group=group),
     ]
-
-
-@torch.no_grad()
-def answer_losses(model: Any, sample: RetrievalSample, batch_size: int = 64) -> Tensor:
-    """−ln p of every answer of the retrieval task, (n, Q) float32 on the CPU, in nats.
-
-    Args:
-        model: a causal language model of transformers in evaluation mode.
-        sample: sequences with the places of their queries.
-        batch_size: sequences at a time.
-    """
-    device = next(model.parameters()).device
-    losses = []
-    answers = sample.input_ids.gather(1, sample.answer_spans)
-    for start in range(0, len(answers), batch_size):
-        part = slice(start, start + batch_size)
-        logits = model(input_ids=sample.input_ids[part].to(device), use_cache=False).logits
-        rows = torch.arange(len(logits)).unsqueeze(1)
-        asked = logits[rows, sample.query_positions[part]].float().log_softmax(-1).cpu()  # (batch, Q, vocabulary)
-        losses.append(-asked.gather(-1, answers[part].unsqueeze(-1)).squeeze(-1))
-    return torch.cat(losses)
-
-
-def answer_loss_record(model: Any, sample: RetrievalSample, arm: str, *, seed: int | None = None) -> Result:
-    """AR-hit of the retrieval task, where every answer completes a bigram of its context, and nothing is frequent."""
-    losses = answer_losses(model, sample)
-    return Result(
-        name="repeats/ar_hit",
-        arm=arm,
-        value=losses.mean().item(),
-        interval=mean_interval(losses.mean(1).tolist()),
-        n=losses.numel(),
-        unit="nats/token",
-        seed=seed,
-        better="lower",
-        method="Student's t over sequences",
-        documents=tuple((total, float(losses.shape[1])) for total in losses.double().sum(1).tolist()),
-    )
 
 
 def _measure(subject: Subject) -> list[Result]:
