@@ -4,13 +4,14 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from diff_transformer.experiments import runs, store
+from diff_transformer.experiments import store
 from diff_transformer.experiments.asked import Asked, ask
-from diff_transformer.experiments.fairness import count
+from diff_transformer.experiments.fairness import check_counts, check_recipes, count
 from diff_transformer.experiments.framework import (
     ACCURACY,
     LOSS,
@@ -23,7 +24,8 @@ from diff_transformer.experiments.progress import Trainings
 from diff_transformer.experiments.registry import EXPERIMENTS, find_experiment
 from diff_transformer.experiments.runs import run_experiment
 from diff_transformer.experiments.sweep import choose_rate
-from diff_transformer.train import load_recipe
+from diff_transformer.train import build_config, load_recipe
+from diff_transformer.train.plan import vocabulary
 from small_experiment import SIZES, SMALL, TINY, Heard
 
 
@@ -115,21 +117,28 @@ def test_the_papers_size_is_counted_and_told() -> None:
     )
 
 
-def test_every_experiment_of_the_register_is_whole() -> None:
-    for name in EXPERIMENTS:
-        experiment = find_experiment(name)
-        assert experiment.name == name
-        assert experiment.shows
-        for preset in experiment.presets.values():
-            for arm in preset.arms:
-                preset.arm_recipe(arm, *preset.sweep)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_of_the_register_is_whole(name: str) -> None:
+    """At every size its recipes are valid and its arms alike; the paper's are told as commands."""
+    experiment = find_experiment(name)
+    assert experiment.name == name
+    assert experiment.shows
+    for preset in experiment.presets.values():
+        recipes = {arm: preset.arm_recipe(arm, *preset.sweep) for arm in preset.arms}
+        check_recipes(recipes)
+        check_counts({arm: count(build_config(recipe, vocabulary(recipe))) for arm, recipe in recipes.items()}, preset)
+        for arm in preset.arms:
+            preset.arm_recipe(arm, *preset.extension)
+    if "paper" in experiment.presets:
+        assert len(check_paper(experiment)) == len(experiment.presets["paper"].arms)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="There is no experiment 'recal'; did you mean 'recall'"):
         find_experiment("recal")
 
 
 def test_lambdas_and_norms_of_every_kind_are_left_out_of_the_count() -> None:
-    from diff_transformer.train import build_config
-
     def shared(*overrides: str) -> int:
         return count(build_config(load_recipe("retrieval", [*SIZES, *overrides]), 64)).shared
 
@@ -163,6 +172,10 @@ def test_two_commands_do_not_train_one_run_at_a_time(tmp_path: Path) -> None:
         store.Store(tmp_path / "runs").train(key, recipe, data, SMALL.on_evaluate(data.batches))
 
 
+def other_log(model: Any, step: int) -> dict[str, float]:
+    return {"validation/accuracy": 0.0}
+
+
 def test_a_run_is_known_by_all_that_made_it() -> None:
     recipe = TINY.arm_recipe(TWINS[0])
     batches = SMALL.build_data(recipe).batches
@@ -174,5 +187,6 @@ def test_a_run_is_known_by_all_that_made_it() -> None:
     keys = {key, store.run_key(recipe, batches, before="0"), *(store.run_key(other, batches) for other in others)}
     reseeded = TINY.arm_recipe(TWINS[0], "train.seed=1")
     keys.add(store.run_key(recipe, SMALL.build_data(reseeded).batches))
-    assert len(keys) == 6
-    assert runs.RUNS == "runs"
+    keys.add(store.run_key(recipe, batches, logs=replace(SMALL, on_evaluate=lambda batches: other_log).logs))
+    assert len(keys) == 7
+    assert SMALL.logs == ""

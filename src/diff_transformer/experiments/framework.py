@@ -175,3 +175,10 @@ class Experiment:
             raise ValueError(f"the experiment {self.name!r} needs measure or measure_once, and not both")
         if unknown := sorted(self.presets.keys() - set(PRESETS)):
             raise ValueError(f"the experiment {self.name!r} has the unknown preset {unknown[0]!r}")
+
+    @property
+    def logs(self) -> str:
+        """A name for what training logs about its validation data; empty for the usual."""
+        if self.on_evaluate is validation_callback:
+            return ""
+        return f"{self.on_evaluate.__module__}.{self.on_evaluate.__qualname__}"

@@ -227,7 +227,7 @@ class _Work:
 
     def _train(self, title: str, recipe: Recipe, before: str | None = None) -> Stored:
         data = self._build_data(recipe)
-        key = run_key(recipe, data.batches, before)
+        key = run_key(recipe, data.batches, before, self.experiment.logs)
         found = self._store.find(key)
         self._trainings.next(title, found=found is not None)
         if found is None:

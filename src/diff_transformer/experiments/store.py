@@ -136,18 +136,20 @@ class Store:
         return found
 
 
-def run_key(recipe: Recipe, batches: Batches, before: str | None = None) -> str:
-    """16 hexadecimal digits for what makes a run: every setting of its recipe, its data, and the run it starts from.
+def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: str = "") -> str:
+    """16 hexadecimal digits for what makes a run: every setting of its recipe, its data, the run it starts from, and
+    what it logs of its validation.
 
     Args:
         recipe: with all defaults; where it starts from another run's model, `before` stands for the folder.
         batches: the recipe's data, known by the first batch of training and of validation.
         before: the key of the run that this one starts from.
+        logs: a name for what is logged, where that is not the usual.
     """
     settings = recipe.model_dump(mode="json")
     if before is not None:
         settings["model"]["start_from"] = before
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([settings, logs], sort_keys=True).encode())
     for batch in (batches.train_batch(1), next(iter(batches.validation_batches()))):
         for name, tensor in sorted(batch.items()):
             digest.update(name.encode())
