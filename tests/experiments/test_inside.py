@@ -160,6 +160,17 @@ def test_presets_are_valid(name: str) -> None:
     assert experiment.presets["gpu"].minutes <= 25
 
 
+def test_three_experiments_share_their_runs() -> None:
+    """Table 5 and Figure 8 measure what Figure 4 trains first, and choose the learning rates as it does."""
+    for preset in ("cpu", "gpu"):
+        fig4, *others = (find_experiment(name).presets[preset] for name in ("fig4", "table5", "fig8"))
+        for other in others:
+            assert [other.arm_recipe(arm, *other.sweep) for arm in other.arms] == [
+                fig4.arm_recipe(arm, *fig4.sweep) for arm in fig4.arms
+            ]
+            assert (other.learning_rates, other.seeds, other.extension) == (fig4.learning_rates, fig4.seeds, ())
+
+
 def test_the_papers_values() -> None:
     assert fig8.paper_drop(6) == (0.002, 0.045)
     for values in table5.PAPER.values():

@@ -14,6 +14,7 @@ from diff_transformer.eval import validation_callback
 from diff_transformer.eval.gradient_flow import closed_form_error
 from diff_transformer.eval.gradients import gradient_callback, gradient_records
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
+from diff_transformer.experiments.language import CPU, GPU
 from diff_transformer.results import Comparison, Result, compare
 from diff_transformer.train import build_model
 
@@ -118,26 +119,24 @@ APPENDIX_G = Experiment(
         "cpu": Preset(
             recipe="language",
             overrides=(
-                "data.batch_size=8",
+                *CPU,
                 "data.validation_tokens=16384",
                 "train.steps=300",
                 "train.warmup_steps=30",
                 "train.evaluate_every=30",
-                "train.checkpoint_every=150",
             ),
             arms=TWINS,
             seeds=3,
             minutes=6,
         ),
         "gpu": Preset(
-            recipe="small",
+            recipe="language",
             overrides=(
-                "data.paths=null",
+                *GPU,
                 "data.validation_tokens=65536",
                 "train.steps=800",
-                "train.accumulation=1",
+                "train.learning_rate=1e-3",
                 "train.evaluate_every=50",
-                "train.checkpoint_every=400",
             ),
             arms=TWINS,
             seeds=5,

@@ -1,12 +1,14 @@
-"""The twins as language models, which several experiments measure: trained alike, their runs are found again."""
+"""The twins as language models, looked into by several experiments: the runs of Figure 4's first stage, found again."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from diff_transformer.experiments.fig4 import FIG_4
 from diff_transformer.experiments.framework import TWINS, Preset
 
-# About how long the trainings take alone: on two processor cores, and on one H200 (which nobody has timed yet).
-CPU_MINUTES, GPU_MINUTES = 5.5, 12
+# About how long that stage takes alone: on two processor cores, and on one H200 (which nobody has timed yet).
+CPU_MINUTES, GPU_MINUTES = 6, 15
 
 
 def language_twins(
@@ -18,40 +20,7 @@ def language_twins(
         cpu, gpu, paper: the options of the measurement.
         cpu_minutes, gpu_minutes: how long it takes, all models together.
     """
-    return {
-        "cpu": Preset(
-            recipe="language",
-            overrides=(
-                "data.batch_size=8",
-                "data.validation_tokens=65536",
-                "train.steps=300",
-                "train.warmup_steps=30",
-                "train.evaluate_every=null",
-                "train.checkpoint_every=150",
-            ),
-            arms=TWINS,
-            learning_rates=(1e-3, 4e-3),
-            sweep=("train.steps=80",),
-            seeds=3,
-            options=cpu,
-            minutes=CPU_MINUTES + cpu_minutes,
-        ),
-        "gpu": Preset(
-            recipe="small",
-            overrides=(
-                "data.paths=null",
-                "data.validation_tokens=400000",
-                "train.steps=1200",
-                "train.accumulation=1",
-                "train.evaluate_every=null",
-                "train.checkpoint_every=600",
-            ),
-            arms=TWINS,
-            learning_rates=(5e-4, 1e-3, 2e-3),
-            sweep=("train.steps=300",),
-            seeds=5,
-            options=gpu,
-            minutes=GPU_MINUTES + gpu_minutes,
-        ),
-        "paper": Preset(recipe="paper-3b", arms=TWINS, options=paper),
-    }
+    found = {"paper": Preset(recipe="paper-3b", arms=TWINS, options=paper)}
+    for name, options, minutes in (("cpu", cpu, CPU_MINUTES + cpu_minutes), ("gpu", gpu, GPU_MINUTES + gpu_minutes)):
+        found[name] = replace(FIG_4.presets[name], extension=(), options=options, minutes=minutes)
+    return found

@@ -107,7 +107,7 @@ TABLE_7 = Experiment(
                 "check_vocabulary": 512,
             },
             seeds=3,
-            minutes=8,
+            minutes=5,
         ),
         "gpu": Preset(options={"device": "cuda", "lengths": (2048, 4096)}, seeds=3, minutes=12),
         "paper": Preset(recipe="paper-3b", arms=TWINS),
