@@ -21,6 +21,8 @@ class Reply:
     pause: float = 0.0
     # Of the length that it promises, so much is sent before the connection breaks.
     share: float = 1.0
+    # What stands behind the status; its usual words unless given.
+    reason: str | None = None
 
 
 def says(content: Any, **usage: int) -> Reply:
@@ -66,7 +68,7 @@ def judge_server() -> Iterator[JudgeServer]:
             reply = server.answer(self.path, dict(self.headers), data)
             time.sleep(reply.wait)
             try:
-                self.send_response(reply.status)
+                self.send_response(reply.status, reply.reason)
                 self.send_header("Content-Length", str(len(reply.body)))
                 for name, value in reply.headers.items():
                     self.send_header(name.replace("_", "-"), value)

@@ -174,6 +174,9 @@ def test_the_key_is_nowhere(
     shown = [repr(judge), judge.name, repr(judge.judge(SOURCE, "x"))]
     with pytest.raises(JudgeError) as caught:
         judge.judge(SOURCE, "x")
+    server.replies = [Reply(status=418, reason=f"I know {KEY}")]
+    with pytest.raises(JudgeError, match=r"HTTP 418 I know \[key\]"):
+        judge.judge(SOURCE, "x")
     out, err = capfd.readouterr()
     cause = caught.value.__cause__
     for text in (*shown, str(caught.value), repr(cause), caplog.text, out, err):
