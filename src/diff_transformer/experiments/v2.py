@@ -46,11 +46,11 @@ V2 = Experiment(
     presets={
         "cpu": Preset(
             recipe="language",
-            overrides=(*CPU, "model.num_hidden_layers=4", "train.steps=400", "train.evaluate_every=400"),
+            overrides=(*CPU, "model.num_hidden_layers=4", "train.steps=300", "train.evaluate_every=300"),
             arms=arms(64, 8, 8, 172),
             learning_rates=(3e-3, 6e-3),
-            sweep=("train.steps=130", "train.evaluate_every=130"),
-            seeds=3,
+            sweep=("train.steps=100", "train.evaluate_every=100"),
+            seeds=5,
             parameter_tolerance=W_LAMBDA,
             options={"documents": 60, "longest": 1024, "frequent": 100},
             minutes=9,
