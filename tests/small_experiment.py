@@ -45,9 +45,13 @@ class Heard(Silent):
     def __init__(self) -> None:
         self.runs: list[str] = []
         self.told: list[str] = []
+        self.steps: list[int] = []
 
     def start(self, total: int, description: str) -> None:
         self.runs.append(description)
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        self.steps.append(step)
 
     def tell(self, message: str) -> None:
         self.told.append(message)

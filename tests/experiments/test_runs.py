@@ -132,8 +132,10 @@ def test_an_interrupted_experiment_goes_on(done: tuple[Path, ResultsFile, Heard]
     halves = [place for place in (tmp_path / "runs").iterdir() if not (place / "trained.json").exists()]
     assert len(halves) == 1
     assert list(halves[0].glob("run/checkpoints/step-*"))
-    trained, results = trainings(tmp_path, ask(SMALL), resume=True)
-    assert len(trained) == 1
+    heard = Heard()
+    results = run_experiment(ask(SMALL), tmp_path, resume=True, progress=heard)
+    assert len(heard.runs) == 1
+    assert heard.steps == [2], "the first step is not done again"
     assert results.comparisons == whole.comparisons
 
 
