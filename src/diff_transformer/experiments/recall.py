@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from diff_transformer.data import RetrievalBatches
 from diff_transformer.eval import retrieval_records
 from diff_transformer.experiments.framework import ACCURACY, TWINS, Experiment, MeasuredRun, Preset
+from diff_transformer.experiments.table6 import DIFF, rows
 from diff_transformer.results import Comparison, Result, compare
 
 # Queries are drawn with repeats: where every pair is asked for once, later queries can be answered by elimination. One
@@ -24,7 +25,8 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    return [compare(records, name, "diff", "softmax") for name in (FIRST, ALL)]
+    others = [arm.name for arm in preset.arms if arm.name != DIFF]
+    return [compare(records, name, DIFF, other) for name in (FIRST, ALL) for other in others]
 
 
 RECALL = Experiment(
@@ -41,10 +43,32 @@ RECALL = Experiment(
                 "train.steps=600",
             ),
             arms=TWINS,
-            learning_rates=(1e-3, 3e-3, 1e-2),
+            learning_rates=(1e-3, 3e-3),
             seeds=5,
             options={"sequences": 2048},
-            minutes=8,
+            minutes=9,
+        ),
+        # With Table 6's controls: half the heads of twice the width, headwise norm on and off.
+        "gpu": Preset(
+            recipe="retrieval",
+            overrides=(
+                "model.hidden_size=256",
+                "model.intermediate_size=688",
+                "data.length=512",
+                "data.num_pairs=16",
+                "data.repeats=true",
+                "data.batch_size=64",
+                "train.precision=bf16",
+                "train.steps=1500",
+                "train.evaluate_every=1500",
+                "train.checkpoint_every=500",
+                "train.inspect_every=null",
+            ),
+            arms=rows(16, 16)[:5],
+            learning_rates=(5e-4, 1e-3, 2e-3),
+            seeds=5,
+            options={"sequences": 4096},
+            minutes=25,
         ),
     },
     compare=_compare,
