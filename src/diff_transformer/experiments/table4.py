@@ -59,8 +59,8 @@ TABLE_4 = Experiment(
     name="table4",
     shows="answers about documents that a judge finds free of hallucination (Table 4): the protocol, without a verdict",
     presets=language_twins(
-        cpu=_options(60, 120, 48),
-        gpu=_options(100, 2000, 100),
+        cpu=_options(60, 160, 48),
+        gpu=_options(100, 1500, 100),
         paper=_options(
             100,
             12_000,
