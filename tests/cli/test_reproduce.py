@@ -68,6 +68,23 @@ def test_the_papers_size_is_told_and_not_run(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_what_one_cannot_do_keeps_no_other_from_being_done(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = replace(SMALL, presets={"cpu": replace(TINY, learning_rates=(), seeds=1)})
+    unequal = replace(TINY, arms=(TWINS[0], replace(TWINS[1], overrides=("model.attention_type=diff_v2",))))
+    experiments = {"unequal": replace(one, name="unequal", presets={"cpu": unequal}), "recall": one}
+    experiments["big"] = replace(one, name="big", presets={"gpu": TINY})
+    monkeypatch.setattr(registry, "EXPERIMENTS", dict.fromkeys(experiments, ""))
+    monkeypatch.setattr(registry, "find_experiment", experiments.__getitem__)
+    result = run("reproduce", "all", "--output", tmp_path)
+    assert result.exit_code == 2
+    assert "error: unequal: The arms 'diff' and 'softmax' are not of equal size" in result.stderr
+    assert result.stderr.endswith("error: 1 of 2 experiments could not be carried out: unequal.\n")
+    assert {path.name for path in tmp_path.glob("*.json")} == {"recall.json"}
+    assert "inconclusive: one seed" in result.stdout
+
+
 def test_the_list_has_every_experiment(run: Run) -> None:
     result = run("reproduce", "--list")
     assert result.exit_code == 0

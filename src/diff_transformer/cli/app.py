@@ -69,7 +69,7 @@ def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
             # As a shell counts: 128 and the number of the signal.
             raise typer.Exit(128 + (getattr(interrupt, "signal", None) or signal.SIGINT)) from None
         except (ValueError, OSError, ModuleNotFoundError) as error:
-            message = _expected(error)
+            message = expected(error)
             if message is None:
                 raise
             typer.echo(f"error: {' '.join(message.splitlines())}", err=True)
@@ -78,7 +78,7 @@ def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _expected(error: Exception) -> str | None:
+def expected(error: Exception) -> str | None:
     """What to tell the user; None where the error is a bug and not an answer to bad input."""
     if isinstance(error, ModuleNotFoundError):
         return missing_extra(error)

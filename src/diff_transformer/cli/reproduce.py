@@ -60,30 +60,43 @@ def reproduce(
         raise ValueError(f"Name one experiment or more of {', '.join(EXPERIMENTS)}; --list says what they show.")
     console.quiet_libraries()
     experiments = [find_experiment(name) for name in (EXPERIMENTS if names == [ALL] else dict.fromkeys(names))]
+    if names == [ALL]:
+        experiments = [experiment for experiment in experiments if preset in experiment.presets]
     if preset == PAPER:
         for experiment in experiments:
             _show_paper(experiment)
         return
 
+    from diff_transformer.cli.app import expected
     from diff_transformer.cli.options import parse_options
     from diff_transformer.cli.progress import Bars
     from diff_transformer.experiments.asked import ask
     from diff_transformer.experiments.runs import check_results, results_path, run_experiment
 
     folder = output or Path("runs") / f"reproduce-{preset}"
-    if names == [ALL]:
-        experiments = [experiment for experiment in experiments if preset in experiment.presets]
     for experiment in experiments:
         check_results(results_path(folder, experiment.name), resume=resume, overwrite=overwrite)
     shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
     asked = [ask(experiment, preset, seeds=seeds, **own) for experiment, own in zip(experiments, shared, strict=True)]
     messages = console.messages()
+    failed = []
     for one in asked:
-        minutes = one.preset.minutes
+        name, minutes = one.experiment.name, one.preset.minutes
         about = "" if minutes is None else f", planned for about {minutes:g} min"
-        messages.print(f"{one.experiment.name}: {one.experiment.shows}{about}", markup=False, soft_wrap=True)
-        results = run_experiment(one, folder, resume=resume, overwrite=overwrite, progress=Bars(messages))
-        _show(results, results_path(folder, one.experiment.name))
+        messages.print(f"{name}: {one.experiment.shows}{about}", markup=False, soft_wrap=True)
+        try:
+            results = run_experiment(one, folder, resume=resume, overwrite=overwrite, progress=Bars(messages))
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            # What one of several cannot do, such as fetching a data set, must not keep the others from being done.
+            why = expected(error)
+            if why is None or len(asked) == 1:
+                raise
+            failed.append(name)
+            messages.print(f"error: {name}: {why}", markup=False, soft_wrap=True)
+            continue
+        _show(results, results_path(folder, name))
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(asked)} experiments could not be carried out: {', '.join(failed)}.")
 
 
 def _shared_out(
