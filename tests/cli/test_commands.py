@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commands import fails
-from diff_transformer.results import read_metrics, read_results
+from diff_transformer.results import Result, capture_results, compare, read_metrics, read_results, write_json
 
 Run = Callable[..., Any]
 
@@ -226,6 +226,22 @@ def test_report_prints_where_the_page_is(run: Run, text_run: Path, tmp_path: Pat
     fails(run("report", tmp_path), "is not a run folder")
     fails(run("report", tmp_path / "nowhere"), "does not exist")
     assert run("report").exit_code == 2
+
+
+def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
+    twins = [Result(name="made_up/loss", arm=arm, value=2.0, seed=0, better="lower") for arm in ("diff", "softmax")]
+    asked = {"asked": {"experiment": "recall", "preset": "cpu"}}
+    compared = [compare(twins, "made_up/loss", "diff", "softmax")]
+    results = capture_results("which is found", asked, twins, "cpu", comparisons=compared)
+    path = write_json(tmp_path / "recall.json", results)
+    for paths in ([tmp_path], [path], [path, tmp_path]):
+        result = run("report", *paths)
+        assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
+    assert result.stdout.splitlines() == [str(tmp_path.resolve() / name) for name in ("RESULTS.md", "RESULTS.html")]
+    assert "inconclusive" in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    (tmp_path / "none").mkdir()
+    fails(run("report", tmp_path / "none", path), "holds no results of an experiment")
+    fails(run("report", path, "--output", tmp_path / "page.html"), "must end in .md")
 
 
 def test_info_tells_versions_and_what_can_run(run: Run) -> None:

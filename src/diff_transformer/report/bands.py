@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from diff_transformer.report.figures import DASHES, PAGE, Series, axes_of, colours_of, legend, styled
+from diff_transformer.report.figures import DASHES, PAGE, Series, axes_of, colours_of, short, styled
 from diff_transformer.results import Interval
 
 # From this ratio of the largest to the smallest on, an axis is logarithmic.
@@ -64,8 +64,12 @@ def bands(series: Sequence[Series], places: Places, *, title: str, ylabel: str, 
             markerfacecolor=PAGE,
             label=label,
         )
+    if any(not math.isfinite(y) for line in series for y in line.y):
+        axes.margins(y=0.15)
     _scale(axes, places, [value for line in (*series, *paper) for value in line.y if math.isfinite(value)])
-    legend(axes)
+    figure.set_figheight(3.2 + 0.2 * math.ceil((len(series) + len(paper)) / 2))
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, [short(label, 32) for label in labels], loc="outside lower center", ncols=2, fontsize=9)
     return figure
 
 
@@ -88,11 +92,31 @@ def _scale(axes: Axes, places: Places, values: Sequence[float]) -> None:
         axes.set_xscale("log")
     if values and min(values) > 0 and max(values) / min(values) >= _TALL:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(_power))
         axes.yaxis.set_minor_formatter(NullFormatter())
     at = [math.log(number) if wide else number for number in places.numbers]
     gaps = [after - before for before, after in itertools.pairwise(at)]
     if len(at) <= _MOST_TICKS and min(gaps) > 0.07 * (at[-1] - at[0]):
         axes.set_xticks(places.numbers, places.texts)
         axes.xaxis.set_minor_locator(NullLocator())
-    elif not wide:
+    elif wide:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
+        axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
         axes.xaxis.set_major_locator(MaxNLocator(6))
+
+
+def _power(value: float, _: object) -> str:
+    """A tick of a logarithmic axis; a power of ten where that is shorter."""
+    exponent = round(math.log10(value))
+    plain = f"{value:g}"
+    raised = "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return plain if "e" not in plain and len(plain) <= 5 else raised
+
+
+def _thousands(value: float, _: object) -> str:
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"

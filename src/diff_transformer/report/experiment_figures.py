@@ -1,19 +1,21 @@
 """The figures of an experiment's results: differences as forest plots, measures over numbers as lines."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from matplotlib.figure import Figure
-
 from diff_transformer.report.bands import bands
+from diff_transformer.report.counts import counted
 from diff_transformer.report.experiment_files import ExperimentResults, slug
+from diff_transformer.report.experiment_tables import verdict_counts
+from diff_transformer.report.figures import svg
 from diff_transformer.report.forest import ForestRow, forest
 from diff_transformer.report.rows import arm_label, format_number
 from diff_transformer.report.series import Panel, measure_words, panels
 from diff_transformer.report.verdicts import ARROWS, format_difference, verdict_text
-from diff_transformer.results import Comparison
+from diff_transformer.results import Better, Comparison
 
 # Rows of one forest plot, and how much larger the differences of one measure in it may be than those of another.
 MOST_ROWS = 24
@@ -27,7 +29,7 @@ class Drawn:
     Attributes:
         name: for its file, the only one of a report.
         title: one line.
-        drawing: the figure.
+        svg: the figure, as an <svg> element.
         alt: what it shows in words.
         caption: what a reader must know to read it.
         wide: whether it takes the width of a page, or stands beside others.
@@ -35,10 +37,25 @@ class Drawn:
 
     name: str
     title: str
-    drawing: Figure
+    svg: str
     alt: str
     caption: str
     wide: bool
+
+
+def overview_figure(all_results: Sequence[ExperimentResults]) -> Drawn:
+    """How often each verdict came out."""
+    rows = [
+        (f"{results.title}, {results.preset}", Counter(row.verdict for row in results.file.comparisons))
+        for results in all_results
+    ]
+    told = "; ".join(
+        f"{name}: {verdict_counts(one.file.comparisons)}" for (name, _), one in zip(rows, all_results, strict=True)
+    )
+    title = "Verdicts by experiment"
+    return Drawn(
+        name="overview", title=title, svg=svg(counted(rows)), alt=f"{title}. {told}", caption=f"{title}.", wide=True
+    )
 
 
 def figures_of(results: ExperimentResults) -> list[Drawn]:
@@ -52,20 +69,23 @@ def _forests(results: ExperimentResults) -> Iterator[Drawn]:
         pairs = {(row.arm, row.against) for row in rows}
         names = list(dict.fromkeys(row.name for row in rows))
         first = rows[0]
-        pair = f"{arm_label(first.arm)} − {arm_label(first.against)}" if len(pairs) == 1 else "difference of two arms"
+        better = _direction(rows)
+        pair = f"{arm_label(first.arm)} − {arm_label(first.against)}" if len(pairs) == 1 else "first − second"
         unit = f" ({first.unit})" if first.unit else ""
-        side = "; shaded: the first is better" if first.better else ""
-        title = measure_words(names[0]) + ARROWS[first.better] if len(names) == 1 else "differences"
+        side = "; shaded: the first is better" if better else ""
+        title = measure_words(names[0]) if len(names) == 1 else "differences"
         part = f", part {number} of {len(sheets)}" if len(sheets) > 1 else ""
         told = "; ".join(f"{_label(row)}: {format_difference(row)}, {verdict_text(row)}" for row in rows)
         yield Drawn(
             name=f"{results.anchor}-differences" + (f"-{number}" if len(sheets) > 1 else ""),
             title=f"{results.title}: {', '.join(map(measure_words, names))}, differences",
-            drawing=forest(
-                list(_rows(rows, several=len(names) > 1, pairs=len(pairs) > 1)),
-                title=f"{results.title}: {title}",
-                xlabel=f"{pair}{unit}{side}",
-                better=first.better,
+            svg=svg(
+                forest(
+                    list(_rows(rows, several=len(names) > 1, pairs=len(pairs) > 1)),
+                    title=f"{results.title}: {title}{ARROWS[better]}",
+                    xlabel=f"{pair}{unit}{side}",
+                    better=better,
+                )
             ),
             alt=f"{results.title}, differences{part}: {told}.",
             caption=_FOREST_CAPTION,
@@ -82,8 +102,8 @@ _FOREST_CAPTION = (
 def _sheets(comparisons: Sequence[Comparison]) -> Iterator[list[Comparison]]:
     """Comparisons that fit one axis: of one unit and direction, of sizes not too far apart, and not too many."""
     sheets: list[list[Comparison]] = []
-    for _, block in groupby(comparisons, key=lambda row: (row.name, row.better)):
-        rows = list(block)
+    for name in dict.fromkeys(row.name for row in comparisons):
+        rows = [row for row in comparisons if row.name == name]
         for start in range(0, len(rows), MOST_ROWS):
             part = rows[start : start + MOST_ROWS]
             fitting = next((sheet for sheet in sheets if _fits(sheet, part)), None)
@@ -96,10 +116,16 @@ def _sheets(comparisons: Sequence[Comparison]) -> Iterator[list[Comparison]]:
 
 def _fits(sheet: Sequence[Comparison], part: Sequence[Comparison]) -> bool:
     first, other = sheet[0], part[0]
-    if (first.unit, first.better) != (other.unit, other.better) or len(sheet) + len(part) > MOST_ROWS:
+    directions = {_direction(sheet), _direction(part)} - {None}
+    if first.unit != other.unit or len(directions) > 1 or len(sheet) + len(part) > MOST_ROWS:
         return False
     one, two = (_size(rows) for rows in (sheet, part))
     return one == 0 or two == 0 or max(one, two) <= MOST_RATIO * min(one, two)
+
+
+def _direction(rows: Sequence[Comparison]) -> Better | None:
+    """That of the claims among them."""
+    return next((row.better for row in rows if row.better), None)
 
 
 def _size(rows: Sequence[Comparison]) -> float:
@@ -108,7 +134,7 @@ def _size(rows: Sequence[Comparison]) -> float:
 
 def _rows(rows: Sequence[Comparison], *, several: bool, pairs: bool) -> Iterator[ForestRow]:
     """Headings where there are several measures of several rows, and a row for each comparison."""
-    counts = {name: len(list(block)) for name, block in groupby(rows, key=lambda row: row.name)}
+    counts = Counter(row.name for row in rows)
     for name, block in groupby(rows, key=lambda row: row.name):
         headed = several and (counts[name] > 1 or max(counts.values()) > 1)
         if headed:
@@ -134,10 +160,13 @@ def _label(row: Comparison, *, measure: bool = True, pairs: bool = True) -> str:
 def _lines(results: ExperimentResults) -> Iterator[Drawn]:
     file = results.file
     rates = {arm["group"]: arm["learning_rate"] for arm in results.arms if arm["group"] is not None}
+    found = list(panels(file.records, file.comparisons, rates))
+    often = Counter((panel.name, panel.part) for panel in found)
     used: set[str] = set()
-    for panel in panels(file.records, file.comparisons, rates):
+    for panel in found:
         part = f", {panel.part}" if panel.part else ""
-        name = slug(f"{results.anchor}-{panel.name}{part}")
+        words = f"-{panel.places.label}" if often[panel.name, panel.part] > 1 else ""
+        name = slug(f"{results.anchor}-{panel.name}{part}{words}")
         name = next(one for one in (name, *(f"{name}-{n}" for n in range(2, 1000))) if one not in used)
         used.add(name)
         ends = "; ".join(
@@ -147,12 +176,14 @@ def _lines(results: ExperimentResults) -> Iterator[Drawn]:
         yield Drawn(
             name=name,
             title=f"{results.title}: {measure_words(panel.name)}{part} by {panel.places.label}",
-            drawing=bands(
-                panel.lines,
-                panel.places,
-                title=f"{results.title}: {measure_words(panel.name)}{part}",
-                ylabel=panel.label,
-                paper=panel.paper,
+            svg=svg(
+                bands(
+                    panel.lines,
+                    panel.places,
+                    title=f"{results.title}: {measure_words(panel.name)}{part}",
+                    ylabel=panel.label,
+                    paper=panel.paper,
+                )
             ),
             alt=f"{results.title}, {panel.label}{part} by {panel.places.label}: {ends}.",
             caption=_lines_caption(panel),

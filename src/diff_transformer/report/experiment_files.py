@@ -34,7 +34,10 @@ class ExperimentResults:
     def title(self) -> str:
         """As the paper calls it: "Table 6"; where it has no such thing, the experiment's own name."""
         found = _of_the_paper(self.name)
-        return self.name.replace("_", " ").capitalize() if found is None else f"{_KINDS[found[0]]} {found[1].upper()}"
+        if found is not None:
+            return f"{_KINDS[found[0]]} {found[1].upper()}"
+        first, *others = self.name.split("_")
+        return " ".join([first.upper() if len(first) <= 2 else first.capitalize(), *others])
 
     @property
     def arms(self) -> list[dict[str, Any]]:

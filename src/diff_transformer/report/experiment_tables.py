@@ -21,8 +21,8 @@ RULE = (
     "The rule was fixed before anything was run: a difference is taken over paired seeds, in the direction that the "
     "claim says is better. Where all of its 95 % interval lies on the claim's side of 0, the claim is reproduced; "
     "where all of it lies on the other side, what was found is contrary to it; else it is inconclusive, as it is with "
-    "one seed. For what is inconclusive the table says with how many seeds a difference of this size and spread would "
-    "come out in 80 % of such experiments."
+    "one seed. For what is inconclusive, the seeds needed are those with which a difference of this size and spread "
+    "would come out in 80 % of such experiments."
 )
 READING = (
     "↑ higher is better, ↓ lower is better. Brackets hold 95 % intervals of the difference, first − second. “–”: not "
@@ -48,17 +48,17 @@ def overview(all_results: Sequence[ExperimentResults]) -> Table:
         (
             results.title,
             results.preset,
-            results.file.title,
             *(str(count[verdict]) for verdict in VERDICTS),
             str(results.seeds),
+            results.file.title,
             results.file.device,
         )
         for results, count in zip(all_results, counts, strict=True)
     ]
     total = sum(counts, Counter[Verdict | None]())
-    rows.append(("All", "", "", *(str(total[verdict]) for verdict in VERDICTS), "", ""))
+    rows.append(("All", "", *(str(total[verdict]) for verdict in VERDICTS), "", "", ""))
     return Table(
-        ("Experiment", "Preset", "What it shows", *map(str.capitalize, VERDICTS.values()), "Seeds", "Device"),
+        ("Experiment", "Preset", *map(str.capitalize, VERDICTS.values()), "Seeds", "What it shows", "Device"),
         tuple(rows),
     )
 
@@ -87,7 +87,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
     columns["Verdict"] = [VERDICTS[row.verdict] for row in comparisons]
     if any(row.verdict == "inconclusive" for row in comparisons):
-        columns["Seeds for 80 % power"] = [_needed(row) for row in comparisons]
+        columns["Seeds needed"] = [_needed(row) for row in comparisons]
     return Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
 
@@ -127,13 +127,14 @@ def _measure(row: Comparison) -> str:
 
 
 def _paper(value: float) -> str:
-    return format_number(value) if math.isfinite(value) else "–"
+    """With the paper's own digits."""
+    return f"{value:,.6g}" if math.isfinite(value) else "–"
 
 
 def _paper_difference(first: float, second: float) -> str:
-    """With as many decimals as tell it, and no more than the paper's own three."""
-    difference = first - second
-    return f"{difference:+.3g}".replace("-", "−") if math.isfinite(difference) else "–"
+    """With the paper's own digits, and not what is left of rounding."""
+    difference = round(first - second, 6)
+    return f"{difference:+,.6g}".replace("-", "−") if math.isfinite(difference) else "–"
 
 
 def _needed(row: Comparison) -> str:

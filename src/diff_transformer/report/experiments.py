@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diff_transformer.report import markdown, markup
-from diff_transformer.report.experiment_figures import Drawn, figures_of
+from diff_transformer.report.experiment_figures import Drawn, figures_of, overview_figure
 from diff_transformer.report.experiment_files import ExperimentResults, read_experiments
 from diff_transformer.report.experiment_tables import (
     READING,
@@ -29,8 +29,10 @@ ABOUT = (
 )
 FIGURES = "figures"
 DOCUMENT = "RESULTS.md"
+# Pixels: two figures stand side by side where a code host shows the document.
+_HALF = 410
 # Longer cells of the page's tables take several lines.
-_LONGEST = 34
+_LONGEST = 26
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,9 @@ def build_results_report(paths: Sequence[str | Path], output: str | Path | None 
     given = [Path(path) for path in paths]
     all_results = read_experiments(given)
     if output is None:
-        places = [path.resolve() if path.is_dir() else path.resolve().parent for path in given]
-        document = Path(os.path.commonpath(places)) / DOCUMENT
-        if len(given) == 1:
-            document = (given[0] if given[0].is_dir() else given[0].parent) / DOCUMENT
+        places = [path if path.is_dir() else path.parent for path in given]
+        shared = Path(os.path.commonpath([place.resolve() for place in places]))
+        document = (places[0] if len(places) == 1 else shared) / DOCUMENT
     else:
         document = Path(output)
     if document.suffix != ".md":
@@ -88,9 +89,11 @@ def build_results_report(paths: Sequence[str | Path], output: str | Path | None 
         )
         for results in all_results
     ]
-    _write_figures(document.parent / FIGURES, [drawn for section in sections for drawn in section.figures])
-    write_text(page, markup.page(TITLE, _page(sections)))
-    write_text(document, "\n\n".join(_document(sections, page.name)) + "\n")
+    summary = overview_figure(all_results)
+    drawn = [summary, *(drawn for section in sections for drawn in section.figures)]
+    _write_figures(document.parent / FIGURES, drawn)
+    write_text(page, markup.page(TITLE, _page(sections, summary)))
+    write_text(document, "\n\n".join(_document(sections, summary, page.name)) + "\n")
     return document, page
 
 
@@ -105,7 +108,7 @@ def _write_figures(folder: Path, figures: Sequence[Drawn]) -> None:
         _refuse_others(path, GENERATOR)
     folder.mkdir(exist_ok=True)
     for path, drawn in files.items():
-        write_text(path, svg_file(drawn.drawing, drawn.alt))
+        write_text(path, svg_file(drawn.svg, drawn.alt, width=None if drawn.wide else _HALF))
     for path in set(folder.glob("*.svg")) - files.keys():
         if GENERATOR in path.read_text(encoding="utf-8", errors="replace"):
             path.unlink()
@@ -123,7 +126,7 @@ def _origin(file: ResultsFile) -> list[tuple[str, str]]:
     ]
 
 
-def _document(sections: Sequence[_Section], page: str) -> Iterator[str]:
+def _document(sections: Sequence[_Section], summary: Drawn, page: str) -> Iterator[str]:
     """The blocks of the Markdown document."""
     yield markdown.GENERATOR
     yield f"# {TITLE}"
@@ -131,6 +134,7 @@ def _document(sections: Sequence[_Section], page: str) -> Iterator[str]:
     yield markdown.text(RULE)
     yield markdown.text(READING)
     yield "## Overview"
+    yield markdown.figure(f"{FIGURES}/{summary.name}.svg", summary.title)
     yield markdown.table(overview([section.results for section in sections]), [s.results.anchor for s in sections])
     for section in sections:
         file = section.results.file
@@ -162,17 +166,22 @@ def _document(sections: Sequence[_Section], page: str) -> Iterator[str]:
         yield "\n".join([f"- Command: {markdown.code(file.command)}", *rows, f"- Date: {markdown.text(file.created)}"])
 
 
-def _page(sections: Sequence[_Section]) -> Iterator[str]:
+def _page(sections: Sequence[_Section], summary: Drawn) -> Iterator[str]:
     """The parts of the page: the same as the document's, in the same order."""
     yield markup.header(TITLE, *map(markup.paragraph, (ABOUT, RULE, READING)))
     names = [(section.heading, section.results.anchor) for section in sections]
-    yield markup.section("Overview", _table(overview([section.results for section in sections])), markup.links(names))
+    yield markup.section(
+        "Overview",
+        markup.framed(summary.svg, summary.alt, wide=True),
+        _table(overview([section.results for section in sections])),
+        markup.links(names),
+    )
     for section in sections:
         file = section.results.file
         wide = [
-            markup.figure(drawn.drawing, drawn.alt, drawn.caption, wide=True) for drawn in section.figures if drawn.wide
+            markup.framed(drawn.svg, drawn.alt, drawn.caption, wide=True) for drawn in section.figures if drawn.wide
         ]
-        narrow = [markup.figure(drawn.drawing, drawn.alt, drawn.caption) for drawn in section.figures if not drawn.wide]
+        narrow = [markup.framed(drawn.svg, drawn.alt, drawn.caption) for drawn in section.figures if not drawn.wide]
         yield markup.section(
             section.heading,
             markup.paragraph(_sentence(file.title)),
@@ -188,7 +197,9 @@ def _page(sections: Sequence[_Section]) -> Iterator[str]:
 
 
 def _table(content: Table) -> str:
-    return markup.table(content.head, [markup.row(row[0], row[1:], longest=_LONGEST) for row in content.rows])
+    return markup.table(
+        content.head, [markup.row(row[0], row[1:], longest=_LONGEST) for row in content.rows], dense=True
+    )
 
 
 def _sentence(words: str) -> str:

@@ -28,7 +28,7 @@ WORDS: dict[Verdict | None, str] = {
 }
 _ROW = 0.27
 _WIDTH = 7.2
-_LONGEST = 52
+_LONGEST = 60
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def forest(rows: Sequence[ForestRow], *, title: str, xlabel: str, better: Better
         if row.difference is not None:
             _draw(axes, place, row, (low, high))
     axes.set(xlim=(low, high), ylim=(len(rows) - 0.4, -0.6))
-    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="y", length=0, pad=8)
     axes.set_yticks(range(len(rows)), [short(row.label, _LONGEST) for row in rows])
     for row, text in zip(rows, axes.get_yticklabels(), strict=True):
         text.set(color=INK, fontsize=9, fontweight="bold" if row.difference is None else "normal")
@@ -101,7 +101,9 @@ def _draw(axes: Axes, place: int, row: ForestRow, limits: tuple[float, float]) -
             below = row.paper < low
             away = (6 if below else -6, 0)
             axes.annotate(
-                f"× {row.paper:+.3g}".replace("-", "−"),
+                f"× {row.paper:+,.{0 if abs(row.paper) >= 100 else 3}{'f' if abs(row.paper) >= 100 else 'g'}}".replace(
+                    "-", "−"
+                ),
                 (low if below else high, place),
                 xytext=away,
                 textcoords="offset points",
@@ -131,8 +133,12 @@ def _limits(rows: Sequence[ForestRow]) -> tuple[float, float]:
     ]
     papers = [row.paper for row in drawn if row.paper is not None and abs(row.paper) <= 3 * reach]
     everything = [0.0, *dots, *ends, *map(float, cut), *papers]
-    room = 0.06 * (max(everything) - min(everything) or 1.0)
-    return min(everything) - room, max(everything) + room
+    low, high = min(everything), max(everything)
+    room = 0.06 * (high - low or 1.0)
+    # Beside all dots and intervals there is place for what the paper found far away.
+    far = [row.paper for row in drawn if row.paper is not None and not low - room <= row.paper <= high + room]
+    left, right = (room * (3 if any(sign * paper > 0 for paper in far) else 1) for sign in (-1, 1))
+    return low - left, high + right
 
 
 def _verdicts(axes: Axes, rows: Sequence[ForestRow]) -> None:
@@ -140,7 +146,7 @@ def _verdicts(axes: Axes, rows: Sequence[ForestRow]) -> None:
     right = axes.secondary_yaxis("right")
     places = [place for place, row in enumerate(rows) if row.difference is not None]
     right.set_yticks(places, [WORDS[rows[place].verdict] for place in places])
-    right.tick_params(axis="y", length=0)
+    right.tick_params(axis="y", length=0, pad=8)
     right.spines["right"].set_visible(False)
     for place, text in zip(places, right.get_yticklabels(), strict=True):
         text.set(color=MARKS[rows[place].verdict][1], fontsize=9)

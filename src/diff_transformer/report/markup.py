@@ -28,7 +28,10 @@ p.small code {{ font-size: 1em; }}
 table {{ border-collapse: collapse; font-size: .9375rem; font-variant-numeric: tabular-nums; margin: .75rem 0; }}
 th, td {{ text-align: left; padding: .3rem 1.1rem .3rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }}
 td.number {{ white-space: nowrap; }}
-td.words {{ min-width: 14rem; }}
+td.words {{ min-width: 9rem; }}
+.dense table {{ font-size: .8125rem; line-height: 1.4; }}
+.dense th, .dense td {{ padding-right: .7rem; }}
+.dense tbody th {{ min-width: 6rem; }}
 th {{ font-weight: 600; }}
 tbody th {{ font-weight: 400; min-width: 9rem; }}
 tr.section th {{ font-weight: 600; padding-top: 1rem; }}
@@ -37,10 +40,14 @@ td.better {{ font-weight: 600; }}
 .grid > * {{ min-width: 0; max-width: 31rem; }}
 figure {{ margin: .75rem 0; }}
 figure.wide {{ max-width: 46rem; }}
+figure.wide > div {{ overflow-x: auto; }}
+figure.wide svg {{ min-width: 34rem; }}
 a {{ color: inherit; }}
 svg {{ display: block; width: 100%; height: auto; }}
 svg text {{ font-family: inherit !important; }}
 summary {{ cursor: pointer; margin: .75rem 0; }}
+@media print {{ body {{ max-width: none; }} .scroll {{ overflow: visible; }} .dense table {{ font-size: .65rem; }}
+  figure, tr {{ break-inside: avoid; }} }}
 dt {{ font-weight: 600; }}
 dd {{ margin: 0 0 .5rem; max-width: 46rem; }}
 """
@@ -120,11 +127,16 @@ def grid(*parts: str) -> str:
     return f'<div class="grid">\n{"".join(parts)}</div>\n'
 
 
-def figure(drawing: Figure, alt: str, caption: str = "", *, wide: bool = False) -> str:
-    """A drawing with what it shows in words (`alt`), for those who do not see it; a `wide` one stands alone."""
+def figure(drawing: Figure, alt: str, caption: str = "") -> str:
+    """A drawing with what it shows in words (`alt`), for those who do not see it."""
+    return framed(svg(drawing), alt, caption)
+
+
+def framed(drawn: str, alt: str, caption: str = "", *, wide: bool = False) -> str:
+    """An <svg> element as `figure` sets it; a `wide` one stands alone."""
     below = f"<figcaption>{escape(caption)}</figcaption>\n" if caption else ""
     opening = '<figure class="wide">' if wide else "<figure>"
-    return f'{opening}\n<div role="img" aria-label="{escape(alt)}">{svg(drawing)}</div>\n{below}</figure>\n'
+    return f'{opening}\n<div role="img" aria-label="{escape(alt)}">{drawn}</div>\n{below}</figure>\n'
 
 
 def command_line(command: str, *remarks: str) -> str:
@@ -136,11 +148,14 @@ def definitions(pairs: Iterable[tuple[str, str]]) -> str:
     return "<dl>\n" + "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>\n" for term, text in pairs) + "</dl>\n"
 
 
-def table(head: Sequence[str], rows: Iterable[str]) -> str:
-    """A table that scrolls by itself where the screen is narrow; `rows` come from `row` and `section_row`."""
+def table(head: Sequence[str], rows: Iterable[str], *, dense: bool = False) -> str:
+    """A table that scrolls by itself where the screen is narrow; `rows` come from `row` and `section_row`.
+
+    A `dense` one is for many columns: smaller, with less between them.
+    """
     cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     inner = f"<thead><tr>{cells}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody>"
-    return f'<div class="scroll"><table>\n{inner}</table></div>\n'
+    return f'<div class="scroll{" dense" if dense else ""}"><table>\n{inner}</table></div>\n'
 
 
 def section_row(text: str, columns: int) -> str:

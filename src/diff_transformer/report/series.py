@@ -75,6 +75,8 @@ def panels(records: Sequence[Result], comparisons: Sequence[Comparison], rates: 
         if name.startswith("training/"):
             continue
         own = [record for record in records if record.name == name and record.group is not None]
+        if len({record.value for record in own}) < 2:
+            continue
         for slots in _over(list(dict.fromkeys(record.group for record in own if record.group is not None))):
             yield _panel(name, slots, own, comparisons, rates)
 
@@ -143,7 +145,7 @@ def _panel(
     return Panel(
         name=name,
         part=part,
-        label=f"{measure_words(name)}{unit}{ARROWS[here[0].better]}",
+        label=f"{name.split('/', 1)[-1].replace('_', ' ').replace('/', ' ')}{unit}{ARROWS[here[0].better]}",
         places=Places(_axis(words, slots, rates), tuple(numbers.values()), tuple(slot.text for slot in slots.values())),
         lines=tuple(lines),
         paper=tuple(_paper(name, numbers, comparisons)),
@@ -153,8 +155,8 @@ def _panel(
 
 
 def measure_words(name: str) -> str:
-    """A measure's name for a reader: "needles/accuracy_by_depth" is "accuracy by depth"."""
-    return name.split("/", 1)[-1].replace("_", " ")
+    """A measure's name for a reader: "needles/accuracy_by_depth" is "needles: accuracy by depth"."""
+    return name.replace("/", ": ", 1).replace("/", " ").replace("_", " ")
 
 
 def _band(found: Sequence[Result]) -> Interval | None:
@@ -169,8 +171,8 @@ def _words(rest: str) -> tuple[str, str]:
     parts = rest.split(", ")
     (axis,) = [part for part in parts if "…" in part]
     others = [part for part in parts if part != axis]
-    words = axis.replace("…", "").strip()
-    return ", ".join([*others, *([axis] if _NUMBER.search(words) else [])]), words
+    alone = not _NUMBER.search(axis.replace("…", ""))
+    return ", ".join(others), axis.replace("…", "").strip() if alone else axis
 
 
 def _axis(words: str, slots: Mapping[str, _Slot], rates: Mapping[str, float]) -> str:

@@ -1,0 +1,375 @@
+"""The report of experiments: nothing that was compared is left out of it, and what was lost stands as what was won."""
+
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+
+from diff_transformer.report import build_results_report, experiment_figures, holds_experiments
+from diff_transformer.report.experiment_files import ExperimentResults, read_experiments
+from diff_transformer.report.experiment_tables import comparison_table, overview, verdict_counts
+from diff_transformer.results import Better, Comparison, Result, ResultsFile, compare, read_results, write_json
+
+TWINS = ("diff", "softmax")
+LONG = "softmax, half the heads, headwise norm, and a name that goes on for longer than any table is wide"
+EVIL = "<script>alert(1)</script> | `x` *y* [z](http://w) &"
+NOTE = "A note that must be read: 5 % | of <b>it</b>."
+# Differences of three seeds → the verdict on "lower is better".
+OUTCOMES = {
+    "reproduced": (-0.20, -0.21, -0.19),
+    "contrary": (0.20, 0.21, 0.19),
+    "inconclusive": (0.20, -0.21, 0.19),
+}
+
+
+def records(
+    name: str,
+    differences: Sequence[float],
+    *,
+    arms: tuple[str, str] = TWINS,
+    better: Better | None = "lower",
+    **more: Any,
+) -> list[Result]:
+    """A measure of two arms that are so far apart, seed by seed."""
+    return [
+        Result(name=name, arm=arm, value=2.0 + 0.01 * seed + apart * (arm == arms[0]), seed=seed, better=better, **more)
+        for seed, apart in enumerate(differences)
+        for arm in arms
+    ]
+
+
+def file(found: Sequence[Result], compared: Sequence[Comparison], name: str, **more: Any) -> ResultsFile:
+    arm = {"overrides": [], "parameters": 812_825, "shared_parameters": 812_345, "learning_rate": 0.003}
+    arms = [
+        {**arm, "name": own, "group": None, "tried": {"0.003": 1.5, "0.006": None}, "runs": {}, "diverged": [2]}
+        for own in TWINS
+    ]
+    settings = {"asked": {"experiment": name, "preset": "cpu"}, "arms": arms, "seconds": 90.0}
+    return ResultsFile(
+        command=f"diff-transformer reproduce {name}",
+        device="AMD EPYC 7763, 2 threads",
+        versions={"python": "3.11.7", "torch": "2.13.0"},
+        commit="0123456789abcdef0123456789abcdef01234567",
+        created="2026-01-01T12:00:00+00:00",
+        title=f"what {name} shows",
+        settings={**settings, **more},
+        records=tuple(found),
+        comparisons=tuple(compared),
+        notes=(NOTE,),
+    )
+
+
+def outcomes() -> ResultsFile:
+    """Every verdict, and none; arms that vary; the paper's values, one of them, and none."""
+    found, compared = [], []
+    for verdict, differences in OUTCOMES.items():
+        found += records(f"made_up/{verdict}", differences, unit="nats/token")
+        compared.append(compare(found, f"made_up/{verdict}", *TWINS, paper=(3.062, 3.087)))
+    found += records("made_up/reproduced", OUTCOMES["contrary"], arms=(LONG, EVIL), unit="nats/token")
+    compared.append(compare(found, "made_up/reproduced", LONG, EVIL, claimed=False))
+    found += records("made_up/alone", (0.1,), better="higher")
+    compared.append(compare(found, "made_up/alone", *TWINS, paper=(0.606, math.nan)))
+    found += records("made_up/lost", (0.1, math.nan, 0.2), group=EVIL)
+    compared.append(compare(found, "made_up/lost", *TWINS, group=EVIL, paper=(318.0, 38.8)))
+    return file(found, compared, "table6")
+
+
+def groups() -> ResultsFile:
+    """More parts than one figure holds, with numbers in their names; one run of the last diverged."""
+    found, compared = [], []
+    for step in range(0, 300, 10):
+        apart = (math.nan, 0.1) if step == 290 else (-0.001 * step, -0.0011 * step)
+        group = f"step {step}"
+        found += records("made_up/loss", apart, group=group)
+        compared.append(compare(found, "made_up/loss", *TWINS, group=group, paper=(1.0, 1.2)))
+    return file(found, compared, "fig3", arms=[])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three results files and their report."""
+    place = tmp_path_factory.mktemp("results")
+    write_json(place / "table6.json", outcomes())
+    write_json(place / "fig3.json", groups())
+    write_json(place / "v2.json", file([], [], "v2", arms=[]))
+    (place / "other.json").write_text('{"not": "ours"}', encoding="utf-8")
+    build_results_report([place])
+    return place
+
+
+@pytest.fixture
+def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the drawings out, where only what stands around them is looked at."""
+    monkeypatch.setattr(experiment_figures, "svg", lambda _: '<svg viewBox="0 0 72 72"></svg>')
+
+
+def document(folder: Path) -> str:
+    return (folder / "RESULTS.md").read_text(encoding="utf-8")
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """All tables of a Markdown text, each with its head, as somebody else's reader of Markdown sees them."""
+    found: list[list[list[str]]] = []
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        if token.type == "table_open":
+            found.append([])
+        elif token.type == "tr_open":
+            found[-1].append([])
+        elif token.type == "inline" and token.level >= 4 and found:
+            found[-1][-1].append("".join(part.content for part in token.children or ()))
+    return found
+
+
+def all_comparisons(folder: Path) -> list[Comparison]:
+    return [row for results in read_experiments([folder]) for row in results.file.comparisons]
+
+
+def test_tables_are_well_formed_and_hold_every_comparison(folder: Path) -> None:
+    found = tables(document(folder))
+    # A reader of Markdown fills rows up and cuts them off in silence.
+    written = [block.splitlines() for block in document(folder).split("\n\n") if block.startswith("|")]
+    for lines, rows in zip(written, found, strict=True):
+        assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(rows[0]) + 1}
+        assert len(lines) == len(rows) + 1
+    # The overview, and of what was compared two tables; what was trained, one.
+    assert len(found) == 4
+    compared = [rows for rows in found if rows[0][0] == "Measure"]
+    expected = all_comparisons(folder)
+    assert sum(len(rows) - 1 for rows in compared) == len(expected) == 36
+    (of_table_6,) = [rows for rows in compared if "First − second" in rows[0]]
+    verdicts = [dict(zip(of_table_6[0], row, strict=True))["Verdict"] for row in of_table_6[1:]]
+    assert verdicts == ["reproduced", "contrary", "inconclusive", "nothing claimed", "inconclusive", "inconclusive"]
+
+
+def test_every_number_of_a_row(folder: Path) -> None:
+    (table,) = [rows for rows in tables(document(folder)) if "First − second" in rows[0]]
+    rows = [dict(zip(table[0], row, strict=True)) for row in table[1:]]
+    assert rows[1] == {
+        "Measure": "made_up/contrary (nats/token) ↓",
+        "Part": "–",
+        "First − second": "DIFF − Transformer",
+        "Paper, first": "3.062",
+        "Paper, second": "3.087",
+        "Paper, difference": "−0.025",
+        "Here, first": "2.210",
+        "Here, second": "2.010",
+        "Here, difference": "+0.200 [+0.175, +0.225]",
+        "Seeds": "3",
+        "Verdict": "contrary",
+        "Seeds needed": "–",
+    }
+    needed = compare(records("a", OUTCOMES["inconclusive"]), "a", *TWINS).seeds_needed
+    assert rows[2]["Seeds needed"] == str(needed)
+    assert rows[3]["First − second"] == f"Transformer{LONG[7:]} − {EVIL}"
+    assert rows[3]["Paper, first"] == rows[3]["Paper, difference"] == "–"
+    alone = rows[4]
+    assert (alone["Paper, first"], alone["Paper, second"], alone["Paper, difference"]) == ("0.606", "–", "–")
+    assert (alone["Here, difference"], alone["Seeds needed"]) == ("+0.100, no interval", "not known from one seed")
+    lost = rows[5]
+    assert (lost["Here, first"], lost["Here, difference"], lost["Seeds needed"]) == (
+        "diverged",
+        "diverged",
+        "not known",
+    )
+
+
+def test_the_overview_counts_what_was_lost_as_what_was_won(folder: Path) -> None:
+    head, *rows = tables(document(folder))[0]
+    assert head[2:6] == ["Reproduced", "Inconclusive", "Contrary", "Nothing claimed"]
+    counts = {row[0]: row[2:6] for row in rows}
+    assert counts["Table 6"] == ["1", "3", "1", "1"]
+    assert counts["Figure 3"] == ["28", "2", "0", "0"]
+    assert counts["V2"] == ["0"] * 4
+    assert counts["All"] == ["29", "5", "1", "1"]
+    assert "**Of 6 comparisons: 1 reproduced, 3 inconclusive, 1 contrary, 1 nothing claimed.**" in document(folder)
+    # In no place does a verdict decide how something is set.
+    assert not re.search(r"[*_]{1,2}(reproduced|contrary|inconclusive)", document(folder))
+    page = (folder / "RESULTS.html").read_text(encoding="utf-8")
+    classes = {
+        verdict: set(re.findall(rf'<td class="([^"]*)">{verdict}</td>', page))
+        for verdict in ("reproduced", "inconclusive", "contrary")
+    }
+    assert list(classes.values()) == [{"number"}] * 3
+
+
+def test_the_page_holds_the_same(folder: Path) -> None:
+    page = (folder / "RESULTS.html").read_text(encoding="utf-8")
+    for rows in tables(document(folder)):
+        for row in rows:
+            for cell in row:
+                assert f">{escape(cell)}</t" in page, cell
+    for text in (
+        NOTE,
+        "diff-transformer reproduce fig3",
+        "AMD EPYC 7763, 2 threads",
+        "torch 2.13.0",
+        "commit 01234567",
+    ):
+        assert escape(text) in page
+    assert "<script" not in page
+    assert 'id="table6-cpu"' in page
+    assert 'href="#table6-cpu"' in page
+    assert not re.search(r"(?:src|href)=\"(?!#|data:)", page)
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_the_document_says_where_numbers_come_from(folder: Path) -> None:
+    text = document(folder)
+    for words in (
+        "`diff-transformer reproduce table6`",
+        "- Device: AMD EPYC 7763, 2 threads",
+        "- Commit: 0123456789abcdef0123456789abcdef01234567",
+        "- Versions: python 3.11.7, torch 2.13.0",
+        "- Time taken: 1.5 min",
+        "- A note that must be read: 5 % \\| of \\<b\\>it\\</b\\>.",
+        "| DIFF | 812,825 | 812,345 | 0.003 | 0.003: 1.500; 0.006: diverged | 2 |",
+        "Nothing could be compared.",
+    ):
+        assert words in text, words
+    rendered = MarkdownIt("commonmark").enable("table").render(text)
+    assert "<script" not in rendered
+    assert not re.search(r'href="http', rendered)
+    assert '<a href="#table6-cpu">Table 6</a>' in rendered
+    assert '<a id="table6-cpu"></a>' in rendered
+
+
+def test_figures_are_xml_are_linked_and_show_every_comparison(folder: Path) -> None:
+    linked = set(re.findall(r"\]\((figures/[^)]+\.svg)\)", document(folder)))
+    files = {f"figures/{path.name}": path for path in (folder / "figures").iterdir()}
+    assert linked == files.keys()
+    assert len(files) == 7
+    drawn = ""
+    for path in files.values():
+        root = ET.parse(path).getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert float(root.attrib["width"]) > 400
+        assert "var(--" not in path.read_text(encoding="utf-8")
+        drawn += " ".join("".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")) + "\n"
+        drawn += "".join(root.findtext("{http://www.w3.org/2000/svg}desc") or "")
+    for row in all_comparisons(folder):
+        assert row.name.replace("/", ": ").replace("_", " ") in drawn
+        assert row.group is None or row.group == EVIL or row.group in drawn
+    assert {"contrary", "inconclusive", "reproduced", "no claim", "diverged", "the paper"} <= set(
+        re.findall(r"contrary|inconclusive|reproduced|no claim|diverged|the paper", drawn)
+    )
+
+
+def test_the_same_results_give_the_same_files_and_old_figures_go(tmp_path: Path) -> None:
+    write_json(tmp_path / "table6.json", outcomes())
+    write_json(tmp_path / "fig3.json", replace(groups(), records=()))
+    build_results_report([tmp_path])
+    mine = tmp_path / "figures" / "mine.svg"
+    mine.write_text("<svg/>", encoding="utf-8")
+    (tmp_path / "fig3.json").unlink()
+    build_results_report([tmp_path])
+    first = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert "mine.svg" in first
+    assert not any(name.startswith("fig3") for name in first)
+    build_results_report([tmp_path / "table6.json"])
+    assert {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == first
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_where_the_report_goes(tmp_path: Path) -> None:
+    for preset in ("cpu", "gpu"):
+        (tmp_path / "all" / preset).mkdir(parents=True)
+        asked = {"experiment": "table6", "preset": preset}
+        write_json(tmp_path / "all" / preset / "table6.json", file([], [], "table6", asked=asked, arms=[]))
+    assert build_results_report([tmp_path / "all"])[0] == tmp_path / "all" / "RESULTS.md"
+    assert re.findall("^## (.*)", document(tmp_path / "all"), re.MULTILINE) == [
+        "Overview",
+        "Table 6, preset cpu",
+        "Table 6, preset gpu",
+    ]
+    files = [tmp_path / "all" / preset / "table6.json" for preset in ("gpu", "cpu")]
+    assert build_results_report(files)[0] == (tmp_path / "all").resolve() / "RESULTS.md"
+    assert build_results_report(files, tmp_path / "here.md") == (tmp_path / "here.md", tmp_path / "here.html")
+    assert (tmp_path / "figures" / "overview.svg").is_file()
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_what_is_wrong_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", outcomes())
+    with pytest.raises(FileNotFoundError, match="nowhere' does not exist"):
+        build_results_report([tmp_path / "nowhere"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty' holds no results of an experiment"):
+        build_results_report([tmp_path, tmp_path / "empty"])
+    with pytest.raises(ValueError, match=r"page\.html' must end in \.md"):
+        build_results_report([tmp_path], tmp_path / "page.html")
+    with pytest.raises(FileNotFoundError, match=r"the folder of .*R\.md' does not exist"):
+        build_results_report([tmp_path], tmp_path / "no" / "R.md")
+    for taken in ("letter.md", "letter.html"):
+        (tmp_path / taken).write_text("mine", encoding="utf-8")
+        with pytest.raises(FileExistsError, match=f"{taken}' exists and is not a report"):
+            build_results_report([tmp_path], tmp_path / "letter.md")
+        assert (tmp_path / taken).read_text(encoding="utf-8") == "mine"
+        (tmp_path / taken).unlink()
+    (tmp_path / "figures").mkdir()
+    mine = tmp_path / "figures" / "overview.svg"
+    mine.write_text("<svg/>", encoding="utf-8")
+    with pytest.raises(FileExistsError, match=r"overview\.svg' exists"):
+        build_results_report([tmp_path])
+    mine.unlink()
+    write_json(tmp_path / "b.json", outcomes())
+    with pytest.raises(ValueError, match="are both results of 'table6' with the preset 'cpu'; give one"):
+        build_results_report([tmp_path])
+    told = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    del told["records"]
+    (tmp_path / "b.json").write_text(json.dumps(told), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"b\.json: the file lacks records"):
+        build_results_report([tmp_path])
+    assert not list(tmp_path.rglob("RESULTS*"))
+
+
+def test_runs_and_demos_are_none(tmp_path: Path, make_demo: Callable[[Path], Path]) -> None:
+    demo = make_demo(tmp_path / "demo")
+    assert not holds_experiments(demo)
+    assert not holds_experiments(demo / "language-diff")
+    assert not holds_experiments(tmp_path / "nowhere")
+    write_json(tmp_path / "table6.json", outcomes())
+    assert holds_experiments(tmp_path)
+    assert holds_experiments(tmp_path / "table6.json")
+    # One level down, and not two.
+    assert not holds_experiments(demo / "results.json")
+
+
+def test_columns_that_nobody_fills_are_left_out() -> None:
+    found = records("a", OUTCOMES["reproduced"])
+    table = comparison_table([compare(found, "a", *TWINS)])
+    assert table.head == ("Measure", "Here, DIFF", "Here, Transformer", "Here, difference", "Seeds", "Verdict")
+
+
+def test_titles_and_order(tmp_path: Path) -> None:
+    names = ("recall", "fig8", "table10", "appendix_g", "table6", "lr_sensitivity", "fig10")
+    for name in names:
+        write_json(tmp_path / f"{name}.json", file([], [], name))
+    assert [results.title for results in read_experiments([tmp_path])] == [
+        "Table 6",
+        "Table 10",
+        "Figure 8",
+        "Figure 10",
+        "Appendix G",
+        "LR sensitivity",
+        "Recall",
+    ]
+
+
+def test_an_experiment_without_comparisons_is_counted() -> None:
+    assert verdict_counts([]) == "Nothing could be compared."
+    empty = ExperimentResults("v2", "cpu", file([], [], "v2"))
+    assert overview([empty]).rows[0][2:7] == ("0", "0", "0", "0", "0")
+
+
+def test_it_is_drawn_from_what_reproduce_writes(tmp_path: Path) -> None:
+    """Nothing of a file is needed but what it says when it is read back."""
+    path = write_json(tmp_path / "table6.json", outcomes())
+    assert read_results(path).comparisons[0] == outcomes().comparisons[0]

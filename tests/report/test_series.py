@@ -1,0 +1,143 @@
+"""Groups whose names hold numbers are drawn over them."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from diff_transformer.report.bands import bands
+from diff_transformer.report.forest import ForestRow, forest
+from diff_transformer.report.series import Panel, panels
+from diff_transformer.results import Comparison, Result
+
+
+def records(groups: Sequence[str], values: Sequence[float] = (1.0, 2.0), name: str = "a/b") -> list[Result]:
+    """A measure of the twins with a seed for each value, larger by 0.1 in each group after the first."""
+    return [
+        Result(name=name, arm=arm, value=value + 0.1 * number + (arm == "softmax"), seed=seed, group=group)
+        for number, group in enumerate(groups)
+        for arm in ("diff", "softmax")
+        for seed, value in enumerate(values)
+    ]
+
+
+def found(groups: Sequence[str], **rates: float) -> list[Panel]:
+    return list(panels(records(groups), (), rates))
+
+
+@pytest.mark.parametrize(
+    ("groups", "label", "numbers"),
+    [
+        (("step 0", "step 30", "step 300"), "step of training", (0, 30, 300)),
+        (("first 64", "first 1024", "first 128"), "tokens from the start of the document", (64, 128, 1024)),
+        (("context × 1", "context × 2", "context × 4"), "length of the context, in lengths of training", (1, 2, 4)),
+        (("0.06M", "830M", "1.4B"), "parameters", (6e4, 8.3e8, 1.4e9)),
+        (("16 bits per row", "8 bits per row", "4 bits per row"), "bits per row", (4, 8, 16)),
+        (("top-1", "top-10", "top-100", "median"), "rank by size", (1, 10, 100)),
+        (("0–20 %", "20–40 %", "40–60 %"), "depth in the context", (10, 30, 50)),
+        (("depth 0 %", "depth 50 %", "depth 100 %"), "depth in the context", (0, 50, 100)),
+        (("1 tokens", "2 tokens", "12,345 tokens"), "tokens", (1, 2, 12345)),
+        (("N2 R2", "N4 R2", "N6 R2", "N1 R1"), "N… R2", (2, 4, 6)),
+    ],
+)
+def test_the_number_of_a_group(groups: tuple[str, ...], label: str, numbers: tuple[float, ...]) -> None:
+    (panel,) = found(groups)
+    assert (panel.places.label, panel.places.numbers, panel.part) == (label, numbers, "")
+    assert all(list(line.x) == list(numbers) for line in panel.lines)
+
+
+def test_bare_numbers_are_learning_rates_where_the_arms_say_so() -> None:
+    groups = ("0.001", "1e-05", "0.1")
+    (panel,) = found(groups, **{group: float(group) for group in groups})
+    assert (panel.places.label, panel.places.numbers) == ("learning rate", (1e-5, 1e-3, 0.1))
+    assert panel.places.texts == ("1e-05", "0.001", "0.1")
+    (panel,) = found(groups)
+    assert panel.places.label == ""
+
+
+def test_what_else_a_group_says_is_a_figure_of_its_own() -> None:
+    sizes, tokens = ("0.06M", "0.5M"), ("100", "2,000", "30,000")
+    drawn = found([f"{size}, {count} tokens" for size in sizes for count in tokens])
+    assert [(panel.part, panel.places.label) for panel in drawn] == [("0.06M", "tokens"), ("0.5M", "tokens")]
+    noisy = found([f"noise {noise}, {count} shots" for noise in (0, 0.4) for count in (2, 8, 32)])
+    assert [(panel.part, panel.places.label) for panel in noisy] == [("noise 0", "shots"), ("noise 0.4", "shots")]
+
+
+def test_names_and_two_numbers_are_no_line() -> None:
+    assert found(("0.1", "0.2")) == []
+    assert found(("held out", "xsum", "qasper")) == []
+    assert list(panels(records(("1", "2", "3"), name="training/seconds"), (), {})) == []
+    same = [Result(name="a", arm="diff", value=1.0, seed=0, group=str(number)) for number in range(4)]
+    assert list(panels(same, (), {})) == []
+
+
+def test_lines_are_means_with_bands_over_seeds_and_the_papers_beside_them() -> None:
+    groups = ("1 needle", "2 needle", "3 needle")
+    paper = [
+        Comparison(name="a/b", arm="diff", against="softmax", ours=(0, 0), difference=0, group=group, paper=values)
+        for group, values in zip(groups, ((9.0, math.nan), (8.0, 7.0), (7.0, 6.0)), strict=True)
+    ]
+    (panel,) = panels(records(groups, (1.0, 3.0)), paper, {})
+    assert [line.label for line in panel.lines] == ["DIFF", "Transformer"]
+    assert list(panel.lines[0].y) == pytest.approx([2.0, 2.1, 2.2])
+    assert panel.lines[0].intervals[0] == (1.0, 3.0)
+    assert [(line.label, list(line.y)) for line in panel.paper] == [("DIFF", [9.0, 8.0, 7.0])]
+    lost = [*records(groups), Result(name="a/b", arm="diff", value=math.nan, seed=2, group=groups[2])]
+    (panel,) = panels(lost, (), {})
+    assert math.isnan(panel.lines[0].y[2])
+    assert panel.lines[0].intervals[2] is None
+    axes = bands(panel.lines, panel.places, title="t", ylabel="y").axes[0]
+    crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
+    assert [list(line.get_xdata()) for line in crosses] == [[3.0]]
+
+
+def test_one_seed_has_the_intervals_of_its_measurement() -> None:
+    own = [
+        Result(name="a", arm="diff", value=number, seed=0, group=f"{number} shots", interval=(number - 1, number + 1))
+        for number in (1, 2, 3)
+    ]
+    (panel,) = panels(own, (), {})
+    assert (panel.seeds, panel.own_intervals) == (1, True)
+    assert panel.lines[0].intervals[1] == (1, 3)
+
+
+def test_axes_are_logarithmic_where_numbers_span_much() -> None:
+    (wide,) = found(("1 bit", "10 bit", "100 bit"))
+    (narrow,) = found(("1 bit", "2 bit", "4 bit"))
+    drawn = [bands(panel.lines, panel.places, title="t", ylabel="y").axes[0] for panel in (wide, narrow)]
+    assert [axes.get_xscale() for axes in drawn] == ["log", "linear"]
+    assert [text.get_text() for text in drawn[0].get_xticklabels()] == ["1", "10", "100"]
+
+
+def test_a_forest_shows_every_row_and_cuts_only_what_lies_far_away() -> None:
+    rows = [
+        ForestRow("heading"),
+        ForestRow("won", -1.0, (-1.5, -0.5), "reproduced", paper=-400.0),
+        ForestRow("lost", 1.0, (0.5, 1.5), "contrary", paper=-0.5),
+        ForestRow("open", 0.1, (-50.0, 50.0), "inconclusive"),
+        ForestRow("alone", 0.2, None, "inconclusive"),
+        ForestRow("diverged", math.nan, None, "inconclusive"),
+        ForestRow("unclaimed", 0.0, (-0.1, 0.1), None),
+    ]
+    axes = forest(rows, title="t", xlabel="x", better="lower").axes[0]
+    low, high = axes.get_xlim()
+    assert -5 < low < -1.5
+    assert 1.5 < high < 5
+    assert [text.get_text() for text in axes.get_yticklabels()] == [row.label for row in rows]
+    dots = {
+        line.get_ydata()[0]: line.get_marker()
+        for line in axes.lines
+        if line.get_marker() in ("o", "s", "D") and len(line.get_ydata())
+    }
+    assert dots == {1: "o", 2: "s", 3: "o", 4: "o", 6: "D"}
+    said = {text.get_text().strip() for text in axes.texts}
+    assert {"diverged", "× −400"} <= said
+    assert {line.get_marker() for line in axes.lines if len(line.get_ydata()) and line.get_ydata()[0] == 3} >= {
+        "<",
+        ">",
+    }
+    crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in crosses] == [(-0.5, 2)]
+    (right,) = axes.child_axes
+    words = [text.get_text() for text in right.get_yticklabels()]
+    assert words == ["reproduced", "contrary", "inconclusive", "inconclusive", "inconclusive", "no claim"]
