@@ -22,6 +22,7 @@ def test_without_noise_every_item_has_the_label_of_its_words() -> None:
                 assert label_of.setdefault(word, label) == label
         assert len(set(label_of.values())) == 3
         assert max(Counter(label_of.values()).values()) <= 4  # ten words dealt out to three classes
+    assert len({tuple(sorted(set(row[:, 2].tolist()))) for row in rows}) > 1  # sequences have labels of their own
     learned = batch["labels"].reshape(4, 40, 3)
     assert (learned[..., :2] == -100).all()
     assert learned[..., 2].equal(rows[..., 2])
@@ -59,6 +60,20 @@ def test_an_episode_and_its_orders() -> None:
     assert set(episode.answers.tolist()) <= set(episode.candidates.tolist())
     other = task.episode(3, 8, shots=60, queries=20, noise=0.0)
     assert not other.items.equal(episode.items)
+
+
+def test_varied_numbers_of_classes() -> None:
+    task = ManyShotBatches(60, classes=3, labels=5, words=6, item_length=1, noise=0.0, vary=True, batch_size=90)
+    counts: Counter[tuple[int, int]] = Counter()
+    for row in task.train_batch(1)["input_ids"].reshape(90, 60, 2).tolist():
+        label_of: dict[int, int] = {}
+        for word, label in row:
+            assert label_of.setdefault(word, label) == label
+        counts[len(set(label_of.values())), len(label_of)] += 1
+    assert set(counts) == {(1, 2), (2, 4), (3, 6)}
+    assert min(counts.values()) > 15
+    validation = next(iter(task.validation_batches()))["input_ids"].reshape(-1, 60, 2)
+    assert all(len(set(labels)) == 3 for labels in validation[..., 1].tolist())
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ class ManyShotBatches:
         words: of all classes together.
         item_length: words in an item.
         noise: the share of items whose label is drawn from all classes.
+        vary: whether each sequence to train on has its own number of classes, from 1, and as many words for each as
+            the largest ones have.
         batch_size: sequences in a batch.
         seed: of the training sequences; the validation sequences do not depend on it.
         validation_sequences: sequences in `validation_batches`.
@@ -75,6 +77,7 @@ class ManyShotBatches:
         words: int = 36,
         item_length: int = 2,
         noise: float = 0.1,
+        vary: bool = False,
         batch_size: int = 32,
         seed: int = 0,
         validation_sequences: int = 512,
@@ -91,14 +94,15 @@ class ManyShotBatches:
             raise ValueError(f"noise is a share, at least 0 and below 1, got {noise}.")
         self.shots, self.classes, self.labels = shots, classes, labels
         self.words, self.item_length = words, item_length
-        self.noise, self.batch_size, self.seed = noise, batch_size, seed
+        self.noise, self.vary, self.batch_size, self.seed = noise, vary, batch_size, seed
         self.validation_sequences = validation_sequences
         self.vocab_size = labels + words
         self.length = shots * (item_length + 1)
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
         """The sequences of a step; see `Batches.train_batch`."""
-        return self._batch(np.random.default_rng((self.seed, _TRAIN, step)), self.batch_size)
+        random = np.random.default_rng((self.seed, _TRAIN, step))
+        return self._batch(random, self.batch_size, vary=self.vary)
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
         """`validation_sequences` fixed sequences; the last batch may be smaller."""
@@ -119,8 +123,8 @@ class ManyShotBatches:
             candidates=torch.from_numpy(candidates[0]),
         )
 
-    def _batch(self, random: np.random.Generator, n: int) -> dict[str, Tensor]:
-        items, shown, *_ = self._items(random, n, self.shots, self.noise)
+    def _batch(self, random: np.random.Generator, n: int, *, vary: bool = False) -> dict[str, Tensor]:
+        items, shown, *_ = self._items(random, n, self.shots, self.noise, vary=vary)
         rows = np.concatenate((items, shown[:, :, None]), axis=2)
         learned = np.full_like(rows, IGNORED)
         learned[:, :, -1] = shown
@@ -129,20 +133,22 @@ class ManyShotBatches:
         }
 
     def _items(
-        self, random: np.random.Generator, n: int, count: int, noise: float
+        self, random: np.random.Generator, n: int, count: int, noise: float, *, vary: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Items (n, count, item_length); the labels shown with them, the right ones and their classes, (n, count) each;
         and the label of each class, (n, classes).
         """
-        dealt = random.random((n, self.words)).argsort(axis=1)  # class c has the words dealt at c, c + classes, …
+        dealt = random.random((n, self.words)).argsort(axis=1)  # class c of C has the words dealt at c, c + C, …
         label_of = random.random((n, self.labels)).argsort(axis=1)[:, : self.classes]
-        classes = random.integers(self.classes, size=(n, count))
+        of = random.integers(1, self.classes + 1, size=(n, 1)) if vary else np.full((n, 1), self.classes)
+        words = self.words * of // self.classes
+        classes = (random.random((n, count)) * of).astype(np.int64)
         # Classes whose turn comes once more than others' have one word more.
-        sizes = (self.words - classes + self.classes - 1) // self.classes
+        sizes = (words - classes + of - 1) // of
         turns = (random.random((n, count, self.item_length)) * sizes[:, :, None]).astype(np.int64)
-        places = classes[:, :, None] + self.classes * turns
+        places = classes[:, :, None] + of[:, :, None] * turns
         items = self.labels + np.take_along_axis(dealt, places.reshape(n, -1), axis=1).reshape(places.shape)
         answers = np.take_along_axis(label_of, classes, axis=1)
-        drawn = np.take_along_axis(label_of, random.integers(self.classes, size=(n, count)), axis=1)
+        drawn = np.take_along_axis(label_of, (random.random((n, count)) * of).astype(np.int64), axis=1)
         shown = np.where(random.random((n, count)) < noise, drawn, answers)
         return items, shown, answers, classes, label_of

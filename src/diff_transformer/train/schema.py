@@ -147,6 +147,7 @@ class ManyShotData(Section):
     words: Count = 36
     item_length: Count = 2
     noise: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    vary: bool = False
     batch_size: Count = 32
     validation_sequences: Count = 512
 
