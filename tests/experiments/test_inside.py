@@ -17,6 +17,7 @@ from diff_transformer.experiments.registry import find_experiment
 from diff_transformer.experiments.runs import run_experiment
 from diff_transformer.results import Result, ResultsFile
 
+TIED = ("train.evaluate_every=4", "model.tie_word_embeddings=true")
 NAMES = ("table5", "fig8", "appendix_g", "table7")
 
 
@@ -28,8 +29,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(experiment: Experiment, place: Path, *overrides: str, **options: Any) -> ResultsFile:
-    """The experiment's CPU preset at the size of a test; trained models are shared."""
+def run(experiment: Experiment, place: Path, *overrides: str, output: str = "results", **options: Any) -> ResultsFile:
+    """The experiment's CPU preset at the size of a test; trained models are shared within an output."""
     found = experiment.presets["cpu"]
     settings = ("train.steps=4", "train.warmup_steps=1", "data.validation_tokens=1024", *overrides)
     preset = replace(
@@ -41,7 +42,7 @@ def run(experiment: Experiment, place: Path, *overrides: str, **options: Any) ->
         seeds=2,
         options={**found.options, **options},
     )
-    return run_experiment(Asked(experiment, "cpu", preset), place / "results")
+    return run_experiment(Asked(experiment, "cpu", preset), place / output)
 
 
 def test_table5(place: Path) -> None:
@@ -81,7 +82,12 @@ def test_appendix_g(place: Path) -> None:
     # Twins begin with the same numbers, and so with gradients of one size in what does not attend.
     outputs = next(c for c in results.comparisons if c.name == "gradient/output_distance")
     assert (outputs.group, outputs.verdict) == ("before training", "reproduced")
-    # The last step's is that of the trained model.
+    # Tied weights are one parameter, the embedding.
+    tied = run(find_experiment("appendix_g"), place, *TIED, output="tied")
+    assert {c.name for c in results.comparisons} - {c.name for c in tied.comparisons} == {
+        "gradient/output",
+        "gradient/output_distance",
+    }
     assert len([r for r in results.records if r.name == "gradient/q" and r.group == "step 4"]) == 4
 
 

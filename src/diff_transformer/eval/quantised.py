@@ -3,6 +3,9 @@
 The logits are rounded to whole multiples of a step, with a sign, so that the largest in size is the last of 2^(b−1) − 1
 steps: "dynamic absmax". The paper does not say what shares a step. Here that is each row, the logits of one query in
 one head and map, or each tensor, all logits of a layer for one sequence; in either case only those that are seen.
+
+Each is an attention implementation that this module registers with transformers under the name that
+:func:`quantised_implementation` gives, so anything that runs a model can run it so: ``model.set_attn_implementation``.
 """
 
 from collections.abc import Callable, Iterator

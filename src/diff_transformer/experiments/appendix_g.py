@@ -18,7 +18,7 @@ from diff_transformer.experiments.language import CPU, GPU
 from diff_transformer.results import Comparison, Result, compare
 from diff_transformer.train import build_model
 
-# Parameters that both twins have.
+# Parameters that both twins have; no "output" where it is tied to the embedding.
 KINDS = ("q", "k", "v", "o", "mlp", "norm", "embedding", "output")
 # "Equivalent in magnitude" taken at its word: within a power of ten, each way.
 LIMIT = 1.0
@@ -73,12 +73,13 @@ def _inputs(model: Any, tokens: Tensor) -> list[tuple[Any, Tensor]]:
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     """Whether the sizes are apart by less than a power of ten, before training and in it; the sizes; the equations."""
     found = []
-    for kind in KINDS:
+    kinds = [kind for kind in KINDS if any(record.name == f"gradient/{kind}" for record in records)]
+    for kind in kinds:
         distances = distance_records(records, kind)
         for group in dict.fromkeys(record.group for record in distances):
             found.append(compare(distances, f"gradient/{kind}_distance", "diff", LIMIT_ARM, group=group))
     steps = list(dict.fromkeys(record.group for record in records if record.name == "gradient/q"))
-    for kind in KINDS:
+    for kind in kinds:
         for group in (steps[0], steps[-1]):
             found.append(compare(records, f"gradient/{kind}", "diff", "softmax", group=group, claimed=False))
     for arm in ("diff", "softmax"):
