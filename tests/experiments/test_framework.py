@@ -133,6 +133,12 @@ def test_every_experiment_of_the_register_is_whole(name: str) -> None:
         assert len(check_paper(experiment)) == len(experiment.presets["paper"].arms)
 
 
+def test_the_folder_of_a_paper_arm_needs_no_quotes() -> None:
+    arms = (Arm(name="diff, λ_init 0.8", group="830M", overrides=("model.lambda_init=0.8",)),)
+    found = check_paper(replace(SMALL, presets={"paper": Preset(recipe="paper-830m", arms=arms)}))
+    assert found[0].command.endswith(" model.lambda_init=0.8 --output runs/recall-diff-lambda_init-0.8-830M")
+
+
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="There is no experiment 'recal'; did you mean 'recall'"):
         find_experiment("recal")

@@ -12,6 +12,7 @@ import torch
 from diff_transformer.experiments import store
 from diff_transformer.experiments.asked import ask
 from diff_transformer.experiments.framework import (
+    LOSS,
     TWINS,
     Arm,
     Experiment,
@@ -225,6 +226,40 @@ def test_groups_and_a_stated_tolerance_allow_what_must_differ(tmp_path: Path) ->
     near = Arm(name="softmax", overrides=("model.attention_type=softmax", "model.intermediate_size=17"))
     tolerant = replace(TINY, arms=(TWINS[0], near), learning_rates=(), seeds=1, parameter_tolerance=0.02)
     run_experiment(ask(replace(SMALL, name="near", presets={"cpu": tolerant}, compare=nothing)), tmp_path)
+
+
+def test_the_users_text_is_what_is_trained_on(tmp_path: Path) -> None:
+    text = tmp_path / "novels"
+    text.mkdir()
+    for number in range(4):
+        (text / f"{number}.txt").write_text(
+            f"Chapter {number}. It was a dark and stormy night. " * 20, encoding="utf-8"
+        )
+    preset = Preset(
+        recipe="language",
+        overrides=(*SIZES[:4], "data.length=16", "data.batch_size=2", "train.steps=1", "train.warmup_steps=0"),
+        arms=TWINS,
+    )
+
+    def measure(run: MeasuredRun, preset: Preset) -> list[Result]:
+        assert run.recipe.data.paths == [str(text)]
+        assert run.data.tokenizer is not None
+        read = run.data.tokenizer.decode(run.data.batches.train_batch(1)["input_ids"][0])
+        assert any(read in file.read_text(encoding="utf-8") for file in text.iterdir())
+        loss = run.metrics[-1]["validation/loss"]
+        return [Result(name="loss", arm=run.arm.name, value=loss, seed=run.seed, better="lower")]
+
+    experiment = replace(
+        SMALL,
+        uses_text=True,
+        validation=LOSS,
+        measure=measure,
+        presets={"cpu": preset},
+        compare=lambda records, _: [compare(records, "loss", "diff", "softmax")],
+    )
+    results = run_experiment(ask(experiment, text=[text]), tmp_path / "out")
+    assert results.settings["asked"]["text"] == [str(text)]
+    assert results.settings["arms"][0]["tried"] == {}
 
 
 def test_an_experiment_that_trains_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The paper's own configuration of an experiment: checked without numbers, and told how a cluster would run it."""
 
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -44,7 +45,7 @@ def check_paper(experiment: Experiment) -> list[PaperArm]:
     found = []
     for arm, recipe in recipes.items():
         launcher = ["torchrun", "--nproc-per-node", str(preset.gpus), "-m", "diff_transformer.train"]
-        folder = "-".join(part for part in (experiment.name, arm.name, arm.group) if part).replace(" ", "-")
+        folder = re.sub(r"[^a-zA-Z0-9._]+", "-", f"{experiment.name}-{arm.label}".replace("λ", "lambda"))
         settings = [preset.recipe, *preset.overrides, *arm.overrides, "--output", f"runs/{folder}"]
         found.append(PaperArm(arm, recipe, counts[arm], shlex.join([*launcher, *settings])))
     return found
