@@ -6,14 +6,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from diff_transformer.report.figures import INK, MUTED, PAGE, THEME, short, styled
+from diff_transformer.report.figures import INK, MUTED, PAGE, RULE, THEME, short, styled
 from diff_transformer.results import Verdict
 
-# Verdict → (what it is called, fill, edge, hatching): each is told from the others without colour.
+# Verdict → (what it is called, fill, edge and hatching): each is told from the others without colour, and the two that
+# decide are equally strong.
 _FILLS: dict[Verdict | None, tuple[str, str, str, str]] = {
     "reproduced": ("reproduced", THEME["diff"][0], THEME["diff"][0], ""),
-    "inconclusive": ("inconclusive", PAGE, INK, ""),
-    "contrary": ("contrary", PAGE, THEME["softmax"][0], "xxxx"),
+    "inconclusive": ("inconclusive", RULE, INK, ""),
+    "contrary": ("contrary", THEME["softmax"][0], PAGE, "////"),
     None: ("nothing claimed", PAGE, MUTED, "...."),
 }
 
@@ -32,9 +33,9 @@ def counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]]) -> Figure:
             if not count:
                 continue
             axes.barh(place, count, left=start, height=0.66, facecolor=fill, edgecolor=edge, hatch=hatch, linewidth=1)
-            if count >= 0.035 * longest:
-                box = {"facecolor": PAGE, "edgecolor": "none", "pad": 1.0} if hatch else None
-                colour = PAGE if fill != PAGE else INK
+            if count >= 0.025 * longest:
+                box = {"facecolor": fill, "edgecolor": "none", "pad": 1.0} if hatch else None
+                colour = PAGE if verdict in ("reproduced", "contrary") else INK
                 axes.text(
                     start + count / 2, place, str(count), ha="center", va="center", fontsize=9, color=colour, bbox=box
                 )

@@ -27,7 +27,8 @@ WORDS: dict[Verdict | None, str] = {
     None: "no claim",
 }
 _ROW = 0.27
-_WIDTH = 7.2
+# Inches; the wider one for rows with long labels.
+_WIDTH, _WIDER, _LONG = 7.2, 8.6, 34
 _LONGEST = 60
 
 
@@ -56,7 +57,8 @@ def forest(rows: Sequence[ForestRow], *, title: str, xlabel: str, better: Better
 
     What lies far beyond the others is cut at the edge, with an arrow; the table has its numbers.
     """
-    figure = Figure(figsize=(_WIDTH, 1.25 + _ROW * len(rows)), layout="constrained")
+    width = _WIDER if any(len(row.label) > _LONG for row in rows) else _WIDTH
+    figure = Figure(figsize=(width, 1.25 + _ROW * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=xlabel)
     low, high = _limits(rows)
@@ -149,7 +151,7 @@ def _verdicts(axes: Axes, rows: Sequence[ForestRow]) -> None:
     right.tick_params(axis="y", length=0, pad=8)
     right.spines["right"].set_visible(False)
     for place, text in zip(places, right.get_yticklabels(), strict=True):
-        text.set(color=MARKS[rows[place].verdict][1], fontsize=9)
+        text.set(color=MUTED if rows[place].verdict is None else INK, fontsize=9)
 
 
 def _keys(figure: Figure, rows: Sequence[ForestRow]) -> None:
