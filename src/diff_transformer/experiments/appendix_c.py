@@ -53,7 +53,7 @@ APPENDIX_C = Experiment(
                 "train.evaluate_every=null",
             ),
             arms=TWINS,
-            learning_rates=(1e-3, 3e-3),
+            learning_rates=(1e-3, 3e-3, 1e-2),
             sweep=("train.steps=150",),
             seeds=3,
             options={"problems": 128},
@@ -91,7 +91,8 @@ APPENDIX_C = Experiment(
     notes=(
         "No verdict: adding up numbers is no mathematical reasoning, and the paper's claim is about models of 3B "
         "parameters after 20B tokens of mathematics and distillation from a reasoning model. The paper's values are "
-        "averages over eight sets of such problems and are not comparable with ours.",
+        "averages over eight sets of such problems and are not comparable with ours. The difference between the twins "
+        "here is a fact about this task at this size, whichever of them it favours.",
         "The length of a right answer is fixed by the problem, so a difference in length comes from wrong answers.",
     ),
 )
