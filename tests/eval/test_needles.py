@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import diff_transformer.eval.retrieval as retrieval
-from diff_transformer.data import NeedleTask, RetrievalBatches, byte_tokenizer
+from diff_transformer.data import NeedleBatches, NeedleTask, RetrievalBatches, byte_tokenizer
 from diff_transformer.eval.measures import Subject
-from diff_transformer.eval.needle_measures import NEEDLE_TOKENS, haystack
+from diff_transformer.eval.needle_measures import NEEDLE_ATTENTION, NEEDLE_TOKENS, NEEDLES, haystack
 from diff_transformer.eval.needles import (
     DEPTHS,
     attention_records,
@@ -172,9 +172,24 @@ def test_token_needles() -> None:
     assert all(record.value == 0 for record in by_depth)
 
 
-def test_a_measure_of_tokens_refuses_text() -> None:
+def test_text_and_tokens_are_told_apart() -> None:
+    with pytest.raises(ValueError, match="measure needle_tokens"):
+        NEEDLES.measure(Subject(model=None, arm="it", batches=RetrievalBatches(), options=NEEDLES.options))
     with pytest.raises(ValueError, match="on the retrieval task alone"):
         NEEDLE_TOKENS.measure(Subject(model=None, arm="it", options=NEEDLE_TOKENS.options))
+
+
+def test_the_measures_run_on_the_data_of_a_run() -> None:
+    """Of a run on needle documents; and of plain text, by the blocks of its validation."""
+    torch.manual_seed(0)
+    model = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, pad_token_id=256, eos_token_id=256)).eval()
+    batches = NeedleBatches(None, TASK, TASK, documents=1, vocab_size=257)
+    sizes = {"needles": 2, "queried": 1, "digits": 3, "length": 420, "samples": 1}
+    for measure, count in ((NEEDLES, 2 + len(DEPTHS)), (NEEDLE_ATTENTION, 4 * len(DEPTHS))):
+        subject = Subject(
+            model=model, arm="it", batches=batches, tokenizer=TOKENIZER, options={**measure.options, **sizes}
+        )
+        assert len(measure.measure(subject)) == count
 
 
 def test_a_haystack_is_the_blocks_text() -> None:

@@ -146,6 +146,7 @@ def batches_of(folder: Path, text: list[Path] | None, context: int | None) -> "B
     from diff_transformer.cli.checkpoints import find_recipe, load_tokenizer
     from diff_transformer.data import TextBatches, TextFiles, prepare
     from diff_transformer.train import build_data
+    from diff_transformer.train.recipe import TextData
 
     recipe = find_recipe(folder)
     if text:
@@ -156,4 +157,4 @@ def batches_of(folder: Path, text: list[Path] | None, context: int | None) -> "B
     if recipe is None:
         raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
     # A tokenizer that is trained again on text that has changed since would give the model other tokens.
-    return build_data(recipe, load_tokenizer(folder) if recipe.data.kind == "text" else None).batches
+    return build_data(recipe, load_tokenizer(folder) if isinstance(recipe.data, TextData) else None).batches

@@ -125,8 +125,13 @@ class NeedleTask:
                 f"length={length} has no room for a haystack of {_LEAST_TEXT} tokens: {needles} needles, {turns} "
                 f"questions for {queried} and their answers may take {self._most}."
             )
-        if len(self._encode(haystack[: 64 * length]).ids) < length:
+        beginning = haystack[: 64 * length]
+        tokens = len(self._encode(beginning).ids)
+        if tokens < length:
             raise ValueError(f"The haystack has fewer tokens than one document of {length}: give more text.")
+
+        # Of this text a quarter more than a document needs on average, so that most are tokenised once.
+        self._characters = 1.25 * len(beginning) / tokens
 
     def sample(self, n: int, seed: int, depth: float | None = None, stream: int = SAMPLE) -> list[NeedleDocument]:
         """`n` documents; with a depth in 0 … 1, the first queried needle lies there and the others anywhere."""
@@ -158,7 +163,7 @@ class NeedleTask:
 
     def _text(self, random: np.random.Generator, tokens: int) -> str:
         """At most so many tokens of the haystack, drawn at random, from the beginning of a word on."""
-        size = 2 * tokens
+        size = int(self._characters * tokens)
         while True:
             start = int(random.integers(max(1, len(self.haystack) - size)))
             encoded = self._encode(self.haystack[start : start + size])

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from diff_transformer.data import NeedleTask, RetrievalBatches, TextBatches
+from diff_transformer.data import NeedleBatches, NeedleTask, RetrievalBatches, TextBatches
 from diff_transformer.eval.measures import Measure, Subject
 from diff_transformer.eval.needles import (
     DEPTHS,
@@ -23,11 +23,16 @@ def haystack(batches: TextBatches, tokenizer: Any) -> str:
 
 
 def _task(subject: Subject) -> NeedleTask:
-    options = subject.options
-    assert isinstance(subject.batches, TextBatches)  # needs="text"
+    options, batches = subject.options, subject.batches
+    if isinstance(batches, NeedleBatches):
+        text = batches.validation.haystack
+    elif isinstance(batches, TextBatches):
+        text = haystack(batches, subject.tokenizer)
+    else:
+        raise ValueError("Needles are hidden in text, and the model was not trained on any; measure needle_tokens.")
     return NeedleTask(
         subject.tokenizer,
-        haystack(subject.batches, subject.tokenizer),
+        text,
         length=options["length"] or subject.model.config.max_position_embeddings,
         needles=options["needles"],
         queried=options["queried"],

@@ -8,11 +8,11 @@ from diff_transformer.experiments.framework import Experiment
 # Name → "module:object" in this room. One line for each, in the order of the paper.
 EXPERIMENTS = {
     "table1": "table1:TABLE_1",
-    "table2": "table2:TABLE_2",
-    "table3": "table3:TABLE_3",
     "fig3": "fig3:FIG_3",
     "fig4": "fig4:FIG_4",
+    "table2": "table2:TABLE_2",
     "fig5": "fig5:FIG_5",
+    "table3": "table3:TABLE_3",
     "fig6": "fig6:FIG_6",
     "fig7": "fig7:FIG_7",
     "table4": "table4:TABLE_4",
