@@ -156,7 +156,7 @@ FIG_3 = Experiment(
             learning_rates=(3e-3, 6e-3),
             sweep=("train.steps=90", "train.evaluate_every=90"),
             seeds=2,
-            options={"documents": 60, "longest": 1024, "frequent": 100},
+            options={"documents": 60, "longest": 2048, "frequent": 100},
             minutes=9,
         ),
         "gpu": Preset(

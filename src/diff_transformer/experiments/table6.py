@@ -86,7 +86,7 @@ TABLE_6 = Experiment(
             learning_rates=(3e-3, 6e-3),
             sweep=("train.steps=100", "train.evaluate_every=100"),
             seeds=2,
-            options={"documents": 60, "longest": 1024, "frequent": 100},
+            options={"documents": 60, "longest": 2048, "frequent": 100},
             minutes=9,
         ),
         "gpu": Preset(

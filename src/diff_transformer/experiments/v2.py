@@ -52,7 +52,7 @@ V2 = Experiment(
             sweep=("train.steps=100", "train.evaluate_every=100"),
             seeds=5,
             parameter_tolerance=W_LAMBDA,
-            options={"documents": 60, "longest": 1024, "frequent": 100},
+            options={"documents": 60, "longest": 2048, "frequent": 100},
             minutes=9,
         ),
         "gpu": Preset(
