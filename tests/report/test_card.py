@@ -10,6 +10,7 @@ from huggingface_hub import ModelCard
 
 from diff_transformer.report.card import SharedModel, model_card
 from diff_transformer.results import Result, ResultsFile
+from diff_transformer.train.schema import ArithmeticData, ManyShotData, NeedleData, RetrievalData
 
 CONFIG = {
     "attention_type": "diff",
@@ -175,6 +176,26 @@ def test_how_it_was_trained() -> None:
     assert row(part, "tokens seen")[1].startswith(f"{100 * 16 * 256:,} ")
     assert row(model_card(dataclasses.replace(MODEL, step=400), RECIPE), "steps")[1] == "400"
     assert "how it was trained is not recorded" in model_card(MODEL, None)
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "length"),
+    [
+        (RetrievalData(), "multi-needle retrieval from a seeded generator", 128),
+        (ManyShotData(shots=10, item_length=3), "many-shot classification from a seeded generator", 40),
+        (ArithmeticData(), "sums worked out step by step, from a seeded generator", 48),
+        (
+            NeedleData(length=64, batch_size=2),
+            "the source of Python's standard library, with needle documents among it",
+            64,
+        ),
+    ],
+    ids=lambda value: getattr(value, "kind", None),
+)
+def test_every_kind_of_data_has_its_words(data: Any, name: str, length: int) -> None:
+    card = model_card(MODEL, {**RECIPE, "data": data.model_dump(mode="json")})
+    assert row(card, "data")[1] == name
+    assert row(card, "tokens seen")[1].endswith(f"({data.batch_size} sequences of {length} a step)")
 
 
 @pytest.mark.parametrize("form", ["package", "code", "onnx"])

@@ -232,6 +232,7 @@ def test_the_document_says_where_numbers_come_from(folder: Path) -> None:
         "- A note that must be read: 5 % \\| of \\<b\\>it\\</b\\>.",
         "| DIFF | 812,825 | 812,345 | 0.003 | 0.003: 1.500; 0.006: diverged | 2 |",
         "Nothing could be compared.",
+        "Intervals by: Student's t over paired seeds.",
     ):
         assert words in text, words
     rendered = MarkdownIt("commonmark").enable("table").render(text)

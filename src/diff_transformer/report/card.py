@@ -24,6 +24,12 @@ KINDS = {
     "and [DEX](https://arxiv.org/abs/2505.16333).",
 }
 MEASURED_ON = {"retrieval": ("synthetic", "multi-needle retrieval from a seeded generator")}
+# What a recipe's data are, where they are no text; by their kind.
+SYNTHETIC = {
+    "retrieval": MEASURED_ON["retrieval"][1],
+    "many_shot": "many-shot classification from a seeded generator",
+    "arithmetic": "sums worked out step by step, from a seeded generator",
+}
 UNKNOWN_DATA = ("unknown", "not recorded")
 
 
@@ -197,11 +203,12 @@ def _training(model: SharedModel, recipe: Mapping[str, Any] | None) -> Iterator[
     data, train = recipe["data"], recipe["train"]
     steps = min(train["steps"], model.step or train["steps"])
     part = f" of {train['steps']:,}, so it is not finished" if steps < train["steps"] else ""
+    text = _text_of(data) if data["kind"] in ("text", "needles") else SYNTHETIC[data["kind"]]
+    length = data["shots"] * (data["item_length"] + 1) if data["kind"] == "many_shot" else data["length"]
     facts |= {
-        "data": _text_of(data) if data["kind"] == "text" else MEASURED_ON["retrieval"][1],
+        "data": f"{text}, with needle documents among it" if data["kind"] == "needles" else text,
         "steps": f"{steps:,}{part}",
-        "tokens seen": f"{steps * data['batch_size'] * data['length']:,} "
-        f"({data['batch_size']} sequences of {data['length']} a step)",
+        "tokens seen": f"{steps * data['batch_size'] * length:,} ({data['batch_size']} sequences of {length} a step)",
         "learning rate": f"{train['learning_rate']:g}, {train['schedule']}",
         "mixed precision": str(train["precision"]),
         "seed": str(train["seed"]),

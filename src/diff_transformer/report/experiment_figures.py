@@ -78,7 +78,7 @@ def _forests(results: ExperimentResults) -> Iterator[Drawn]:
         told = "; ".join(f"{_label(row)}: {format_difference(row)}, {verdict_text(row)}" for row in rows)
         yield Drawn(
             name=f"{results.anchor}-differences" + (f"-{number}" if len(sheets) > 1 else ""),
-            title=f"{results.title}: {', '.join(map(measure_words, names))}, differences",
+            title=f"{results.title}: {', '.join(map(measure_words, names[:3]))}{' …' * (len(names) > 3)}, differences",
             svg=svg(
                 forest(
                     list(_rows(rows, several=len(names) > 1, pairs=len(pairs) > 1)),
@@ -94,8 +94,8 @@ def _forests(results: ExperimentResults) -> Iterator[Drawn]:
 
 
 _FOREST_CAPTION = (
-    "Mean difference over paired seeds with its 95 % interval. An arrow at the edge: the interval goes on; where the "
-    "paper's difference lies beyond the edge, it is written there."
+    "Mean difference over paired seeds, with its 95 % interval where there is one. An arrow at the edge: the interval "
+    "goes on; where the paper's difference lies beyond the edge, it is written there."
 )
 
 

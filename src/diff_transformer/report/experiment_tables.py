@@ -122,6 +122,16 @@ def verdict_counts(comparisons: Sequence[Comparison]) -> str:
     return f"Of {len(comparisons)} comparisons: {', '.join(named)}."
 
 
+def interval_methods(comparisons: Sequence[Comparison]) -> str:
+    """How the intervals came about, the most frequent way first; "" where there are none."""
+    counts = Counter(row.method for row in comparisons if row.interval is not None and row.method)
+    if not counts:
+        return ""
+    if len(counts) == 1:
+        return f"Intervals by: {next(iter(counts))}."
+    return f"Intervals by: {'; '.join(f'{method} ({count})' for method, count in counts.most_common())}."
+
+
 def _measure(row: Comparison) -> str:
     return row.name + (f" ({row.unit})" if row.unit else "") + ARROWS[row.better]
 

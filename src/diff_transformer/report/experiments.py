@@ -14,6 +14,7 @@ from diff_transformer.report.experiment_tables import (
     Table,
     arm_table,
     comparison_table,
+    interval_methods,
     overview,
     verdict_counts,
 )
@@ -147,6 +148,8 @@ def _document(sections: Sequence[_Section], summary: Drawn, page: str) -> Iterat
                 yield markdown.figure(f"{FIGURES}/{drawn.name}.svg", drawn.title)
         if section.comparisons is not None:
             yield markdown.table(section.comparisons)
+            if methods := interval_methods(file.comparisons):
+                yield markdown.text(methods)
         # Side by side where there is room: images of one paragraph.
         narrow = [
             markdown.figure(f"{FIGURES}/{drawn.name}.svg", drawn.title) for drawn in section.figures if not drawn.wide
@@ -188,6 +191,7 @@ def _page(sections: Sequence[_Section], summary: Drawn) -> Iterator[str]:
             markup.strong(verdict_counts(file.comparisons)),
             *wide,
             _table(section.comparisons) if section.comparisons is not None else "",
+            markup.small(interval_methods(file.comparisons)),
             markup.grid(*narrow) if narrow else "",
             *([markup.heading("What was trained"), _table(section.arms)] if section.arms is not None else []),
             *([markup.heading("Notes"), *map(markup.paragraph, file.notes)] if file.notes else []),

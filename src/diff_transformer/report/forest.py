@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from diff_transformer.report.figures import INK, MUTED, PAGE, RULE, THEME, short, styled
@@ -27,6 +28,8 @@ WORDS: dict[Verdict | None, str] = {
     None: "no claim",
 }
 _ROW = 0.27
+# Inches: labels are set by whatever shows the figure, whose letters may be a little wider.
+_MARGIN = 0.14
 # Inches; the wider one for rows with long labels.
 _WIDTH, _WIDER, _LONG = 7.2, 8.6, 34
 _LONGEST = 60
@@ -58,7 +61,7 @@ def forest(rows: Sequence[ForestRow], *, title: str, xlabel: str, better: Better
     What lies far beyond the others is cut at the edge, with an arrow; the table has its numbers.
     """
     width = _WIDER if any(len(row.label) > _LONG for row in rows) else _WIDTH
-    figure = Figure(figsize=(width, 1.25 + _ROW * len(rows)), layout="constrained")
+    figure = Figure(figsize=(width, 1.25 + _ROW * len(rows)), layout=ConstrainedLayoutEngine(w_pad=_MARGIN))
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=xlabel)
     low, high = _limits(rows)
@@ -139,7 +142,7 @@ def _limits(rows: Sequence[ForestRow]) -> tuple[float, float]:
     room = 0.06 * (high - low or 1.0)
     # Beside all dots and intervals there is place for what the paper found far away.
     far = [row.paper for row in drawn if row.paper is not None and not low - room <= row.paper <= high + room]
-    left, right = (room * (3 if any(sign * paper > 0 for paper in far) else 1) for sign in (-1, 1))
+    left, right = (room * (4 if any(sign * paper > 0 for paper in far) else 1) for sign in (-1, 1))
     return low - left, high + right
 
 

@@ -93,6 +93,11 @@ def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>\n"
 
 
+def small(text: str) -> str:
+    """A sentence in small print; nothing where there is none."""
+    return f'<p class="small">{escape(text)}</p>\n' if text else ""
+
+
 def strong(text: str) -> str:
     return f"<p><strong>{escape(text)}</strong></p>\n"
 
