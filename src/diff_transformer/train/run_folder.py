@@ -1,5 +1,6 @@
 """The folder of a run: who may write into it, and what may be deleted."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,8 @@ DIVERGENCE = "divergence.json"
 # The recipe goes last: as long as it is there, the folder is known as ours.
 _UNFINISHED_MODELS = tuple(f".{why}-{MODEL}" for why in ("unfinished", "replaced"))
 _OURS = (METRICS, TENSORBOARD, CHECKPOINTS, MODEL, *_UNFINISHED_MODELS, DIVERGENCE, RECIPE)
+_UNFINISHED_RECIPE = f".unfinished-{RECIPE}"
+_BEGUN = {_UNFINISHED_RECIPE}  # all that is in the folder of a run that was killed when it began
 _NAMED = 4  # differing settings that a message names
 _HEADING = "# A training run of diff-transformer, every setting spelled out.\n"
 
@@ -47,7 +50,7 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: bool, overwrite: b
             "choose another --output (in Python output_dir), go on with --resume (resume=True), or replace it with "
             "--overwrite (overwrite=True)."
         )
-    if not is_run and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not is_run and folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= _BEGUN):
         raise FileExistsError(f"{str(folder)!r} exists and is not a run of ours, so nothing is written there.")
 
 
@@ -61,7 +64,9 @@ def begin_run_folder(folder: Path, recipe: Recipe) -> None:
         for name in _OURS:
             _delete(folder / name)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RECIPE).write_text(_HEADING + dump_recipe(recipe), encoding="utf-8")
+    # Renamed when it is whole: with half of one the folder would be nobody's.
+    (folder / _UNFINISHED_RECIPE).write_text(_HEADING + dump_recipe(recipe), encoding="utf-8")
+    os.replace(folder / _UNFINISHED_RECIPE, folder / RECIPE)
 
 
 def is_run_folder(folder: Path) -> bool:
