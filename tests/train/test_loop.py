@@ -26,7 +26,7 @@ from diff_transformer.train import (
     TrainingInterrupted,
     build_data,
     build_model,
-    divergence,
+    loss_watch,
     parse_recipe,
     read_metrics,
     train,
@@ -404,12 +404,12 @@ def test_a_step_that_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         seen.append(model.lm_head.weight.detach().clone())
         return {}
 
-    look = divergence.Watch.fault
+    look = loss_watch.Watch.fault
 
-    def fault(watch: divergence.Watch, loss: float, norm: float) -> divergence.Fault | None:
+    def fault(watch: loss_watch.Watch, loss: float, norm: float) -> loss_watch.Fault | None:
         return look(watch, float("inf") if len(seen) == 2 else loss, norm)
 
-    monkeypatch.setattr(divergence.Watch, "fault", fault)
+    monkeypatch.setattr(loss_watch.Watch, "fault", fault)
     settings = recipe(evaluate_every=1, on_divergence="skip", accumulation=2)
     watcher = Watcher()
     train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)

@@ -24,10 +24,11 @@ from diff_transformer.train.checkpoint import (
     written_whole,
 )
 from diff_transformer.train.distributed import Processes
-from diff_transformer.train.divergence import Divergence, Watch, diagnose
+from diff_transformer.train.divergence import Divergence, diagnose
 from diff_transformer.train.flops import flops_per_token
 from diff_transformer.train.hardware import peak_flops
 from diff_transformer.train.inspection import inspect, reduced
+from diff_transformer.train.loss_watch import Watch
 from diff_transformer.train.metrics import Metrics, peak_memory, read_metrics
 from diff_transformer.train.optimizer import build_optimizers, learning_rate
 from diff_transformer.train.progress import DivergenceError, Progress, Silent, TrainingInterrupted, catch_interrupt
