@@ -12,6 +12,7 @@ from diff_transformer.data.split import split
 from diff_transformer.data.token_cache import TokenCache
 from diff_transformer.data.tokenizers import bytes_of_tokens
 
+_VALIDATED_TOGETHER = 1 << 14  # tokens
 _AT_A_TIME = 1 << 20  # tokens whose sizes are added up together
 
 
@@ -121,9 +122,14 @@ class TextBatches:
         return self._train.batch(np.array(indices), self.length, self.isolated)
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """The validation blocks in the order of the text; the last batch may be smaller."""
-        for start in range(0, len(self._validation_blocks), self.batch_size):
-            indices = self._validation_blocks[start : start + self.batch_size]
+        """The validation blocks in the order of the text, `batch_size` or fewer at a time.
+
+        A training batch may be divided among many processes, and these are not: they have 16,384 tokens at the most, or
+        one block.
+        """
+        rows = max(1, min(self.batch_size, _VALIDATED_TOGETHER // self.length))
+        for start in range(0, len(self._validation_blocks), rows):
+            indices = self._validation_blocks[start : start + rows]
             yield self._validation.batch(indices, self.length, self.isolated)
 
 

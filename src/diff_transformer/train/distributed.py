@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -124,7 +124,7 @@ class Processes:
         if self.kind != "ddp":
             return model, model
         devices = None if self.device.type == "cpu" else [self.device]
-        return model, DistributedDataParallel(model, device_ids=devices)
+        return model, DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
     def _load_split(self, model: Any, folder: Path) -> Any:
         """transformers spreads a model by its plan while it loads one, so there has to be one to load."""
@@ -148,14 +148,12 @@ class Processes:
 
     @contextmanager
     def no_gradient_exchange(self, call: nn.Module, wanted: bool) -> Iterator[None]:
-        """While `wanted`, gradients stay where they are: a later part of the same batch exchanges the sum."""
-        if isinstance(call, DistributedDataParallel) and wanted:
-            with call.no_sync():
-                yield
-            return
-        if isinstance(call, FSDPModule):
-            call.set_requires_gradient_sync(not wanted)
-        yield
+        """While `wanted`, DDP's gradients stay where they are: a later part of the same batch exchanges the sum.
+
+        FSDP2 could do so as well, and would keep the gradients of the whole model on every process meanwhile.
+        """
+        with call.no_sync() if isinstance(call, DistributedDataParallel) and wanted else nullcontext():
+            yield
 
     def autocast(self) -> torch.autocast:
         """The recipe's precision for the operations that allow it."""

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from diff_transformer.train.recipe import Recipe, differences, dump_recipe, load_recipe
+from diff_transformer.train.start import check_start
 
 RECIPE = "recipe.yaml"
 METRICS = "metrics.jsonl"
@@ -22,7 +23,7 @@ _HEADING = "# A training run of diff-transformer, every setting spelled out.\n"
 
 
 def check_run_folder(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
-    """Say why a run of `recipe` cannot have `folder`, if so. Changes nothing.
+    """Say why a run of `recipe` cannot have `folder`, or cannot start from the model it names. Changes nothing.
 
     Raises:
         ValueError: both `resume` and `overwrite` are asked for; or the run to resume had another recipe.
@@ -52,6 +53,7 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: bool, overwrite: b
         )
     if not is_run and folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= _BEGUN):
         raise FileExistsError(f"{str(folder)!r} exists and is not a run of ours, so nothing is written there.")
+    check_start(recipe)
 
 
 def begin_run_folder(folder: Path, recipe: Recipe) -> None:
