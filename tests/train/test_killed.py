@@ -169,7 +169,7 @@ def test_a_second_signal_ends_at_once(short: Run, tmp_path: Path, number: int) -
     """In the middle of a checkpoint, which is not there then."""
     run = Run(tmp_path, SHORT)
     at = operations_before("step-000002", short)
-    code = run.ends(Plan({at + 2: number, at + 4: number}))
+    code = run.ends(Plan({at + 2: number, at + 4: number}, same_wish=0.0))
     assert code == (130 if number == signal.SIGINT else -number)
     assert len(run.lines()) == 2
     assert not (run.folder / "checkpoints" / "step-000002").exists()

@@ -1,5 +1,6 @@
 """Batches of text for training and validation."""
 
+import hashlib
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -27,6 +28,10 @@ class Batches(Protocol):
     @property
     def vocab_size(self) -> int:
         """The number of tokens."""
+
+    @property
+    def source(self) -> str:
+        """A fingerprint of what the batches are made of, beside the settings: of all documents, for text."""
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
         """The batch of a step, counted from 1: a pure function of the settings, the seed and `step`.
@@ -93,6 +98,7 @@ class TextBatches:
         else:
             self._validation_blocks = np.arange(blocks)
         self._sizes = sizes
+        self.source = hashlib.sha256(cache.documents["digest"].tobytes()).hexdigest()
 
     @property
     def train_tokens(self) -> int:

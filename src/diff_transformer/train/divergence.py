@@ -16,7 +16,10 @@ from diff_transformer.data.packing import IGNORED
 from diff_transformer.train.distributed import Processes
 from diff_transformer.train.fault import Origin, find_origin, layer_of, loss_of_rows
 from diff_transformer.train.inspection import inspect, reduced
-from diff_transformer.train.loss_watch import Fault
+from diff_transformer.train.loss_watch import Fault, Watch
+from diff_transformer.train.progress import DivergenceError
+from diff_transformer.train.run_folder import DIVERGENCE
+from diff_transformer.train.schema import TrainRecipe
 from diff_transformer.train.sharding import reshard
 from diff_transformer.train.together import gathered
 
@@ -115,6 +118,26 @@ def diagnose(
     found += _whose(origin, processes, accumulation)
     broken = origin.kind == "weight"
     return Divergence(step, fault, origin.layer, origin.module, found, weights_are_broken=broken)
+
+
+def stop_or_leave_out(
+    divergence: Divergence,
+    settings: TrainRecipe,
+    watch: Watch,
+    folder: Path,
+    checkpoint: Path | None,
+    processes: Processes,
+) -> None:
+    """Write the report down; raise unless the recipe wants such a step left out and that can help."""
+    if processes.is_first:
+        divergence.write(folder / DIVERGENCE)
+    if settings.on_divergence == "skip" and watch.may_leave_out and not divergence.weights_are_broken:
+        return
+    where = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+    raise DivergenceError(
+        f"{divergence} All of it is in {folder / DIVERGENCE}; {where}. A lower train.learning_rate (now "
+        f"{settings.learning_rate}) or a longer warm-up usually helps; train.on_divergence=skip leaves such steps out."
+    )
 
 
 def _place(module: str, model: Any) -> str:

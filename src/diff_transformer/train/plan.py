@@ -115,7 +115,7 @@ def plan(
     config = build_config(recipe, vocabulary(recipe))
     kind = _kind(parallel or settings.parallel, gpus)
     processes = Processes(kind, torch.device("cpu"), 0, gpus, settings.precision)
-    processes.check(config, recipe.data.batch_size, settings.accumulation)
+    processes.check(recipe)
 
     sizes = sizes_of(meta_model(config), settings)
     rows = recipe.data.batch_size // processes.shares
