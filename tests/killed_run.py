@@ -35,6 +35,7 @@ class Plan:
         delay: how many seconds later it comes.
         largest_file: bytes after which no file grows; None for no limit.
         kills: whether the kernel ends the process there and then, in the middle of a write; else the write fails.
+        same_wish: within how many seconds a second signal is the same wish as the first.
         trace: a file for a line about each change of files, in their order.
     """
 
@@ -43,6 +44,7 @@ class Plan:
     largest_file: int | None = None
     kills: bool = False
     trace: Path | None = None
+    same_wish: float = 3.0
 
 
 def start(arguments: list[str], log: Path, plan: Plan) -> BaseProcess:
@@ -58,11 +60,13 @@ def _run(arguments: list[str], log: str, plan: Plan) -> None:
     import torch
 
     from diff_transformer.cli import main
+    from diff_transformer.train import progress
 
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for descriptor in (1, 2):
         os.dup2(stream, descriptor)
     torch.set_num_threads(1)
+    progress.SAME_WISH_SECONDS = plan.same_wish
     sys.addaudithook(_Counter(plan, arguments[arguments.index("--output") + 1]))
     if plan.largest_file is not None:
         if plan.kills:

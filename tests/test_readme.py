@@ -44,9 +44,9 @@ def test_commands_are_all_there() -> None:
 def test_named_recipes_are_shipped() -> None:
     from diff_transformer.train import shipped_recipes
 
-    listed = re.search(r"a shipped one: ([\w, ]+)\n", README)
+    listed = re.search(r"a shipped one \(([\w, .-]+) …", README)
     assert listed is not None
-    assert set(listed.group(1).split(", ")) == set(shipped_recipes())
+    assert set(listed.group(1).split(", ")) <= set(shipped_recipes())
 
 
 @pytest.fixture(scope="module")

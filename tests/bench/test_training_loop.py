@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from accelerate.state import AcceleratorState
 
+from diff_transformer.results import Result
+
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "training_loop.py"
 TINY = ["--hidden", "64", "--layers", "1", "--length", "16", "--vocabulary", "257", "--block", "4", "--rounds", "3"]
 
@@ -52,3 +54,14 @@ def test_loops_that_do_not_do_the_same_have_no_times(program: Any) -> None:
         program.check_agreement([2.0, 1.0], [2.0, 1.01], 1e-3)
     with pytest.raises(ValueError, match="at step 1"):
         program.check_agreement([float("nan")], [2.0], 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("quartiles", "overhead", "expected"),
+    [((0.0, 0.01), 0.02, "held"), ((0.03, 0.05), 0.05, "missed"), ((-0.4, 1.1), 0.01, "undecided")],
+)
+def test_a_busy_machine_decides_nothing(
+    program: Any, quartiles: tuple[float, float], overhead: float, expected: str
+) -> None:
+    steps = Result(name="overhead of the steps", arm="train", value=sum(quartiles) / 2, interval=quartiles)
+    assert program.verdict([steps, Result(name="overhead", arm="train", value=overhead)]).startswith(expected)

@@ -37,6 +37,14 @@ def test_small_ones_are_told_in_small_units(run: Run) -> None:
     made = run("plan", "tiny", "--gpu", "RTX 4090")
     assert "memory           MiB on each when most is held" in made.stdout
     assert "seconds at 40% of 82.6 TFLOP/s" in made.stdout
+    assert "parameters       37,184 (0.0372M)" in made.stdout
+    assert "MALLOC" not in made.stdout
+
+
+def test_without_a_name_it_is_this_machine(run: Run) -> None:
+    made = run("plan", "tiny")
+    assert "on               this machine's processor, precision no" in made.stdout
+    assert "MALLOC_MMAP_THRESHOLD_=65536" in made.stdout
 
 
 def test_json(run: Run) -> None:

@@ -103,6 +103,18 @@ def test_each_validation_token_is_a_target_once_and_its_bytes_are_counted(
     assert batches.validation_bytes == sum(map(len, pieces))
 
 
+@pytest.mark.parametrize(("together", "rows"), [(8, 1), (16, 2), (39, 4), (1000, 5)])
+def test_validation_is_in_small_batches(
+    files: TextFiles, together: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training batch is divided among processes, a validation batch is not; the blocks are the same ones."""
+    everything = torch.cat([b["input_ids"] for b in text_batches(files, length=8).validation_batches()])
+    monkeypatch.setattr("diff_transformer.data.batches._VALIDATED_TOGETHER", together)
+    some = [b["input_ids"] for b in text_batches(files, length=8, batch_size=5).validation_batches()]
+    assert {len(batch) for batch in some[:-1]} == {rows}
+    assert torch.equal(torch.cat(some), everything)
+
+
 def test_fewer_validation_tokens_are_spread_over_the_text(files: TextFiles) -> None:
     everything = torch.cat([batch["input_ids"] for batch in text_batches(files).validation_batches()])
     some = text_batches(files, validation_tokens=64, isolated=False)

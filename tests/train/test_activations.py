@@ -224,12 +224,13 @@ def test_what_each_of_several_devices_holds() -> None:
     alone, ddp = memory(), memory(kind="ddp", devices=4)
     fsdp, tensor = memory(kind="fsdp", devices=4), memory(kind="tensor", devices=4)
     assert alone.optimizer == ddp.optimizer == 8 * sizes.total
-    assert ddp.total == alone.total + 4 * sizes.total  # DDP's buckets
+    assert ddp.gradients == 4 * sizes.total  # in DDP's buckets, from the beginning
     assert fsdp.optimizer == alone.optimizer / 4
     assert fsdp.weights == sizes.total + 4 * sizes.ends  # its share in float32; the ends stay gathered
     assert alone.activations == ddp.activations == fsdp.activations > tensor.activations > alone.activations / 4
     assert fsdp.optimizer < tensor.optimizer < alone.optimizer
-    assert memory(kind="fsdp", devices=4, parts=2).gradients == 4 * sizes.total
+    accumulated = memory(kind="fsdp", devices=4, parts=2).gradients
+    assert sizes.total <= accumulated <= sizes.total + 4 * sizes.ends  # its share, and of the ends all for a while
 
 
 def test_nothing_takes_memory_on_the_meta_device() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,16 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 import ranks
-from diff_transformer.train import Recipe, build_data, build_model, distributed, parse_recipe, read_metrics, train
+from diff_transformer.train import (
+    Recipe,
+    TrainingInterrupted,
+    build_data,
+    build_model,
+    distributed,
+    parse_recipe,
+    read_metrics,
+    train,
+)
 from diff_transformer.train.distributed import Processes
 from diff_transformer.train.schema import TrainRecipe
 from diff_transformer.train.setup import draw_weights
@@ -80,6 +90,8 @@ def on_a_rank() -> None:
         name = next(iter(settings.values()))
         train(recipe("diff", "fsdp", text, **settings), folder / f"{name} fsdp")
     first_weights(folder, rank)
+    stopped_by_one(folder, rank)
+    travelling(folder, rank)
     torch.distributed.destroy_process_group()
 
 
@@ -95,6 +107,35 @@ def first_weights(folder: Path, rank: int) -> None:
     found["logits"] = model(torch.arange(7)[None]).logits
     if rank == 0:
         save_file({name: value.detach().contiguous() for name, value in found.items()}, folder / "first.safetensors")
+
+
+def stopped_by_one(folder: Path, rank: int) -> None:
+    """The second process alone gets a signal; both save the same step and end."""
+
+    def stop(model: Any, step: int) -> dict[str, float]:
+        if rank == 1 and step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    settings = recipe("diff", "ddp", folder / "text", evaluate_every=5)
+    with pytest.raises(TrainingInterrupted, match="Stopped after step 5 of 20"):
+        train(settings, folder / "stopped", on_evaluate=stop)
+
+
+def travelling(folder: Path, rank: int) -> None:
+    """In which dtypes the layers' weights come to a process with FSDP2 and bfloat16; λ is left in float32."""
+    settings = recipe("diff", "fsdp", folder / "text", precision="bf16")
+    group = Processes.of(settings.train)
+    model, call = group.spread(build_model(settings, build_data(settings)), folder, lambda model: None)
+    seen = {}
+    for name, module in model.named_modules():
+        if name in ("model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.lam", "lm_head"):
+            module.register_forward_pre_hook(
+                lambda module, _, name=name: seen.update({name: str(next(module.parameters()).dtype)})
+            )
+    with group.autocast():
+        call(torch.arange(7)[None])
+    (folder / f"dtypes {rank}").write_text(json.dumps(seen))
 
 
 def odd(text: Path) -> Recipe:
@@ -162,7 +203,7 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one(spread: Path, way: str, 
     half = half_of(spread / f"diff {way}", tmp_path / "run")
     told = Told()
     train(recipe("diff", way, spread / "text"), half, resume=True, progress=told)
-    assert told.messages == ["1 process (cpu), float32"]
+    assert told.messages == ["1 process (cpu), float32", f"goes on after step {HALF}"]
     check_equal(half, spread / "diff single")
 
 
@@ -209,7 +250,7 @@ def test_an_evaluation_sees_the_model(spread: Path, way: str) -> None:
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """The command of the README; and SIGTERM, which torchrun hands on, leaves a run that resumes."""
+    """The command of the README."""
     (tmp_path / "text.txt").write_text("one, two, three, and so on. " * 400)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [
@@ -281,11 +322,31 @@ def processes(kind: Any, count: int = 2) -> Processes:
     return Processes(kind, torch.device("cpu"), 0, count, "no")
 
 
+def test_a_signal_to_one_process_stops_all(spread: Path) -> None:
+    saved = [path.name for path in (spread / "stopped" / "checkpoints").iterdir()]
+    assert saved == ["step-000005"]
+
+
+def test_weights_travel_in_bfloat16(spread: Path) -> None:
+    for rank in range(ranks.RANKS):
+        assert json.loads((spread / f"dtypes {rank}").read_text()) == {
+            "model.layers.1.self_attn.q_proj": "torch.bfloat16",
+            "model.layers.1.self_attn.lam": "torch.float32",
+            "lm_head": "torch.float32",
+        }
+
+
+def batches_of(size: int) -> Recipe:
+    settings = recipe("diff", "auto", Path("text")).model_dump()
+    settings["data"]["batch_size"] = size
+    return parse_recipe(settings)
+
+
 def test_a_batch_that_cannot_be_divided() -> None:
     with pytest.raises(ValueError, match=r"batch_size=6 cannot be divided among 2 processes and train.accumulation=2"):
-        processes("ddp").check(None, 6, 2)
-    processes("ddp").check(None, 8, 2)
-    processes("single", 1).check(None, 6, 2)
+        processes("ddp").check(batches_of(6))
+    processes("ddp").check(batches_of(8))
+    processes("single", 1).check(batches_of(6))
 
 
 @pytest.mark.parametrize("max_norm", [None, 1e9, 0.1])

@@ -15,9 +15,10 @@ from torch.utils.checkpoint import checkpoint
 import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train.distributed import Processes
-from diff_transformer.train.divergence import Divergence, Fault, Watch, diagnose
+from diff_transformer.train.divergence import Divergence, diagnose
 from diff_transformer.train.fault import loss_of_rows
 from diff_transformer.train.inspection import inspect, reduced
+from diff_transformer.train.loss_watch import Fault, Watch
 from tiny import KINDS, SIZES
 
 ALONE = Processes("single", torch.device("cpu"), 0, 1, "no")

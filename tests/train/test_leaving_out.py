@@ -28,7 +28,7 @@ STEPS = 60
 class Text:
     """Each token is the one before it and one more; in the bad steps anything."""
 
-    vocab_size = 20
+    vocab_size, source = 20, ""
 
     def __init__(self, bad: range = range(0)) -> None:
         self.bad = bad

@@ -26,12 +26,15 @@ from diff_transformer.train import (
     TrainingInterrupted,
     build_data,
     build_model,
-    divergence,
+    loss_watch,
     parse_recipe,
     read_metrics,
     train,
 )
 from diff_transformer.train.checkpoint import load_checkpoint
+from diff_transformer.train.distributed import Processes
+from diff_transformer.train.progress import catch_interrupt
+from diff_transformer.train.run_folder import locked
 
 # What a line has that is another one each time.
 TIMES = {"tokens_per_second", "seconds", "mfu", "memory"}
@@ -100,7 +103,7 @@ class Fixed:
     """Batches given by a function of the step."""
 
     def __init__(self, make: Callable[[int], dict[str, Tensor]]) -> None:
-        self.vocab_size = 20
+        self.vocab_size, self.source = 20, ""
         self.train_batch = make
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
@@ -404,12 +407,12 @@ def test_a_step_that_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         seen.append(model.lm_head.weight.detach().clone())
         return {}
 
-    look = divergence.Watch.fault
+    look = loss_watch.Watch.fault
 
-    def fault(watch: divergence.Watch, loss: float, norm: float) -> divergence.Fault | None:
+    def fault(watch: loss_watch.Watch, loss: float, norm: float) -> loss_watch.Fault | None:
         return look(watch, float("inf") if len(seen) == 2 else loss, norm)
 
-    monkeypatch.setattr(divergence.Watch, "fault", fault)
+    monkeypatch.setattr(loss_watch.Watch, "fault", fault)
     settings = recipe(evaluate_every=1, on_divergence="skip", accumulation=2)
     watcher = Watcher()
     train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
@@ -425,6 +428,113 @@ def test_a_step_that_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     seen.clear()
     with pytest.raises(DivergenceError, match=r"At step 3 .*divergence\.json; there is no checkpoint yet"):
         train(recipe(evaluate_every=1), tmp_path / "run", overwrite=True, on_evaluate=evaluate)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_within_seconds_is_the_same_wish(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that signals every process of a job signals torchrun, too, which hands it on."""
+    with catch_interrupt() as interrupt:
+        assert not interrupt.requested
+        for _ in range(3):
+            os.kill(os.getpid(), number)
+        assert interrupt.requested
+        assert interrupt.signal == number
+    monkeypatch.setattr("diff_transformer.train.progress.SAME_WISH_SECONDS", 0.0)
+    with catch_interrupt():
+        os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_process_whose_launcher_is_gone_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one that torchrun has started: a shell may go and leave its program behind."""
+    parent = os.getppid()
+    with catch_interrupt() as alone:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        with catch_interrupt() as launched:
+            assert not launched.requested
+            monkeypatch.setattr(os, "getppid", lambda: parent + 1)
+            assert launched.requested
+            assert not alone.requested
+
+
+def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:
+    train(recipe(), tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with locked(tmp_path / "run"):
+        for options in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(ValueError, match=r"Another process trains in '.*run' now: wait for it, or end it\."):
+                train(recipe(), tmp_path / "run", **options)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    train(recipe(), tmp_path / "run", resume=True)
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_a_run_says_where_it_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(TrainingInterrupted):
+        train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=3))
+    shutil.copytree(tmp_path / "run", tmp_path / "torn")
+    watcher = Watcher()
+    train(recipe(), tmp_path / "run", resume=True, progress=watcher)
+    assert watcher.told == ["1 process (cpu), float32", "goes on after step 3"]
+    (tmp_path / "torn" / "checkpoints" / "step-000003" / "complete.json").unlink()
+    watcher = Watcher()
+    train(recipe(), tmp_path / "torn", resume=True, progress=watcher)
+    assert "step-000003" in watcher.told[0]
+    assert watcher.told[2] == "no complete checkpoint: begins at step 1"
+    assert watcher.steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path) -> None:
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        raise RuntimeError("no such luck")
+
+    whole = train(recipe(), tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="no such luck"):
+        train(recipe(evaluate_every=4), tmp_path / "run", on_evaluate=evaluate)
+    watcher = Watcher()
+    resumed = train(recipe(evaluate_every=4), tmp_path / "run", resume=True, progress=watcher)
+    assert watcher.steps == [5, 6]
+    assert_identical(whole.model_folder, resumed.model_folder)
+
+
+def test_text_that_has_changed_since_is_refused(tmp_path: Path) -> None:
+    """Anywhere, also where the first batch is the same."""
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(40):
+        (text / f"{number}.txt").write_text(f"text {number} " * 5)
+    settings = text_recipe(text)
+    with pytest.raises(TrainingInterrupted):
+        train(settings, tmp_path / "run", progress=Watcher(interrupt_after=1))
+    first = build_data(settings).batches.train_batch(1)["input_ids"]
+    for number in range(40):
+        file = text / f"{number}.txt"
+        before = file.read_text()
+        file.write_text(before[:-2] + "! ")
+        if torch.equal(build_data(settings).batches.train_batch(1)["input_ids"], first):
+            break
+        file.write_text(before)
+    else:
+        pytest.fail("every document is in the first batch")
+    with pytest.raises(ValueError, match="The data is not what the run in"):
+        train(settings, tmp_path / "run", resume=True)
+
+
+def test_one_overflow_in_fp16_is_all_optimizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scaler decides for each optimizer by its own gradients: none may step on another's."""
+    seen: list[dict[str, Tensor]] = []
+
+    def evaluate(model: Any, step: int) -> dict[str, float]:
+        seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+        return {}
+
+    clip = Processes.clip
+    monkeypatch.setattr(loss_watch.Watch, "fault", lambda *_: None)  # as fp16 has it for a while
+    monkeypatch.setattr(Processes, "clip", lambda *a: float("inf") if len(seen) == 1 else clip(*a))
+    train(recipe(evaluate_every=1, optimizer="muon", steps=3), tmp_path / "run", on_evaluate=evaluate)
+    assert all(torch.equal(seen[0][name], seen[1][name]) for name in seen[0])
+    assert not any(torch.equal(seen[1][name], seen[2][name]) for name in ("lm_head.weight", "model.norm.weight"))
 
 
 def test_what_the_watch_remembers_is_resumed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.train import Data, Recipe, build_data, build_model, parse_recipe, train
 from diff_transformer.train.checkpoint import save_model
 from diff_transformer.train.progress import Silent
+from diff_transformer.train.run_folder import check_run_folder
 from diff_transformer.train.start import check_start
 
 MODEL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 4}
@@ -124,6 +125,8 @@ def test_folders_that_hold_no_such_model(data: Data, trained: tuple[Path, DiffTr
     for nothing in (folder / "gone", folder.parent):
         with pytest.raises(FileNotFoundError, match=r"holds no model: it must be a folder with config\.json"):
             check_start(recipe(start_from=str(nothing)))
+        with pytest.raises(FileNotFoundError, match="holds no model"):  # before any text is read
+            check_run_folder(folder.parent / "run", recipe(start_from=str(nothing)), resume=False, overwrite=False)
     start = recipe(start_from=str(folder))
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])

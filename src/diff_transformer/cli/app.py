@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import os
 import signal
 import traceback
 from collections.abc import Callable
@@ -65,7 +66,8 @@ def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
-            typer.echo(str(interrupt) or "Interrupted.", err=True)
+            if os.environ.get("RANK", "0") == "0":  # of processes that stop together one speaks
+                typer.echo(str(interrupt) or "Interrupted.", err=True)
             # As a shell counts: 128 and the number of the signal.
             raise typer.Exit(128 + (getattr(interrupt, "signal", None) or signal.SIGINT)) from None
         except (ValueError, OSError, ModuleNotFoundError) as error:

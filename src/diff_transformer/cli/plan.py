@@ -62,7 +62,7 @@ def _facts(made: "Plan") -> list[str]:
     where = "this machine's processor" if made.device == "cpu" else f"{made.devices} × {made.device}"
     lines = [
         f"{made.name} · {made.attention_type}",
-        f"parameters       {made.parameters:,} ({made.parameters / 1e9:.3g}B)",
+        f"parameters       {made.parameters:,} ({_short(made.parameters)})",
         f"operations       {made.flops_per_token:.3g} FLOPs per token, forward and backward, nothing twice",
         f"run              {made.steps:,} steps of {made.tokens_per_step:,} tokens, "
         f"{made.steps * made.tokens_per_step:.3g} tokens",
@@ -75,6 +75,11 @@ def _facts(made: "Plan") -> list[str]:
     room = "" if made.device_memory is None else f", where {made.device_memory / size:,.0f} {unit} can be used"
     lines.append(f"memory           {unit} on each when most is held{room};")
     lines.append(f"                 {made.micro_batch} sequences at a time (train.accumulation={made.accumulation})")
+    if made.device == "cpu":
+        lines.append(
+            "                 (of tensors; glibc keeps freed blocks, up to 40 % more, unless the environment says "
+            "MALLOC_MMAP_THRESHOLD_=65536)"
+        )
     return lines
 
 
@@ -100,6 +105,10 @@ def _advice(made: "Plan", way: "Way") -> str:
     if way.accumulation is None:
         return f"{which}: does not fit, not even one sequence at a time"
     return f"{which}: fits with train.accumulation={way.accumulation}, {way.micro_batch} sequences at a time"
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
 
 
 def _unit(made: "Plan") -> tuple[int, str]:

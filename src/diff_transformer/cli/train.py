@@ -24,14 +24,15 @@ def train(
     from diff_transformer.eval import validation_callback
     from diff_transformer.train import build_data, load_recipe
     from diff_transformer.train import train as train_recipe
-    from diff_transformer.train.distributed import is_first_process
+    from diff_transformer.train.distributed import Processes, is_first_process
     from diff_transformer.train.run_folder import check_run_folder
 
     console.quiet_libraries()
     resolved = load_recipe(recipe, settings or ())
     folder = output or Path("runs") / resolved.name
-    # A folder that is taken is refused before text is read and a tokenizer trained.
+    # What cannot be is refused before text is read and a tokenizer trained.
     check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
+    Processes.of(resolved.train).check(resolved)
     messages = console.messages(quiet=not is_first_process())
     with preparing(messages) as tell:
         data = build_data(resolved, tell=tell)

@@ -1,5 +1,6 @@
 """Batches of text for training and validation."""
 
+import hashlib
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from diff_transformer.data.split import split
 from diff_transformer.data.token_cache import TokenCache
 from diff_transformer.data.tokenizers import bytes_of_tokens
 
+_VALIDATED_TOGETHER = 1 << 14  # tokens
 _AT_A_TIME = 1 << 20  # tokens whose sizes are added up together
 
 
@@ -26,6 +28,10 @@ class Batches(Protocol):
     @property
     def vocab_size(self) -> int:
         """The number of tokens."""
+
+    @property
+    def source(self) -> str:
+        """A fingerprint of what the batches are made of, beside the settings: of all documents, for text."""
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
         """The batch of a step, counted from 1: a pure function of the settings, the seed and `step`.
@@ -92,6 +98,7 @@ class TextBatches:
         else:
             self._validation_blocks = np.arange(blocks)
         self._sizes = sizes
+        self.source = hashlib.sha256(cache.documents["digest"].tobytes()).hexdigest()
 
     @property
     def train_tokens(self) -> int:
@@ -127,9 +134,14 @@ class TextBatches:
         return self._train.batch(np.array(indices), self.length, self.isolated)
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """The validation blocks in the order of the text; the last batch may be smaller."""
-        for start in range(0, len(self._validation_blocks), self.batch_size):
-            indices = self._validation_blocks[start : start + self.batch_size]
+        """The validation blocks in the order of the text, `batch_size` or fewer at a time.
+
+        A training batch may be divided among many processes, and these are not: they have 16,384 tokens at the most, or
+        one block.
+        """
+        rows = max(1, min(self.batch_size, _VALIDATED_TOGETHER // self.length))
+        for start in range(0, len(self._validation_blocks), rows):
+            indices = self._validation_blocks[start : start + rows]
             yield self._validation.batch(indices, self.length, self.isolated)
 
 

@@ -54,9 +54,14 @@ class RetrievalBatches:
         num_keys, num_values, num_noise: sizes of the three parts of the vocabulary.
         validation_sequences: sequences in `validation_batches`.
 
+    Attributes:
+        source: there is none but the settings.
+
     Raises:
         ValueError: a number is out of range, there are fewer keys than pairs, or `length` has no room for it all.
     """
+
+    source = ""
 
     def __init__(
         self,

@@ -138,5 +138,10 @@ class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = (None if x is None else x * grad_total.to(x.dtype) for x in ctx.saved_tensors)
+        # Rounded once: a factor in half precision would scale all of them alike, and wrongly.
+        exact = (None if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in ctx.saved_tensors)
+        gradients = (
+            None if x is None else (x * grad_total.to(x.dtype)).to(saved.dtype)
+            for x, saved in zip(exact, ctx.saved_tensors, strict=True)
+        )
         return (*gradients, None, None, None, None)

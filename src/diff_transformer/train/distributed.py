@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import distributed as transformers_distributed
 
 from diff_transformer.model.parallel import check_ranks
+from diff_transformer.train.recipe import Recipe, build_config
+from diff_transformer.train.run_folder import START
 from diff_transformer.train.schema import TrainRecipe
 from diff_transformer.train.sharding import is_split, local, shard
 
@@ -29,7 +31,6 @@ Kind = Literal["single", "ddp", "fsdp", "tensor"]
 
 # What a launcher's configuration may ask for and this loop does not do.
 _FOREIGN = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
-_START = ".unfinished-start"
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,11 @@ class Processes:
         """Into how many parts a batch is divided among the processes."""
         return self.count if self.kind in ("ddp", "fsdp") else 1
 
-    def check(self, config: Any, batch_size: int, accumulation: int) -> None:
-        """Raises ValueError where a model or a batch cannot be divided among the processes."""
+    def check(self, recipe: Recipe) -> None:
+        """Raises ValueError where a recipe's model or batch cannot be divided among the processes."""
+        batch_size, accumulation = recipe.data.batch_size, recipe.train.accumulation
         if self.kind == "tensor":
-            check_ranks(self.count, config)
+            check_ranks(self.count, build_config(recipe, vocab_size=1))
             if "tp_size" not in getattr(transformers_distributed.DistributedConfig, "__dataclass_fields__", {}):
                 raise ValueError("train.parallel 'tensor' needs a later release of transformers: pip install -U it.")
         if batch_size % (self.shares * accumulation):
@@ -124,11 +126,11 @@ class Processes:
         if self.kind != "ddp":
             return model, model
         devices = None if self.device.type == "cpu" else [self.device]
-        return model, DistributedDataParallel(model, device_ids=devices)
+        return model, DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
     def _load_split(self, model: Any, folder: Path) -> Any:
         """transformers spreads a model by its plan while it loads one, so there has to be one to load."""
-        start = folder / _START
+        start = folder / START
         if self.is_first:
             shutil.rmtree(start, ignore_errors=True)
             model.save_pretrained(start)
@@ -148,14 +150,12 @@ class Processes:
 
     @contextmanager
     def no_gradient_exchange(self, call: nn.Module, wanted: bool) -> Iterator[None]:
-        """While `wanted`, gradients stay where they are: a later part of the same batch exchanges the sum."""
-        if isinstance(call, DistributedDataParallel) and wanted:
-            with call.no_sync():
-                yield
-            return
-        if isinstance(call, FSDPModule):
-            call.set_requires_gradient_sync(not wanted)
-        yield
+        """While `wanted`, DDP's gradients stay where they are: a later part of the same batch exchanges the sum.
+
+        FSDP2 could do so as well, and would keep the gradients of the whole model on every process meanwhile.
+        """
+        with call.no_sync() if isinstance(call, DistributedDataParallel) and wanted else nullcontext():
+            yield
 
     def autocast(self) -> torch.autocast:
         """The recipe's precision for the operations that allow it."""

@@ -1,18 +1,18 @@
 """The training loop."""
 
 import hashlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import set_seed
-from torch import Tensor
 
 from diff_transformer.data.batches import Batches
 from diff_transformer.train.checkpoint import (
@@ -24,27 +24,27 @@ from diff_transformer.train.checkpoint import (
     written_whole,
 )
 from diff_transformer.train.distributed import Processes
-from diff_transformer.train.divergence import Divergence, Watch, diagnose
+from diff_transformer.train.divergence import diagnose, stop_or_leave_out
 from diff_transformer.train.flops import flops_per_token
 from diff_transformer.train.hardware import peak_flops
-from diff_transformer.train.inspection import inspect, reduced
+from diff_transformer.train.loss_watch import Watch
 from diff_transformer.train.metrics import Metrics, peak_memory, read_metrics
 from diff_transformer.train.optimizer import build_optimizers, learning_rate
-from diff_transformer.train.progress import DivergenceError, Progress, Silent, TrainingInterrupted, catch_interrupt
-from diff_transformer.train.recipe import Recipe, TrainRecipe
+from diff_transformer.train.progress import Progress, Silent, TrainingInterrupted, catch_interrupt
+from diff_transformer.train.recipe import Recipe
 from diff_transformer.train.run_folder import (
     CHECKPOINTS,
-    DIVERGENCE,
     METRICS,
     MODEL,
     TENSORBOARD,
     begin_run_folder,
     check_run_folder,
+    locked,
 )
 from diff_transformer.train.setup import Data, build_data, build_model, draw_weights
-from diff_transformer.train.sharding import reshard
-from diff_transformer.train.step import backward, prefetched, rows_on
+from diff_transformer.train.step import backward, inspect_batch, prefetched
 from diff_transformer.train.tensor_files import bytes_of
+from diff_transformer.train.together import together
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
 Evaluate = Callable[[Any, int], dict[str, float]]
@@ -60,7 +60,7 @@ class TrainedRun:
         model: the same model, still on its device, in evaluation mode.
         parameters: how many it has.
         seconds: time spent in training steps, those before an interruption included; no evaluation, no saving.
-        last: the last line of `metrics.jsonl`.
+        last: the last line of `metrics.jsonl`, if there is one.
     """
 
     folder: Path
@@ -103,18 +103,34 @@ def train(
         TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was saved.
         OSError: the disk is full, for example; the checkpoints before are intact.
     """
-    folder, settings = Path(output_dir), recipe.train
+    folder = Path(output_dir)
     check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
-    processes = Processes.of(settings)
+    processes = Processes.of(recipe.train)
+    processes.check(recipe)
+    data = data or build_data(recipe)
+    with ExitStack() as held:
+        with together():
+            if processes.is_first:
+                held.enter_context(locked(folder))
+        return _train(recipe, folder, processes, data, resume, progress, on_evaluate)
+
+
+def _train(
+    recipe: Recipe,
+    folder: Path,
+    processes: Processes,
+    data: Data,
+    resume: bool,
+    progress: Progress | None,
+    on_evaluate: Evaluate | None,
+) -> TrainedRun:
+    settings = recipe.train
     warn = warnings.warn if progress is None else progress.tell
     progress = progress if progress is not None and processes.is_first else Silent()
-    data = data or build_data(recipe)
     set_seed(settings.seed)
     checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep_checkpoints, warn)
     newest = checkpoints.newest() if resume else None
     model = build_model(recipe, data, start=newest is None, without_weights=processes.kind == "fsdp")
-    processes.check(model.config, recipe.data.batch_size, settings.accumulation)
-    processes.wait()  # all have looked at the folder before one of them changes it
     if not resume and processes.is_first:
         begin_run_folder(folder, recipe)
     processes.wait()
@@ -140,6 +156,8 @@ def train(
     with _records(folder, state.step, processes) as metrics, catch_interrupt() as interrupt:
         progress.start(settings.steps, f"{recipe.name} · {recipe.model.attention_type}")
         progress.tell(processes.describe(model, call))
+        if resume:
+            progress.tell(f"goes on after step {state.step}" if newest else "no complete checkpoint: begins at step 1")
         fastest = _fastest(model, recipe, processes)
         try:
             call.train()
@@ -159,11 +177,12 @@ def train(
                     divergence = diagnose(
                         model, batch, processes, fault, step=step, accumulation=settings.accumulation, before=layers
                     )
-                    _stop_or_leave_out(divergence, settings, watch, folder, checkpoints.last, processes)
+                    stop_or_leave_out(divergence, settings, watch, folder, checkpoints.last, processes)
                     if processes.is_first:
                         warn(f"The step is left out. {divergence}")
                 for optimizer in optimizers:
-                    if fault is None:
+                    # One optimizer's overflow, which is normal in fp16, is all optimizers'.
+                    if fault is None and math.isfinite(norm):
                         scaler.step(optimizer)
                     optimizer.zero_grad()
                 scaler.update()
@@ -185,19 +204,22 @@ def train(
                     if fault is not None:
                         line["left_out"] = fault.what
                     if inspecting:
-                        layers = _inspect(model, batch, processes)
+                        layers = inspect_batch(model, batch, processes)
                         line |= layers
                     if on_evaluate is not None and evaluating:
-                        line |= _evaluate(model, step, on_evaluate, processes)
+                        try:
+                            line |= _evaluate(model, step, on_evaluate, processes)
+                        except Exception:
+                            if processes.count == 1:  # of several, the others may be at another place
+                                checkpoints.save(_with(state, watch, scaler), model, optimizers, data.tokenizer)
+                            raise
                     if metrics is not None:
                         metrics.log(line)
                     tokens, since = 0, state.seconds
 
                 stopping = processes.any(interrupt.requested)
                 if last or stopping or _due(step, settings.checkpoint_every):
-                    state.watch = watch.state_dict()
-                    state.scaler = scaler.state_dict() if scaler.is_enabled() else None
-                    checkpoint = checkpoints.save(state, model, optimizers, data.tokenizer)
+                    checkpoint = checkpoints.save(_with(state, watch, scaler), model, optimizers, data.tokenizer)
                     if stopping and not last:
                         raise TrainingInterrupted(
                             f"Stopped after step {step} of {settings.steps}; {checkpoint} holds the run. "
@@ -218,7 +240,7 @@ def train(
         model=model,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         seconds=state.seconds,
-        last=read_metrics(folder / METRICS)[-1],
+        last=(read_metrics(folder / METRICS) or [{}])[-1],
     )
 
 
@@ -227,8 +249,8 @@ def _records(folder: Path, step: int, processes: Processes) -> AbstractContextMa
 
 
 def _fingerprint(batches: Batches) -> str:
-    """A number for the data: other text, another tokenizer or another seed give another first batch."""
-    return hashlib.sha256(batches.train_batch(1)["input_ids"].numpy().tobytes()).hexdigest()
+    """A number for the data: of all text, and of the first batch, which other settings or another seed change."""
+    return hashlib.sha256(batches.train_batch(1)["input_ids"].numpy().tobytes() + batches.source.encode()).hexdigest()
 
 
 def _restore(
@@ -252,44 +274,21 @@ def _restore(
     return state
 
 
-def _stop_or_leave_out(
-    divergence: Divergence,
-    settings: TrainRecipe,
-    watch: Watch,
-    folder: Path,
-    checkpoint: Path | None,
-    processes: Processes,
-) -> None:
-    """Write the report down; raise unless the recipe wants such a step left out and that can help."""
-    if processes.is_first:
-        divergence.write(folder / DIVERGENCE)
-    if settings.on_divergence == "skip" and watch.may_leave_out and not divergence.weights_are_broken:
-        return
-    where = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
-    raise DivergenceError(
-        f"{divergence} All of it is in {folder / DIVERGENCE}; {where}. A lower train.learning_rate (now "
-        f"{settings.learning_rate}) or a longer warm-up usually helps; train.on_divergence=skip leaves such steps out."
-    )
-
-
 def _due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
+
+
+def _with(state: RunState, watch: Watch, scaler: torch.amp.GradScaler) -> RunState:
+    """The state of a run, with what its parts remember."""
+    return replace(state, watch=watch.state_dict(), scaler=scaler.state_dict() if scaler.is_enabled() else None)
 
 
 def _evaluate(model: Any, step: int, on_evaluate: Evaluate, processes: Processes) -> dict[str, float]:
     model.eval()
     with torch.no_grad(), processes.autocast():
         results = on_evaluate(model, step)
-    reshard(model)
     model.train()
     return results
-
-
-def _inspect(model: Any, batch: dict[str, Tensor], processes: Processes) -> dict[str, list[float]]:
-    """Numbers of each layer from one sequence of each process."""
-    row = rows_on(processes.device, {name: tensor[:1] for name, tensor in processes.rows(batch).items()})
-    with processes.autocast():
-        return reduced(inspect(model, row), processes.device)
 
 
 def _fastest(model: Any, recipe: Recipe, processes: Processes) -> float | None:

@@ -143,9 +143,11 @@ def _moments(config: DiffTransformerConfig, sizes: Sizes, s: Situation) -> list[
     for done in range(sizes.layers):
         gradients = head_gradient + done * layer_gradient
         moments.append(moment(gradients, (sizes.layers - done) * kept_layer, in_layer))
-    all_gradients = sizes.layers * layer_gradient + head_gradient
+    all_gradients = kept_gradients + sizes.layers * layer_gradient + head_gradient
+    if s.kind == "fsdp":  # by then a device has nothing but its share
+        weights = all_gradients = sizes.total * FLOAT * _share(sizes, s)
     step = 2 * sizes.largest * FLOAT if s.on_cpu else 0
-    moments.append(Memory(weights, kept_gradients + all_gradients, state, 0, step))
+    moments.append(Memory(weights, all_gradients, state, 0, step))
     return moments
 
 
@@ -177,14 +179,14 @@ def _weights(sizes: Sizes, s: Situation) -> tuple[float, float]:
 def _gradients(sizes: Sizes, s: Situation) -> tuple[float, float, float]:
     """Bytes of gradients: that a layer adds, that the ends add, and that are there from the parts before.
 
-    DDP sends gradients from buckets of its own, as large as they are. With FSDP2 a device keeps its share, but of the
-    ends all until the backward pass is through; and of everything all while later parts of the batch are added.
+    DDP's gradients lie in the buckets that it sends, which are always there. With FSDP2 a device keeps its share, but
+    of the output head all until the backward pass is through; the embedding's comes when the layers have gone.
     """
-    buckets = sizes.total * FLOAT if s.kind == "ddp" else 0
     share = _share(sizes, s)
-    if s.parts > 1:
-        return 0.0, 0.0, buckets + sizes.total * FLOAT * (1 if s.kind == "fsdp" else share)
     if s.kind == "fsdp":
-        return sizes.layer * FLOAT * share, sizes.ends * FLOAT, 0.0
+        kept = sizes.total * FLOAT * share if s.parts > 1 else 0.0
+        return 0.0 if kept else sizes.layer * FLOAT * share, sizes.head * FLOAT, kept
+    if s.parts > 1 or s.kind == "ddp":
+        return 0.0, 0.0, sizes.total * FLOAT * share
     ranks = s.devices if s.kind == "tensor" else 1
-    return sizes.layer * FLOAT / ranks, sizes.ends * FLOAT, float(buckets)
+    return sizes.layer * FLOAT / ranks, sizes.ends * FLOAT, 0.0

@@ -31,7 +31,8 @@ class Metrics:
 
         if lines.exists():
             os.truncate(lines, _bytes_to_keep(lines, step))
-        self._file = lines.open("a", encoding="utf-8", newline="\n")
+        self._lines = lines
+        self._file = lines.open("ab", buffering=0)  # a full disk would refuse what is held back a second time
         self._board = SummaryWriter(str(tensorboard), purge_step=step + 1 if step else None)
 
     def log(self, line: dict[str, Any]) -> None:
@@ -39,9 +40,20 @@ class Metrics:
 
         A list holds a number for each layer: in TensorBoard a curve each. None means that there is no such number, and
         TensorBoard gets nothing. What is not finite is null in the lines, as JSON has neither NaN nor infinity.
+
+        Raises:
+            OSError: the line cannot be written, as where the disk is full.
         """
-        self._file.write(json.dumps({name: _strict(value) for name, value in line.items()}, allow_nan=False) + "\n")
-        self._file.flush()
+        text = json.dumps({name: _strict(value) for name, value in line.items()}, allow_nan=False) + "\n"
+        rest = text.encode()
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise OSError(
+                f"{str(self._lines)!r} cannot be written ({error.strerror}); the run goes on from its newest "
+                "checkpoint, with --resume."
+            ) from error
         for name, value in line.items():
             tag = _TAGS.get(name, name)
             if isinstance(value, list):

@@ -87,6 +87,10 @@ def plan(
 ) -> Plan:
     """Plan a run.
 
+    Memory is that of training steps of layers that are not compiled (compiled ones keep less), by the formulas of
+    :mod:`diff_transformer.train.activations` and :mod:`diff_transformer.train.memory`; validation, which takes a whole
+    batch at a time without gradients, and saving are not in it.
+
     Args:
         recipe: what is to be trained.
         gpu: a name of :data:`diff_transformer.train.hardware.GPUS`, or "cpu" for this machine's processor.
@@ -111,7 +115,7 @@ def plan(
     config = build_config(recipe, vocabulary(recipe))
     kind = _kind(parallel or settings.parallel, gpus)
     processes = Processes(kind, torch.device("cpu"), 0, gpus, settings.precision)
-    processes.check(config, recipe.data.batch_size, settings.accumulation)
+    processes.check(recipe)
 
     sizes = sizes_of(meta_model(config), settings)
     rows = recipe.data.batch_size // processes.shares

@@ -1,10 +1,14 @@
 """What a training run tells the one who watches it, and how it is asked to stop."""
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
+
+SAME_WISH_SECONDS = 3.0
 
 
 class Progress(Protocol):
@@ -56,18 +60,24 @@ class DivergenceError(ValueError):
 
 
 class Interrupt:
-    """Whether a signal asked the run to stop, and which."""
+    """Whether a signal asked the run to stop, and which; or the launcher is gone that watched over this process."""
 
-    signal: int | None = None
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        # torchrun's processes end with it, unless it was killed: then nobody would stop them.
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
     @property
     def requested(self) -> bool:
-        return self.signal is not None
+        return self.signal is not None or self._launcher not in (None, os.getppid())
 
 
 @contextmanager
 def catch_interrupt() -> Iterator[Interrupt]:
     """Turn the first Ctrl-C or SIGTERM into a note, so that a step is never cut in half; a second one ends at once.
+
+    One that comes within seconds of the first is the same wish: who signals all processes of a job at once signals
+    torchrun as well, which hands it on.
 
     Python delivers signals to the main thread: in any other, this does nothing and the note stays empty.
     """
@@ -75,6 +85,7 @@ def catch_interrupt() -> Iterator[Interrupt]:
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
+    first: float | None = None
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
@@ -82,8 +93,13 @@ def catch_interrupt() -> Iterator[Interrupt]:
             signal.signal(number, handler)
 
     def note(number: int, frame: Any) -> None:
-        interrupt.signal = number
-        restore()
+        nonlocal first
+        now = time.monotonic()
+        if first is None:
+            first, interrupt.signal = now, number
+        elif now - first > SAME_WISH_SECONDS:
+            restore()
+            os.kill(os.getpid(), number)
 
     for number in before:
         signal.signal(number, note)

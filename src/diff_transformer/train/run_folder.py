@@ -1,25 +1,35 @@
 """The folder of a run: who may write into it, and what may be deleted."""
 
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from diff_transformer.train.recipe import Recipe, differences, dump_recipe, load_recipe
+from diff_transformer.train.start import check_start
 
 RECIPE = "recipe.yaml"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
+START = ".unfinished-start"  # weights on their way to several processes
+LOCK = ".lock"
 DIVERGENCE = "divergence.json"
 # The recipe goes last: as long as it is there, the folder is known as ours.
 _UNFINISHED_MODELS = tuple(f".{why}-{MODEL}" for why in ("unfinished", "replaced"))
-_OURS = (METRICS, TENSORBOARD, CHECKPOINTS, MODEL, *_UNFINISHED_MODELS, DIVERGENCE, RECIPE)
+_OURS = (START, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, *_UNFINISHED_MODELS, DIVERGENCE, RECIPE)
+_UNFINISHED_RECIPE = f".unfinished-{RECIPE}"
+_BEGUN = {_UNFINISHED_RECIPE, LOCK}  # all that is in the folder of a run that was killed when it began
 _NAMED = 4  # differing settings that a message names
 _HEADING = "# A training run of diff-transformer, every setting spelled out.\n"
 
 
 def check_run_folder(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
-    """Say why a run of `recipe` cannot have `folder`, if so. Changes nothing.
+    """Say why a run of `recipe` cannot have `folder`, or cannot start from the model it names. Changes nothing.
 
     Raises:
         ValueError: both `resume` and `overwrite` are asked for; or the run to resume had another recipe.
@@ -47,8 +57,9 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: bool, overwrite: b
             "choose another --output (in Python output_dir), go on with --resume (resume=True), or replace it with "
             "--overwrite (overwrite=True)."
         )
-    if not is_run and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not is_run and folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= _BEGUN):
         raise FileExistsError(f"{str(folder)!r} exists and is not a run of ours, so nothing is written there.")
+    check_start(recipe)
 
 
 def begin_run_folder(folder: Path, recipe: Recipe) -> None:
@@ -61,7 +72,34 @@ def begin_run_folder(folder: Path, recipe: Recipe) -> None:
         for name in _OURS:
             _delete(folder / name)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RECIPE).write_text(_HEADING + dump_recipe(recipe), encoding="utf-8")
+    # Renamed when it is whole: with half of one the folder would be nobody's.
+    (folder / _UNFINISHED_RECIPE).write_text(_HEADING + dump_recipe(recipe), encoding="utf-8")
+    os.replace(folder / _UNFINISHED_RECIPE, folder / RECIPE)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep every other process from training in `folder`, until this one is through with it or dead.
+
+    Raises:
+        ValueError: another one trains there now.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"Another process trains in {str(folder)!r} now: wait for it, or end it.") from None
+    except NotImplementedError:  # a file system without locks
+        yield
+        return
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def is_run_folder(folder: Path) -> bool:

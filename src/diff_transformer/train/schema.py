@@ -179,8 +179,8 @@ class TrainRecipe(Section):
     forward pass over one sequence) and `checkpoint_every` count steps; the last step is always logged and evaluated.
     `parallel` says what several processes do: "ddp" (the weights whole on each), "fsdp" (sharded), "tensor" (heads
     shared out), or "auto", which is what the launcher asks for, else "ddp". `compile` compiles each layer.
-    Where the loss is not finite, or more than `max_loss_rise` nats above what it was, `on_divergence` "stop" ends the
-    run with a report and "skip" leaves that batch out.
+    Where the loss is not finite, or more than `max_loss_rise` nats (and than its usual jumps) above what it was, from
+    the 21st step on, `on_divergence` "stop" ends the run with a report and "skip" leaves that batch out.
     """
 
     steps: Count

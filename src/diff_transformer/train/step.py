@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from diff_transformer.data.packing import IGNORED, flattened
 from diff_transformer.train.distributed import Processes
+from diff_transformer.train.inspection import inspect, reduced
 
 
 def prefetched(
@@ -44,3 +46,10 @@ def backward(
 def rows_on(device: torch.device, batch: dict[str, Tensor]) -> dict[str, Tensor | int]:
     """Rows of a batch as the model takes them: packed documents in one row, with where they begin."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in flattened(batch).items()}
+
+
+def inspect_batch(model: Any, batch: dict[str, Tensor], processes: Processes) -> dict[str, list[float]]:
+    """Numbers of each layer from one sequence of each process."""
+    row = rows_on(processes.device, {name: tensor[:1] for name, tensor in processes.rows(batch).items()})
+    with processes.autocast():
+        return reduced(inspect(model, row), processes.device)
