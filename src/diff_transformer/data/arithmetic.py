@@ -57,9 +57,14 @@ class ArithmeticBatches:
         largest: number in a problem.
         validation_problems: in `validation_batches`.
 
+    Attributes:
+        source: there is none but the settings.
+
     Raises:
         ValueError: a number is out of range, or `length` has no room for the longest problem.
     """
+
+    source = ""
 
     def __init__(
         self,

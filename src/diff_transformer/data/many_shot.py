@@ -64,9 +64,14 @@ class ManyShotBatches:
         seed: of the training sequences; the validation sequences do not depend on it.
         validation_sequences: sequences in `validation_batches`.
 
+    Attributes:
+        source: there is none but the settings.
+
     Raises:
         ValueError: a number is out of range, or there are fewer words than classes.
     """
+
+    source = ""
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """Batches of text and, among it, documents with needles, so that a small model can learn the template."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -21,6 +22,9 @@ class NeedleBatches:
         vocab_size: tokens of the tokenizer.
         seed: of the training documents; the validation documents do not depend on it.
         validation_documents: needle documents in `validation_batches`.
+
+    Attributes:
+        source: a fingerprint of the haystack's text.
 
     Raises:
         ValueError: a number is below 1.
@@ -45,6 +49,7 @@ class NeedleBatches:
         self.text, self.training, self.validation = text, training, validation
         self.documents, self.vocab_size, self.seed = documents, vocab_size, seed
         self.validation_documents = validation_documents
+        self.source = hashlib.sha256(training.haystack.encode("utf-8", "surrogatepass")).hexdigest()
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
         """The text's batch of a step and the needle documents of the step below it; see `Batches.train_batch`."""
