@@ -96,6 +96,23 @@ def test_presets_are_whole(name: str) -> None:
     assert any("No verdict" in note for note in experiment.notes)
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "said"),
+    [
+        ("table4", {"judge": "nobody"}, "nobody"),
+        ("table4", {"sources": "nowhere.jsonl"}, r"nowhere\.jsonl"),
+        ("table1", {"tasks": "nowhere.jsonl"}, r"nowhere\.jsonl"),
+        ("table8", {"tasks": "nowhere.jsonl"}, r"nowhere\.jsonl"),
+    ],
+)
+def test_what_cannot_be_had_is_said_before_anything_is_trained(
+    name: str, option: dict[str, str], said: str, text: Path, tmp_path: Path
+) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=said):
+        run_experiment(tiny(name, text, **option), tmp_path / "output")
+    assert not (tmp_path / "output").exists()
+
+
 def test_table_4_without_a_judge_or_documents(text: Path, output: Path) -> None:
     results = run_experiment(tiny("table4", text, documents=5, characters=40, new_tokens=12), output)
     no_verdict(results, ["hallucination/held_out"])

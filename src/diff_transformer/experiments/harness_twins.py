@@ -37,6 +37,12 @@ def harness_presets(cpu_minutes: float) -> dict[str, Preset]:
     )
 
 
+def check_tasks(options: Mapping[str, Any]) -> None:
+    """Load the tasks, and forget them. Raises as `load_tasks`."""
+    if names := _names(options):
+        load_tasks(names)
+
+
 def harness_records(run: MeasuredRun, options: Mapping[str, Any], shots: int) -> list[Result]:
     """What the harness finds of a run, in the group of its examples; with the average of Table 1 where all are there.
 
@@ -49,8 +55,7 @@ def harness_records(run: MeasuredRun, options: Mapping[str, Any], shots: int) ->
     Raises:
         ValueError: tasks that are not known, or whose data cannot be had.
     """
-    names = [part.strip() for part in str(options["tasks"]).split(",") if part.strip()]
-    names = [task for name in names for task in (TABLE_1_MEASURES if name == "table1" else [name])]
+    names = _names(options)
     if not names:
         assert isinstance(run.data.batches, TextBatches)
         # As many as a question has examples fit the context beside it, if a token is no longer than a character.
@@ -72,6 +77,11 @@ def harness_records(run: MeasuredRun, options: Mapping[str, Any], shots: int) ->
     average = table_1_average(records)
     shown = [*records, average] if average else records
     return [replace(record, seed=run.seed, group=f"{shots}-shot") for record in shown]
+
+
+def _names(options: Mapping[str, Any]) -> list[str]:
+    names = [part.strip() for part in str(options["tasks"]).split(",") if part.strip()]
+    return [task for name in names for task in (TABLE_1_MEASURES if name == "table1" else [name])]
 
 
 def harness_comparisons(

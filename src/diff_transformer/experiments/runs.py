@@ -45,7 +45,7 @@ def run_experiment(
 
     Raises:
         FileExistsError: there are results already, and neither `resume` nor `overwrite` is asked for.
-        ValueError: the arms are not alike; or `resume` and `overwrite` together.
+        ValueError: the arms are not alike; or `resume` and `overwrite` together; or as the experiment's own `check`.
         TrainingInterrupted: as `train`; the same call goes on.
     """
     folder = Path(output)
@@ -55,6 +55,8 @@ def run_experiment(
         found = read_results(path)
         if found.settings.get("asked") == asked.settings():
             return found
+    if asked.experiment.check is not None:
+        asked.experiment.check(asked.preset.options)
     began = time.monotonic()
     work = _Work(asked.experiment, asked.preset, folder, resume, progress or Silent())
     if asked.preset.arms:

@@ -7,6 +7,7 @@ from diff_transformer.experiments.framework import Experiment, MeasuredRun, Pres
 from diff_transformer.experiments.harness_twins import (
     NOTES,
     alone,
+    check_tasks,
     harness_comparisons,
     harness_presets,
     harness_records,
@@ -37,6 +38,7 @@ TABLE_1 = Experiment(
     presets=harness_presets(cpu_minutes=1),
     compare=_compare,
     measure=_measure,
+    check=check_tasks,
     notes=(
         *NOTES,
         "The paper's averages after 1T tokens: DIFF-3B 60.6, OpenLLaMA-3B-v2 57.5, StableLM-base-alpha-3B-v2 56.8; the "

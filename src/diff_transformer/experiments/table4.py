@@ -1,12 +1,13 @@
 """Table 4: answers free of contextual hallucination. A protocol that runs; models of the sizes trained here cannot
 answer, so nothing is claimed of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from diff_transformer.data import TextBatches
 from diff_transformer.eval.hallucination import measure_hallucination, read_sets
 from diff_transformer.eval.judges import JUDGE_OPTIONS, judge_of
-from diff_transformer.eval.sources import PAPER_SETS, held_out_sources
+from diff_transformer.eval.sources import PAPER_SETS, Source, held_out_sources
 from diff_transformer.experiments.framework import Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language_twins import language_twins
 from diff_transformer.results import Comparison, Result, compare
@@ -22,12 +23,23 @@ PAPER = {
 }
 
 
+def _check(options: Mapping[str, Any]) -> None:
+    """Read the documents and find the judge."""
+    if options["sources"]:
+        _read_sets(options)
+    judge_of(options)
+
+
+def _read_sets(options: Mapping[str, Any]) -> dict[str, list[Source]]:
+    return read_sets(options["sources"], documents=options["documents"], characters=options["characters"])
+
+
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
     options = preset.options
-    documents, characters = options["documents"], options["characters"]
     if options["sources"]:
-        sets = read_sets(options["sources"], documents=documents, characters=characters)
+        sets = _read_sets(options)
     else:
+        documents, characters = options["documents"], options["characters"]
         assert isinstance(run.data.batches, TextBatches)
         sets = {
             "held_out": held_out_sources(run.data.batches, run.data.tokenizer, limit=documents, characters=characters)
@@ -74,6 +86,7 @@ TABLE_4 = Experiment(
     ),
     compare=_compare,
     measure=_measure,
+    check=_check,
     notes=(
         "No verdict: models of this size can neither answer questions nor summarise, and what they write says nothing "
         "about the paper's claim. The protocol is the paper's: a document, a greedy answer, a judge, the share of "

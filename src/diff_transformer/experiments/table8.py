@@ -4,7 +4,13 @@ from collections.abc import Sequence
 
 from diff_transformer.eval.table_1 import AVERAGE
 from diff_transformer.experiments.framework import Experiment, MeasuredRun, Preset
-from diff_transformer.experiments.harness_twins import NOTES, harness_comparisons, harness_presets, harness_records
+from diff_transformer.experiments.harness_twins import (
+    NOTES,
+    check_tasks,
+    harness_comparisons,
+    harness_presets,
+    harness_records,
+)
 from diff_transformer.results import Comparison, Result
 
 # DIFF and its Transformer, 3B parameters each. BoolQ is where DIFF is the worse one.
@@ -30,6 +36,7 @@ TABLE_8 = Experiment(
     presets=harness_presets(cpu_minutes=2),
     compare=_compare,
     measure=_measure,
+    check=check_tasks,
     notes=(
         *NOTES,
         "The paper's averages after 350B tokens, Transformer and DIFF: 55.4 and 56.2 without examples, 56.4 and 58.0 "
