@@ -210,6 +210,13 @@ def test_the_lines_that_load_it(form: Any) -> None:
     assert ModelCard(card).data.library_name == ("onnx" if form == "onnx" else "transformers")
 
 
+@pytest.mark.parametrize(("setting", "said"), [(True, "yes"), (False, "no"), (None, None)])
+def test_a_row_of_table_6_says_how_it_departs_from_its_type(setting: bool | None, said: str | None) -> None:
+    config = CONFIG | {"attention_type": "softmax", "headwise_norm": setting}
+    card = model_card(dataclasses.replace(MODEL, config=config), RECIPE)
+    assert re.findall(r"\| norm of each head.*", card) == ([] if said is None else [f"| norm of each head | {said} |"])
+
+
 def test_a_name_cannot_break_the_table() -> None:
     records = [result("harness/a|b/acc", "diff", 0.5, better="higher"), result("harness/a|b/acc", "sof|tmax", 0.25)]
     card = model_card(MODEL, RECIPE, [file(*records)])

@@ -15,6 +15,7 @@ from diff_transformer.data import Batches
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.results import capture_environment, read_json, read_metrics, write_json
 from diff_transformer.train import Data, DivergenceError, Progress, Recipe, train
+from diff_transformer.train.checkpoint import without_bars
 from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL, is_run_folder
 
 RUN = "run"
@@ -57,7 +58,8 @@ class Stored:
         """The model in evaluation mode, where the recipe would train it."""
         on_cpu = recipe.train.device == "cpu" or not torch.accelerator.is_available()
         device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
-        return DiffTransformerForCausalLM.from_pretrained(self.model_folder).eval().to(device)
+        with without_bars():
+            return DiffTransformerForCausalLM.from_pretrained(self.model_folder).eval().to(device)
 
 
 class Store:

@@ -196,6 +196,8 @@ def _training(model: SharedModel, recipe: Mapping[str, Any] | None) -> Iterator[
         "heads": heads,
         "context": f"{config['max_position_embeddings']:,} tokens",
     }
+    if (norm := config.get("headwise_norm")) is not None:  # a row of Table 6 that is not the type's usual form
+        facts["norm of each head"] = "yes" if norm else "no"
     if recipe is None:
         yield _table(["", ""], facts.items())
         yield "No recipe belongs to this checkpoint, so how it was trained is not recorded."
