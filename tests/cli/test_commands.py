@@ -214,7 +214,7 @@ def test_eval_measures_the_retrieval_task(run: Run, retrieval_run: Path, text_fi
     )
     fails(run("eval", retrieval_run, "--text", text_file), "has no tokenizer")
     fails(run("eval", retrieval_run, "--measure", "accurracy"), "did you mean 'retrieval/accuracy'?")
-    fails(run("eval", retrieval_run, "--measure", "zzzz"), "There is no measure 'zzzz'; known are retrieval/accuracy,")
+    fails(run("eval", retrieval_run, "--measure", "zzzz"), "There is no measure 'zzzz'; known are standard,")
 
 
 def test_report_prints_where_the_page_is(run: Run, text_run: Path, tmp_path: Path) -> None:
