@@ -146,7 +146,7 @@ FIG_3 = Experiment(
     presets={
         "cpu": Preset(
             recipe="language",
-            overrides=(*CPU, "train.steps=270", "train.evaluate_every=45"),
+            overrides=(*CPU, "train.steps=200", "train.evaluate_every=40"),
             arms=(
                 *sized("0.06M", 2, 32, 84, 8),
                 *sized("0.13M", 3, 48, 128, 8),
@@ -154,8 +154,8 @@ FIG_3 = Experiment(
                 *sized("0.5M", 4, 96, 256, 8),
             ),
             learning_rates=(3e-3, 6e-3),
-            sweep=("train.steps=90", "train.evaluate_every=90"),
-            seeds=2,
+            sweep=("train.steps=60", "train.evaluate_every=60"),
+            seeds=3,
             options={"documents": 60, "longest": 2048, "frequent": 100},
             minutes=9,
         ),

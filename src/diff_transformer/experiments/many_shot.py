@@ -1,23 +1,18 @@
 """What Figures 6 and 7 share: the training, whose runs they have in common."""
 
 from diff_transformer.experiments.framework import TWINS, Preset
+from diff_transformer.experiments.tokens import FINDING
 
 # Two cores.
 CPU = Preset(
     recipe="retrieval",
     overrides=(
-        "model.hidden_size=64",
-        "model.intermediate_size=172",
-        "model.num_hidden_layers=2",
-        "model.rope_theta=10",
-        "data={kind: many_shot, shots: 32, classes: 6, labels: 16, words: 12, item_length: 1, vary: true}",
+        *FINDING,
         "train.steps=2000",
-        "train.inspect_every=null",
-        "train.evaluate_every=500",
-        "train.checkpoint_every=1000",
+        "data={kind: many_shot, shots: 32, classes: 6, labels: 16, words: 12, item_length: 1, vary: true}",
     ),
     arms=TWINS,
-    learning_rates=(3e-3, 6e-3),
+    learning_rates=(1.5e-3, 3e-3, 6e-3),
     seeds=3,
 )
 # One H200: more classes, items of two words, longer sequences.

@@ -17,17 +17,17 @@ from diff_transformer.eval.needles import (
 )
 from diff_transformer.experiments.framework import TWINS, MeasuredRun, Preset
 from diff_transformer.experiments.language import GPU
+from diff_transformer.experiments.table6 import rows
+from diff_transformer.experiments.tokens import FINDING
 from diff_transformer.results import Result
 
 # Two cores: needles among noise tokens. Sequences of 1 to 4 pairs, asked for again and again, so that nothing can be
-# answered by elimination; a small rope_theta, with which a small model finds a token's neighbour sooner.
+# answered by elimination. Beside the twins Table 6's control: half the heads of twice the width, with headwise norm.
 CPU = Preset(
     recipe="retrieval",
     overrides=(
-        "model.hidden_size=64",
-        "model.intermediate_size=172",
-        "model.num_hidden_layers=2",
-        "model.rope_theta=10",
+        *FINDING,
+        "train.steps=1000",
         "data.num_pairs=4",
         "data.num_queries=8",
         "data.repeats=true",
@@ -37,13 +37,9 @@ CPU = Preset(
         "data.num_noise=16",
         "data.length=52",
         "data.batch_size=32",
-        "train.steps=2000",
-        "train.inspect_every=null",
-        "train.evaluate_every=500",
-        "train.checkpoint_every=1000",
     ),
-    arms=TWINS,
-    learning_rates=(3e-3, 6e-3),
+    arms=(*TWINS, rows(4, 16)[2]),
+    learning_rates=(1e-3, 3e-3, 6e-3),
     seeds=3,
 )
 # One H200: text, and in a fifth of the sequences the paper's template with 1 to 8 needles.

@@ -144,14 +144,14 @@ def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: s
 
     Args:
         recipe: with all defaults; where it starts from another run's model, `before` stands for the folder.
-        batches: the recipe's data, known by the first batch of training and of validation.
+        batches: the recipe's data, known by what they are made of and by the first batch of training and of validation.
         before: the key of the run that this one starts from.
         logs: a name for what is logged, where that is not the usual.
     """
     settings = recipe.model_dump(mode="json")
     if before is not None:
         settings["model"]["start_from"] = before
-    digest = hashlib.sha256(json.dumps([settings, logs], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([settings, logs, batches.source], sort_keys=True).encode())
     for batch in (batches.train_batch(1), next(iter(batches.validation_batches()))):
         for name, tensor in sorted(batch.items()):
             digest.update(name.encode())

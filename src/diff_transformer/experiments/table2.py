@@ -20,13 +20,15 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     found = []
-    for needles, queried in preset.options["cells"]:
-        group, paper = cell_name((needles, queried)), PAPER.get((needles, queried))
-        # One needle among tokens is found by knowing what a value is: nothing is claimed of it, nor in the paper.
-        claimed = needles > 1
-        found.append(compare(records, ACCURACY, "diff", "softmax", group=group, paper=paper, claimed=claimed))
-        if queried > 1:
-            found.append(compare(records, JOINT, "diff", "softmax", group=group))
+    for other in [arm.name for arm in preset.arms if arm.name != "diff"]:
+        for needles, queried in preset.options["cells"]:
+            group = cell_name((needles, queried))
+            paper = PAPER.get((needles, queried)) if other == "softmax" else None
+            # One needle among tokens is found by knowing what a value is: nothing is claimed of it, nor in the paper.
+            claimed = needles > 1
+            found.append(compare(records, ACCURACY, "diff", other, group=group, paper=paper, claimed=claimed))
+            if queried > 1:
+                found.append(compare(records, JOINT, "diff", other, group=group))
     return found
 
 

@@ -46,11 +46,11 @@ V2 = Experiment(
     presets={
         "cpu": Preset(
             recipe="language",
-            overrides=(*CPU, "model.num_hidden_layers=4", "train.steps=300", "train.evaluate_every=300"),
+            overrides=(*CPU, "model.num_hidden_layers=4", "train.steps=200", "train.evaluate_every=200"),
             arms=arms(64, 8, 8, 172),
             learning_rates=(3e-3, 6e-3),
-            sweep=("train.steps=100", "train.evaluate_every=100"),
-            seeds=5,
+            sweep=("train.steps=70", "train.evaluate_every=70"),
+            seeds=6,
             parameter_tolerance=W_LAMBDA,
             options={"documents": 60, "longest": 2048, "frequent": 100},
             minutes=9,
