@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from diff_transformer.data import LabelledText, byte_tokenizer
 from diff_transformer.eval.labelled import (
@@ -40,12 +40,14 @@ QUESTIONS = LabelledText(
 )
 
 
-@pytest.fixture(params=["diff", "llama"])
+@pytest.fixture(params=["diff", "llama", "diffllama"])
 def reader(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(1)
     sizes = {"vocab_size": 257, "max_position_embeddings": 512, "initializer_range": 0.3, **SIZES}
     if request.param == "diff":
         return DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).eval()
+    if request.param == "diffllama":
+        return DiffLlamaForCausalLM(DiffLlamaConfig(**sizes)).eval()
     return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
 
 

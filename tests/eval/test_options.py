@@ -12,6 +12,7 @@ from diff_transformer.experiments.registry import EXPERIMENTS, find_experiment
 
 DEFAULTS: dict[str, Any] = {
     "count": 4,
+    "examples": 0,
     "rate": 0.5,
     "exact": False,
     "folder": "",
@@ -29,6 +30,8 @@ DEFAULTS: dict[str, Any] = {
     ("name", "value"),
     [
         ("count", 7),
+        ("count", 1),
+        ("examples", 0),
         ("rate", 2),
         ("rate", 0.25),
         ("exact", True),
@@ -54,11 +57,14 @@ def test_nothing_is_no_text() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("count", "x", "It takes a whole number for count, got 'x'."),
-        ("count", 2.0, "It takes a whole number for count, got 2.0."),
-        ("count", True, "It takes a whole number for count, got True."),
-        ("count", None, "It takes a whole number for count, got nothing."),
-        ("count", [4], "It takes a whole number for count, got [4]."),
+        ("count", "x", "It takes a whole number of 1 or more for count, got 'x'."),
+        ("count", 2.0, "It takes a whole number of 1 or more for count, got 2.0."),
+        ("count", True, "It takes a whole number of 1 or more for count, got True."),
+        ("count", 0, "It takes a whole number of 1 or more for count, got 0."),
+        ("examples", -1, "It takes a whole number of 0 or more for examples, got -1."),
+        ("length", 0, "It takes null or a whole number of 1 or more for length, got 0."),
+        ("count", None, "It takes a whole number of 1 or more for count, got nothing."),
+        ("count", [4], "It takes a whole number of 1 or more for count, got [4]."),
         ("rate", "fast", "It takes a number for rate, got 'fast'."),
         ("rate", float("nan"), "It takes a number for rate, got nan."),
         ("rate", float("inf"), "It takes a number for rate, got inf."),
@@ -66,15 +72,24 @@ def test_nothing_is_no_text() -> None:
         ("exact", 1, "It takes true or false for exact, got 1."),
         ("exact", "no", "It takes true or false for exact, got 'no'."),
         ("folder", 2024, "It takes text for folder, got 2024; in quotation marks a number is text."),
-        ("length", "abc", "It takes a whole number or null for length, got 'abc'."),
-        ("length", False, "It takes a whole number or null for length, got False."),
-        ("shots", "abc", "It takes a list of whole numbers such as [16, 64] for shots, got 'abc'."),
-        ("shots", 16, "It takes a list of whole numbers such as [16, 64] for shots, got 16."),
-        ("shots", [], "It takes a list of whole numbers such as [16, 64] for shots, got []."),
-        ("shots", [16, "x"], "It takes a list of whole numbers such as [16, 64] for shots, got [16, 'x']."),
+        ("length", "abc", "It takes null or a whole number of 1 or more for length, got 'abc'."),
+        ("length", False, "It takes null or a whole number of 1 or more for length, got False."),
+        ("shots", "abc", "It takes a list of whole numbers of 1 or more such as [16, 64] for shots, got 'abc'."),
+        ("shots", 16, "It takes a list of whole numbers of 1 or more such as [16, 64] for shots, got 16."),
+        ("shots", [], "It takes a list of whole numbers of 1 or more such as [16, 64] for shots, got []."),
+        ("shots", [16, 0], "It takes a list of whole numbers of 1 or more such as [16, 64] for shots, got [16, 0]."),
+        (
+            "shots",
+            [16, "x"],
+            "It takes a list of whole numbers of 1 or more such as [16, 64] for shots, got [16, 'x'].",
+        ),
         ("noises", ["a"], "It takes a list of numbers such as [0.0, 0.1] for noises, got ['a']."),
-        ("lengths", 512, "It takes a list of whole numbers such as [2048] for lengths, got 512."),
-        ("cells", [1, 2], "It takes a list of lists of whole numbers such as [[1, 1], [2, 1]] for cells, got [1, 2]."),
+        ("lengths", 512, "It takes a list of whole numbers of 1 or more such as [2048] for lengths, got 512."),
+        (
+            "cells",
+            [1, 2],
+            "It takes a list of lists of whole numbers of 1 or more such as [[1, 1], [2, 1]] for cells, got [1, 2].",
+        ),
         ("types", "float32", "It takes a list of texts such as [float32] for types, got 'float32'."),
         ("types", [None], "It takes a list of texts such as [float32] for types, got [None]."),
         ("body", "x", "It takes a mapping for body, got 'x'."),
@@ -117,7 +132,9 @@ def test_every_experiments_options_have_a_kind(name: str) -> None:
 
 
 def test_an_experiment_is_asked_for_values_of_the_kind() -> None:
-    with pytest.raises(ValueError, match=r"^'fig6' takes a list of whole numbers such as \[8, 16, 32\] for shots, got"):
+    with pytest.raises(
+        ValueError, match=r"^'fig6' takes a list of whole numbers of 1 or more such as \[8, 16, 32\] for shots, got"
+    ):
         ask(find_experiment("fig6"), options={"shots": 8})
     asked = ask(find_experiment("fig6"), options={"shots": [8]})
     assert asked.preset.options["shots"] == [8]

@@ -8,20 +8,19 @@ from typing import Any
 # What a value may be, for one and for several.
 _WORDS: dict[type, tuple[str, str]] = {
     bool: ("true or false", "true or false"),
-    int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
     str: ("text", "texts"),
     dict: ("a mapping", "mappings"),
-    type(None): ("a whole number or null", "whole numbers or null"),
 }
 
 
 def chosen_options(given: Mapping[str, Any], defaults: Mapping[str, Any], whose: str) -> dict[str, Any]:
     """All settings: what is given, and the defaults of the others.
 
-    A value is of the kind of its default: true or false, a whole number, a number (finite; a whole one will do), text,
-    a mapping, or a list of one or more of a kind. Where the default is None it is a whole number or None. None given
-    for text, as the command line reads `NAME=`, is "".
+    A value is of the kind of its default: true or false, a whole number (how many of something: 1 or more, or 0 where
+    that is the default), a number (finite; a whole one will do), text, a mapping, or a list of one or more of a kind.
+    Where the default is None it is a whole number or None. None given for text, as the command line reads `NAME=`,
+    is "".
 
     Args:
         given: by name.
@@ -64,11 +63,13 @@ def _fits(value: object, default: object) -> bool:
     if isinstance(default, list | tuple):
         return isinstance(value, list | tuple) and len(value) > 0 and all(_fits(part, default[0]) for part in value)
     if default is None:
-        return value is None or _fits(value, 0)
+        return value is None or _fits(value, 1)
     if isinstance(value, bool) or isinstance(default, bool):  # which Python takes for a whole number
         return isinstance(value, bool) and isinstance(default, bool)
     if isinstance(default, float):
         return isinstance(value, int | float) and math.isfinite(value)
+    if isinstance(default, int):
+        return isinstance(value, int) and value >= min(default, 1)
     return isinstance(value, type(default))
 
 
@@ -76,6 +77,10 @@ def _kind(default: object, several: bool = False) -> str:
     if isinstance(default, list | tuple):
         of = f"of {_kind(default[0], several=True)}"
         return f"lists {of}" if several else f"a list {of} such as {_as_written(default)}"
+    if default is None:
+        return f"null or {_kind(1, several)}"
+    if isinstance(default, int) and not isinstance(default, bool):
+        return f"{'whole numbers' if several else 'a whole number'} of {min(default, 1)} or more"
     return _WORDS[type(default)][several]
 
 
