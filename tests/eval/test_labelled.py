@@ -74,12 +74,37 @@ def of_whole_prompts(reader: Any, shown: Rows, asked: Rows) -> list[bool]:
     return right
 
 
+class Listening:
+    """The byte tokenizer, and the prompts that it was given: demonstrations, then as many questions."""
+
+    def __init__(self) -> None:
+        self.tokenizer = byte_tokenizer()
+        self.bos_token_id = None
+        self.prompts: list[tuple[str, list[str]]] = []
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        if text.endswith("\n==\n"):
+            self.prompts.append((text, []))
+        elif text.endswith("\nType:"):
+            self.prompts[-1][1].append(text)
+        return list(self.tokenizer.encode(text, **options))
+
+
+def written(shown: Rows, asked: Rows) -> tuple[str, list[str]]:
+    """What a prompt must be in words."""
+    return "".join(f"Question: {text}\nType: {label}\n==\n" for text, label in shown), [
+        f"Question: {text}\nType:" for text, _ in asked
+    ]
+
+
 def test_fewer_shots_are_the_first_of_more(reader: Any) -> None:
+    heard = Listening()
     settings: dict[str, Any] = {"queries": 6, "seed": 2, "exact": True}
-    records = labelled_records(reader, byte_tokenizer(), QUESTIONS, "it", shots=[2, 4], **settings)
+    records = labelled_records(reader, heard, QUESTIONS, "it", shots=[2, 4], **settings)
     random = np.random.default_rng(2)
     shown = [QUESTIONS.train[n] for n in random.permutation(9)]
     asked = [QUESTIONS.test[n] for n in random.permutation(6)]
+    assert heard.prompts == [written(shown[:count], asked) for count in (2, 4)]
     for record, count in zip(records, (2, 4), strict=True):
         assert record.value == np.mean(of_whole_prompts(reader, shown[:count], asked))
         assert (record.n, record.group, record.seed) == (6, f"{count} shots", 2)
@@ -87,9 +112,10 @@ def test_fewer_shots_are_the_first_of_more(reader: Any) -> None:
 
 def test_orders_of_the_same_demonstrations(reader: Any) -> None:
     """Against whole prompts, one for each order and each of its own questions; the statistics written out."""
+    heard = Listening()
     settings: dict[str, Any] = {"shots": 6, "orders": 3, "queries": 5, "sets": 2, "seed": 7, "exact": True}
-    records = labelled_order_records(reader, byte_tokenizer(), QUESTIONS, "it", **settings)
-    shares = np.zeros((2, 2, 3))  # kinds, sets, orders
+    records = labelled_order_records(reader, heard, QUESTIONS, "it", **settings)
+    prompts, shares = [], np.zeros((2, 2, 3))  # kinds, sets, orders
     for number in range(2):
         random = np.random.default_rng((7, number))
         shown = [QUESTIONS.train[n] for n in random.permutation(9)[:6]]
@@ -97,7 +123,11 @@ def test_orders_of_the_same_demonstrations(reader: Any) -> None:
         for row, kind in enumerate(("random", "alternating")):
             for column, order in enumerate(drawn_orders(classes, 3, kind, 7)):
                 asked = [QUESTIONS.test[n] for n in random.integers(6, size=5)]
-                shares[row, number, column] = np.mean(of_whole_prompts(reader, [shown[n] for n in order], asked))
+                ordered = [shown[n] for n in order]
+                prompts.append(written(ordered, asked))
+                shares[row, number, column] = np.mean(of_whole_prompts(reader, ordered, asked))
+    assert heard.prompts == prompts
+    assert len({before for before, _ in prompts}) == 12
     assert np.ptp(shares, axis=2).any(), "all orders alike would tell nothing"
     chance = (shares * (1 - shares) / 4).mean(2)
     of_sets = {
