@@ -211,6 +211,72 @@ def test_a_measurement_for_any_model_takes_one_that_is_not_ours(run: Run, text_f
     fails(run("eval", llama, "--measure", "repeats"), "No recipe.yaml belongs to", "name a text with --text")
 
 
+def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    options = ("--option", "factors=[1, 2]", "--option", "sequences=8", "--output", output)
+    result = run("eval", retrieval_run, "--measure", "retrieval_lengths", *options)
+    assert result.exit_code == 0
+    records = read_results(output).records
+    assert [record.group for record in records] == ["context × 1", "context × 2"]
+    for record in records:
+        (line,) = [line for line in result.stdout.splitlines() if f" {record.group} " in line]
+        assert "length/accuracy ↑" in line
+        assert f" {record.value:.3f} [" in line
+        assert " 8 " in line
+
+
+def test_a_run_on_many_shot_data_is_measured(run: Run, tmp_path: Path) -> None:
+    data = "data={kind: many_shot, shots: 8, classes: 2, labels: 4, words: 4, item_length: 1, batch_size: 2}"
+    sizes = ["model.hidden_size=16", "model.head_dim=8", "model.num_hidden_layers=1"]
+    settings = ["data.validation_sequences=4", "train.steps=1", "train.warmup_steps=0", "train.inspect_every=null"]
+    folder, output = tmp_path / "run", tmp_path / "results.json"
+    assert run("train", "retrieval", data, *sizes, *settings, "--output", folder).exit_code == 0
+    measures = ("--measure", "episodes", "--measure", "episode_orders")
+    few = ("noises=[0.1]", "episodes=3", "orders=2", "queries=4", "sets=2")
+    options = [part for option in few for part in ("--option", option)]
+    # What both have under one name must suit both.
+    fails(run("eval", folder, *measures, "--option", "shots=4"), "episodes takes a list of whole numbers", "shots")
+    result = run("eval", folder, *measures, *options, "--output", output)
+    assert result.exit_code == 0
+    found = read_results(output)
+    groups = dict.fromkeys(record.group for record in found.records)
+    assert list(groups)[:3] == [f"noise 0.1, {shots} shots" for shots in (8, 16, 32)]
+    assert list(groups)[3:] == ["random orders, noise 0.1", "alternating orders, noise 0.1"]
+    assert {record.n for record in found.records} == {3 * 4, 2}
+    assert result.stdout.count("many_shot/") == len(found.records) == 3 + 6
+    assert found.settings["measures"]["episode_orders"]["shots"] == 32
+
+
+def test_measures_of_other_data_say_so(run: Run, retrieval_run: Path, text_run: Path) -> None:
+    fails(run("eval", retrieval_run, "--measure", "episodes"), "on many_shot data alone, which the model was not")
+    fails(run("eval", retrieval_run, "--measure", "episode_orders"), "of a model of text, measure many_shot_orders.")
+    fails(run("eval", text_run, "--measure", "retrieval_lengths"), "on the retrieval task alone, which the model was")
+
+
+def test_settings_of_another_kind_are_refused_before_a_model_is_read(run: Run, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    for measure, option, message in (
+        (
+            "many_shot",
+            "shots=abc",
+            "many_shot takes a list of whole numbers of 1 or more such as [16, 64] for shots, got 'abc'.",
+        ),
+        ("many_shot", "queries=x", "The measure many_shot takes a whole number of 1 or more for queries, got 'x'."),
+        (
+            "needles",
+            "length=long",
+            "The measure needles takes null or a whole number of 1 or more for length, got 'long'.",
+        ),
+    ):
+        fails(run("eval", nowhere, "--measure", measure, "--option", option), message)
+    both = ("--measure", "many_shot", "--measure", "many_shot_orders", "--option", "shots=[4]")
+    fails(
+        run("eval", nowhere, *both),
+        "The measure many_shot_orders takes a whole number of 1 or more for shots, got [4].",
+    )
+    fails(run("eval", nowhere, "--measure", "many_shot", "--option", "shots=[4]"), "nowhere' does not exist")
+
+
 def test_measurements_that_there_are_not(run: Run, text_run: Path, text_file: Path) -> None:
     fails(run("eval", text_run, "--measure", "repeat"), "There is no measure 'repeat'; did you mean 'repeats'?")
     fails(run("eval", text_run, "--measure", "zzz"), "known are standard, ")

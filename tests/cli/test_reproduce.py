@@ -102,6 +102,10 @@ def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
     twice = ("--option", "sequences=1", "--option", "sequences=2")
     fails(run("reproduce", "recall", *twice, "--output", tmp_path), "'sequences' is given twice")
     fails(run("reproduce", "recall", "--option", "sequence=1"), "no option 'sequence'; did you mean 'sequences'?")
+    fails(
+        run("reproduce", "recall", "--option", "sequences=x"),
+        "'recall' takes a whole number of 1 or more for sequences, got 'x'.",
+    )
     assert run("reproduce", "recall", "--seeds", 0).exit_code == 2
 
 

@@ -1,5 +1,6 @@
 """Many-shot classification on a model that counts."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,13 +8,19 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from diff_transformer.data import ManyShotBatches
+from diff_transformer.data import ManyShotBatches, RetrievalBatches
 from diff_transformer.eval.many_shot import (
+    EPISODE_ORDERS,
+    EPISODES,
     drawn_orders,
     episode_answers,
     order_accuracies,
+    order_records,
+    order_results,
     shots_records,
 )
+from diff_transformer.eval.measures import Measure, Subject, find_measure
+from diff_transformer.experiments.registry import find_experiment
 from diff_transformer.results import spread_beyond_chance
 
 TASK = ManyShotBatches(classes=3, labels=3, words=6, item_length=1, noise=0.0)
@@ -87,3 +94,61 @@ def test_orders() -> None:
     assert len(drawn_orders(torch.tensor([0, 1]), 20, "random", seed=0)) == 2
     with pytest.raises(ValueError, match="got 'sorted'"):
         drawn_orders(classes, 2, "sorted", 0)
+
+
+def test_what_orders_say() -> None:
+    """Two sets with three orders of 10 questions; the second differs by less than chance."""
+    found = order_results([[2, 5, 8], [5, 5, 6]], 10, "task", arm="it", group="here", seed=3)
+    assert [record.name for record in found] == ["task_range", "task_spread", "task_mean"]
+    assert [record.value for record in found] == pytest.approx([(0.6 + 0.1) / 2, (0.09 - 0.19 / 9) ** 0.5 / 2, 31 / 60])
+    assert [record.better for record in found] == ["lower", "lower", "higher"]
+    assert {(record.n, record.group, record.seed, record.arm) for record in found} == {(2, "here", 3, "it")}
+
+
+def test_measures_of_episodes(counter: Counter) -> None:
+    assert find_measure("episodes") is EPISODES
+    assert find_measure("episode_orders") is EPISODE_ORDERS
+    assert EPISODES.options == find_experiment("fig6").presets["cpu"].options
+    assert EPISODE_ORDERS.options == find_experiment("fig7").presets["cpu"].options
+    shots: dict[str, Any] = {"shots": [2, 6], "noises": [0.0], "episodes": 3, "queries": 4}
+    found = EPISODES.measure(Subject(model=counter, arm="it", batches=TASK, options=shots, seed=4))
+    assert found == shots_records(counter, TASK, "it", seed=4, **shots)
+    assert [record.group for record in found] == ["noise 0, 2 shots", "noise 0, 6 shots"]
+    orders: dict[str, Any] = {"shots": 8, "noises": [0.3], "orders": 2, "queries": 4, "sets": 2}
+    found = EPISODE_ORDERS.measure(Subject(model=counter, arm="it", batches=TASK, options=orders, seed=4))
+    assert found == order_records(counter, TASK, "it", seed=4, **orders)
+    assert [(record.name, record.group) for record in found] == [
+        (f"many_shot/order_{name}", f"{kind} orders, noise 0.3")
+        for kind in ("random", "alternating")
+        for name in ("range", "spread", "mean")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "measure", "text"),
+    [("episodes", EPISODES, "many_shot"), ("episode_orders", EPISODE_ORDERS, "many_shot_orders")],
+)
+def test_episodes_are_of_many_shot_data(name: str, measure: Measure, text: str) -> None:
+    other = Subject(model=None, arm="it", batches=RetrievalBatches(), options=measure.options)
+    with pytest.raises(ValueError, match=rf"^{name} is measured on many_shot data alone, .* measure {text}\.$"):
+        measure.measure(other)
+
+
+@pytest.mark.parametrize(
+    ("measure", "option", "value", "message"),
+    [
+        (EPISODES, "shots", [8, 0], "shots must be 1 or more, got 0."),
+        (EPISODES, "episodes", 0, "episodes must be 1 or more, got 0."),
+        (EPISODES, "queries", 0, "queries must be 1 or more, got 0."),
+        (EPISODES, "noises", [0.1, 1.5], "noises are shares of wrong labels, 0 to 1, got 1.5."),
+        (EPISODE_ORDERS, "shots", 1, "shots must be 2 or more, got 1."),
+        (EPISODE_ORDERS, "orders", 1, "orders must be 2 or more, got 1."),
+        (EPISODE_ORDERS, "queries", 1, "queries must be 2 or more, got 1."),
+        (EPISODE_ORDERS, "sets", 0, "sets must be 1 or more, got 0."),
+        (EPISODE_ORDERS, "noises", [-0.1], "noises are shares of wrong labels, 0 to 1, got -0.1."),
+    ],
+)
+def test_numbers_that_mean_nothing(measure: Measure, option: str, value: object, message: str) -> None:
+    options = {**measure.options, option: value}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        measure.measure(Subject(model=None, arm="it", batches=TASK, options=options))

@@ -88,13 +88,22 @@ def test_a_line_sums_up_its_groups() -> None:
         (0.00012345, "0.000123"),
         (-1.2e-15, "-1.2e-15"),
         (math.inf, "diverged"),
+        (-0.0, "0.000"),
+        (0.0, "0.000"),
+        (-10.0, "-10.0"),
     ],
 )
 def test_numbers_keep_their_telling_digits(value: float, text: str) -> None:
     assert format_number(value) == text
 
 
+@pytest.mark.parametrize(("value", "digits", "text"), [(-0.0004, 3, "0.000"), (-0.4, 0, "0"), (-0.0006, 3, "-0.001")])
+def test_what_is_rounded_to_nothing_has_no_sign(value: float, digits: int, text: str) -> None:
+    assert format_number(value, digits) == text
+
+
 def test_intervals_keep_the_digits_of_their_value() -> None:
+    assert format_result(Result(name="m", arm="diff", value=-0.0, interval=(-0.0004, 0.2))) == "0.000 [0.000, 0.200]"
     assert format_result(Result(name="m", arm="diff", value=9.98, interval=(9.5, 10.26))) == "9.980 [9.500, 10.260]"
     assert format_result(Result(name="m", arm="diff", value=2000.4, interval=(90, 3000))) == "2,000 [90, 3,000]"
 

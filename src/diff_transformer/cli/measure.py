@@ -1,6 +1,5 @@
 """`diff-transformer eval --measure NAME`: one measurement, or several, on a checkpoint alone."""
 
-import difflib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ def evaluate_measures(
     from diff_transformer.cli.evaluate import batches_of
     from diff_transformer.cli.options import parse_options
     from diff_transformer.eval.measures import Subject, find_measure
-    from diff_transformer.report import demo_table
+    from diff_transformer.report.table import measure_table
     from diff_transformer.results import capture_results, write_json
 
     measures = {name: find_measure(name) for name in names}
@@ -47,7 +46,7 @@ def evaluate_measures(
     settings = {"checkpoint": folder, "text": text, "measures": options}
     records = [replace(record, documents=()) for record in records]
     results = capture_results(f"{', '.join(measures)} of {folder}", settings, records, str(model.device))
-    console.output().print(demo_table(results))
+    console.output().print(measure_table(results))
     if output is not None:
         write_json(output, results)
 
@@ -56,15 +55,17 @@ def _options(measures: "dict[str, Measure]", given: dict[str, Any]) -> dict[str,
     """The settings of each measure, with what the user gave.
 
     Raises:
-        ValueError: one that no measure has.
+        ValueError: one that no measure has, or of another kind than a measure's that has it.
     """
+    from diff_transformer.eval.options import chosen_options, refuse_unknown
+
     known = list(dict.fromkeys(option for measure in measures.values() for option in measure.options))
-    for option in given:
-        if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}."
-            raise ValueError(f"The measure {', '.join(measures)} has no option {option!r}; {hint}")
+    refuse_unknown(given, known, f"The measure {', '.join(measures)}")
     return {
-        name: {option: given.get(option, default) for option, default in measure.options.items()}
+        name: chosen_options(
+            {option: value for option, value in given.items() if option in measure.options},
+            measure.options,
+            f"The measure {name}",
+        )
         for name, measure in measures.items()
     }

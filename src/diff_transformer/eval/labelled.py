@@ -1,54 +1,55 @@
-"""Labelled questions answered after many others, from files of TREC, Banking-77 and CLINC-150 (Figure 6)."""
+"""Labelled questions answered after many others, from files of TREC, Banking-77 and CLINC-150 (Figures 6 and 7)."""
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
 from transformers import DynamicCache
 
 from diff_transformer.data import LabelledText, read_labelled
-from diff_transformer.eval.labels import greedy_labels, label_log_likelihoods, label_trie
+from diff_transformer.eval.labels import LabelTrie, greedy_labels, label_log_likelihoods, label_trie
+from diff_transformer.eval.many_shot import ORDERS, drawn_orders, order_results
 from diff_transformer.eval.measures import Measure, Subject
+from diff_transformer.eval.options import check_counts
 from diff_transformer.results import Result, proportion_interval
 
+Rows = Sequence[tuple[str, str]]
 
-@torch.no_grad()
-def labelled_answers(
-    model: Any,
-    tokenizer: Any,
-    task: LabelledText,
-    *,
-    shots: int,
-    queries: int,
-    seed: int = 0,
-    order: Sequence[int] | None = None,
-    exact: bool = False,
-) -> list[bool]:
-    """Which questions get their right label after many labelled ones (Figure 6).
+
+@dataclass(frozen=True)
+class LabelledPrompt:
+    """Demonstrations and the questions after them, in a model's tokens. All int64.
+
+    Attributes:
+        shown: (N,), the demonstrations.
+        questions: the tokens of each question.
+        answers: their labels' places among the task's.
+        trie: of all labels.
+    """
+
+    shown: Tensor
+    questions: tuple[Tensor, ...]
+    answers: tuple[int, ...]
+    trie: LabelTrie
+
+
+def labelled_prompt(model: Any, tokenizer: Any, task: LabelledText, shown: Rows, asked: Rows) -> LabelledPrompt:
+    """Write demonstrations and questions for a model.
 
     Args:
-        model: a causal language model of transformers in evaluation mode, with a cache.
+        model: a causal language model of transformers.
         tokenizer: its tokenizer.
-        task: the labelled questions.
-        shots: demonstrations, drawn at random from the training part.
-        queries: questions, drawn at random from the test part.
-        seed: of the drawing.
-        order: of the demonstrations.
-        exact: whether the label of the highest constrained likelihood is taken, or what greedy decoding along the
-            labels finds.
+        task: says how they are written, and which labels there are.
+        shown, asked: texts with their labels.
 
     Raises:
-        ValueError: more shots or queries than there are texts, or a prompt longer than the model's positions.
+        ValueError: a prompt longer than the model's positions.
     """
-    for name, asked, rows in (("shots", shots, task.train), ("queries", queries, task.test)):
-        if not 1 <= asked <= len(rows):
-            raise ValueError(f"{name} is between 1 and the {len(rows)} texts of {task.name}, got {asked}.")
-    random = np.random.default_rng(seed)
-    shown = [task.train[number] for number in random.permutation(len(task.train))[:shots]]
-    asked_for = [task.test[number] for number in random.permutation(len(task.test))[:queries]]
-    shown = shown if order is None else [shown[number] for number in order]
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
@@ -56,23 +57,36 @@ def labelled_answers(
     trie = label_trie(encode, task.labels)
     begin = [] if tokenizer.bos_token_id is None or not encode_adds_beginning(tokenizer) else [tokenizer.bos_token_id]
     prefix = torch.tensor(begin + encode("".join(task.demonstration(*row) for row in shown)))
-    tails = [torch.tensor(encode(task.query(text))) for text, _ in asked_for]
-    longest = len(prefix) + max(map(len, tails)) + trie.depth
+    questions = tuple(torch.tensor(encode(task.query(text))) for text, _ in asked)
+    longest = len(prefix) + max(map(len, questions)) + trie.depth
     if longest > model.config.max_position_embeddings:
         raise ValueError(
-            f"{shots} shots of {task.name} take {longest} tokens and the model has "
+            f"{len(shown)} shots of {task.name} take {longest} tokens and the model has "
             f"{model.config.max_position_embeddings} positions; ask for fewer shots."
         )
+    return LabelledPrompt(prefix, questions, tuple(task.labels.index(label) for _, label in asked), trie)
+
+
+@torch.no_grad()
+def labelled_answers(model: Any, prompt: LabelledPrompt, *, exact: bool = False) -> list[bool]:
+    """Which questions get their right label. The demonstrations are read once, and every question after them.
+
+    Args:
+        model: a causal language model of transformers in evaluation mode, with a cache.
+        prompt: demonstrations and questions.
+        exact: whether the label of the highest constrained likelihood is taken, or what greedy decoding along the
+            labels finds.
+    """
     read = DynamicCache(config=model.config)
-    model(input_ids=prefix[None].to(model.device), past_key_values=read, use_cache=True)
+    model(input_ids=prompt.shown[None].to(model.device), past_key_values=read, use_cache=True)
     right = []
-    for tail, (_, label) in zip(tails, asked_for, strict=True):
-        prompt, cache = torch.cat((prefix, tail)), copy.deepcopy(read)
+    for question, answer in zip(prompt.questions, prompt.answers, strict=True):
+        whole, cache = torch.cat((prompt.shown, question)), copy.deepcopy(read)
         if exact:
-            found = int(label_log_likelihoods(model, trie, prompt, cache)[1].argmax())
+            found = int(label_log_likelihoods(model, prompt.trie, whole, cache)[1].argmax())
         else:
-            found = greedy_labels(model, trie, prompt[None], cache=cache)[0]
-        right.append(task.labels[found] == label)
+            found = greedy_labels(model, prompt.trie, whole[None], cache=cache)[0]
+        right.append(found == answer)
     return right
 
 
@@ -97,33 +111,145 @@ def labelled_record(right: Sequence[bool], name: str, arm: str, group: str, seed
     )
 
 
-def _measure(subject: Subject) -> list[Result]:
-    options = subject.options
-    if options["folder"] is None:
-        raise ValueError(
-            "many_shot reads labelled questions: name the folder of their files with --option folder=FOLDER, and "
-            "which they are with --option task=NAME."
+def labelled_records(
+    model: Any,
+    tokenizer: Any,
+    task: LabelledText,
+    arm: str,
+    *,
+    shots: Sequence[int],
+    queries: int,
+    exact: bool = False,
+    seed: int = 0,
+) -> list[Result]:
+    """Accuracy by the number of demonstrations (Figure 6): records "many_shot/trec".
+
+    Args:
+        model, tokenizer, exact: see `labelled_answers`.
+        task: the labelled questions.
+        arm: what to call the model in the records.
+        shots: numbers of demonstrations, drawn at random from the training part; more begin with those that are fewer.
+        queries: questions, drawn at random from the test part; the same for all.
+        seed: of the drawing.
+
+    Raises:
+        ValueError: more shots or queries than there are texts, or a prompt longer than the model's positions.
+    """
+    for count in shots:
+        _check_texts(task, shots=count, queries=queries)
+    random = np.random.default_rng(seed)
+    shown = [task.train[number] for number in random.permutation(len(task.train))[: max(shots)]]
+    asked = [task.test[number] for number in random.permutation(len(task.test))[:queries]]
+    prompts = [labelled_prompt(model, tokenizer, task, shown[:count], asked) for count in shots]
+    return [
+        labelled_record(
+            labelled_answers(model, prompt, exact=exact), f"many_shot/{task.name}", arm, f"{count} shots", seed
         )
-    task = read_labelled(options["task"], options["folder"])
+        for count, prompt in zip(shots, tqdm(prompts, desc=task.name, disable=None), strict=True)
+    ]
+
+
+def labelled_order_records(
+    model: Any,
+    tokenizer: Any,
+    task: LabelledText,
+    arm: str,
+    *,
+    shots: int,
+    orders: int,
+    queries: int,
+    sets: int = 1,
+    exact: bool = False,
+    seed: int = 0,
+) -> list[Result]:
+    """How accuracies over orders of the same demonstrations differ (Figure 7), random ones and such that alternate.
+
+    The records are "many_shot/trec_order_range", "…_spread" and "…_mean", see `order_results`. The demonstrations are
+    read anew in each order. Each order has questions of its own, drawn from the test part with replacement: shares of
+    right answers then differ by chance as independent ones do, which the spread leaves out.
+
+    Args:
+        model, tokenizer, exact: see `labelled_answers`.
+        task: the labelled questions.
+        arm: what to call the model in the records.
+        shots: demonstrations, drawn at random from the training part.
+        orders: of each set of demonstrations, of either kind.
+        queries: for each order.
+        sets: of demonstrations.
+        seed: of all that is drawn.
+
+    Raises:
+        ValueError: fewer than two shots, orders or queries, no sets, more shots than there are texts, or a prompt
+            longer than the model's positions.
+    """
+    check_counts(2, shots=shots, orders=orders, queries=queries)
+    check_counts(1, sets=sets)
+    _check_texts(task, shots=shots)
+    prompts: dict[str, list[list[LabelledPrompt]]] = {kind: [] for kind in ORDERS}
+    for number in range(sets):
+        random = np.random.default_rng((seed, number))
+        shown = [task.train[place] for place in random.permutation(len(task.train))[:shots]]
+        classes = torch.tensor([task.labels.index(label) for _, label in shown])
+        for kind in ORDERS:
+            prompts[kind].append([])
+            for order in drawn_orders(classes, orders, kind, seed):
+                asked = [task.test[place] for place in random.integers(len(task.test), size=queries)]
+                ordered = [shown[place] for place in order.tolist()]
+                prompts[kind][-1].append(labelled_prompt(model, tokenizer, task, ordered, asked))
     records = []
-    for shots in options["shots"]:
-        right = labelled_answers(
-            subject.model,
-            subject.tokenizer,
-            task,
-            shots=shots,
-            queries=options["queries"],
-            seed=subject.seed,
-            exact=options["exact"],
-        )
-        records.append(labelled_record(right, f"many_shot/{task.name}", subject.arm, f"{shots} shots", subject.seed))
+    for kind, of_sets in prompts.items():
+        right = [
+            [sum(labelled_answers(model, prompt, exact=exact)) for prompt in tqdm(of_set, desc=kind, disable=None)]
+            for of_set in of_sets
+        ]
+        shared: dict[str, Any] = {"arm": arm, "group": f"{kind} orders, {shots} shots", "seed": seed}
+        records += order_results(right, queries, f"many_shot/{task.name}_order", **shared)
     return records
 
 
+def _check_texts(task: LabelledText, *, shots: int, queries: int | None = None) -> None:
+    for name, count, rows in (("shots", shots, task.train), ("queries", queries, task.test)):
+        if count is not None and not 1 <= count <= len(rows):
+            raise ValueError(f"{name} is between 1 and the {len(rows)} texts of {task.name}, got {count}.")
+
+
+def _labelled(subject: Subject, name: str) -> tuple[LabelledText, dict[str, Any]]:
+    """The text that options name, and the other options."""
+    options = dict(subject.options)
+    task, folder = options.pop("task"), options.pop("folder")
+    if not folder:
+        raise ValueError(
+            f"{name} reads labelled questions: name the folder of their files with --option folder=FOLDER, and "
+            "which they are with --option task=NAME."
+        )
+    if subject.tokenizer is None:
+        raise ValueError(f"{name} reads labelled questions as text, and this model has no tokenizer.")
+    return read_labelled(task, folder), options
+
+
+def _shots(subject: Subject) -> list[Result]:
+    task, options = _labelled(subject, "many_shot")
+    return labelled_records(subject.model, subject.tokenizer, task, subject.arm, seed=subject.seed, **options)
+
+
+def _orders(subject: Subject) -> list[Result]:
+    task, options = _labelled(subject, "many_shot_orders")
+    return labelled_order_records(subject.model, subject.tokenizer, task, subject.arm, seed=subject.seed, **options)
+
+
+_TEXT = {"task": "trec", "folder": ""}
+
 MANY_SHOT = Measure(
     shows="labelled questions after many examples, answers held to the labels: trec, trec-fine, banking77, clinc150",
-    measure=_measure,
+    measure=_shots,
     needs=None,
     any_model=True,
-    options={"task": "trec", "folder": None, "shots": [16, 64], "queries": 100, "exact": False},
+    options={**_TEXT, "shots": [16, 64], "queries": 100, "exact": False},
+)
+MANY_SHOT_ORDERS = Measure(
+    shows="how much the answers to them depend on the order of the same examples (Figure 7)",
+    measure=_orders,
+    needs=None,
+    any_model=True,
+    options={**_TEXT, "shots": 64, "orders": 10, "queries": 100, "sets": 1, "exact": False},
 )

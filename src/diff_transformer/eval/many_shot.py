@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from diff_transformer.data import Episode, ManyShotBatches
+from diff_transformer.eval.measures import Measure, Subject
+from diff_transformer.eval.options import check_counts
 from diff_transformer.eval.shares import share_record
 from diff_transformer.results import Better, Result, mean_interval, spread_beyond_chance
 
@@ -92,7 +94,12 @@ def shots_records(
         noises: shares of labels drawn from all classes.
         episodes, queries: episodes for each value, and queries in an episode.
         seed: of the episodes.
+
+    Raises:
+        ValueError: a number below 1, or a share outside 0 … 1.
     """
+    check_counts(1, shots=min(shots), episodes=episodes, queries=queries)
+    _check_noises(noises)
     records = []
     for noise in noises:
         for count in shots:
@@ -164,8 +171,7 @@ def order_records(
 ) -> list[Result]:
     """How accuracies over orders differ (Figure 7), for random and alternating orders, as means over sets.
 
-    "many_shot/order_range" is the best accuracy less the worst, "many_shot/order_spread" the standard deviation over
-    orders without what counting so many answers gives by chance, "many_shot/order_mean" their mean.
+    The records are "many_shot/order_range", "many_shot/order_spread" and "many_shot/order_mean", see `order_results`.
 
     Args:
         model: trained on `task`, in evaluation mode.
@@ -177,35 +183,56 @@ def order_records(
         queries: for each order.
         sets: of demonstrations.
         seed: of all that is drawn.
+
+    Raises:
+        ValueError: fewer than two shots, orders or queries, no sets, or a share outside 0 … 1.
     """
+    check_counts(2, shots=shots, orders=orders, queries=queries)
+    check_counts(1, sets=sets)
+    _check_noises(noises)
     records = []
     for noise in noises:
         for kind in ORDERS:
-            shares = []
-            for number in range(sets):
-                settings: dict[str, Any] = {"shots": shots, "noise": noise, "kind": kind, "count": orders}
-                right = order_accuracies(model, task, **settings, queries=queries, seed=seed, number=number)
-                shares.append([count / queries for count in right])
-            columns: dict[str, tuple[list[float], Better]] = {
-                "order_range": ([max(row) - min(row) for row in shares], "lower"),
-                "order_spread": ([spread_beyond_chance(row, queries) for row in shares], "lower"),
-                "order_mean": ([fmean(row) for row in shares], "higher"),
-            }
-            records += [
-                Result(
-                    name=f"many_shot/{name}",
-                    arm=arm,
-                    value=fmean(values),
-                    interval=mean_interval(values),
-                    n=len(values),
-                    group=order_group(kind, noise),
-                    seed=seed,
-                    better=better,
-                    method="Student's t over sets of demonstrations",
-                )
-                for name, (values, better) in columns.items()
+            settings: dict[str, Any] = {"shots": shots, "noise": noise, "kind": kind, "count": orders}
+            right = [
+                order_accuracies(model, task, **settings, queries=queries, seed=seed, number=number)
+                for number in range(sets)
             ]
+            group = order_group(kind, noise)
+            records += order_results(right, queries, "many_shot/order", arm=arm, group=group, seed=seed)
     return records
+
+
+def order_results(right: Sequence[Sequence[int]], queries: int, name: str, **shared: Any) -> list[Result]:
+    """What numbers of right answers after different orders say, as means over sets of demonstrations.
+
+    Of the shares of right answers, "_range" is the best less the worst, "_spread" the standard deviation over orders
+    without what counting so many answers gives by chance, "_mean" their mean.
+
+    Args:
+        right: for each set, after each of two orders or more.
+        queries: after each order, drawn for it alone.
+        name: what the records' names begin with.
+        shared: other fields of the records.
+    """
+    shares = [[count / queries for count in row] for row in right]
+    columns: dict[str, tuple[list[float], Better]] = {
+        "range": ([max(row) - min(row) for row in shares], "lower"),
+        "spread": ([spread_beyond_chance(row, queries) for row in shares], "lower"),
+        "mean": ([fmean(row) for row in shares], "higher"),
+    }
+    return [
+        Result(
+            name=f"{name}_{column}",
+            value=fmean(values),
+            interval=mean_interval(values),
+            n=len(values),
+            better=better,
+            method="Student's t over sets of demonstrations",
+            **shared,
+        )
+        for column, (values, better) in columns.items()
+    ]
 
 
 def shots_group(noise: float, shots: int) -> str:
@@ -216,3 +243,42 @@ def shots_group(noise: float, shots: int) -> str:
 def order_group(kind: str, noise: float) -> str:
     """The group of records of orders."""
     return f"{kind} orders, noise {noise:g}"
+
+
+def _check_noises(noises: Sequence[float]) -> None:
+    for noise in noises:
+        if not 0 <= noise <= 1:
+            raise ValueError(f"noises are shares of wrong labels, 0 to 1, got {noise}.")
+
+
+def _task(subject: Subject, name: str, of_text: str) -> ManyShotBatches:
+    if not isinstance(subject.batches, ManyShotBatches):
+        raise ValueError(
+            f"{name} is measured on many_shot data alone, which the model was not trained on; of a model of text, "
+            f"measure {of_text}."
+        )
+    return subject.batches
+
+
+def _shots(subject: Subject) -> list[Result]:
+    task = _task(subject, "episodes", "many_shot")
+    return shots_records(subject.model, task, subject.arm, seed=subject.seed, **subject.options)
+
+
+def _orders(subject: Subject) -> list[Result]:
+    task = _task(subject, "episode_orders", "many_shot_orders")
+    return order_records(subject.model, task, subject.arm, seed=subject.seed, **subject.options)
+
+
+EPISODES = Measure(
+    shows="many-shot classification of synthetic words by the number of shots and of wrong labels (Figure 6)",
+    measure=_shots,
+    needs="recipe",
+    options={"shots": [8, 16, 32], "noises": [0.0, 0.1, 0.3], "episodes": 64, "queries": 32},
+)
+EPISODE_ORDERS = Measure(
+    shows="how much the answers to it depend on the order of the same demonstrations (Figure 7)",
+    measure=_orders,
+    needs="recipe",
+    options={"shots": 32, "noises": [0.1, 0.3], "orders": 30, "queries": 200, "sets": 4},
+)

@@ -16,6 +16,10 @@ MEASURES: dict[str, str] = {
     "needle_attention": "needle_measures:NEEDLE_ATTENTION",
     "needle_tokens": "needle_measures:NEEDLE_TOKENS",
     "many_shot": "labelled:MANY_SHOT",
+    "many_shot_orders": "labelled:MANY_SHOT_ORDERS",
+    "episodes": "many_shot:EPISODES",
+    "episode_orders": "many_shot:EPISODE_ORDERS",
+    "retrieval_lengths": "lengths:RETRIEVAL_LENGTHS",
     "positions": "positions:POSITIONS",
     "repeats": "repeats:REPEATS",
     "hallucination": "hallucination:HALLUCINATION",
@@ -57,7 +61,8 @@ class Measure:
         needs: the validation data it takes: "text" (`TextBatches`: of --text, or of the run's recipe), "recipe"
             (whatever the run was trained on), or None.
         any_model: whether it also runs on models that are not this project's, such as Llama and DiffLlama.
-        options: its settings with their defaults; `--option NAME=VALUE` replaces them.
+        options: its settings with their defaults; `--option NAME=VALUE` replaces them by others of the same kind, see
+            `diff_transformer.eval.options`. What has no default is "" where it is text, None where it is a number.
     """
 
     shows: str

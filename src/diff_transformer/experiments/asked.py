@@ -1,6 +1,5 @@
 """What is asked of an experiment: its preset, with the user's own settings in it, checked before anything begins."""
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,6 +8,7 @@ from typing import Any
 
 import torch
 
+from diff_transformer.eval.options import chosen_options
 from diff_transformer.experiments.framework import PAPER, Experiment, Preset
 
 
@@ -54,7 +54,8 @@ def ask(
 
     Raises:
         FileNotFoundError: a text that is not there.
-        ValueError: no such preset, one that this machine cannot run, or settings that mean nothing to the experiment.
+        ValueError: no such preset, one that this machine cannot run, settings that mean nothing to the experiment, or
+            an option of another kind than the preset's.
     """
     found = preset_of(experiment, preset)
     name = experiment.name
@@ -70,18 +71,14 @@ def ask(
     for place in text:
         if not Path(place).exists():
             raise FileNotFoundError(f"The text {str(place)!r} does not exist.")
-    for option in options or {}:
-        if option not in found.options:
-            near = difflib.get_close_matches(option, found.options, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(found.options) or 'none'}."
-            raise ValueError(f"{name!r} has no option {option!r}; {hint}")
+    chosen = chosen_options(options or {}, found.options, repr(name))
     paths = tuple(str(Path(place).resolve()) for place in text)
     own = (f"data.paths={json.dumps(paths)}",) if paths and found.arms else ()
     resolved = replace(
         found,
         overrides=(*found.overrides, *own),
         seeds=found.seeds if seeds is None else seeds,
-        options={**found.options, **(options or {})},
+        options=chosen,
     )
     return Asked(experiment, preset, resolved, paths)
 

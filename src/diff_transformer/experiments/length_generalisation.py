@@ -4,34 +4,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from diff_transformer.data import RetrievalBatches
-from diff_transformer.eval import retrieval_answers
-from diff_transformer.eval.shares import share_record
+from diff_transformer.eval.lengths import LENGTH_ACCURACY, length_records, times
 from diff_transformer.experiments.framework import ACCURACY, TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.needles import CPU
 from diff_transformer.results import Comparison, Result, compare
 
-NAME = "length/accuracy"
-
-
-def times(factor: int) -> str:
-    """The group of contexts that many times as long as in training."""
-    return f"context × {factor}"
-
 
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
-    batches = run.data.batches
-    assert isinstance(batches, RetrievalBatches)
-    records = []
-    for factor in preset.options["factors"]:
-        # One query: what the answers to others give away is no part of it.
-        longer = batches.asking(batches.num_pairs, 1, factor * batches.context_length)
-        right = retrieval_answers(run.model, longer.sample(preset.options["sequences"], run.seed))
-        records.append(share_record(NAME, right, arm=run.arm.name, group=times(factor), seed=run.seed))
-    return records
+    assert isinstance(run.data.batches, RetrievalBatches)  # the presets' recipes
+    return length_records(run.model, run.data.batches, run.arm.name, seed=run.seed, **preset.options)
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    return [compare(records, NAME, "diff", "softmax", group=times(factor)) for factor in preset.options["factors"]]
+    groups = map(times, preset.options["factors"])
+    return [compare(records, LENGTH_ACCURACY, "diff", "softmax", group=group) for group in groups]
 
 
 LENGTH_GENERALISATION = Experiment(

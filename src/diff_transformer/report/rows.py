@@ -132,7 +132,8 @@ def format_number(value: float, digits: int | None = None) -> str:
         return "diverged"
     if digits is None and 0 < abs(value) < 0.001:
         return f"{value:.3g}"
-    return f"{value:,.{_digits(value) if digits is None else digits}f}"
+    text = f"{value:,.{_digits(value) if digits is None else digits}f}"
+    return text if text.strip("-0.") else text.removeprefix("-")  # what is rounded to 0 has no sign
 
 
 def _digits(value: float) -> int:

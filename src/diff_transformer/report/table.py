@@ -1,10 +1,11 @@
-"""The table that a run ends with in the terminal."""
+"""The tables that a demo and a measurement end with in the terminal."""
 
 from rich.table import Table
 from rich.text import Text
 
-from diff_transformer.report.rows import UNCLEAR, arm_label, arms_of, lines_of
-from diff_transformer.results import ResultsFile
+from diff_transformer.report.rows import UNCLEAR, arm_label, arms_of, format_number, lines_of
+from diff_transformer.report.verdicts import ARROWS
+from diff_transformer.results import Result, ResultsFile
 
 NOTE = "↑ higher is better, ↓ lower is better. [low, high]: 95 % interval"
 
@@ -30,3 +31,31 @@ def demo_table(results: ResultsFile) -> Table:
         cells = [Text(line.cells[arm], style="bold" if arm == line.verdict.arm else "") for arm in arms]
         table.add_row(Text(line.label), *cells, *([Text(line.verdict.text)] if twins else []))
     return table
+
+
+def measure_table(results: ResultsFile) -> Table:
+    """Every record in a row of its own: what was measured of which part, its value and interval, of how many."""
+    caption = Text(f"{NOTE}.\nMeasured on {results.device}.")
+    table = Table(title=Text(results.title), title_justify="left", caption=caption, caption_justify="left")
+    arms = arms_of(results.records)
+    value = arm_label(arms[0]) if len(arms) == 1 else "value"
+    columns: dict[str, list[str]] = {
+        "measure": [record.name + ARROWS[record.better] for record in results.records],
+        "part": [record.group or "" for record in results.records],
+        "arm": [arm_label(record.arm) for record in results.records] if len(arms) > 1 else [],
+        value: [_value(record) for record in results.records],
+        "unit": [record.unit for record in results.records],
+        "n": ["" if record.n is None else f"{record.n:,}" for record in results.records],
+    }
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    for name in shown:
+        number = name in (value, "n")
+        table.add_column(name, no_wrap=number, overflow="fold", justify="right" if name == "n" else "left")
+    for row in zip(*shown.values(), strict=True):
+        table.add_row(*(Text(cell or "–") for cell in row))
+    return table
+
+
+def _value(record: Result) -> str:
+    value = format_number(record.value)
+    return value if record.interval is None else f"{value} [{', '.join(map(format_number, record.interval))}]"
