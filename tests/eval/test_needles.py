@@ -20,7 +20,7 @@ from diff_transformer.eval.needles import (
     needle_records,
     token_needle_records,
 )
-from diff_transformer.model import AttentionMaps, DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 TEXT = " ".join(f"Sentence {n} says little." for n in range(300))
 TOKENIZER = byte_tokenizer()
@@ -104,7 +104,7 @@ def test_attention_to_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     before the question; a second head attends to itself."""
     documents = TASK.sample(3, seed=0)
 
-    def fake(model: Any, input_ids: Tensor) -> list[AttentionMaps]:
+    def fake(model: Any, input_ids: Tensor) -> list[Tensor]:
         maps = torch.zeros(len(input_ids), 2, input_ids.shape[1], input_ids.shape[1])
         for row, tokens in enumerate(input_ids.tolist()):
             (document,) = [found for found in documents if list(found.tokens) == tokens[: len(found.tokens)]]
@@ -117,9 +117,9 @@ def test_attention_to_spans(monkeypatch: pytest.MonkeyPatch) -> None:
                 maps[row, 0, place, document.context_length] = 0.2  # the question is no noise
                 maps[row, 0, place, 0 if first else 30] += 0.2
                 maps[row, 1, place, place] = 1
-        return [AttentionMaps(None, None, maps)] * 2
+        return [maps] * 2
 
-    monkeypatch.setattr(retrieval, "attention_maps", fake)
+    monkeypatch.setattr(retrieval, "applied_maps", fake)
     mass = document_attention(torch.nn.Linear(1, 1), documents, batch_size=2)
     expected = {"answer_signed": 0.3, "answer_share": 0.3, "noise_signed": 0.2, "noise_share": 0.2}
     for name, value in expected.items():

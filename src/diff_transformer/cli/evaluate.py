@@ -91,10 +91,10 @@ def evaluate(
 
     _check_output(output)
     console.quiet_libraries()
-    folder = find_checkpoint(checkpoint)
+    folder = find_checkpoint(checkpoint, ours=False)
     model = load_model(folder, device)
-    batches = batches_of(folder, text, model.config.max_position_embeddings)
-    records = evaluate_model(model, batches, model.config.attention_type)
+    batches = batches_of(folder, text, getattr(model.config, "max_position_embeddings", None))
+    records = evaluate_model(model, batches, getattr(model.config, "attention_type", model.config.model_type))
     if measure:
         found = dict.fromkeys(record.name for record in records)
         records = [record for record in records if record.name in measure]

@@ -95,5 +95,6 @@ STANDARD = Measure(
     shows="loss and bits per byte on text; accuracy and attention mass on the retrieval task",
     measure=_standard,
     needs="recipe",
+    any_model=True,
     options={"sequences": 512},
 )

@@ -25,15 +25,15 @@ def haystack(batches: TextBatches, tokenizer: Any) -> str:
 def _task(subject: Subject) -> NeedleTask:
     options, batches = subject.options, subject.batches
     if isinstance(batches, NeedleBatches):
-        text = batches.validation.haystack
+        text, length = batches.validation.haystack, batches.validation.length
     elif isinstance(batches, TextBatches):
-        text = haystack(batches, subject.tokenizer)
+        text, length = haystack(batches, subject.tokenizer), batches.length
     else:
         raise ValueError("Needles are hidden in text, and the model was not trained on any; measure needle_tokens.")
     return NeedleTask(
         subject.tokenizer,
         text,
-        length=options["length"] or subject.model.config.max_position_embeddings,
+        length=options["length"] or length,
         needles=options["needles"],
         queried=options["queried"],
         digits=options["digits"],
@@ -78,6 +78,7 @@ NEEDLE_ATTENTION = Measure(
     shows="attention to such a number and attention noise, by both definitions (Table 3)",
     measure=_attention,
     needs="text",
+    any_model=True,
     options={**_TEMPLATE, "needles": 8, "queried": 1, "samples": 10},
 )
 NEEDLE_TOKENS = Measure(

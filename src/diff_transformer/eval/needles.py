@@ -129,7 +129,7 @@ def document_attention(model: Any, documents: Sequence[NeedleDocument], batch_si
     On the answer is the attention on all tokens of the number; the needle's other words are neither answer nor noise.
 
     Args:
-        model: one of this project's models in evaluation mode.
+        model: as `applied_maps` takes it, in evaluation mode.
         documents: with answers.
         batch_size: documents at a time; all maps of a batch are held at once.
     """

@@ -41,7 +41,9 @@ def evaluate(model: Any, batches: Batches, arm: str, *, sequences: int = 512, se
         return retrieval_records(model, batches, arm, sequences=sequences, seed=seed)
     if isinstance(batches, ArithmeticBatches):
         return arithmetic_records(model, batches.tokenizer, batches, arm, seed=seed)
-    raise ValueError(f"There is no measurement for data of type {type(batches).__name__}.")
+    raise ValueError(
+        f"Data of type {type(batches).__name__} has no measurement without a name; name one, e.g. needles or episodes."
+    )
 
 
 def language_records(model: Any, batches: TextBatches, arm: str) -> list[Result]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diff_transformer.data import RetrievalSample
-from diff_transformer.model import attention_maps
+from diff_transformer.eval.maps import applied_maps
 
 T = TypeVar("T", RetrievalSample, "AttentionSpans")
 
@@ -99,15 +99,14 @@ def attention_of_spans(model: Any, spans: AttentionSpans, batch_size: int = 32) 
     """Attention to the answer and attention noise (Table 3).
 
     Args:
-        model: one of this project's models in evaluation mode.
+        model: as `applied_maps` takes it, in evaluation mode.
         spans: sequences and places in them.
         batch_size: sequences at a time; all maps of a batch are held at once.
     """
     device = next(model.parameters()).device
     parts: list[Tensor] = []
     for part in _split(spans, batch_size):
-        maps = attention_maps(model, part.input_ids.to(device))
-        parts.append(_mass_of_layers([layer.difference for layer in maps], part))
+        parts.append(_mass_of_layers(applied_maps(model, part.input_ids.to(device)), part))
     return AttentionMass(*torch.cat(parts, dim=1))
 
 
