@@ -15,9 +15,8 @@ from diff_transformer.results import Result
 LOSS = "language/validation_loss"
 
 # Minutes on two cores: 2048 tokens to a step. The training sees a fraction of the corpus, so much of it is left to
-# measure on: intervals over documents want many. First weights of 0.1 keep the activations of so narrow a model at the
-# scale that 0.02 gives one of the paper's width (0.02·√(width/64)): from 0.02 both twins start slowly, DIFF most of all,
-# as its normed heads drown the embeddings.
+# measure on: intervals over documents want many. First weights of 0.1 give so narrow a model activations of the scale
+# that 0.02 gives one 1600 wide; from 0.02 both twins start slowly, DIFF most of all (docs/log.md).
 CPU = (
     "data.tokenizer=bpe",
     "data.vocab_size=1024",
