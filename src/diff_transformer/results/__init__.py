@@ -21,7 +21,7 @@ from diff_transformer.results.intervals import (
     mean_interval,
     paired_difference,
     proportion_interval,
-    spread_beyond_chance,
+    variance_beyond_chance,
 )
 from diff_transformer.results.records import (
     AttentionExample,
@@ -61,7 +61,7 @@ __all__ = [
     "read_results",
     "read_samples",
     "seeds_needed",
-    "spread_beyond_chance",
+    "variance_beyond_chance",
     "verdict",
     "write_json",
     "write_text",
