@@ -102,7 +102,7 @@ def test_what_orders_say() -> None:
     assert [record.name for record in found] == ["task_range", "task_variance", "task_spread", "task_mean"]
     chance = [(0.16 + 0.25 + 0.16) / 27, (0.25 + 0.25 + 0.24) / 27]
     variance = (0.09 - chance[0] + 0.01 / 3 - chance[1]) / 2
-    assert 0.01 / 3 < chance[1], "of the second set it is below 0, and counts as that"
+    assert chance[1] > 0.01 / 3, "of the second set it is below 0, and counts as that"
     assert [record.value for record in found] == pytest.approx([(0.6 + 0.1) / 2, variance, variance**0.5, 31 / 60])
     assert [record.better for record in found] == ["lower", "lower", "lower", "higher"]
     assert found[2].interval == (0, pytest.approx((found[1].interval or (0, 0))[1] ** 0.5))

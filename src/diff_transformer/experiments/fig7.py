@@ -55,7 +55,7 @@ FIG_7 = Experiment(
         *NOTES,
         f"The verdict is on {VARIANCE}, the variance of the accuracies after different orders less what chance alone "
         f"gives, as a mean over sets; where chance did less than usual it is below 0. {SPREAD} is its root.",
-        f"{RANGE} is the best less the worst of {RANGE_ORDERS} orders, as in the paper. Most of it may be chance, which "
-        "is largest where half of the answers are right: it follows the accuracy, so no verdict is on it.",
+        f"{RANGE} is the best less the worst of {RANGE_ORDERS} orders, as in the paper. Most of it may be chance, "
+        "which is largest where half of the answers are right: it follows the accuracy, so no verdict is on it.",
     ),
 )

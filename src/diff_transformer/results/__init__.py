@@ -4,7 +4,7 @@ A results file says what was measured (`Result`), how arms compare (`Comparison`
 which code (`Environment`). Reading one loads neither torch nor numpy.
 """
 
-from diff_transformer.results.comparison import compare, seeds_needed, verdict
+from diff_transformer.results.comparison import compare, remark_on_seeds, seeds_needed, verdict
 from diff_transformer.results.environment import capture_environment, capture_results, command_line, device_name
 from diff_transformer.results.files import (
     parse_metrics_line,
@@ -26,6 +26,7 @@ from diff_transformer.results.intervals import (
 from diff_transformer.results.records import (
     AttentionExample,
     Better,
+    Claimant,
     Comparison,
     Environment,
     Interval,
@@ -38,6 +39,7 @@ from diff_transformer.results.records import (
 __all__ = [
     "AttentionExample",
     "Better",
+    "Claimant",
     "Comparison",
     "Environment",
     "Interval",
@@ -60,6 +62,7 @@ __all__ = [
     "read_metrics",
     "read_results",
     "read_samples",
+    "remark_on_seeds",
     "seeds_needed",
     "variance_beyond_chance",
     "verdict",
