@@ -174,7 +174,7 @@ def test_figure_3_where_runs_diverged() -> None:
 
 def test_figure_3_needs_seeds_by_the_logarithms_that_its_interval_is_of() -> None:
     experiment = find_experiment("fig3")
-    by_tokens = experiment.compare(made_up(1.0, 0.8, seeds=3, noise=0.2), experiment.presets["cpu"])[1]
+    by_tokens = experiment.compare(made_up(1.0, 1.0, seeds=3, noise=0.05), experiment.presets["cpu"])[1]
     assert by_tokens.verdict == "inconclusive"
     assert by_tokens.seeds_needed == seeds_needed([math.log(1 + one) for one in by_tokens.differences])
     assert by_tokens.seeds_needed != seeds_needed(by_tokens.differences)
@@ -195,6 +195,7 @@ def test_table_6(text: Path, output: Path) -> None:
     norm = comparisons[table6.AR_HIT, "diff", table6.NO_NORM, None]
     assert norm.paper == (0.880, 0.911)
     assert norm.verdict is not None
+    assert norm.claimed_by == "paper"
     assert norm.ours[0] != norm.ours[1]
     assert comparisons[table6.AR_HIT, "diff", table6.CONSTANTS[0], None].verdict is None
     shapes = {r.arm: r.value for r in results.records if r.name == "training/parameters"}
@@ -234,6 +235,7 @@ def test_version_2_and_table_6_share_their_twins(text: Path, output: Path) -> No
 def test_version_2(text: Path, output: Path) -> None:
     results = run_experiment(tiny("v2", text, frequent=1000), output, resume=True)
     assert [(a, b) for name, a, b, _ in found(results) if name == v2.WHOLE] == list(v2.PAIRS)
+    assert {c.claimed_by for c in results.comparisons} == {"us"}
     sizes = {arm["name"]: arm["parameters"] for arm in results.settings["arms"]}
     assert sizes["diff_v2"] == sizes["softmax"]
     with pytest.raises(ValueError, match=r"multiple of 3, got 4·\(16 \+ 1\)\.$"):
@@ -249,6 +251,7 @@ def test_learning_rates(text: Path, output: Path) -> None:
         (lr_sensitivity.EXCESS, None),
         *((lr_sensitivity.LOSS, rate) for rate in rates),
     ]
+    assert {c.claimed_by for c in results.comparisons} == {"us"}
     assert [arm["learning_rate"] for arm in results.settings["arms"]][::2] == [float(rate) for rate in rates]
 
 
@@ -311,4 +314,5 @@ def test_what_a_wrong_learning_rate_costs() -> None:
 def test_longer_contexts(text: Path, output: Path) -> None:
     results = run_experiment(tiny("length_generalisation", text, sequences=64), output)
     assert [group for _, _, _, group in found(results)] == ["context × 1", "context × 2", "context × 4"]
+    assert {c.claimed_by for c in results.comparisons} == {"us"}
     assert all(r.n == 64 for r in results.records if r.name == "length/accuracy")
