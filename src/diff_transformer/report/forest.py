@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from diff_transformer.report.figures import INK, MUTED, PAGE, RULE, THEME, short, styled
-from diff_transformer.report.verdicts import verdict_word
+from diff_transformer.report.verdicts import ANSWERS, verdict_word
 from diff_transformer.results import Better, Claimant, Interval, Verdict
 
 # Verdict → (marker, colour, filled): each is told from the others without colour.
@@ -162,10 +162,12 @@ def _keys(figure: Figure, rows: Sequence[ForestRow]) -> None:
     """What the marks mean, below the plot."""
     handles = figure.axes[0]
     for verdict, (marker, colour, filled) in MARKS.items():
-        words = sorted({_word(row) for row in rows if row.difference is not None and row.verdict == verdict})
-        if words:
+        claimants = {row.claimed_by for row in rows if row.difference is not None and row.verdict == verdict}
+        if claimants:
+            words = ["no claim"] if verdict is None else [verdict] * ("paper" in claimants)
+            words += [ANSWERS[verdict]] if verdict is not None and "us" in claimants else []
             style: dict[str, Any] = {"color": colour, "markerfacecolor": colour if filled else PAGE, "linewidth": 1.8}
-            handles.plot([], [], marker=marker, label=" / ".join(words), **style)
+            handles.plot([], [], marker=marker, label=", or ".join(dict.fromkeys(words)), **style)
     if any(row.paper is not None for row in rows):
         handles.plot([], [], marker="x", linestyle="", color=INK, markeredgewidth=1.6, label="the paper")
     figure.legend(loc="outside lower center", ncols=5, fontsize=9)
