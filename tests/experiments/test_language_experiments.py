@@ -13,6 +13,7 @@ from corpora import written
 from diff_transformer.experiments import fig3, lr_sensitivity, store, table6, v2
 from diff_transformer.experiments.asked import Asked, ask
 from diff_transformer.experiments.fairness import check_counts, check_recipes, count
+from diff_transformer.experiments.language import FIXED_TEXT
 from diff_transformer.experiments.paper import check_paper
 from diff_transformer.experiments.registry import find_experiment
 from diff_transformer.experiments.runs import run_experiment
@@ -309,6 +310,12 @@ def test_what_a_wrong_learning_rate_costs() -> None:
     assert derived[excess, "diff", 0] == pytest.approx((2.0 + 2.1 + guess) / 3 - 2.1)
     assert derived[excess, "diff", 1] == pytest.approx((2.2 + 1.9 + guess) / 3 - 1.9)
     assert derived[excess, "softmax", 0] == pytest.approx((2.3 + 2.5 + 3.0) / 3 - 2.3)
+
+
+@pytest.mark.parametrize("name", ["fig3", "lr_sensitivity", "table5", "fig8"])
+def test_where_no_other_text_is_allowed_for_it_is_said(name: str) -> None:
+    """Their records carry no documents."""
+    assert any(FIXED_TEXT in note for note in find_experiment(name).notes)
 
 
 def test_longer_contexts(text: Path, output: Path) -> None:
