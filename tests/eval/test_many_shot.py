@@ -21,7 +21,7 @@ from diff_transformer.eval.many_shot import (
 )
 from diff_transformer.eval.measures import Measure, Subject, find_measure
 from diff_transformer.experiments.registry import find_experiment
-from diff_transformer.results import spread_beyond_chance
+from diff_transformer.results import variance_beyond_chance
 
 TASK = ManyShotBatches(classes=3, labels=3, words=6, item_length=1, noise=0.0)
 SIZES: dict[str, Any] = {
@@ -74,8 +74,8 @@ def test_orders_matter_to_one_that_forgets(counter: Counter) -> None:
     counter.forgets = True
     forgetful = order_accuracies(counter, TASK, **settings)
     assert len(steady) == len(forgetful) == 8
-    assert spread_beyond_chance([right / 400 for right in steady], 400) < 0.02
-    assert spread_beyond_chance([right / 400 for right in forgetful], 400) > 0.06
+    assert variance_beyond_chance([right / 400 for right in steady], 400) < 0.02**2
+    assert variance_beyond_chance([right / 400 for right in forgetful], 400) > 0.06**2
 
 
 def test_orders() -> None:
@@ -99,10 +99,21 @@ def test_orders() -> None:
 def test_what_orders_say() -> None:
     """Two sets with three orders of 10 questions; the second differs by less than chance."""
     found = order_results([[2, 5, 8], [5, 5, 6]], 10, "task", arm="it", group="here", seed=3)
-    assert [record.name for record in found] == ["task_range", "task_spread", "task_mean"]
-    assert [record.value for record in found] == pytest.approx([(0.6 + 0.1) / 2, (0.09 - 0.19 / 9) ** 0.5 / 2, 31 / 60])
-    assert [record.better for record in found] == ["lower", "lower", "higher"]
+    assert [record.name for record in found] == ["task_range", "task_variance", "task_spread", "task_mean"]
+    chance = [(0.16 + 0.25 + 0.16) / 27, (0.25 + 0.25 + 0.24) / 27]
+    variance = (0.09 - chance[0] + 0.01 / 3 - chance[1]) / 2
+    assert chance[1] > 0.01 / 3, "of the second set it is below 0, and counts as that"
+    assert [record.value for record in found] == pytest.approx([(0.6 + 0.1) / 2, variance, variance**0.5, 31 / 60])
+    assert [record.better for record in found] == ["lower", "lower", "lower", "higher"]
+    assert found[2].interval == (0, pytest.approx((found[1].interval or (0, 0))[1] ** 0.5))
     assert {(record.n, record.group, record.seed, record.arm) for record in found} == {(2, "here", 3, "it")}
+
+
+def test_less_than_chance_has_no_spread_and_a_range_is_of_ten_orders() -> None:
+    found = order_results([[5] * 10 + [0], [5] * 10 + [0]], 10, "task", arm="it")
+    assert found[0].value == 0, "the eleventh order is no part of it"
+    equal = order_results([[5, 5]], 10, "task", arm="it")
+    assert [record.value for record in equal] == pytest.approx([0, -0.25 / 9, 0, 0.5])
 
 
 def test_measures_of_episodes(counter: Counter) -> None:
@@ -120,7 +131,7 @@ def test_measures_of_episodes(counter: Counter) -> None:
     assert [(record.name, record.group) for record in found] == [
         (f"many_shot/order_{name}", f"{kind} orders, noise 0.3")
         for kind in ("random", "alternating")
-        for name in ("range", "spread", "mean")
+        for name in ("range", "variance", "spread", "mean")
     ]
 
 

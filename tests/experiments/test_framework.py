@@ -23,7 +23,7 @@ from diff_transformer.experiments.paper import check_paper
 from diff_transformer.experiments.progress import Trainings
 from diff_transformer.experiments.registry import EXPERIMENTS, find_experiment
 from diff_transformer.experiments.runs import run_experiment
-from diff_transformer.experiments.sweep import choose_rate
+from diff_transformer.experiments.sweep import choose_rate, sweep_notes
 from diff_transformer.train import build_config, load_recipe
 from diff_transformer.train.plan import vocabulary
 from small_experiment import SIZES, SMALL, TINY, Heard
@@ -53,6 +53,16 @@ def test_the_choice_of_a_learning_rate(tried: dict[float, float], better: str, r
     assert len(said) == len(remarks)
     for sentence, part in zip(said, remarks, strict=True):
         assert part in sentence
+
+
+def test_what_is_said_of_learning_rates_is_said_once() -> None:
+    remarks = {"the best was the largest tried.": ["diff, 1M", "softmax, 1M"], "others": ["diff, 2M"]}
+    alike = ["diff, 1M; softmax, 1M: the best was the largest tried.", "diff, 2M: others"]
+    assert sweep_notes(TINY, remarks) == alike
+    shorter = sweep_notes(replace(TINY, sweep=("train.steps=1",)), remarks)
+    assert shorter[:2] == alike
+    assert shorter[2:] == ["Learning rates were chosen by runs of 1 steps for runs of 2, whose best may differ."]
+    assert sweep_notes(replace(TINY, sweep=("train.steps=1",), learning_rates=(1e-3,)), {}) == []
 
 
 def twins_with(*overrides: str) -> Asked:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diff_transformer.experiments.asked import Asked
-from diff_transformer.experiments.framework import Experiment
+from diff_transformer.experiments.framework import TWINS, Experiment
 from diff_transformer.experiments.paper import check_paper
 from diff_transformer.experiments.registry import find_experiment
 from diff_transformer.experiments.runs import run_experiment
@@ -45,6 +45,7 @@ def run(name: str, preset: str, place: Path, *overrides: str, seeds: int = 2, **
         overrides=(*found.overrides, *SMALL, *overrides),
         learning_rates=(),
         sweep=(),
+        arms=TWINS,  # the control's sizes are the preset's own
         seeds=seeds,
         options={**found.options, **options},
     )
@@ -83,6 +84,11 @@ def test_of_tokens(place: Path) -> None:
     found = groups(masses, "needles/attention_noise_share")
     assert found["depth 100 %"].paper == (0.01, 0.49)
     assert found["depth 100 %"].better == "lower"
+    assert {c.verdict for c in groups(masses, "needles/attention_to_answer_share").values()} != {None}
+    for kind in ("noise", "to_answer"):
+        of_sums = groups(masses, f"needles/attention_{kind}_signed")
+        assert {c.verdict for c in of_sums.values()} == {None}, "rows that add up to 1 − λ decide it before training"
+        assert of_sums.keys() == found.keys()
     assert all(0 <= value <= 1 for comparison in found.values() for value in comparison.ours)
     assert runs(place / "results-cpu") == trained
 
@@ -135,8 +141,10 @@ def test_of_many_shots(place: Path) -> None:
         "random orders, noise 0.1": (0.04, 0.19),
         "alternating orders, noise 0.1": (0.134, 0.567),
     }
-    assert all(comparison.better == "lower" for comparison in found.values())
-    assert [found.verdict for found in groups(orders, "many_shot/order_mean").values()] == [None, None]
+    for name in ("range", "spread", "mean"):
+        assert [found.verdict for found in groups(orders, f"many_shot/order_{name}").values()] == [None, None]
+    judged = groups(orders, "many_shot/order_variance")
+    assert [found.better for found in judged.values()] == ["lower", "lower"]
     spread = groups(orders, "many_shot/order_spread")
     assert all(0 <= value <= 1 for comparison in spread.values() for value in comparison.ours)
     assert runs(place / "results-cpu") == before

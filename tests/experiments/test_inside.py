@@ -76,6 +76,7 @@ def test_appendix_g(place: Path) -> None:
     steps = {r.group for r in results.records if r.name == "gradient/q"}
     assert steps == {"step 0", "step 2", "step 4"}
     assert {r.name for r in results.records} >= {"gradient/lambda", "gradient/q2", "gradient/head norm"}
+    assert {c.claimed_by for c in results.comparisons if c.verdict is not None} == {"us"}
     equations = [c for c in results.comparisons if c.name == appendix_g.ERROR]
     assert [(c.arm, c.verdict) for c in equations] == [("diff", "reproduced"), ("softmax", "reproduced")]
     assert all(0 < c.ours[0] < 1e-12 for c in equations)
@@ -129,6 +130,7 @@ def test_table7s_share_is_held_against_the_papers(ratios: tuple[float, ...], ver
     found = {c.name: c for c in table7.TABLE_7.compare(records, Preset())}
     share = found["throughput/training_share"]
     assert share.verdict == verdict
+    assert share.claimed_by == "us"
     assert share.ours == pytest.approx((sum(1 / r for r in ratios) / 3, 6635 / 7247))
     assert found["throughput/forward"].paper == (46811.0, 51228.0)
     assert found["throughput/forward"].verdict is None

@@ -1,6 +1,7 @@
 """Figures 3 and 4, Table 6, DIFF V2, learning rates and longer contexts: run small, and compared on made-up numbers."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,15 @@ import numpy as np
 import pytest
 
 from corpora import written
-from diff_transformer.experiments import fig3, lr_sensitivity, table6, v2
+from diff_transformer.experiments import fig3, lr_sensitivity, store, table6, v2
 from diff_transformer.experiments.asked import Asked, ask
 from diff_transformer.experiments.fairness import check_counts, check_recipes, count
+from diff_transformer.experiments.language import FIXED_TEXT
 from diff_transformer.experiments.paper import check_paper
 from diff_transformer.experiments.registry import find_experiment
 from diff_transformer.experiments.runs import run_experiment
-from diff_transformer.results import Comparison, Result, ResultsFile
-from diff_transformer.train import build_config
+from diff_transformer.results import Comparison, Result, ResultsFile, seeds_needed
+from diff_transformer.train import DivergenceError, build_config
 
 NAMES = ("fig3", "fig4", "table6", "v2", "lr_sensitivity", "length_generalisation")
 STEPS = ("train.steps=2", "train.evaluate_every=1", "train.warmup_steps=0", "train.log_every=2")
@@ -94,11 +96,13 @@ def test_figure_3(text: Path, output: Path) -> None:
     sizes = ["0.06M", "0.13M", "0.26M", "0.5M"]
     assert list(comparisons) == [
         *((name, "diff", "softmax", None) for name in (fig3.PARAMETERS, fig3.TOKENS)),
-        *((fig3.LOSS, "diff", "softmax", size) for size in sizes),
+        *((fig3.WHOLE, "diff", "softmax", size) for size in sizes),
         *((f"repeats/{name}", "diff", "softmax", "0.5M") for name in ("ar_hit", "other")),
     ]
     assert comparisons[fig3.PARAMETERS, "diff", "softmax", None].paper == (0.622, 1.0)
     assert comparisons[fig3.TOKENS, "diff", "softmax", None].paper == (0.637, 1.0)
+    whole = [c for c in results.comparisons if c.name == fig3.WHOLE]
+    assert all("paired documents" in c.method for c in whole), "one seed: the interval is of the documents"
     points = {r.group for r in results.records if r.name == fig3.CURVE and "0.5M" in (r.group or "")}
     assert points == {fig3.curve_group("0.5M", tokens) for tokens in (64, 128)}
     last = next(r for r in results.records if (r.name, r.arm, r.group) == (fig3.LOSS, "diff", "0.5M"))
@@ -118,7 +122,7 @@ def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002)
                 loss = 2 + 10 * (parameters * factor) ** -0.2 + random.normal(0, noise)
                 shared: dict[str, Any] = {"arm": arm, "seed": seed, "better": "lower"}
                 records.append(Result(name=fig3.LOSS, group=size, value=loss, **shared))
-                for name in ("ar_hit", "other"):
+                for name in ("loss", "ar_hit", "other"):
                     records.append(Result(name=f"repeats/{name}", group=size, value=loss, **shared))
                 for tokens in (1000, 2000, 4000, 8000):
                     point = 9 - 0.5 * math.log(tokens * tokens_factor) + random.normal(0, noise)
@@ -145,20 +149,36 @@ def test_figure_3_on_made_up_numbers(share: float, verdict: str) -> None:
 
 
 def test_figure_3_where_runs_diverged() -> None:
-    """A seed that lacks a size is no part of the fit; without a whole one there is no fit, and the rest stands."""
+    """Nothing is concluded from what a run that diverged has a part in; the other ratio stands."""
     experiment = find_experiment("fig3")
-    records = made_up(0.6, 0.6, seeds=2)
+    records = made_up(0.6, 0.6, seeds=4)
 
-    def diverged(seeds: tuple[int, ...]) -> list[Result]:
-        lost = (fig3.LOSS, "diff", "0.26M")
-        return [
-            replace(r, value=math.nan) if (r.name, r.arm, r.group) == lost and r.seed in seeds else r for r in records
-        ]
+    def ratios(lost: Callable[[Result], bool]) -> list[Comparison]:
+        found = [replace(r, value=math.nan) if r.arm == "diff" and r.seed == 1 and lost(r) else r for r in records]
+        return experiment.compare(found, experiment.presets["cpu"])[:2]
 
-    one = experiment.compare(diverged((1,)), experiment.presets["cpu"])
-    assert len(one[0].differences) == 1
-    none = experiment.compare(diverged((0, 1)), experiment.presets["cpu"])
-    assert none[0].name == fig3.TOKENS
+    def is_nothing(comparison: Comparison) -> bool:
+        ends = comparison.interval or (0.0, 0.0)
+        assert [math.isnan(one) for one in comparison.differences] == [False, True, False, False]
+        told = (comparison.verdict, comparison.seeds_needed) == ("inconclusive", None)
+        return told and all(map(math.isnan, (comparison.difference, *ends)))
+
+    by_size, by_tokens = ratios(lambda r: False)
+    assert (by_size.verdict, by_tokens.verdict) == ("reproduced", "reproduced")
+    by_size, by_tokens = ratios(lambda r: (r.name, r.group) == (fig3.LOSS, "0.26M"))
+    assert is_nothing(by_size)
+    assert by_tokens.verdict == "reproduced"
+    by_size, by_tokens = ratios(lambda r: r.name == fig3.CURVE and "0.5M" in (r.group or ""))
+    assert is_nothing(by_tokens)
+    assert by_size.verdict == "reproduced"
+
+
+def test_figure_3_needs_seeds_by_the_logarithms_that_its_interval_is_of() -> None:
+    experiment = find_experiment("fig3")
+    by_tokens = experiment.compare(made_up(1.0, 1.0, seeds=3, noise=0.05), experiment.presets["cpu"])[1]
+    assert by_tokens.verdict == "inconclusive"
+    assert by_tokens.seeds_needed == seeds_needed([math.log(1 + one) for one in by_tokens.differences])
+    assert by_tokens.seeds_needed != seeds_needed(by_tokens.differences)
 
 
 def test_figure_4(text: Path, output: Path) -> None:
@@ -176,6 +196,7 @@ def test_table_6(text: Path, output: Path) -> None:
     norm = comparisons[table6.AR_HIT, "diff", table6.NO_NORM, None]
     assert norm.paper == (0.880, 0.911)
     assert norm.verdict is not None
+    assert norm.claimed_by == "paper"
     assert norm.ours[0] != norm.ours[1]
     assert comparisons[table6.AR_HIT, "diff", table6.CONSTANTS[0], None].verdict is None
     shapes = {r.arm: r.value for r in results.records if r.name == "training/parameters"}
@@ -214,7 +235,8 @@ def test_version_2_and_table_6_share_their_twins(text: Path, output: Path) -> No
 
 def test_version_2(text: Path, output: Path) -> None:
     results = run_experiment(tiny("v2", text, frequent=1000), output, resume=True)
-    assert [(a, b) for name, a, b, _ in found(results) if name == v2.LOSS] == list(v2.PAIRS)
+    assert [(a, b) for name, a, b, _ in found(results) if name == v2.WHOLE] == list(v2.PAIRS)
+    assert {c.claimed_by for c in results.comparisons} == {"us"}
     sizes = {arm["name"]: arm["parameters"] for arm in results.settings["arms"]}
     assert sizes["diff_v2"] == sizes["softmax"]
     with pytest.raises(ValueError, match=r"multiple of 3, got 4·\(16 \+ 1\)\.$"):
@@ -230,7 +252,42 @@ def test_learning_rates(text: Path, output: Path) -> None:
         (lr_sensitivity.EXCESS, None),
         *((lr_sensitivity.LOSS, rate) for rate in rates),
     ]
+    assert {c.claimed_by for c in results.comparisons} == {"us"}
     assert [arm["learning_rate"] for arm in results.settings["arms"]][::2] == [float(rate) for rate in rates]
+
+
+@pytest.mark.parametrize(("name", "at_fault"), [("lr_sensitivity", "0.1"), ("fig3", "0.5M")])
+def test_where_all_runs_of_a_group_diverged(
+    name: str, at_fault: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with what it has: nothing is concluded of that group, and a rate at which all diverged is a guess."""
+    asked = tiny(name, text, frequent=1000) if name == "fig3" else tiny(name, text)
+    width = next(asked.preset.arm_recipe(arm).model.hidden_size for arm in asked.preset.arms if arm.group == at_fault)
+    train = store.train
+
+    def train_or_diverge(recipe: Any, *arguments: Any, **settings: Any) -> Any:
+        if recipe.model.hidden_size == width and (name == "fig3" or recipe.train.learning_rate == float(at_fault)):
+            raise DivergenceError("The loss is not finite at step 2.")
+        return train(recipe, *arguments, **settings)
+
+    monkeypatch.setattr(store, "train", train_or_diverge)
+    results = run_experiment(asked, tmp_path)
+    lost = [c for c in results.comparisons if c.group == at_fault]
+    assert lost
+    assert all(math.isnan(c.difference) and c.verdict == "inconclusive" for c in lost)
+    others = [c for c in results.comparisons if c.group not in (at_fault, None)]
+    assert others
+    assert all(math.isfinite(c.difference) for c in others)
+    derived = {c.name: c.ours for c in results.comparisons if c.group is None}
+    if name == "fig3":
+        assert all(math.isnan(derived[ratio][0]) for ratio in (fig3.PARAMETERS, fig3.TOKENS))
+        return
+    guess = next(r.value for r in results.records if r.name == lr_sensitivity.UNIFORM)
+    for arm, place in (("diff", 0), ("softmax", 1)):
+        values = [r.value for r in results.records if (r.name, r.arm) == (lr_sensitivity.LOSS, arm)]
+        assert len(values) == 5
+        known = [min(value, guess) if math.isfinite(value) else guess for value in values]
+        assert derived[lr_sensitivity.EXCESS][place] == pytest.approx(sum(known) / 5 - min(known))
 
 
 def test_what_a_wrong_learning_rate_costs() -> None:
@@ -255,7 +312,14 @@ def test_what_a_wrong_learning_rate_costs() -> None:
     assert derived[excess, "softmax", 0] == pytest.approx((2.3 + 2.5 + 3.0) / 3 - 2.3)
 
 
+@pytest.mark.parametrize("name", ["fig3", "lr_sensitivity", "table5", "fig8"])
+def test_where_no_other_text_is_allowed_for_it_is_said(name: str) -> None:
+    """Their records carry no documents."""
+    assert any(FIXED_TEXT in note for note in find_experiment(name).notes)
+
+
 def test_longer_contexts(text: Path, output: Path) -> None:
     results = run_experiment(tiny("length_generalisation", text, sequences=64), output)
     assert [group for _, _, _, group in found(results)] == ["context × 1", "context × 2", "context × 4"]
+    assert {c.claimed_by for c in results.comparisons} == {"us"}
     assert all(r.n == 64 for r in results.records if r.name == "length/accuracy")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from diff_transformer.experiments import store
+from diff_transformer.experiments import runs, store
 from diff_transformer.experiments.asked import ask
 from diff_transformer.experiments.framework import (
     LOSS,
@@ -22,7 +22,7 @@ from diff_transformer.experiments.framework import (
 )
 from diff_transformer.experiments.recall import RECALL
 from diff_transformer.experiments.runs import run_experiment
-from diff_transformer.results import Result, ResultsFile, compare, read_results
+from diff_transformer.results import Result, ResultsFile, compare, read_results, write_json
 from diff_transformer.train import DivergenceError, TrainingInterrupted, load_recipe
 from diff_transformer.train.progress import Silent
 from small_experiment import SIZES, SMALL, TINY, Heard, trainings
@@ -42,6 +42,8 @@ def test_everything_is_in_the_file(done: tuple[Path, ResultsFile, Heard]) -> Non
     assert [(c.arm, c.against, len(c.differences)) for c in results.comparisons] == [("diff", "softmax", 2)] * 2
     assert results.settings["asked"]["seeds"] == 2
     assert results.notes[0] == RECALL.notes[0]
+    assert any("With two seeds Student's t is 12.7" in note for note in results.notes)
+    assert {c.claimed_by for c in results.comparisons} == {"us"}
     arms = {arm["name"]: arm for arm in results.settings["arms"]}
     assert set(arms["diff"]["tried"]) == {"0.001", "0.002"}
     assert arms["diff"]["learning_rate"] in (1e-3, 2e-3)
@@ -101,7 +103,11 @@ def test_results_are_kept_refused_or_replaced(done: tuple[Path, ResultsFile, Hea
     with pytest.raises(ValueError, match="not both"):
         run_experiment(ask(SMALL), folder, resume=True, overwrite=True)
     written = (folder / "recall.json").read_bytes()
-    assert run_experiment(ask(SMALL), folder, resume=True).created == results.created
+    heard = Heard()
+    assert run_experiment(ask(SMALL), folder, resume=True, progress=heard).created == results.created
+    (told,) = heard.told
+    where = "outside a git checkout" if results.commit is None else f"at commit {results.commit[:12]}"
+    assert told.startswith(f"recall: kept from {results.created}, {where}")
     assert (folder / "recall.json").read_bytes() == written
     trained, replaced = trainings(folder, ask(SMALL, options={"sequences": 16}), overwrite=True)
     assert trained == []
@@ -140,8 +146,14 @@ def test_an_interrupted_experiment_goes_on(done: tuple[Path, ResultsFile, Heard]
     assert results.comparisons == whole.comparisons
 
 
-def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
-    counted = []
+@pytest.mark.parametrize("commit", ["0123456789abcdef", "0123456789abcdef-dirty", None])
+def test_what_known_code_measured_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str | None
+) -> None:
+    """A checkout with changes, or none, may hold any code: what it measured is measured again."""
+    counted: list[tuple[str, int]] = []
+    capture = runs.capture_environment
+    monkeypatch.setattr(runs, "capture_environment", lambda device: replace(capture(device), commit=commit))
 
     def measure(run: MeasuredRun, preset: Preset) -> list[Result]:
         counted.append((run.arm.name, run.seed))
@@ -159,8 +171,18 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_experiment(ask(experiment), tmp_path)
     results = run_experiment(ask(experiment), tmp_path, resume=True)
-    assert counted == [("diff", 0), ("softmax", 0), ("diff", 1), ("softmax", 1), ("softmax", 1)]
+    four = [("diff", 0), ("softmax", 0), ("diff", 1), ("softmax", 1)]
+    is_known = commit == "0123456789abcdef"
+    assert counted == [*four, *(four[-1:] if is_known else four)]
     assert results.comparisons[0].differences == (0.0, 0.0)
+    if not is_known:
+        return
+    # All is kept: where it was measured is told by what was kept, and not by where it was read.
+    (tmp_path / "recall.json").unlink()
+    for path in tmp_path.rglob("measured/recall.json"):
+        write_json(path, replace(read_results(path), device="another machine"))
+    assert run_experiment(ask(experiment), tmp_path, resume=True).device == "another machine"
+    assert len(counted) == 5
 
 
 def test_a_second_stage_begins_with_the_model_of_the_first(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 
 from diff_transformer.report import build_results_report, experiment_figures, holds_experiments
 from diff_transformer.report.experiment_files import ExperimentResults, read_experiments
-from diff_transformer.report.experiment_tables import comparison_table, overview, verdict_counts
+from diff_transformer.report.experiment_tables import comparison_table, overview, tallies, verdict_counts
 from diff_transformer.results import Better, Comparison, Result, ResultsFile, compare, read_results, write_json
 
 TWINS = ("diff", "softmax")
@@ -183,12 +183,13 @@ def test_every_number_of_a_row(folder: Path) -> None:
 
 def test_the_overview_counts_what_was_lost_as_what_was_won(folder: Path) -> None:
     head, *rows = tables(document(folder))[0]
-    assert head[2:6] == ["Reproduced", "Inconclusive", "Contrary", "Nothing claimed"]
-    counts = {row[0]: row[2:6] for row in rows}
+    assert head[2:7] == ["Claims", "Reproduced, or yes", "Inconclusive", "Contrary, or no", "Nothing claimed"]
+    assert {row[2] for row in rows} == {"the paper's"}
+    counts = {row[0]: row[3:7] for row in rows}
     assert counts["Table 6"] == ["1", "3", "1", "1"]
     assert counts["Figure 3"] == ["28", "2", "0", "0"]
     assert counts["V2"] == ["0"] * 4
-    assert counts["All"] == ["29", "5", "1", "1"]
+    assert len(counts) == 3, "no sum: comparisons of the same runs are not independent"
     assert "**Of 6 comparisons: 1 reproduced, 3 inconclusive, 1 contrary, 1 nothing claimed.**" in document(folder)
     # In no place does a verdict decide how something is set.
     assert not re.search(r"[*_]{1,2}(reproduced|contrary|inconclusive)", document(folder))
@@ -367,7 +368,55 @@ def test_titles_and_order(tmp_path: Path) -> None:
 def test_an_experiment_without_comparisons_is_counted() -> None:
     assert verdict_counts([]) == "Nothing could be compared."
     empty = ExperimentResults("v2", "cpu", file([], [], "v2"))
-    assert overview([empty]).rows[0][2:7] == ("0", "0", "0", "0", "0")
+    assert [row[2:8] for row in overview(tallies([empty])).rows] == [("the paper's", "0", "0", "0", "0", "0")]
+
+
+def test_our_own_questions_are_told_from_the_papers_claims(tmp_path: Path) -> None:
+    found, compared = [], []
+    for name, differences in zip("abc", OUTCOMES.values(), strict=True):
+        found += records(name, differences)
+        compared.append(compare(found, name, *TWINS, claimed_by="us"))
+    alone = file(found, [*compared, compare(found, "a", *TWINS, claimed=False)], "v2")
+    mixed = file(found, [*compared, *(replace(row, claimed_by="paper") for row in compared[:1])], "table7")
+    assert verdict_counts(alone.comparisons) == (
+        "Of 4 comparisons: to our own questions 1 yes, 1 inconclusive, 1 no; 1 nothing claimed."
+    )
+    assert verdict_counts(mixed.comparisons) == (
+        "Of 4 comparisons: 1 reproduced, 0 inconclusive, 0 contrary; to our own questions 1 yes, 1 inconclusive, 1 no."
+    )
+    write_json(tmp_path / "v2.json", alone)
+    write_json(tmp_path / "table7.json", mixed)
+    build_results_report([tmp_path])
+    _, *rows = tables(document(tmp_path))[0]
+    assert [[row[0], *row[2:7]] for row in rows] == [
+        ["Table 7", "the paper's", "1", "0", "0", "0"],
+        ["Table 7", "our questions", "1", "1", "1", "0"],
+        ["V2", "our questions", "1", "1", "1", "1"],
+    ]
+    assert re.findall(r"\[(.*?)\]\(#(.*?)\)", document(tmp_path)) == [
+        ("Table 7", "table7-cpu"),
+        ("Table 7", "table7-cpu"),
+        ("V2", "v2-cpu"),
+    ]
+    of_v2 = tables(document(tmp_path))[-2]
+    words = [dict(zip(of_v2[0], row, strict=True))["Verdict"] for row in of_v2[1:]]
+    assert words == ["our question: yes", "our question: no", "our question: inconclusive", "nothing claimed"]
+    drawn = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "figures").iterdir()}
+    assert "V2, cpu, our questions" in drawn["overview"]
+    assert "our question: no" in drawn["v2-cpu-differences"]
+    assert "contrary" not in drawn["v2-cpu-differences"]
+
+
+def test_what_a_reader_must_know_of_many_verdicts_is_said(folder: Path) -> None:
+    for written in (document(folder), (folder / "RESULTS.html").read_text(encoding="utf-8")):
+        assert "No verdict is corrected for the number of comparisons" in written
+        assert "not independent of each other" in written
+
+
+def test_where_documents_are_lacking_no_seeds_are_asked_for() -> None:
+    row = compare(records("a", OUTCOMES["inconclusive"]), "a", *TWINS)
+    lacking = replace(row, documents_needed=True, seeds_needed=None)
+    assert comparison_table([lacking]).rows[0][-1] == "more documents"
 
 
 def test_it_is_drawn_from_what_reproduce_writes(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from diff_transformer.results import (
@@ -11,10 +12,12 @@ from diff_transformer.results import (
     compare,
     mean_interval,
     paired_difference,
+    remark_on_seeds,
     seeds_needed,
     verdict,
 )
 from diff_transformer.results.comparison import BOTH, DOCUMENTS, SEEDS
+from diff_transformer.results.intervals import t_quantile
 
 
 def losses(arm: str, values: list[float]) -> list[Result]:
@@ -118,6 +121,77 @@ def test_documents_widen_the_interval_and_alone_decide_nothing() -> None:
     assert alone.interval is not None
     assert alone.interval[1] < 0
     assert alone.verdict == "inconclusive"
+
+
+def of_documents(differences: tuple[float, ...], spread: float) -> Comparison:
+    """Arms so far apart, seed by seed, on documents in each of which the arms are up to `spread` further apart."""
+    records = []
+    for seed, apart in enumerate(differences):
+        for arm, shift in (("diff", apart), ("softmax", 0.0)):
+            own = [(index % 3 - 1) * spread * (arm == "diff") for index in range(30)]
+            documents = tuple((10.0 * (3 + shift + more), 10.0) for more in own)
+            shared = {"name": "loss", "arm": arm, "seed": seed, "documents": documents}
+            records.append(Result(value=3 + shift, better="lower", **shared))
+    return compare(records, "loss", "diff", "softmax")
+
+
+def test_where_documents_leave_it_open_no_number_of_seeds_is_told() -> None:
+    """Three seeds that agree, and documents that do not: more of the same seeds would not decide it."""
+    agreed = of_documents((-0.030, -0.031, -0.032), spread=0.12)
+    assert verdict(mean_interval(agreed.differences), "lower", seeds=3) == "reproduced"
+    assert (agreed.verdict, agreed.documents_needed, agreed.seeds_needed) == ("inconclusive", True, None)
+    # The seeds do not agree either, and the documents alone would leave it open.
+    neither = of_documents((-0.01, -0.05, -0.03), spread=0.3)
+    assert (neither.verdict, neither.documents_needed, neither.seeds_needed) == ("inconclusive", True, None)
+    # The documents allow a verdict, and the seeds are too few: more than they alone would need.
+    seeds = of_documents((-0.01, -0.05, -0.03), spread=0.07)
+    alone = seeds_needed(seeds.differences)
+    assert (seeds.verdict, seeds.documents_needed) == ("inconclusive", False)
+    assert seeds.seeds_needed is not None
+    assert alone is not None
+    assert seeds.seeds_needed > alone
+    decided = of_documents((-0.030, -0.031, -0.032), spread=0.01)
+    assert (decided.verdict, decided.documents_needed, decided.seeds_needed) == ("reproduced", False, None)
+    one = of_documents((-0.030,), spread=0.12)
+    assert (one.verdict, one.documents_needed) == ("inconclusive", False)
+
+
+def test_seeds_needed_beside_what_they_do_not_make_narrower() -> None:
+    """Against draws: with the number told four in five intervals leave 0 out, with one seed less fewer."""
+    differences, other = [0.01, 0.05, 0.03], 0.02
+    needed = seeds_needed(differences, other)
+    assert needed is not None
+
+    def power(count: int) -> float:
+        drawn = np.random.default_rng(0).normal(0.03, 0.02, size=(40_000, count))
+        half = t_quantile(count - 1) * drawn.std(1, ddof=1) / math.sqrt(count)
+        return float((drawn.mean(1) > np.hypot(half, other)).mean())
+
+    assert power(needed) > 0.795
+    assert power(needed - 1) < 0.805
+    assert seeds_needed(differences, 0.03) is None
+
+
+def test_a_claim_is_the_papers_or_ours() -> None:
+    records = [*losses("diff", [2.0, 2.1]), *TWIN]
+    assert compare(records, "loss", "diff", "softmax").claimed_by == "paper"
+    ours = compare(records, "loss", "diff", "softmax", claimed_by="us")
+    assert (ours.claimed_by, ours.verdict) == ("us", "reproduced")
+
+
+def test_what_few_seeds_can_decide_is_told() -> None:
+    def over(seeds: int, *, claimed: bool = True) -> Comparison:
+        records = [*losses("diff", [2.0 + 0.01 * seed for seed in range(seeds)]), *losses("softmax", [2.5] * seeds)]
+        return compare(records, "loss", "diff", "softmax", claimed=claimed)
+
+    assert remark_on_seeds([]) is None
+    assert remark_on_seeds([over(3), over(1, claimed=False)]) is None
+    assert "one seed" in (remark_on_seeds([over(3), over(1)]) or "")
+    assert "more than 6.4 times as large" in (remark_on_seeds([over(3), over(2)]) or "")
+    for times, said in ((6.3, "inconclusive"), (6.4, "reproduced")):
+        apart = [-times + 0.5, -times - 0.5]  # the mean is so many times what they are apart
+        records = [*losses("diff", [3 + one for one in apart]), *losses("softmax", [3.0, 3.0])]
+        assert compare(records, "loss", "diff", "softmax").verdict == said
 
 
 # By scipy 1.17: the smallest n at which nct.sf(t.ppf(.975, n − 1), n − 1, effect · √n) ≥ .8.

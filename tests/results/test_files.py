@@ -51,6 +51,8 @@ def test_comparisons_notes_and_documents_survive_a_round_trip(tmp_path: Path, re
         paper=(3.062, math.nan),
         verdict="inconclusive",
         seeds_needed=7,
+        documents_needed=True,
+        claimed_by="us",
     )
     record = replace(results_file.records[0], documents=((1.0, 2.0), (3.0, 4.0)))
     whole = replace(results_file, records=(record,), comparisons=(replace(compared, paper=None),), notes=("a note",))
@@ -124,6 +126,9 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == [path]
 
 
+COMPARED = {"name": "a", "arm": "diff", "against": "softmax", "ours": [1, 2], "difference": -1}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -132,6 +137,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         (lambda data: data.update(records={}), "the file.records must be tuple, got {}"),
         (lambda data: data["records"].append(1), r"the file.records\[2\] must be an object, got 1"),
         (lambda data: data["records"][0].update(value="high"), r"records\[0\].value must be float, got 'high'"),
+        (lambda data: data.update(comparisons=[COMPARED | {"documents_needed": 1}]), "documents_needed must be bool"),
         (lambda data: data["records"][0].update(n=True), r"records\[0\].n must be int, got True"),
         (lambda data: data["records"][0].update(better="more"), r"records\[0\].better must be one of .*'lower'"),
         (lambda data: data["records"][0].update(interval=[1]), r"records\[0\].interval must hold 2 values, got 1"),

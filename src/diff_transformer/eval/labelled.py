@@ -164,9 +164,9 @@ def labelled_order_records(
 ) -> list[Result]:
     """How accuracies over orders of the same demonstrations differ (Figure 7), random ones and such that alternate.
 
-    The records are "many_shot/trec_order_range", "…_spread" and "…_mean", see `order_results`. The demonstrations are
-    read anew in each order. Each order has questions of its own, drawn from the test part with replacement: shares of
-    right answers then differ by chance as independent ones do, which the spread leaves out.
+    The records are "many_shot/trec_order_range", "…_variance", "…_spread" and "…_mean", see `order_results`. The
+    demonstrations are read anew in each order. Each order has questions of its own, drawn from the test part with
+    replacement: shares of right answers then differ by chance as independent ones do, which the variance leaves out.
 
     Args:
         model, tokenizer, exact: see `labelled_answers`.

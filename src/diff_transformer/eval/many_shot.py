@@ -1,5 +1,6 @@
 """Many-shot classification and how much it depends on the order of the demonstrations (Figures 6 and 7)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -14,9 +15,11 @@ from diff_transformer.data import Episode, ManyShotBatches
 from diff_transformer.eval.measures import Measure, Subject
 from diff_transformer.eval.options import check_counts
 from diff_transformer.eval.shares import share_record
-from diff_transformer.results import Better, Result, mean_interval, spread_beyond_chance
+from diff_transformer.results import Better, Interval, Result, mean_interval, variance_beyond_chance
 
 ORDERS = ("random", "alternating")
+# The best less the worst grows with the number of orders: the paper has ten.
+RANGE_ORDERS = 10
 
 
 @torch.no_grad()
@@ -171,7 +174,7 @@ def order_records(
 ) -> list[Result]:
     """How accuracies over orders differ (Figure 7), for random and alternating orders, as means over sets.
 
-    The records are "many_shot/order_range", "many_shot/order_spread" and "many_shot/order_mean", see `order_results`.
+    The records are "many_shot/order_range", "…_variance", "…_spread" and "…_mean", see `order_results`.
 
     Args:
         model: trained on `task`, in evaluation mode.
@@ -206,8 +209,9 @@ def order_records(
 def order_results(right: Sequence[Sequence[int]], queries: int, name: str, **shared: Any) -> list[Result]:
     """What numbers of right answers after different orders say, as means over sets of demonstrations.
 
-    Of the shares of right answers, "_range" is the best less the worst, "_spread" the standard deviation over orders
-    without what counting so many answers gives by chance, "_mean" their mean.
+    Of the shares of right answers, "_range" is the best less the worst of the first ten orders, "_variance" the
+    variance over orders without what counting so many answers gives by chance, which may be below 0, "_spread" the root
+    of the mean variance (0 where that is below 0), "_mean" their mean.
 
     Args:
         right: for each set, after each of two orders or more.
@@ -217,12 +221,12 @@ def order_results(right: Sequence[Sequence[int]], queries: int, name: str, **sha
     """
     shares = [[count / queries for count in row] for row in right]
     columns: dict[str, tuple[list[float], Better]] = {
-        "range": ([max(row) - min(row) for row in shares], "lower"),
-        "spread": ([spread_beyond_chance(row, queries) for row in shares], "lower"),
+        "range": ([max(row[:RANGE_ORDERS]) - min(row[:RANGE_ORDERS]) for row in shares], "lower"),
+        "variance": ([variance_beyond_chance(row, queries) for row in shares], "lower"),
         "mean": ([fmean(row) for row in shares], "higher"),
     }
-    return [
-        Result(
+    records = {
+        column: Result(
             name=f"{name}_{column}",
             value=fmean(values),
             interval=mean_interval(values),
@@ -232,7 +236,16 @@ def order_results(right: Sequence[Sequence[int]], queries: int, name: str, **sha
             **shared,
         )
         for column, (values, better) in columns.items()
-    ]
+    }
+    squared = records["variance"]
+    ends = squared.interval
+    roots: Interval | None = None if ends is None else (_root(ends[0]), _root(ends[1]))
+    spread = replace(squared, name=f"{name}_spread", value=_root(squared.value), interval=roots)
+    return [records["range"], squared, spread, records["mean"]]
+
+
+def _root(variance: float) -> float:
+    return math.sqrt(max(0.0, variance))
 
 
 def shots_group(noise: float, shots: int) -> str:

@@ -8,13 +8,24 @@ from statistics import fmean
 import numpy as np
 
 from diff_transformer.experiments.framework import TWINS, Arm, Experiment, MeasuredRun, Preset
-from diff_transformer.experiments.language import CPU, GPU, LOSS, ar_hit_records, by_name, loss_record
+from diff_transformer.experiments.language import (
+    CPU,
+    FIXED_TEXT,
+    GPU,
+    LOSS,
+    WHOLE,
+    ar_hit_records,
+    by_name,
+    loss_record,
+)
 from diff_transformer.experiments.scaling import fit, ratio_interval, tokens_ratio
-from diff_transformer.results import Comparison, Result, compare, mean_interval, seeds_needed, verdict
+from diff_transformer.results import Comparison, Interval, Result, compare, mean_interval, seeds_needed, verdict
 
 CURVE = "scaling/loss_by_tokens"
 PARAMETERS = "scaling/parameters_for_equal_loss"
 TOKENS = "scaling/tokens_for_equal_loss"
+# Where a run diverged.
+LOST: Interval = (math.nan, math.nan)
 SIZE = "training/parameters_without_lambda_and_norms"
 # The paper: DIFF of 6.8B is as good as a Transformer of 11B; 160B tokens do for DIFF what 251B do for the Transformer.
 PAPER_PARAMETERS, PAPER_TOKENS = 0.622, 0.637
@@ -26,6 +37,8 @@ PAPER_LOSSES = {
     "6.8B": (2.934, 2.961),
     "13.1B": (2.872, 2.899),
 }
+# Figure 3b, read off: the same gap of the 3B models after so many tokens of training.
+PAPER_GAPS = {"40B": -0.092, "160B": -0.045, "360B": -0.034}
 
 
 def sized(name: str, layers: int, width: int, feed_forward: int, head_dim: int, *more: str) -> tuple[Arm, ...]:
@@ -72,57 +85,79 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     sizes = list(dict.fromkeys(arm.group for arm in preset.arms if arm.group is not None))
-    found = [compare(records, LOSS, "diff", "softmax", group=size, paper=PAPER_LOSSES.get(size)) for size in sizes]
+    # Of whole documents, so that the interval knows of others.
+    losses = [compare(records, WHOLE, "diff", "softmax", group=size, paper=PAPER_LOSSES.get(size)) for size in sizes]
     largest = sizes[-1]
-    found += [compare(records, f"repeats/{name}", "diff", "softmax", group=largest) for name in ("ar_hit", "other")]
-    return [*_by_size(records, sizes), *_by_tokens(records, largest), *found]
+    hits = [compare(records, f"repeats/{name}", "diff", "softmax", group=largest) for name in ("ar_hit", "other")]
+    return [*_by_size(records, sizes), *_by_tokens(records, largest), *losses, *hits]
 
 
 def _by_size(records: Sequence[Result], sizes: Sequence[str]) -> list[Comparison]:
-    """Parameters for an equal loss, from the fit through all sizes; nothing where seeds or sizes are too few."""
+    """Parameters for an equal loss, from the fit through all sizes; nothing where sizes are too few.
+
+    Of a seed that lacks a size nothing can be said, and so nothing of the mean over seeds.
+    """
     parameters = {record.group: record.value for record in by_name(records, SIZE) if record.arm == "softmax"}
-    losses = {(r.arm, r.group, r.seed): r.value for r in by_name(records, LOSS) if math.isfinite(r.value)}
+    losses = {(r.arm, r.group, r.seed): r.value for r in by_name(records, LOSS) if r.seed is not None}
     seeds = sorted({seed for _, _, seed in losses if seed is not None})
-    whole = [seed for seed in seeds if all((a, size, seed) in losses for a in ("diff", "softmax") for size in sizes)]
-    if not whole or len(sizes) < 3:
+    if not seeds or len(sizes) < 3:
         return []
     numbers = np.array([parameters[size] for size in sizes])
-    measured = np.array([[[losses[a, size, seed] for size in sizes] for a in ("diff", "softmax")] for seed in whole])
-    ratio, interval = fit(numbers, measured.mean(0)).equal_loss_ratio(), ratio_interval(numbers, measured)
-    differences = tuple(fit(numbers, one).equal_loss_ratio() - 1 for one in measured)
+    measured = np.array(
+        [[[losses.get((a, size, seed), math.nan) for size in sizes] for a in ("diff", "softmax")] for seed in seeds]
+    )
+    logs = [_fitted(numbers, one) for one in measured]
+    interval = ratio_interval(numbers, measured) if np.isfinite(measured).all() else LOST
     method = f"fit through {len(sizes)} sizes, bootstrap over the seeds of each"
-    return [_needed(PARAMETERS, ratio, interval, differences, method, PAPER_PARAMETERS)]
+    return [_needed(PARAMETERS, _fitted(numbers, measured.mean(0)), interval, logs, method, PAPER_PARAMETERS)]
+
+
+def _fitted(parameters: np.ndarray, losses: np.ndarray) -> float:
+    """ln of the share of parameters that does, from losses (2, sizes); NaN where one is lost."""
+    return math.log(fit(parameters, losses).equal_loss_ratio()) if np.isfinite(losses).all() else math.nan
 
 
 def _by_tokens(records: Sequence[Result], size: str) -> list[Comparison]:
     """Tokens for an equal loss, from the curves of a size; Student's t over the logarithms of the seeds' ratios."""
-    curves: dict[tuple[str, int], dict[int, float]] = {}
+    seeds = sorted({r.seed for r in by_name(records, LOSS) if r.seed is not None and r.group == size})
+    curves: dict[tuple[str, int], dict[int, float]] = {(arm, seed): {} for arm in ("diff", "softmax") for seed in seeds}
     for record in by_name(records, CURVE):
         tokens = tokens_of(record.group or "", size)
-        if tokens is not None and record.seed is not None and math.isfinite(record.value):
-            curves.setdefault((record.arm, record.seed), {})[tokens] = record.value
-    seeds = [seed for arm, seed in sorted(curves) if arm == "diff" and ("softmax", seed) in curves]
+        if tokens is not None and record.seed is not None:
+            curves[record.arm, record.seed][tokens] = record.value
     if not seeds:
         return []
-    logs = [math.log(tokens_ratio(curves["diff", seed], curves["softmax", seed])) for seed in seeds]
+    logs = [_read_off(curves["diff", seed], curves["softmax", seed]) for seed in seeds]
     interval = mean_interval(logs)
     bounds = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
-    differences = tuple(math.exp(log) - 1 for log in logs)
     method = f"training curves of {size}, Student's t over ln of the ratio, paired seeds"
-    return [_needed(TOKENS, math.exp(fmean(logs)), bounds, differences, method, PAPER_TOKENS)]
+    return [_needed(TOKENS, fmean(logs), bounds, logs, method, PAPER_TOKENS)]
+
+
+def _read_off(diff: dict[int, float], softmax: dict[int, float]) -> float:
+    """ln of the share of tokens that does; NaN where a run diverged."""
+    points = [*diff.values(), *softmax.values()]
+    lost = not diff or not softmax or not all(map(math.isfinite, points))
+    return math.nan if lost else math.log(tokens_ratio(diff, softmax))
 
 
 def _needed(
-    name: str,
-    ratio: float,
-    interval: tuple[float, float] | None,
-    differences: tuple[float, ...],
-    method: str,
-    paper: float,
+    name: str, log: float, interval: Interval | None, logs: Sequence[float], method: str, paper: float
 ) -> Comparison:
-    """A share of what the Transformer needs, which is 1."""
+    """A share of what the Transformer needs, which is 1.
+
+    Args:
+        name: of what is shared.
+        log: ln of the share.
+        interval: of the share.
+        logs: ln of each seed's share; the spread of which the number of seeds needed goes by, as they may have any
+            value and a share none below 0.
+        method: how the interval was found.
+        paper: the paper's share.
+    """
+    ratio = math.exp(log)
     shifted = None if interval is None else (interval[0] - 1, interval[1] - 1)
-    judged = verdict(shifted, "lower", seeds=len(differences))
+    judged = verdict(shifted, "lower", seeds=len(logs))
     return Comparison(
         name=name,
         arm="diff",
@@ -132,11 +167,11 @@ def _needed(
         paper=(paper, 1.0),
         ours=(ratio, 1.0),
         difference=ratio - 1,
-        differences=differences,
+        differences=tuple(math.exp(one) - 1 for one in logs),
         interval=shifted,
         method=method,
         verdict=judged,
-        seeds_needed=seeds_needed(differences) if judged == "inconclusive" else None,
+        seeds_needed=seeds_needed(logs) if judged == "inconclusive" else None,
     )
 
 
@@ -191,10 +226,14 @@ FIG_3 = Experiment(
     notes=(
         f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "
         "counted; the paper reads it at 6.8B.",
+        f"{PARAMETERS} and {TOKENS} are of {LOSS}. {FIXED_TEXT} The losses by size ({WHOLE}) are of whole documents, "
+        "each in contexts of its own, and their intervals allow for other documents.",
         f"{TOKENS} compares two runs of one schedule: before its end a run has a higher learning rate than one that "
         "ends there would have.",
         "The paper's gaps by size, read off Figure 3a: "
         + ", ".join(f"{first - second:+.3f} at {size}" for size, (first, second) in PAPER_LOSSES.items())
+        + "; by tokens of training, read off Figure 3b: "
+        + ", ".join(f"{gap:+.3f} after {tokens}" for tokens, gap in PAPER_GAPS.items())
         + ".",
     ),
 )

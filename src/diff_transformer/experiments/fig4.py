@@ -24,8 +24,8 @@ FIG_4 = Experiment(
     name="fig4",
     shows="cumulative loss by position in long documents (Figure 4)",
     presets={
-        # Contexts four times as long, rope_theta × 64 and a tenth of the steps, as the paper's 3B model had them;
-        # the paper's learning rate fell to a quarter of the first stage's.
+        # Contexts four times as long or more, rope_theta × 64 and a tenth of the steps, as the paper's 3B model had
+        # them. The learning rate is lower than any of the first stage's, as the paper's was.
         "cpu": Preset(
             recipe="language",
             overrides=(
@@ -79,6 +79,7 @@ FIG_4 = Experiment(
     measure=_measure,
     compare=_compare,
     notes=(
+        "The learning rate of the second stage is one and the same for both arms, fixed beforehand and not swept.",
         "The paper draws Figure 4 and gives no numbers: at every position DIFF's curve lies below.",
         "Whole documents are needed, as long as the longest context; of text of another kind name a folder (--text).",
     ),

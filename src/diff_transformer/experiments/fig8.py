@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from diff_transformer.eval.quantised import BITS, GRANULARITIES, quantised_records
 from diff_transformer.experiments.framework import Experiment, MeasuredRun, Preset
+from diff_transformer.experiments.language import FIXED_TEXT
 from diff_transformer.experiments.language_twins import language_twins
 from diff_transformer.results import Comparison, Result, compare
 
@@ -47,6 +48,6 @@ FIG_8 = Experiment(
         "Rounded to 2^b − 1 equal steps up to the largest in size: of each row (a query in a head and map), or of each "
         "tensor (all logits of a layer for one sequence). The paper does not say which.",
         "Accuracy is the share of tokens of held-out text that the model holds most likely; the paper's is on "
-        "HellaSwag, and its drop is against 16 bits.",
+        f"HellaSwag, and its drop is against 16 bits. {FIXED_TEXT}",
     ),
 )

@@ -13,6 +13,9 @@ from diff_transformer.experiments.framework import MeasuredRun
 from diff_transformer.results import Result
 
 LOSS = "language/validation_loss"
+# The same of whole documents; a column of Table 6.
+WHOLE = "repeats/loss"
+FIXED_TEXT = "Intervals are over seeds on one fixed text, and say nothing of other text."
 
 # Minutes on two cores: 2048 tokens to a step. The training sees a fraction of the corpus, so much of it is left to
 # measure on: intervals over documents want many. First weights of 0.1 give so narrow a model activations of the scale

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from diff_transformer.experiments.framework import TWINS, Arm, Experiment, MeasuredRun, Preset
-from diff_transformer.experiments.language import CPU, GPU, LOSS, by_name, loss_record, text_of
+from diff_transformer.experiments.language import CPU, FIXED_TEXT, GPU, LOSS, by_name, loss_record, text_of
 from diff_transformer.results import Comparison, Result, compare
 
 UNIFORM = "sensitivity/loss_of_a_guess"
@@ -63,8 +63,8 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     rates = list(dict.fromkeys(arm.group for arm in preset.arms))
     both = derived(records)
-    found = [compare(both, BEST, "diff", "softmax"), compare(both, EXCESS, "diff", "softmax")] if both else []
-    return [*found, *(compare(records, LOSS, "diff", "softmax", group=rate) for rate in rates)]
+    found = [compare(both, name, "diff", "softmax", claimed_by="us") for name in (BEST, EXCESS) if both]
+    return [*found, *(compare(records, LOSS, "diff", "softmax", group=rate, claimed_by="us") for rate in rates)]
 
 
 LR_SENSITIVITY = Experiment(
@@ -101,5 +101,6 @@ LR_SENSITIVITY = Experiment(
         "The paper trains both with one learning rate and argues that their gradients are of one size (Appendix G); it "
         f"shows no sweep. {EXCESS} is the mean over the rates of the loss above that at the arm's best rate; a run "
         "that diverged counts as a guess among all tokens.",
+        f"{LOSS} and what is made of it: {FIXED_TEXT}",
     ),
 )

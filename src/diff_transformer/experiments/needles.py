@@ -61,8 +61,8 @@ ON_GPU = Preset(
 )
 NOTES = (
     "The cpu preset hides pairs of tokens among noise tokens: a needle's depth is the fifth of the context that it "
-    "lies in. A model that knows which values occur and binds none to its key answers 1/N of N needles; after so few "
-    "steps a small model may have got no further than that.",
+    "lies in. A model that knows which values occur and binds none to its key answers 1/N of N needles; one "
+    "that leaves out the answers already given, 0.75 of N2 R2. After so few steps a small model may be no further.",
     "The gpu preset trains from the beginning on text with needle documents among it; the paper's models were "
     "pretrained.",
 )

@@ -26,7 +26,7 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     others = [arm.name for arm in preset.arms if arm.name != DIFF]
-    return [compare(records, name, DIFF, other) for name in (FIRST, ALL) for other in others]
+    return [compare(records, name, DIFF, other, claimed_by="us") for name in (FIRST, ALL) for other in others]
 
 
 RECALL = Experiment(

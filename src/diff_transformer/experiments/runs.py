@@ -13,8 +13,17 @@ from diff_transformer.experiments.fairness import Counts, check_counts, check_re
 from diff_transformer.experiments.framework import Arm, Experiment, MeasuredRun, Preset, Situation
 from diff_transformer.experiments.progress import Trainings
 from diff_transformer.experiments.store import Store, Stored, run_key
-from diff_transformer.experiments.sweep import choose_rate
-from diff_transformer.results import Result, ResultsFile, capture_environment, capture_results, read_results, write_json
+from diff_transformer.experiments.sweep import choose_rate, sweep_notes
+from diff_transformer.experiments.unmeasured import lost_records, size_records
+from diff_transformer.results import (
+    Result,
+    ResultsFile,
+    capture_environment,
+    capture_results,
+    read_results,
+    remark_on_seeds,
+    write_json,
+)
 from diff_transformer.train import Data, Progress, Recipe, build_config
 from diff_transformer.train.progress import Silent
 
@@ -54,6 +63,9 @@ def run_experiment(
     if resume and path.is_file():
         found = read_results(path)
         if found.settings.get("asked") == asked.settings():
+            if progress is not None:
+                kept = f"{asked.experiment.name}: kept from {found.created}, {_place(found.commit)}"
+                progress.tell(f"{kept}; --overwrite measures and compares anew, and trains nothing twice.")
             return found
     if asked.experiment.check is not None:
         asked.experiment.check(asked.preset.options)
@@ -64,6 +76,8 @@ def run_experiment(
     else:
         work.measure_once(asked.text)
     comparisons = asked.experiment.compare(work.records, asked.preset) if work.has_numbers else []
+    if (remark := remark_on_seeds(comparisons)) is not None:
+        work.notes.append(remark)
     settings = {"asked": asked.settings(), "arms": work.arms, "seconds": round(time.monotonic() - began, 1)}
     results = capture_results(
         asked.experiment.shows,
@@ -74,6 +88,8 @@ def run_experiment(
         notes=list(dict.fromkeys(work.notes)),
     )
     results = replace(results, commit=work.commit)
+    if work.device is None and work.kept_device is not None:
+        results = replace(results, device=work.kept_device)
     folder.mkdir(parents=True, exist_ok=True)
     # What was written is what is shown: read back, it is as strict as a file.
     return read_results(write_json(path, results))
@@ -102,7 +118,9 @@ class _Work:
     records: list[Result] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     arms: list[dict[str, Any]] = field(default_factory=list)
-    device: str | None = None
+    device: str | None = None  # where something was measured, as torch calls it
+    kept_device: str | None = None  # the name of the one where all was measured that was kept
+    _remarks: dict[str, list[str]] = field(default_factory=dict)  # on a choice of learning rates → arms
     _data: dict[str, Data] = field(default_factory=dict)
     _earlier: dict[str | None, set[str]] = field(default_factory=dict)  # commit → runs that it trained
 
@@ -133,7 +151,7 @@ class _Work:
         check_counts(counts, self.preset)
         for arm, sizes in counts.items():
             self.progress.tell(f"{arm.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
-            self.records += _size_records(arm, sizes)
+            self.records += size_records(arm, sizes)
         self._trainings = Trainings(self.progress, self._costs(counts))
         rates: dict[Arm, float] = {}
         for arm in self.preset.arms:
@@ -143,6 +161,7 @@ class _Work:
             numbers = {"parameters": counts[arm].total, "shared_parameters": counts[arm].shared}
             chosen = {"learning_rate": rates[arm], "tried": {f"{rate:g}": value for rate, value in tried.items()}}
             self.arms.append({**overrides, **numbers, **chosen, "runs": {}, "diverged": []})
+        self.notes += sweep_notes(self.preset, self._remarks)
         measured: dict[Arm, Sequence[Result]] = {}
         diverged: list[tuple[Arm, int]] = []
         for seed in range(self.preset.seeds):
@@ -157,11 +176,9 @@ class _Work:
                     told["diverged"].append(seed)
                     self.notes.append(f"{arm.label} diverged with seed {seed}: {run.diverged}")
         for arm, seed in diverged:
-            template = next((records for other, records in measured.items() if other.group == arm.group), ())
-            self.records += _nothing(arm, seed, template)
+            self.records += lost_records(arm, seed, measured)
         for commit, found in self._earlier.items():
-            where = "outside a git checkout" if commit is None else f"at commit {commit[:12]}"
-            self.notes.append(f"Trained by an earlier command, {where}: {len(found)} of the runs.")
+            self.notes.append(f"Trained by an earlier command, {_place(commit)}: {len(found)} of the runs.")
 
     def _count(self, recipe: Recipe) -> Counts:
         data = self._build_data(recipe)
@@ -210,7 +227,8 @@ class _Work:
         if not tried:
             return next(iter(self.preset.learning_rates), recipe.train.learning_rate)
         rate, remarks = choose_rate(tried, self.experiment.validation)
-        self.notes += [f"{arm.label}: {remark}" for remark in remarks]
+        for remark in remarks:
+            self._remarks.setdefault(remark, []).append(arm.label)
         return rate
 
     def _stages(self, arm: Arm, rate: float, seed: int) -> tuple[Stored, Recipe]:
@@ -248,9 +266,12 @@ class _Work:
         options = json.dumps(dict(self.preset.options), sort_keys=True, default=str)
         settings = {"options": options, "commit": self.commit}
         path = run.measured / f"{self.experiment.name}.json"
-        if self.resume and path.is_file():
+        # A checkout with changes, or no checkout at all, may hold any code.
+        is_known = self.commit is not None and not self.commit.endswith("-dirty")
+        if self.resume and is_known and path.is_file():
             kept = read_results(path)
             if kept.settings == settings:
+                self.kept_device = kept.device
                 return kept.records
         model = run.load(recipe)
         self.device = str(model.device)
@@ -280,14 +301,8 @@ def _settings(rate: float, seed: int) -> tuple[str, str]:
     return f"train.learning_rate={rate!r}", f"train.seed={seed}"
 
 
-def _size_records(arm: Arm, sizes: Counts) -> list[Result]:
-    names = {"training/parameters": sizes.total, "training/parameters_without_lambda_and_norms": sizes.shared}
-    return [Result(name=name, arm=arm.name, group=arm.group, value=float(value)) for name, value in names.items()]
-
-
-def _nothing(arm: Arm, seed: int, template: Sequence[Result]) -> list[Result]:
-    """NaN in place of every number that another arm of the group has: a run that diverged is seen everywhere."""
-    return [
-        replace(record, arm=arm.name, seed=seed, value=math.nan, interval=None, documents=(), n=None)
-        for record in template
-    ]
+def _place(commit: str | None) -> str:
+    """Where the code was."""
+    if commit is None:
+        return "outside a git checkout"
+    return f"at commit {commit[:12]}{'-dirty' if commit.endswith('-dirty') else ''}"

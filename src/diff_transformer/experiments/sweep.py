@@ -1,9 +1,9 @@
 """The choice of an arm's learning rate among those that were tried."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from diff_transformer.experiments.framework import Validation
+from diff_transformer.experiments.framework import Preset, Validation
 
 
 def choose_rate(tried: Mapping[float, float], validation: Validation) -> tuple[float, list[str]]:
@@ -32,3 +32,23 @@ def choose_rate(tried: Mapping[float, float], validation: Validation) -> tuple[f
         if best[0] == edge:
             remarks.append(f"the best learning rate, {edge:g}, was the {word} tried ({all_rates}).")
     return best[0], remarks
+
+
+def sweep_notes(preset: Preset, remarks: Mapping[str, Sequence[str]]) -> list[str]:
+    """What a reader must know of how learning rates were chosen.
+
+    Args:
+        preset: whose rates were tried.
+        remarks: of `choose_rate`, with the names of the arms that each is about.
+
+    Returns:
+        Each remark once, and a sentence where rates were tried in runs of fewer steps than those that are compared.
+    """
+    notes = [f"{'; '.join(arms)}: {remark}" for remark, arms in remarks.items()]
+    if len(preset.learning_rates) > 1 and preset.arms:
+        tried, trained = (preset.arm_recipe(preset.arms[0], *more).train.steps for more in (preset.sweep, ()))
+        if tried < trained:
+            notes.append(
+                f"Learning rates were chosen by runs of {tried:,} steps for runs of {trained:,}, whose best may differ."
+            )
+    return notes

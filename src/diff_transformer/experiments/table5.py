@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from diff_transformer.eval.outliers import TOKENS, TOPS, outlier_records
 from diff_transformer.experiments.framework import Experiment, MeasuredRun, Preset
+from diff_transformer.experiments.language import FIXED_TEXT
 from diff_transformer.experiments.language_twins import language_twins
 from diff_transformer.results import Comparison, Result, compare
 
@@ -52,6 +53,7 @@ TABLE_5 = Experiment(
     notes=(
         "Attention logits are q·k/√d as the softmax gets them, of the keys that a query sees, of all heads and layers, "
         "and of both maps of DIFF. Hidden states are the residual stream after each layer.",
-        "The paper's values are of models of 3B parameters over 0.4M tokens.",
+        f"The paper's values are of models of 3B parameters over 0.4M tokens. {FIXED_TEXT} The largest of other text "
+        "may be larger.",
     ),
 )

@@ -104,6 +104,8 @@ TABLE_6 = Experiment(
     measure=_measure,
     compare=_compare,
     notes=(
+        "DIFF without headwise norm lacks the factor 1 − λ_init after it as well, so this row is of both; the "
+        "Transformer with headwise norm has no such factor.",
         "The paper leaves out of AR-hit bigrams that are frequent and does not say how frequent; here the option "
         "`frequent` is how often one may stand in the training text.",
     ),

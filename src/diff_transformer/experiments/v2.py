@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from diff_transformer.experiments.framework import TWINS, Arm, Experiment, MeasuredRun, Preset
-from diff_transformer.experiments.language import CPU, GPU, LOSS, ar_hit_records, loss_record
+from diff_transformer.experiments.language import CPU, GPU, WHOLE, ar_hit_records, loss_record
 from diff_transformer.results import Comparison, Result, compare
 
 # All parameters are equal; those without λ, which is how arms are checked, differ by V2's projection for λ.
@@ -36,8 +36,8 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    names = (LOSS, "repeats/ar_hit", "repeats/other")
-    return [compare(records, name, arm, against) for name in names for arm, against in PAIRS]
+    names = (WHOLE, "repeats/ar_hit", "repeats/other")
+    return [compare(records, name, arm, against, claimed_by="us") for name in names for arm, against in PAIRS]
 
 
 V2 = Experiment(

@@ -12,9 +12,9 @@ from diff_transformer.results import Verdict
 # Verdict → (what it is called, fill, edge and hatching): each is told from the others without colour, and the two that
 # decide are equally strong.
 _FILLS: dict[Verdict | None, tuple[str, str, str, str]] = {
-    "reproduced": ("reproduced", THEME["diff"][0], THEME["diff"][0], ""),
+    "reproduced": ("reproduced, or yes", THEME["diff"][0], THEME["diff"][0], ""),
     "inconclusive": ("inconclusive", RULE, INK, ""),
-    "contrary": ("contrary", THEME["softmax"][0], PAGE, "////"),
+    "contrary": ("contrary, or no", THEME["softmax"][0], PAGE, "////"),
     None: ("nothing claimed", PAGE, MUTED, "...."),
 }
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from diff_transformer.report.bands import bands
 from diff_transformer.report.counts import counted
 from diff_transformer.report.experiment_files import ExperimentResults, slug
-from diff_transformer.report.experiment_tables import verdict_counts
+from diff_transformer.report.experiment_tables import tallies, verdict_counts
 from diff_transformer.report.figures import svg
 from diff_transformer.report.forest import ForestRow, forest
 from diff_transformer.report.rows import arm_label, format_number
@@ -46,12 +46,13 @@ class Drawn:
 def overview_figure(all_results: Sequence[ExperimentResults]) -> Drawn:
     """How often each verdict came out."""
     rows = [
-        (f"{results.title}, {results.preset}", Counter(row.verdict for row in results.file.comparisons))
-        for results in all_results
+        (
+            f"{tally.results.title}, {tally.results.preset}" + (", our questions" if tally.claimed_by == "us" else ""),
+            tally.counts,
+        )
+        for tally in tallies(all_results)
     ]
-    told = "; ".join(
-        f"{name}: {verdict_counts(one.file.comparisons)}" for (name, _), one in zip(rows, all_results, strict=True)
-    )
+    told = "; ".join(f"{one.title}, {one.preset}: {verdict_counts(one.file.comparisons)}" for one in all_results)
     title = "Verdicts by experiment"
     return Drawn(
         name="overview", title=title, svg=svg(counted(rows)), alt=f"{title}. {told}", caption=f"{title}.", wide=True
@@ -146,6 +147,7 @@ def _rows(rows: Sequence[Comparison], *, several: bool, pairs: bool) -> Iterator
                 difference=row.difference,
                 interval=row.interval if row.interval is not None and all(map(math.isfinite, row.interval)) else None,
                 verdict=row.verdict,
+                claimed_by=row.claimed_by,
                 paper=paper if paper is not None and math.isfinite(paper) else None,
             )
 

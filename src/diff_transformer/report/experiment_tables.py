@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from diff_transformer.report.experiment_files import ExperimentResults
 from diff_transformer.report.rows import arm_label, format_number
-from diff_transformer.report.verdicts import ARROWS, format_difference
-from diff_transformer.results import Comparison, Verdict
+from diff_transformer.report.verdicts import ANSWERS, ARROWS, UNCORRECTED, format_difference, verdict_word
+from diff_transformer.results import Claimant, Comparison, Verdict
 
 # Verdict → what it is called, in the order of the columns.
 VERDICTS: dict[Verdict | None, str] = {
@@ -22,7 +22,10 @@ RULE = (
     "claim says is better. Where all of its 95 % interval lies on the claim's side of 0, the claim is reproduced; "
     "where all of it lies on the other side, what was found is contrary to it; else it is inconclusive, as it is with "
     "one seed. For what is inconclusive, the seeds needed are those with which a difference of this size and spread "
-    "would come out in 80 % of such experiments."
+    "would come out in 80 % of such experiments, unless it is other documents that leave it open. Some questions are "
+    "ours and no claim of the paper's: by the same rule they are answered with yes, inconclusive or no, and counted "
+    f"apart. {UNCORRECTED} Comparisons of one experiment are of the same runs and not independent of each other, so "
+    "their counts are no score."
 )
 READING = (
     "↑ higher is better, ↓ lower is better. Brackets hold 95 % intervals of the difference, first − second. “–”: not "
@@ -41,26 +44,45 @@ class Table:
         assert all(len(row) == len(self.head) for row in self.rows)
 
 
-def overview(all_results: Sequence[ExperimentResults]) -> Table:
-    """A row for each experiment with the count of its verdicts, and their sum."""
-    counts = [Counter(row.verdict for row in results.file.comparisons) for results in all_results]
+@dataclass(frozen=True)
+class Tally:
+    """How often each verdict came out in an experiment: on the paper's claims, or on our own questions."""
+
+    results: ExperimentResults
+    claimed_by: Claimant
+    counts: Counter[Verdict | None]
+
+
+def tallies(all_results: Sequence[ExperimentResults]) -> list[Tally]:
+    """One or two for each experiment. What nothing is claimed of stands with the paper's claims where there are any."""
+    found = []
+    for results in all_results:
+        comparisons = results.file.comparisons
+        claimants = {row.claimed_by for row in comparisons if row.verdict is not None} or {"paper"}
+        rest: Claimant = "paper" if "paper" in claimants else "us"
+        for claimant in ("paper", "us"):
+            if claimant in claimants:
+                own = [row.verdict for row in comparisons if (row.claimed_by if row.verdict else rest) == claimant]
+                found.append(Tally(results, claimant, Counter(own)))
+    return found
+
+
+def overview(counted: Sequence[Tally]) -> Table:
+    """A row for each count of verdicts. There is no sum: comparisons are not independent of each other."""
     rows = [
         (
-            results.title,
-            results.preset,
-            *(str(count[verdict]) for verdict in VERDICTS),
-            str(results.seeds),
-            results.file.title,
-            results.file.device,
+            tally.results.title,
+            tally.results.preset,
+            "the paper's" if tally.claimed_by == "paper" else "our questions",
+            *(str(tally.counts[verdict]) for verdict in VERDICTS),
+            str(tally.results.seeds),
+            tally.results.file.title,
+            tally.results.file.device,
         )
-        for results, count in zip(all_results, counts, strict=True)
+        for tally in counted
     ]
-    total = sum(counts, Counter[Verdict | None]())
-    rows.append(("All", "", *(str(total[verdict]) for verdict in VERDICTS), "", "", ""))
-    return Table(
-        ("Experiment", "Preset", *map(str.capitalize, VERDICTS.values()), "Seeds", "What it shows", "Device"),
-        tuple(rows),
-    )
+    verdicts = ("Reproduced, or yes", "Inconclusive", "Contrary, or no", "Nothing claimed")
+    return Table(("Experiment", "Preset", "Claims", *verdicts, "Seeds", "What it shows", "Device"), tuple(rows))
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
@@ -85,7 +107,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     columns[f"Here, {second}"] = [format_number(row.ours[1]) for row in comparisons]
     columns["Here, difference"] = [format_difference(row) for row in comparisons]
     columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
-    columns["Verdict"] = [VERDICTS[row.verdict] for row in comparisons]
+    columns["Verdict"] = [verdict_word(row.verdict, row.claimed_by) for row in comparisons]
     if any(row.verdict == "inconclusive" for row in comparisons):
         columns["Seeds needed"] = [_needed(row) for row in comparisons]
     return Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
@@ -117,9 +139,17 @@ def verdict_counts(comparisons: Sequence[Comparison]) -> str:
     """How often each verdict came out, those that did not among them."""
     if not comparisons:
         return "Nothing could be compared."
-    counts = Counter(row.verdict for row in comparisons)
-    named = [f"{counts[verdict]} {word}" for verdict, word in VERDICTS.items() if verdict is not None or counts[None]]
-    return f"Of {len(comparisons)} comparisons: {', '.join(named)}."
+    counts = Counter((row.verdict, row.claimed_by if row.verdict else None) for row in comparisons)
+    by = {claimant for _, claimant in counts}
+    parts = []
+    if "paper" in by or "us" not in by:
+        parts.append(", ".join(f"{counts[verdict, 'paper']} {word}" for verdict, word in VERDICTS.items() if verdict))
+    if "us" in by:
+        answers = ", ".join(f"{counts[verdict, 'us']} {word}" for verdict, word in ANSWERS.items())
+        parts.append(f"to our own questions {answers}")
+    if counts[None, None]:
+        parts.append(f"{counts[None, None]} {VERDICTS[None]}")
+    return f"Of {len(comparisons)} comparisons: {('; ' if 'us' in by else ', ').join(parts)}."
 
 
 def interval_methods(comparisons: Sequence[Comparison]) -> str:
@@ -152,4 +182,6 @@ def _needed(row: Comparison) -> str:
         return "–"
     if len(row.differences) < 2:
         return "not known from one seed"
+    if row.documents_needed:
+        return "more documents"
     return "not known" if row.seeds_needed is None else f"{row.seeds_needed:,}"

@@ -16,6 +16,7 @@ from diff_transformer.report.experiment_tables import (
     comparison_table,
     interval_methods,
     overview,
+    tallies,
     verdict_counts,
 )
 from diff_transformer.report.shared import origin
@@ -136,7 +137,8 @@ def _document(sections: Sequence[_Section], summary: Drawn, page: str) -> Iterat
     yield markdown.text(READING)
     yield "## Overview"
     yield markdown.figure(f"{FIGURES}/{summary.name}.svg", summary.title)
-    yield markdown.table(overview([section.results for section in sections]), [s.results.anchor for s in sections])
+    counted = tallies([section.results for section in sections])
+    yield markdown.table(overview(counted), [tally.results.anchor for tally in counted])
     for section in sections:
         file = section.results.file
         yield f'<a id="{section.results.anchor}"></a>'
@@ -176,7 +178,7 @@ def _page(sections: Sequence[_Section], summary: Drawn) -> Iterator[str]:
     yield markup.section(
         "Overview",
         markup.framed(summary.svg, summary.alt, wide=True),
-        _table(overview([section.results for section in sections])),
+        _table(overview(tallies([section.results for section in sections]))),
         markup.links(names),
     )
     for section in sections:

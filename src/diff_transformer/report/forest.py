@@ -12,7 +12,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from diff_transformer.report.figures import INK, MUTED, PAGE, RULE, THEME, short, styled
-from diff_transformer.results import Better, Interval, Verdict
+from diff_transformer.report.verdicts import ANSWERS, verdict_word
+from diff_transformer.results import Better, Claimant, Interval, Verdict
 
 # Verdict → (marker, colour, filled): each is told from the others without colour.
 MARKS: dict[Verdict | None, tuple[str, str, bool]] = {
@@ -20,12 +21,6 @@ MARKS: dict[Verdict | None, tuple[str, str, bool]] = {
     "inconclusive": ("o", INK, False),
     "contrary": ("s", THEME["softmax"][0], True),
     None: ("D", MUTED, False),
-}
-WORDS: dict[Verdict | None, str] = {
-    "reproduced": "reproduced",
-    "inconclusive": "inconclusive",
-    "contrary": "contrary",
-    None: "no claim",
 }
 _ROW = 0.27
 # Inches: labels are set by whatever shows the figure, whose letters may be a little wider.
@@ -44,6 +39,7 @@ class ForestRow:
         difference: NaN where a run diverged.
         interval: None where nothing is known of the spread.
         verdict: None where nothing is claimed.
+        claimed_by: whose claim it is on.
         paper: the paper's difference.
     """
 
@@ -51,6 +47,7 @@ class ForestRow:
     difference: float | None = None
     interval: Interval | None = None
     verdict: Verdict | None = None
+    claimed_by: Claimant = "paper"
     paper: float | None = None
 
 
@@ -146,11 +143,15 @@ def _limits(rows: Sequence[ForestRow]) -> tuple[float, float]:
     return low - left, high + right
 
 
+def _word(row: ForestRow) -> str:
+    return "no claim" if row.verdict is None else verdict_word(row.verdict, row.claimed_by)
+
+
 def _verdicts(axes: Axes, rows: Sequence[ForestRow]) -> None:
     """The verdict of each row in words, on the right."""
     right = axes.secondary_yaxis("right")
     places = [place for place, row in enumerate(rows) if row.difference is not None]
-    right.set_yticks(places, [WORDS[rows[place].verdict] for place in places])
+    right.set_yticks(places, [_word(rows[place]) for place in places])
     right.tick_params(axis="y", length=0, pad=8)
     right.spines["right"].set_visible(False)
     for place, text in zip(places, right.get_yticklabels(), strict=True):
@@ -160,11 +161,13 @@ def _verdicts(axes: Axes, rows: Sequence[ForestRow]) -> None:
 def _keys(figure: Figure, rows: Sequence[ForestRow]) -> None:
     """What the marks mean, below the plot."""
     handles = figure.axes[0]
-    present = {row.verdict for row in rows if row.difference is not None}
     for verdict, (marker, colour, filled) in MARKS.items():
-        if verdict in present:
-            face = colour if filled else PAGE
-            handles.plot([], [], marker=marker, color=colour, markerfacecolor=face, linewidth=1.8, label=WORDS[verdict])
+        claimants = {row.claimed_by for row in rows if row.difference is not None and row.verdict == verdict}
+        if claimants:
+            words = ["no claim"] if verdict is None else [verdict] * ("paper" in claimants)
+            words += [ANSWERS[verdict]] if verdict is not None and "us" in claimants else []
+            style: dict[str, Any] = {"color": colour, "markerfacecolor": colour if filled else PAGE, "linewidth": 1.8}
+            handles.plot([], [], marker=marker, label=", or ".join(dict.fromkeys(words)), **style)
     if any(row.paper is not None for row in rows):
         handles.plot([], [], marker="x", linestyle="", color=INK, markeredgewidth=1.6, label="the paper")
     figure.legend(loc="outside lower center", ncols=5, fontsize=9)

@@ -6,16 +6,23 @@ from rich.table import Table
 from rich.text import Text
 
 from diff_transformer.report.rows import arm_label, format_number
-from diff_transformer.results import Comparison, Interval, ResultsFile
+from diff_transformer.results import Claimant, Comparison, Interval, ResultsFile, Verdict
 
 ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
+# Of a question that is ours: there is nothing to reproduce, and nothing to be contrary to.
+ANSWERS: dict[Verdict, str] = {"reproduced": "yes", "inconclusive": "inconclusive", "contrary": "no"}
+UNCORRECTED = (
+    "No verdict is corrected for the number of comparisons: where there is no difference, one in twenty decides for "
+    "one side or the other by chance."
+)
 
 
 def verdict_table(results: ResultsFile) -> Table:
     """One row for each comparison, whichever way it came out."""
     caption = Text(
         "↑ higher is better, ↓ lower is better. Difference: first − second, mean over paired seeds, 95 % interval; all "
-        "of it on the claim's side of 0: reproduced, all on the other: contrary, else inconclusive.\n"
+        "of it on the claim's side of 0: reproduced, all on the other: contrary, else inconclusive; of a question that "
+        f"is ours and no claim of the paper's: yes, no. {UNCORRECTED}\n"
         f"Measured on {results.device}."
     )
     table = Table(title=Text(results.title), title_justify="left", caption=caption, caption_justify="left")
@@ -77,17 +84,25 @@ def format_difference(row: Comparison) -> str:
     return numbers[0] + (f" [{numbers[1]}, {numbers[2]}]" if ends else ", no interval")
 
 
-def verdict_text(row: Comparison) -> str:
-    """The verdict in words; where it is open, with how many seeds it would not be."""
-    if row.verdict is None:
+def verdict_word(verdict: Verdict | None, claimed_by: Claimant) -> str:
+    """What a verdict is called: on a claim of the paper's, or on a question that is ours."""
+    if verdict is None:
         return "nothing claimed"
+    return verdict if claimed_by == "paper" else f"our question: {ANSWERS[verdict]}"
+
+
+def verdict_text(row: Comparison) -> str:
+    """The verdict in words; where it is open, with what it would not be."""
+    word = verdict_word(row.verdict, row.claimed_by)
     if row.verdict != "inconclusive":
-        return row.verdict
+        return word
     if len(row.differences) < 2:
-        return "inconclusive: one seed"
+        return f"{word}: one seed"
+    if row.documents_needed:
+        return f"{word}: needs more documents"
     if row.seeds_needed is None:
-        return "inconclusive"
-    return f"inconclusive: 80 % power needs {row.seeds_needed:,} seeds"
+        return word
+    return f"{word}: 80 % power needs {row.seeds_needed:,} seeds"
 
 
 def _number(value: float) -> str:

@@ -4,7 +4,7 @@ A results file says what was measured (`Result`), how arms compare (`Comparison`
 which code (`Environment`). Reading one loads neither torch nor numpy.
 """
 
-from diff_transformer.results.comparison import compare, seeds_needed, verdict
+from diff_transformer.results.comparison import compare, remark_on_seeds, seeds_needed, verdict
 from diff_transformer.results.environment import capture_environment, capture_results, command_line, device_name
 from diff_transformer.results.files import (
     parse_metrics_line,
@@ -21,11 +21,12 @@ from diff_transformer.results.intervals import (
     mean_interval,
     paired_difference,
     proportion_interval,
-    spread_beyond_chance,
+    variance_beyond_chance,
 )
 from diff_transformer.results.records import (
     AttentionExample,
     Better,
+    Claimant,
     Comparison,
     Environment,
     Interval,
@@ -38,6 +39,7 @@ from diff_transformer.results.records import (
 __all__ = [
     "AttentionExample",
     "Better",
+    "Claimant",
     "Comparison",
     "Environment",
     "Interval",
@@ -60,8 +62,9 @@ __all__ = [
     "read_metrics",
     "read_results",
     "read_samples",
+    "remark_on_seeds",
     "seeds_needed",
-    "spread_beyond_chance",
+    "variance_beyond_chance",
     "verdict",
     "write_json",
     "write_text",

@@ -133,7 +133,7 @@ def _as(hint: Any, value: Any, where: str) -> Any:
         return origin(_as(arguments[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     if hint is float and (value is None or isinstance(value, int | float)) and not isinstance(value, bool):
         return math.nan if value is None else float(value)
-    if hint in (int, str) and isinstance(value, hint) and not isinstance(value, bool):
+    if hint in (int, str, bool) and isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
         return value
     allowed = f"one of {arguments}" if origin is Literal else "an object" if is_dataclass(hint) else None
     raise ValueError(f"{where} must be {allowed or getattr(origin or hint, '__name__', hint)}, got {value!r:.60}")

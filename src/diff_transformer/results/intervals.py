@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, stdev, variance
 
 from diff_transformer.results.records import Interval
 
@@ -80,11 +80,12 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def spread_beyond_chance(shares: Sequence[float], trials: int) -> float:
-    """The standard deviation of shares of right answers without what counting `trials` answers alone would give.
+def variance_beyond_chance(shares: Sequence[float], trials: int) -> float:
+    """The variance of shares of right answers without what counting `trials` answers alone would give.
 
     A share p of n independent answers varies by p (1 − p) / n without any cause; its unbiased estimate,
-    p (1 − p) / (n − 1), is taken from the variance of the shares, and 0 is returned where nothing is left.
+    p (1 − p) / (n − 1), is taken from the variance of the shares. What is left is unbiased, and so below 0 now and
+    then: cut off at 0, or its root, it would be the larger the nearer p is to one half.
 
     Args:
         shares: of right answers, two or more; the questions of each are drawn anew.
@@ -93,7 +94,7 @@ def spread_beyond_chance(shares: Sequence[float], trials: int) -> float:
     if len(shares) < 2 or trials < 2:
         raise ValueError(f"a spread needs two shares and two trials or more, got {len(shares)} and {trials}")
     chance = fmean(share * (1 - share) / (trials - 1) for share in shares)
-    return math.sqrt(max(0.0, stdev(shares) ** 2 - chance))
+    return variance(shares) - chance
 
 
 def t_quantile(df: int) -> float:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 Interval = tuple[float, float]
 Better = Literal["higher", "lower"]
 Verdict = Literal["reproduced", "inconclusive", "contrary"]
+Claimant = Literal["paper", "us"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,7 @@ class Comparison:
         group: the part measured, as in the records.
         unit: of the values.
         better: the direction in which the measure improves; None where nothing is claimed, and so nothing judged.
+        claimed_by: whose claim is judged: the paper's, or one that is ours to ask.
         paper: the paper's values of `arm` and of `against`; NaN for one it does not give, None for neither.
         ours: the means over seeds of `arm` and of `against`.
         differences: `arm` − `against`, one for each seed that both have.
@@ -57,7 +59,10 @@ class Comparison:
         verdict: "reproduced" where all of the interval is on the claim's side of 0, "contrary" where all of it is on
             the other, else "inconclusive"; None without a claim.
         seeds_needed: with how many seeds a difference of this size and spread would come out in 80 % of such
-            experiments; given where the verdict is "inconclusive" and the number can be told.
+            experiments, the documents staying as they are; given where the verdict is "inconclusive" and the number can
+            be told.
+        documents_needed: the verdict is "inconclusive" for want of documents: over the seeds alone it would not be, or
+            what other documents might do is as large as the difference, whatever the number of seeds.
     """
 
     name: str
@@ -74,6 +79,8 @@ class Comparison:
     paper: tuple[float, float] | None = None
     verdict: Verdict | None = None
     seeds_needed: int | None = None
+    documents_needed: bool = False
+    claimed_by: Claimant = "paper"
 
     def __post_init__(self) -> None:
         if not self.name or not self.arm or not self.against:
