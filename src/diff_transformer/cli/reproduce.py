@@ -147,24 +147,37 @@ def _minutes(minutes: float | None) -> str:
 
 
 def _show_paper(experiment: "Experiment") -> None:
-    """What the paper's own configuration is, and what would run it."""
+    """What the paper's own configuration is, and what would train and measure it."""
     from diff_transformer.cli import console
-    from diff_transformer.experiments.paper import check_paper
+    from diff_transformer.experiments.paper import check_paper, paper_preset, who_needs
 
     out = console.output()
     arms = check_paper(experiment)
-    if not arms:
-        out.print(f"{experiment.name}: trains nothing, so there is nothing to launch.", markup=False, soft_wrap=True)
-        return
-    out.print(
-        f"{experiment.name}: checked without weights and not run; this is for a cluster. With your own text in place "
-        "of the recipe's:",
-        markup=False,
-        soft_wrap=True,
-    )
+    preset = paper_preset(experiment)
+    lines = [f"{experiment.name}: checked without weights and not run; this is for a cluster."]
+    if arms:
+        lines.append(
+            "Put your own text and tokenizer in place of the recipe's, and the first machine's address in place of "
+            "HOST; what trains on several machines is started on each of them. A run that other experiments have too "
+            "is trained once."
+        )
+    lines += preset.remarks
+    needed = who_needs() if arms else {}
     for found in arms:
         sizes = f"{found.counts.total:,} parameters, {found.counts.shared:,} without λ and norms"
-        out.print(f"{found.arm.label}: {sizes}\n  {found.command}", markup=False, soft_wrap=True)
+        lines.append(f"{found.arm.label}: {sizes}, {found.heads.count} heads of {found.heads.width}")
+        for training in found.trainings:
+            planned = training.plan
+            others = [name for name in needed.get(training.folder, ()) if name != experiment.name]
+            also = f"; also for {', '.join(others)}" if others else ""
+            lines.append(f"  train on {planned.devices} × {planned.device}, about {planned.days:.2g} days{also}")
+            lines.append(f"    {training.command}")
+        if found.evaluations:
+            lines.append("  measure")
+            lines += [f"    {command}" for command in found.evaluations]
+    lines += preset.commands
+    for line in lines:
+        out.print(line, markup=False, soft_wrap=True)
 
 
 def _show(results: "ResultsFile", path: Path) -> None:
