@@ -36,7 +36,7 @@ PAPER_RECIPES = {
     "2.8B": "paper-2.8b",
     "6.8B": "paper-6.8b",
     "13.1B": "paper-13.1b",
-    "3.5B, by tokens": "paper-3b",
+    "3B, by tokens": "paper-3b",
 }
 
 
@@ -191,7 +191,7 @@ FIG_3 = Experiment(
             arms=tuple(replace(twin, group=size) for size in PAPER_RECIPES for twin in TWINS),
             evaluations=(Evaluation(measure="standard"),),
             remarks=(
-                "Figure 3a is the loss of the five sizes after 10B tokens. Figure 3b is that of the 3B models by tokens: "
+                "Figure 3a is the loss of the five sizes after 10B tokens. Figure 3b is the 3B models' loss by tokens: "
                 "validation/loss at every 1000th step, of 4.2M tokens each, in metrics.jsonl of their runs.",
             ),
         ),

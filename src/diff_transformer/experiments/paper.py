@@ -10,7 +10,7 @@ from typing import Any
 from diff_transformer.eval.measures import find_measure
 from diff_transformer.eval.options import chosen_options
 from diff_transformer.experiments.asked import preset_of
-from diff_transformer.experiments.cluster import Evaluation, PaperPreset, Stage
+from diff_transformer.experiments.cluster import Evaluation, PaperPreset
 from diff_transformer.experiments.fairness import Counts, check_counts, check_recipes, count
 from diff_transformer.experiments.framework import PAPER, Arm, Experiment
 from diff_transformer.experiments.heads import Heads, heads_of
@@ -116,19 +116,28 @@ def _recipe(preset: PaperPreset, arm: Arm, number: int) -> Recipe:
 
 def _settings(preset: PaperPreset, arm: Arm, number: int) -> list[str]:
     start = [f"model.start_from={_folder(preset, arm, number - 1)}/model"] if number else []
-    return preset.settings(arm, preset.stages[number], *start)
+    return [*_called(preset, arm, number)[1], *start]
 
 
 def _folder(preset: PaperPreset, arm: Arm, number: int) -> str:
-    """The run of a stage: by recipe and attention type where it is the recipe's own twin, else by the arm's label."""
     stage = preset.stages[number]
-    recipe_name = preset.recipe_name(arm, stage)
-    kind = f"model.attention_type={preset.arm_recipe(arm).model.attention_type}"
-    plain = load_recipe(recipe_name, [*preset.overrides, *stage.overrides, kind])
-    own = load_recipe(recipe_name, preset.settings(arm, stage))
-    label = own.model.attention_type if _what_it_trains(plain) == _what_it_trains(own) else arm.label
-    name = re.sub(r"[^a-zA-Z0-9._]+", "-", f"{stage.name or recipe_name}-{label}".replace("λ", "lambda"))
-    return f"runs/{name}"
+    name = f"{stage.name or preset.recipe_name(arm, stage)}-{_called(preset, arm, number)[0]}"
+    return "runs/" + re.sub(r"[^a-zA-Z0-9._]+", "-", name.replace("λ", "lambda"))
+
+
+def _called(preset: PaperPreset, arm: Arm, number: int) -> tuple[str, list[str]]:
+    """What a stage's run is called after the stage, and its settings; alike for all experiments that need the run.
+
+    That is the attention type where an arm is the recipe's own twin, however it is written, else the arm's label.
+    """
+    stage, settings = preset.stages[number], preset.settings(arm, preset.stages[number])
+    name = preset.recipe_name(arm, stage)
+    own = load_recipe(name, settings)
+    kind = own.model.attention_type
+    twin = [*stage.overrides, f"model.attention_type={kind}"]
+    if _what_it_trains(load_recipe(name, twin)) == _what_it_trains(own):
+        return kind, twin
+    return arm.label, settings
 
 
 def _what_it_trains(recipe: Recipe) -> tuple[Any, ...]:
@@ -176,7 +185,10 @@ def _evaluation_command(folder: str, evaluation: Evaluation) -> str:
     if evaluation.num_fewshot is not None:
         command += ["--num-fewshot", str(evaluation.num_fewshot)]
     for name, value in evaluation.options.items():
-        command += ["--option", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+        command += [
+            "--option",
+            f"{name}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}",
+        ]
     if evaluation.text:
         command += ["--text", evaluation.text]
     return shlex.join(command)
