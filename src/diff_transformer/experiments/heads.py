@@ -20,7 +20,7 @@ class Heads:
     width: int
     differential: bool
 
-    def settings(self) -> dict[str, int | bool]:
+    def settings(self) -> dict[str, int]:
         """As an arm's entry in results has them."""
         return {"heads": self.count, "head_dim": self.width, "differential": self.differential}
 
