@@ -141,8 +141,11 @@ class _Work:
             tried = self._try_rates(arm)
             rates[arm] = self._choose_rate(arm, tried, recipes[arm])
             overrides = {"name": arm.name, "group": arm.group, "overrides": arm.overrides}
-            sizes = {"parameters": counts[arm].total, "shared_parameters": counts[arm].shared}
-            numbers = {**sizes, **heads_of(recipes[arm]).settings()}
+            numbers = {
+                "parameters": counts[arm].total,
+                "shared_parameters": counts[arm].shared,
+                **heads_of(recipes[arm]).settings(),
+            }
             chosen = {"learning_rate": rates[arm], "tried": {f"{rate:g}": value for rate, value in tried.items()}}
             self.arms.append({**overrides, **numbers, **chosen, "runs": {}, "diverged": []})
         measured: dict[Arm, Sequence[Result]] = {}
