@@ -79,6 +79,8 @@ def test_the_papers_size_is_told_and_not_run(run: Run, tmp_path: Path) -> None:
         assert f"    diff-transformer eval runs/paper-830m-{kind} --measure standard --option sequences=7" in lines
     assert "What a reader must know." in lines
     assert lines[-1] == "diff-transformer bench model"
+    for name, value in {"--seeds": 2, "--text": tmp_path, "--option": "sequences=4"}.items():
+        fails(run("reproduce", "recall", "--preset", "paper", name, value), f"{name} does not go with --preset paper")
     assert not (tmp_path / "none").exists()
 
 

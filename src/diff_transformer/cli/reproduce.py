@@ -63,6 +63,9 @@ def reproduce(
     if names == [ALL]:
         experiments = [experiment for experiment in experiments if preset in experiment.presets]
     if preset == PAPER:
+        for name, given in {"--seeds": seeds, "--text": text, "--option": option}.items():
+            if given:
+                raise ValueError(f"{name} does not go with --preset paper, which is checked and not run.")
         for experiment in experiments:
             _show_paper(experiment)
         return
