@@ -289,3 +289,11 @@ def test_measurements_that_there_are_not(run: Run, text_run: Path, text_file: Pa
     fails(run("eval", text_run, *wrong), "The measure standard has no option 'sequence'; did you mean 'sequences'?")
     fails(run("eval", text_run, "--option", "a=1"), "--option does not go with a measurement without a name")
     fails(run("eval", text_run, "--measure", "arithmetic", "--text", text_file), "arithmetic, which takes no text")
+
+
+def test_the_closed_forms_of_a_checkpoint(run: Run, text_run: Path, tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    assert run("eval", text_run, "--measure", "closed_forms", "--output", output).exit_code == 0
+    (record,) = read_results(output).records
+    assert (record.name, record.arm) == ("closed_form/error", "diff")
+    assert 0 < record.value < 1e-9

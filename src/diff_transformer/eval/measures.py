@@ -27,6 +27,7 @@ MEASURES: dict[str, str] = {
     "outliers": "outliers:OUTLIERS",
     "quantised": "quantised:QUANTISED",
     "gradients": "gradients:GRADIENTS",
+    "closed_forms": "closed_forms:CLOSED_FORMS",
 }
 
 

@@ -66,7 +66,7 @@ APPENDIX_C = Experiment(
                 "train.evaluate_every=null",
             ),
             arms=TWINS,
-            learning_rates=(1e-3, 3e-3, 1e-2),
+            learning_rates=(3e-3, 1e-2, 3e-2),
             sweep=("train.steps=150",),
             seeds=3,
             options={"problems": 128},

@@ -6,12 +6,9 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from diff_transformer.data import Batches
 from diff_transformer.eval import validation_callback
-from diff_transformer.eval.gradient_flow import closed_form_error
+from diff_transformer.eval.closed_forms import ERROR, closed_form_record
 from diff_transformer.eval.gradients import gradient_callback, gradient_records
 from diff_transformer.experiments.cluster import THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
@@ -27,7 +24,6 @@ LIMIT_ARM = "a tenfold difference"
 # What float64 leaves of a gradient over a few hundred tokens, with room.
 ROUNDING = 1e-9
 ROUNDING_ARM = "rounding, at most"
-ERROR = "closed_form/error"
 
 
 def _on_evaluate(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
@@ -40,7 +36,7 @@ def _on_evaluate(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
 
 
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
-    """The gradients before training and after every part of it, and the error of the equations in each layer."""
+    """The gradients before training and after every part of it, and the error of the equations."""
     arm, seed, batches = run.arm.name, run.seed, run.data.batches
     start = build_model(run.recipe, run.data).eval().to(run.model.device)
     records = gradient_records(start, batches, arm, seed=seed, group="step 0")
@@ -50,25 +46,7 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
             if name.startswith("gradient/"):
                 value = math.nan if value is None else value  # as JSON has what is not finite
                 records.append(Result(name=name, arm=arm, value=value, seed=seed, group=group))
-    tokens = next(iter(batches.validation_batches()))["input_ids"][:1].to(run.model.device)
-    errors = [closed_form_error(layer.self_attn, x) for layer, x in _inputs(run.model, tokens)]
-    return [*records, Result(name=ERROR, arm=arm, value=max(errors), seed=seed, better="lower")]
-
-
-@torch.no_grad()
-def _inputs(model: Any, tokens: Tensor) -> list[tuple[Any, Tensor]]:
-    """Each layer with what its attention gets, (N, D)."""
-    found: list[tuple[Any, Tensor]] = []
-    hooks = [
-        layer.input_layernorm.register_forward_hook(lambda _, __, x, layer=layer: found.append((layer, x[0])))
-        for layer in model.model.layers
-    ]
-    try:
-        model(tokens, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
+    return [*records, closed_form_record(run.model, batches, arm, seed)]
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:

@@ -164,7 +164,7 @@ FIG_3 = Experiment(
                 *sized("0.26M", 4, 64, 168, 8),
                 *sized("0.5M", 4, 96, 256, 8),
             ),
-            learning_rates=(3e-3, 6e-3),
+            learning_rates=(2e-3, 5e-3, 1.25e-2),
             sweep=("train.steps=60", "train.evaluate_every=60"),
             seeds=3,
             options={"documents": 60, "longest": 2048, "frequent": 100},

@@ -15,7 +15,8 @@ from diff_transformer.results import Result
 LOSS = "language/validation_loss"
 
 # Minutes on two cores: 2048 tokens to a step. The training sees a fraction of the corpus, so much of it is left to
-# measure on: intervals over documents want many.
+# measure on: intervals over documents want many. First weights of 0.1 give so narrow a model activations of the scale
+# that 0.02 gives one 1600 wide; from 0.02 both twins start slowly, DIFF most of all (docs/log.md).
 CPU = (
     "data.tokenizer=bpe",
     "data.vocab_size=1024",
@@ -25,6 +26,7 @@ CPU = (
     "data.validation_fraction=0.2",
     "data.validation_tokens=20000",
     "model.tie_word_embeddings=true",
+    "model.initializer_range=0.1",
     "train.log_every=20",
     "train.inspect_every=null",
     "train.checkpoint_every=200",
