@@ -125,11 +125,8 @@ APPENDIX_G = Experiment(
         "paper": PaperPreset(
             stages=(THREE_BILLION,),
             arms=TWINS,
-            evaluations=(Evaluation(measure="gradients"),),
-            remarks=(
-                "The appendix argues and measures nothing; this is of the trained models alone. Equations 7 and 9 are "
-                "held against autograd by the other presets.",
-            ),
+            evaluations=(Evaluation(measure="gradients"), Evaluation(measure="closed_forms")),
+            remarks=("The appendix argues and measures nothing; this is of the trained models alone.",),
         ),
     },
     compare=_compare,
