@@ -1,5 +1,6 @@
 """`diff-transformer reproduce`"""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -66,8 +67,11 @@ def reproduce(
         for name, given in {"--seeds": seeds, "--text": text, "--option": option}.items():
             if given:
                 raise ValueError(f"{name} does not go with --preset paper, which is checked and not run.")
+        from diff_transformer.experiments.paper import who_needs
+
+        needed = who_needs()
         for experiment in experiments:
-            _show_paper(experiment)
+            _show_paper(experiment, needed)
         return
 
     from diff_transformer.cli.app import expected
@@ -149,10 +153,10 @@ def _minutes(minutes: float | None) -> str:
     return "?" if minutes is None else f"{minutes:g} min"
 
 
-def _show_paper(experiment: "Experiment") -> None:
-    """What the paper's own configuration is, and what would train and measure it."""
+def _show_paper(experiment: "Experiment", needed: Mapping[str, Sequence[str]]) -> None:
+    """What the paper's own configuration is, and what would train and measure it; `needed` is `who_needs`."""
     from diff_transformer.cli import console
-    from diff_transformer.experiments.paper import check_paper, paper_preset, who_needs
+    from diff_transformer.experiments.paper import check_paper, paper_preset
 
     out = console.output()
     arms = check_paper(experiment)
@@ -165,7 +169,6 @@ def _show_paper(experiment: "Experiment") -> None:
             "is trained once. Days are at 40 % of the GPUs' peak."
         )
     lines += preset.remarks
-    needed = who_needs() if arms else {}
     for found in arms:
         sizes = f"{found.counts.total:,} parameters, {found.counts.shared:,} without λ and norms"
         lines.append(f"{found.arm.label}: {sizes}, {found.heads.count} heads of {found.heads.width}")

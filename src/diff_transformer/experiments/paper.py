@@ -9,12 +9,12 @@ from typing import Any
 
 from diff_transformer.eval.measures import find_measure
 from diff_transformer.eval.options import chosen_options
+from diff_transformer.experiments import registry
 from diff_transformer.experiments.asked import preset_of
 from diff_transformer.experiments.cluster import Evaluation, PaperPreset
 from diff_transformer.experiments.fairness import Counts, check_counts, check_recipes, count
 from diff_transformer.experiments.framework import PAPER, Arm, Experiment
 from diff_transformer.experiments.heads import Heads, heads_of
-from diff_transformer.experiments.registry import EXPERIMENTS, find_experiment
 from diff_transformer.train import Recipe, build_config, load_recipe
 from diff_transformer.train.plan import Plan, plan, vocabulary
 
@@ -102,7 +102,7 @@ def folders(preset: PaperPreset) -> list[str]:
 def who_needs() -> Mapping[str, list[str]]:
     """Folder of a run → the experiments that measure it or start from it."""
     needed: dict[str, list[str]] = {}
-    for experiment in map(find_experiment, EXPERIMENTS):
+    for experiment in map(registry.find_experiment, registry.EXPERIMENTS):
         if PAPER in experiment.presets:
             for folder in folders(paper_preset(experiment)):
                 needed.setdefault(folder, []).append(experiment.name)
