@@ -10,7 +10,8 @@ import pytest
 from commands import fails
 from diff_transformer.cli.reproduce import _shared_out
 from diff_transformer.experiments import registry
-from diff_transformer.experiments.framework import TWINS, Preset
+from diff_transformer.experiments.cluster import Evaluation, PaperPreset, Stage
+from diff_transformer.experiments.framework import TWINS
 from diff_transformer.report.verdicts import format_difference, verdict_text
 from diff_transformer.results import read_results
 from small_experiment import SMALL, TINY
@@ -22,7 +23,13 @@ Run = Callable[..., Any]
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The experiments that there are, at a size of seconds."""
     one = replace(TINY, learning_rates=())
-    paper = Preset(recipe="paper-830m", arms=TWINS)
+    paper = PaperPreset(
+        stages=(Stage(recipe="paper-830m"),),
+        arms=TWINS,
+        evaluations=(Evaluation(measure="standard", options={"sequences": 7}),),
+        commands=("diff-transformer bench model",),
+        remarks=("What a reader must know.",),
+    )
     experiments = {"recall": replace(SMALL, presets={"cpu": one, "paper": paper})}
     monkeypatch.setattr(registry, "EXPERIMENTS", dict.fromkeys(experiments, ""))
     monkeypatch.setattr(registry, "find_experiment", experiments.__getitem__)
@@ -65,6 +72,15 @@ def test_the_papers_size_is_told_and_not_run(run: Run, tmp_path: Path) -> None:
         "torchrun --nproc-per-node 8 -m diff_transformer.train paper-830m model.attention_type=softmax" in result.stdout
     )
     assert result.stdout.count(" without λ and norms") == 2
+    for told in ("8 heads of 96", "16 heads of 96", "  train on 8 × h200, about 0.21 days\n"):
+        assert result.stdout.count(told) == (2 if "train" in told else 1)
+    lines = result.stdout.splitlines()
+    for kind in ("diff", "softmax"):
+        assert f"    diff-transformer eval runs/paper-830m-{kind} --measure standard --option sequences=7" in lines
+    assert "What a reader must know." in lines
+    assert lines[-1] == "diff-transformer bench model"
+    for name, value in {"--seeds": 2, "--text": tmp_path, "--option": "sequences=4"}.items():
+        fails(run("reproduce", "recall", "--preset", "paper", name, value), f"{name} does not go with --preset paper")
     assert not (tmp_path / "none").exists()
 
 

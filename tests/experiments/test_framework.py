@@ -12,14 +12,7 @@ import torch
 from diff_transformer.experiments import store
 from diff_transformer.experiments.asked import Asked, ask
 from diff_transformer.experiments.fairness import check_counts, check_recipes, count
-from diff_transformer.experiments.framework import (
-    ACCURACY,
-    LOSS,
-    TWINS,
-    Arm,
-    Preset,
-)
-from diff_transformer.experiments.paper import check_paper
+from diff_transformer.experiments.framework import ACCURACY, LOSS, TWINS, Arm
 from diff_transformer.experiments.progress import Trainings
 from diff_transformer.experiments.registry import EXPERIMENTS, find_experiment
 from diff_transformer.experiments.runs import run_experiment
@@ -115,21 +108,9 @@ def test_what_is_asked_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert asked.preset.seeds == 4
 
 
-def test_the_papers_size_is_counted_and_told() -> None:
-    preset = Preset(recipe="paper-1.4b", arms=TWINS, gpus=64)
-    found = check_paper(replace(SMALL, presets={"paper": preset}))
-    assert [arm.counts.shared for arm in found] == [found[0].counts.shared] * 2
-    assert 1.3e9 < found[0].counts.total < 1.5e9
-    assert found[0].counts.total - found[1].counts.total == 24 * 6 * 128
-    assert found[1].command == (
-        "torchrun --nproc-per-node 64 -m diff_transformer.train paper-1.4b model.attention_type=softmax "
-        "--output runs/recall-softmax"
-    )
-
-
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_of_the_register_is_whole(name: str) -> None:
-    """At every size its recipes are valid and its arms alike; the paper's are told as commands."""
+    """At every size its recipes are valid and its arms alike; of the paper's see also `test_paper.py`."""
     experiment = find_experiment(name)
     assert experiment.name == name
     assert experiment.shows
@@ -139,14 +120,6 @@ def test_every_experiment_of_the_register_is_whole(name: str) -> None:
         check_counts({arm: count(build_config(recipe, vocabulary(recipe))) for arm, recipe in recipes.items()}, preset)
         for arm in preset.arms:
             preset.arm_recipe(arm, *preset.extension)
-    if "paper" in experiment.presets:
-        assert len(check_paper(experiment)) == len(experiment.presets["paper"].arms)
-
-
-def test_the_folder_of_a_paper_arm_needs_no_quotes() -> None:
-    arms = (Arm(name="diff, λ_init 0.8", group="830M", overrides=("model.lambda_init=0.8",)),)
-    found = check_paper(replace(SMALL, presets={"paper": Preset(recipe="paper-830m", arms=arms)}))
-    assert found[0].command.endswith(" model.lambda_init=0.8 --output runs/recall-diff-lambda_init-0.8-830M")
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from diff_transformer.experiments.asked import Asked
 from diff_transformer.experiments.framework import TWINS, Experiment
-from diff_transformer.experiments.paper import check_paper
 from diff_transformer.experiments.registry import find_experiment
 from diff_transformer.experiments.runs import run_experiment
 from diff_transformer.results import Comparison, ResultsFile
@@ -148,11 +147,6 @@ def test_of_many_shots(place: Path) -> None:
     spread = groups(orders, "many_shot/order_spread")
     assert all(0 <= value <= 1 for comparison in spread.values() for value in comparison.ours)
     assert runs(place / "results-cpu") == before
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_papers_own_configuration(name: str) -> None:
-    assert [arm.arm.name for arm in check_paper(find_experiment(name))] == ["diff", "softmax"]
 
 
 @pytest.mark.parametrize("name", NAMES)

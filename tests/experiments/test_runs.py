@@ -49,6 +49,8 @@ def test_everything_is_in_the_file(done: tuple[Path, ResultsFile, Heard]) -> Non
     assert arms["diff"]["learning_rate"] in (1e-3, 2e-3)
     assert arms["diff"]["parameters"] - arms["softmax"]["parameters"] == 6 * 8
     assert arms["diff"]["shared_parameters"] == arms["softmax"]["shared_parameters"]
+    told = [[arms[name][key] for key in ("heads", "head_dim", "differential")] for name in ("diff", "softmax")]
+    assert told == [[1, 8, True], [2, 8, False]]
     assert any(message.startswith("diff: ") and "without λ and norms" in message for message in heard.told)
     # Two trials of each arm, of which one is its first seed's run, and the second seed's.
     assert len(heard.runs) == 6

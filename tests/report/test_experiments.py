@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
-from diff_transformer.report import build_results_report, experiment_figures, holds_experiments
+from diff_transformer.report import arms_table, build_results_report, experiment_figures, holds_experiments
 from diff_transformer.report.experiment_files import ExperimentResults, read_experiments
 from diff_transformer.report.experiment_tables import comparison_table, overview, tallies, verdict_counts
+from diff_transformer.report.head_counts import few_heads, heads_cell
 from diff_transformer.results import Better, Comparison, Result, ResultsFile, compare, read_results, write_json
 
 TWINS = ("diff", "softmax")
@@ -109,6 +110,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the drawings out, where only what stands around them is looked at."""
     monkeypatch.setattr(experiment_figures, "svg", lambda _: '<svg viewBox="0 0 72 72"></svg>')
+
+
+def with_heads(*counts: int) -> list[dict[str, Any]]:
+    """Arms of DIFF with so many heads, a group each, and their twins."""
+    arm, _ = file([], [], "fig3").settings["arms"]
+    return [
+        {**arm, "name": own, "group": f"{number}M", "heads": heads, "head_dim": 8, "differential": own == "diff"}
+        for number, count in enumerate(counts)
+        for own, heads in (("diff", count), ("softmax", 2 * count))
+    ]
 
 
 def document(folder: Path) -> str:
@@ -231,7 +242,7 @@ def test_the_document_says_where_numbers_come_from(folder: Path) -> None:
         "- Versions: python 3.11.7, torch 2.13.0",
         "- Time taken: 1.5 min",
         "- A note that must be read: 5 % \\| of \\<b\\>it\\</b\\>.",
-        "| DIFF | 812,825 | 812,345 | 0.003 | 0.003: 1.500; 0.006: diverged | 2 |",
+        "| DIFF | 812,825 | 812,345 | – | 0.003 | 0.003: 1.500; 0.006: diverged | 2 |",
         "Nothing could be compared.",
         "Intervals by: Student's t over paired seeds.",
     ):
@@ -423,3 +434,35 @@ def test_it_is_drawn_from_what_reproduce_writes(tmp_path: Path) -> None:
     """Nothing of a file is needed but what it says when it is read back."""
     path = write_json(tmp_path / "table6.json", outcomes())
     assert read_results(path).comparisons[0] == outcomes().comparisons[0]
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_heads_stand_with_the_arms_and_too_few_are_said(tmp_path: Path) -> None:
+    arms = with_heads(2, 4, 8)
+    results = file(records("a", OUTCOMES["contrary"]), [], "fig3", arms=arms)
+    write_json(tmp_path / "fig3.json", results)
+    build_results_report([tmp_path])
+    (trained,) = [rows for rows in tables(document(tmp_path)) if rows[0][0] == "Arm"]
+    column = trained[0].index("Heads × d")
+    assert [row[column] for row in trained[1:]] == ["2 × 8", "4 × 8", "4 × 8", "8 × 8", "8 × 8", "16 × 8"]
+    said = few_heads(arms)
+    assert said == (
+        "DIFF has fewer heads here than the 8 or more that its authors advise (DIFF, 0M: 2, DIFF, 1M: 4). Their number "
+        "changes from group to group, so what it does is not told from what else changes."
+    )
+    assert said in document(tmp_path)
+    assert said in (tmp_path / "RESULTS.html").read_text(encoding="utf-8")
+    table = arms_table(results)
+    assert [str(cell) for cell in table.columns[3].cells] == [row[column] for row in trained[1:]]
+    assert str(table.caption) == said
+
+
+def test_heads_that_are_enough_or_not_known_need_no_words() -> None:
+    assert few_heads(with_heads(8, 16)) == ""
+    assert few_heads(with_heads(4)) == (
+        "DIFF has fewer heads here than the 8 or more that its authors advise (DIFF, 0M: 4)."
+    )
+    arm, _ = file([], [], "fig3").settings["arms"]  # of results that were written before heads were told
+    assert few_heads([arm]) == ""
+    assert heads_cell(arm) == "–"
+    assert arms_table(file([], [], "fig3")).caption is None

@@ -1,5 +1,6 @@
 """`diff-transformer reproduce`"""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -63,8 +64,14 @@ def reproduce(
     if names == [ALL]:
         experiments = [experiment for experiment in experiments if preset in experiment.presets]
     if preset == PAPER:
+        for name, given in {"--seeds": seeds, "--text": text, "--option": option}.items():
+            if given:
+                raise ValueError(f"{name} does not go with --preset paper, which is checked and not run.")
+        from diff_transformer.experiments.paper import who_needs
+
+        needed = who_needs()
         for experiment in experiments:
-            _show_paper(experiment)
+            _show_paper(experiment, needed)
         return
 
     from diff_transformer.cli.app import expected
@@ -146,25 +153,37 @@ def _minutes(minutes: float | None) -> str:
     return "?" if minutes is None else f"{minutes:g} min"
 
 
-def _show_paper(experiment: "Experiment") -> None:
-    """What the paper's own configuration is, and what would run it."""
+def _show_paper(experiment: "Experiment", needed: Mapping[str, Sequence[str]]) -> None:
+    """What the paper's own configuration is, and what would train and measure it; `needed` is `who_needs`."""
     from diff_transformer.cli import console
-    from diff_transformer.experiments.paper import check_paper
+    from diff_transformer.experiments.paper import check_paper, paper_preset
 
     out = console.output()
     arms = check_paper(experiment)
-    if not arms:
-        out.print(f"{experiment.name}: trains nothing, so there is nothing to launch.", markup=False, soft_wrap=True)
-        return
-    out.print(
-        f"{experiment.name}: checked without weights and not run; this is for a cluster. With your own text in place "
-        "of the recipe's:",
-        markup=False,
-        soft_wrap=True,
-    )
+    preset = paper_preset(experiment)
+    lines = [f"{experiment.name}: checked without weights and not run; this is for a cluster."]
+    if arms:
+        lines.append(
+            "Put your own text and tokenizer in place of the recipe's, and the first machine's address in place of "
+            "HOST; what trains on several machines is started on each of them. A run that other experiments have too "
+            "is trained once. Days are at 40 % of the GPUs' peak."
+        )
+    lines += preset.remarks
     for found in arms:
         sizes = f"{found.counts.total:,} parameters, {found.counts.shared:,} without λ and norms"
-        out.print(f"{found.arm.label}: {sizes}\n  {found.command}", markup=False, soft_wrap=True)
+        lines.append(f"{found.arm.label}: {sizes}, {found.heads.count} heads of {found.heads.width}")
+        for training in found.trainings:
+            planned = training.plan
+            others = [name for name in needed.get(training.folder, ()) if name != experiment.name]
+            also = f"; also for {', '.join(others)}" if others else ""
+            lines.append(f"  train on {planned.devices} × {planned.device}, about {planned.days:.2g} days{also}")
+            lines.append(f"    {training.command}")
+        if found.evaluations:
+            lines.append("  measure")
+            lines += [f"    {command}" for command in found.evaluations]
+    lines += preset.commands
+    for line in lines:
+        out.print(line, markup=False, soft_wrap=True)
 
 
 def _show(results: "ResultsFile", path: Path) -> None:

@@ -10,6 +10,7 @@ from diff_transformer.data import Batches
 from diff_transformer.eval import validation_callback
 from diff_transformer.eval.closed_forms import ERROR, closed_form_record
 from diff_transformer.eval.gradients import gradient_callback, gradient_records
+from diff_transformer.experiments.cluster import THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import CPU, GPU
 from diff_transformer.results import Comparison, Result, compare
@@ -122,7 +123,12 @@ APPENDIX_G = Experiment(
             seeds=5,
             minutes=10,
         ),
-        "paper": Preset(recipe="paper-3b", arms=TWINS),
+        "paper": PaperPreset(
+            stages=(THREE_BILLION,),
+            arms=TWINS,
+            evaluations=(Evaluation(measure="gradients"), Evaluation(measure="closed_forms")),
+            remarks=("The appendix argues and measures nothing; this is of the trained models alone.",),
+        ),
     },
     compare=_compare,
     measure=_measure,

@@ -3,10 +3,12 @@
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 
+from diff_transformer.experiments.cluster import Evaluation, PaperPreset, Stage
 from diff_transformer.experiments.framework import TWINS, Arm, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import (
     CPU,
@@ -40,15 +42,24 @@ PAPER_LOSSES = {
 # Figure 3b, read off: the same gap of the 3B models after so many tokens of training.
 PAPER_GAPS = {"40B": -0.092, "160B": -0.045, "360B": -0.034}
 
+# Figure 3a's sizes, and the models of Figure 3b.
+PAPER_RECIPES = {
+    "0.83B": "paper-830m",
+    "1.4B": "paper-1.4b",
+    "2.8B": "paper-2.8b",
+    "6.8B": "paper-6.8b",
+    "13.1B": "paper-13.1b",
+    "3B, by tokens": "paper-3b",
+}
 
-def sized(name: str, layers: int, width: int, feed_forward: int, head_dim: int, *more: str) -> tuple[Arm, ...]:
+
+def sized(name: str, layers: int, width: int, feed_forward: int, head_dim: int) -> tuple[Arm, ...]:
     """The twins at a size, which is their group."""
     overrides = (
         f"model.num_hidden_layers={layers}",
         f"model.hidden_size={width}",
         f"model.intermediate_size={feed_forward}",
         f"model.head_dim={head_dim}",
-        *more,
     )
     return tuple(Arm(name=twin.name, overrides=(*twin.overrides, *overrides), group=name) for twin in TWINS)
 
@@ -209,16 +220,15 @@ FIG_3 = Experiment(
             options={"documents": 200, "longest": 8192, "frequent": 1000},
             minutes=25,
         ),
-        "paper": Preset(
-            recipe="paper-830m",
-            arms=(
-                *sized("0.83B", 24, 1536, 4096, 96),
-                *sized("1.4B", 24, 2048, 5440, 128),
-                *sized("2.8B", 32, 2560, 6784, 128, "train.accumulation=4"),
-                *sized("6.8B", 32, 4096, 10880, 128, "train.learning_rate=7.5e-5", "train.parallel=fsdp"),
-                *sized("13.1B", 40, 5120, 13632, 128, "train.learning_rate=7.5e-5", "train.parallel=fsdp"),
+        "paper": PaperPreset(
+            stages=(Stage(recipe="paper-830m"),),
+            recipes=PAPER_RECIPES,
+            arms=tuple(replace(twin, group=size) for size in PAPER_RECIPES for twin in TWINS),
+            evaluations=(Evaluation(measure="standard"),),
+            remarks=(
+                "Figure 3a is the loss of the five sizes after 10B tokens. Figure 3b is the 3B models' loss by tokens: "
+                "validation/loss at every 1000th step, of 4.2M tokens each, in metrics.jsonl of their runs.",
             ),
-            gpus=8,
         ),
     },
     measure=_measure,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from diff_transformer.eval.positions import position_marks, position_records
+from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import CPU, GPU, text_of
 from diff_transformer.results import Comparison, Result, compare
@@ -74,7 +75,16 @@ FIG_4 = Experiment(
             options={"length": 8192, "first": 128, "documents": 100},
             minutes=25,
         ),
-        "paper": Preset(recipe="paper-3b-64k", arms=TWINS, gpus=8),
+        "paper": PaperPreset(
+            stages=(THREE_BILLION, LONG_CONTEXTS),
+            arms=TWINS,
+            evaluations=(
+                Evaluation(
+                    measure="positions", options={"length": 65536, "first": 1024, "documents": 100}, text="your-books"
+                ),
+            ),
+            remarks=("The paper measures on books; it does not say on how many.",),
+        ),
     },
     measure=_measure,
     compare=_compare,

@@ -5,6 +5,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from diff_transformer.eval.needles import ACCURACY, BY_DEPTH, JOINT
+from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY as BY_ACCURACY
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, accuracy_records
@@ -54,10 +55,15 @@ FIG_5 = Experiment(
             options={"needles": 8, "lengths": [384, 512, 640, 768, 896, 1024], "samples": 40, "batch_size": 64},
             minutes=25,
         ),
-        "paper": Preset(
-            recipe="paper-3b-64k",
+        "paper": PaperPreset(
+            stages=(THREE_BILLION, LONG_CONTEXTS),
             arms=TWINS,
-            options={"needles": 8, "lengths": [8192 * part for part in range(1, 9)], "samples": 50},
+            evaluations=tuple(
+                Evaluation(
+                    measure="needles", options={"needles": 8, "queried": 1, "length": 8192 * part, "samples": 50}
+                )
+                for part in range(1, 9)
+            ),
         ),
     },
     measure=_measure,

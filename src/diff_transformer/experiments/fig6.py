@@ -5,11 +5,14 @@ from dataclasses import replace
 
 from diff_transformer.data import ManyShotBatches
 from diff_transformer.eval.many_shot import shots_group, shots_records
+from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY, TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.many_shot import CPU, NOTES, ON_GPU
 from diff_transformer.results import Comparison, Result, compare
 
 NAME = "many_shot/accuracy"
+# Demonstrations have 20 to 40 tokens each, so the longest prompts have 20K to 40K.
+PAPER_SHOTS = [16, 32, 64, 128, 256, 512, 1024]
 
 
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
@@ -37,7 +40,22 @@ FIG_6 = Experiment(
             options={"shots": [64, 128, 256], "noises": [0.0, 0.1, 0.3], "episodes": 64, "queries": 64},
             minutes=25,
         ),
-        "paper": Preset(recipe="paper-3b-64k", arms=TWINS),
+        "paper": PaperPreset(
+            stages=(THREE_BILLION, LONG_CONTEXTS),
+            arms=TWINS,
+            evaluations=tuple(
+                Evaluation(
+                    measure="many_shot",
+                    options={"task": task, "folder": f"your-{task}", "shots": PAPER_SHOTS, "queries": 100},
+                )
+                for task in ("trec", "trec-fine", "banking77", "clinc150")
+            ),
+            remarks=(
+                "The paper shows more and more demonstrations until they fill 64K tokens. How many those are depends "
+                "on the tokenizer, so the numbers of shots are ours, as is that of the questions; where a prompt is "
+                "too long, the command says so before it measures.",
+            ),
+        ),
     },
     measure=_measure,
     compare=_compare,

@@ -6,6 +6,7 @@ from typing import Any
 
 from diff_transformer.data import ManyShotBatches
 from diff_transformer.eval.many_shot import ORDERS, RANGE_ORDERS, order_group, order_records
+from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY, TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.many_shot import CPU, NOTES, ON_GPU
 from diff_transformer.results import Comparison, Result, compare
@@ -45,7 +46,20 @@ FIG_7 = Experiment(
         "gpu": replace(
             ON_GPU, options={"shots": 256, "noises": [0.1, 0.3], "orders": 30, "queries": 200, "sets": 8}, minutes=25
         ),
-        "paper": Preset(recipe="paper-3b-64k", arms=TWINS),
+        "paper": PaperPreset(
+            stages=(THREE_BILLION, LONG_CONTEXTS),
+            arms=TWINS,
+            evaluations=(
+                Evaluation(
+                    measure="many_shot_orders",
+                    options={"task": "trec", "folder": "your-trec", "shots": 64, "orders": 10, "queries": 100},
+                ),
+            ),
+            remarks=(
+                "Ten orders of the same demonstrations, at random and with alternating classes, as in the paper. How "
+                "many demonstrations and questions it has is ours to choose.",
+            ),
+        ),
     },
     measure=_measure,
     compare=_compare,

@@ -51,7 +51,7 @@ class Preset:
     """An experiment at one size.
 
     Attributes:
-        recipe: the name of a shipped recipe.
+        recipe: the name of a shipped recipe; the paper's own size has stages instead, see `PaperPreset`.
         overrides: its settings that are others here, for all arms.
         arms: what is trained; none for an experiment that trains nothing (`Experiment.measure_once`).
         learning_rates: tried for each arm with the first seed, ascending; the one with the best validation is the
@@ -64,7 +64,6 @@ class Preset:
         parameter_tolerance: the share by which counts in a group may differ, where arms cannot be made equal.
         options: what the measurement needs besides, by name (sample sizes, lengths); `--option` replaces them.
         minutes: about how long it takes: on two processor cores (cpu) or one H200 (gpu); None for the paper's own.
-        gpus: for the paper's preset, on how many it would be launched.
     """
 
     recipe: str = ""
@@ -77,7 +76,6 @@ class Preset:
     parameter_tolerance: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
     minutes: float | None = None
-    gpus: int = 8
 
     def arm_recipe(self, arm: Arm, *more: str) -> Recipe:
         """The recipe of an arm. Raises as `load_recipe` does."""

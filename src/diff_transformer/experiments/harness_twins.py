@@ -9,6 +9,7 @@ from diff_transformer.data import TextBatches
 from diff_transformer.eval.cloze import write_cloze
 from diff_transformer.eval.harness import load_tasks, measure_tasks
 from diff_transformer.eval.table_1 import TABLE_1_MEASURES, table_1_average
+from diff_transformer.experiments.cluster import Evaluation
 from diff_transformer.experiments.framework import MeasuredRun, Preset
 from diff_transformer.experiments.language_twins import language_twins
 from diff_transformer.results import Comparison, Result, compare
@@ -22,16 +23,17 @@ NOTES = (
 )
 
 
-def harness_presets(cpu_minutes: float) -> dict[str, Preset]:
+def harness_presets(cpu_minutes: float, shots: Sequence[int]) -> dict[str, Preset]:
     """The language twins with questions from their text; the paper's models with the paper's tasks.
 
     Args:
         cpu_minutes: how long measuring all models takes.
+        shots: examples before each question of the paper's.
     """
     return language_twins(
         cpu={"tasks": "", "questions": 200},
         gpu={"tasks": "", "questions": 1000},
-        paper={"tasks": "table1", "questions": 0},
+        paper=tuple(Evaluation(tasks="table1", num_fewshot=count) for count in shots),
         cpu_minutes=cpu_minutes,
         gpu_minutes=cpu_minutes,
     )

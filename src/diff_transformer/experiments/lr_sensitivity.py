@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from diff_transformer.experiments.cluster import Evaluation, PaperPreset, Stage
 from diff_transformer.experiments.framework import TWINS, Arm, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import CPU, FIXED_TEXT, GPU, LOSS, by_name, loss_record, text_of
 from diff_transformer.results import Comparison, Result, compare
@@ -93,7 +94,12 @@ LR_SENSITIVITY = Experiment(
             seeds=2,
             minutes=25,
         ),
-        "paper": Preset(recipe="paper-830m", arms=arms((3.75e-5, 7.5e-5, 1.5e-4, 3e-4, 6e-4)), gpus=8),
+        "paper": PaperPreset(
+            stages=(Stage(recipe="paper-830m"),),
+            arms=arms((3.75e-5, 7.5e-5, 1.5e-4, 3e-4, 6e-4)),
+            evaluations=(Evaluation(measure="standard"),),
+            remarks=("Not the paper's: its smallest models, at a quarter of its learning rate to four times as much.",),
+        ),
     },
     measure=_measure,
     compare=_compare,

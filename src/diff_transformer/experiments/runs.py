@@ -11,6 +11,7 @@ from typing import Any
 from diff_transformer.experiments.asked import Asked
 from diff_transformer.experiments.fairness import Counts, check_counts, check_recipes, count
 from diff_transformer.experiments.framework import Arm, Experiment, MeasuredRun, Preset, Situation
+from diff_transformer.experiments.heads import heads_of
 from diff_transformer.experiments.progress import Trainings
 from diff_transformer.experiments.store import Store, Stored, run_key
 from diff_transformer.experiments.sweep import choose_rate, sweep_notes
@@ -158,7 +159,11 @@ class _Work:
             tried = self._try_rates(arm)
             rates[arm] = self._choose_rate(arm, tried, recipes[arm])
             overrides = {"name": arm.name, "group": arm.group, "overrides": arm.overrides}
-            numbers = {"parameters": counts[arm].total, "shared_parameters": counts[arm].shared}
+            numbers = {
+                "parameters": counts[arm].total,
+                "shared_parameters": counts[arm].shared,
+                **heads_of(recipes[arm]).settings(),
+            }
             chosen = {"learning_rate": rates[arm], "tried": {f"{rate:g}": value for rate, value in tried.items()}}
             self.arms.append({**overrides, **numbers, **chosen, "runs": {}, "diverged": []})
         self.notes += sweep_notes(self.preset, self._remarks)

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from diff_transformer.eval import table_1
-from diff_transformer.experiments.framework import Experiment, MeasuredRun, Preset
+from diff_transformer.experiments.cluster import Evaluation, PaperPreset, Stage
+from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.harness_twins import (
     NOTES,
     alone,
@@ -35,7 +36,16 @@ def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
 TABLE_1 = Experiment(
     name="table1",
     shows="lm-evaluation-harness without examples (Table 1): the path, without a verdict",
-    presets=harness_presets(cpu_minutes=1),
+    presets={
+        **harness_presets(cpu_minutes=1, shots=(0,)),
+        "paper": PaperPreset(
+            # 1T tokens.
+            stages=(Stage(recipe="paper-3b", overrides=("train.steps=238419",), name="paper-3b-1t"),),
+            arms=TWINS[:1],
+            evaluations=(Evaluation(tasks="table1", num_fewshot=0),),
+            remarks=("The paper trained no Transformer of its own on as many tokens: it compares other people's.",),
+        ),
+    },
     compare=_compare,
     measure=_measure,
     check=check_tasks,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from diff_transformer.eval.needles import ACCURACY, JOINT, cell_name
+from diff_transformer.experiments.cluster import THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY as BY_ACCURACY
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, accuracy_records
@@ -40,7 +41,17 @@ TABLE_2 = Experiment(
         "gpu": replace(
             ON_GPU, options={"cells": [[1, 1], [2, 2], [4, 2], [6, 2]], "samples": 100, "batch_size": 64}, minutes=25
         ),
-        "paper": Preset(recipe="paper-3b", arms=TWINS, options={"cells": list(map(list, PAPER)), "samples": 50}),
+        "paper": PaperPreset(
+            stages=(THREE_BILLION,),
+            arms=TWINS,
+            evaluations=tuple(
+                Evaluation(
+                    measure="needles",
+                    options={"needles": needles, "queried": queried, "length": 4096, "samples": 50},
+                )
+                for needles, queried in PAPER
+            ),
+        ),
     },
     measure=_measure,
     compare=_compare,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from diff_transformer.experiments.cluster import Evaluation, PaperPreset, Stage
 from diff_transformer.experiments.framework import TWINS, Arm, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import CPU, GPU, WHOLE, ar_hit_records, loss_record
 from diff_transformer.results import Comparison, Result, compare
@@ -66,7 +67,13 @@ V2 = Experiment(
             options={"documents": 200, "longest": 8192, "frequent": 1000},
             minutes=25,
         ),
-        "paper": Preset(recipe="paper-1.4b", arms=arms(2048, 16, 128, 5440), parameter_tolerance=W_LAMBDA, gpus=8),
+        "paper": PaperPreset(
+            stages=(Stage(recipe="paper-1.4b"),),
+            arms=arms(2048, 16, 128, 5440),
+            parameter_tolerance=W_LAMBDA,
+            evaluations=(Evaluation(measure="standard"), Evaluation(measure="repeats", options={"frequent": 1000})),
+            remarks=("Not the paper's: DIFF V2 at the size of its Table 6.",),
+        ),
     },
     measure=_measure,
     compare=_compare,

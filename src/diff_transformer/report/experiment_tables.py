@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diff_transformer.report.experiment_files import ExperimentResults
+from diff_transformer.report.head_counts import heads_cell
 from diff_transformer.report.rows import arm_label, format_number
 from diff_transformer.report.verdicts import ANSWERS, ARROWS, UNCORRECTED, format_difference, verdict_word
 from diff_transformer.results import Claimant, Comparison, Verdict
@@ -122,12 +123,13 @@ def arm_table(results: ExperimentResults) -> Table:
             f"{rate}: {'diverged' if value is None else format_number(value)}" for rate, value in arm["tried"].items()
         )
         diverged = ", ".join(map(str, arm["diverged"])) or "none"
-        sizes = (f"{arm['parameters']:,}", f"{arm['shared_parameters']:,}")
+        sizes = (f"{arm['parameters']:,}", f"{arm['shared_parameters']:,}", heads_cell(arm))
         rows.append((arm_label(arm["name"]) + group, *sizes, f"{arm['learning_rate']:g}", tried or "–", diverged))
     head = (
         "Arm",
         "Parameters",
         "Without λ and norms",
+        "Heads × d",
         "Learning rate",
         "Validation at the rates tried",
         "Diverged seeds",

@@ -19,6 +19,7 @@ from diff_transformer.report.experiment_tables import (
     tallies,
     verdict_counts,
 )
+from diff_transformer.report.head_counts import few_heads
 from diff_transformer.report.shared import origin
 from diff_transformer.report.svg_files import GENERATOR, svg_file
 from diff_transformer.results import ResultsFile, write_text
@@ -164,6 +165,8 @@ def _document(sections: Sequence[_Section], summary: Drawn, page: str) -> Iterat
         if section.arms is not None:
             yield "What was trained:"
             yield markdown.table(section.arms)
+            if few := few_heads(section.results.arms):
+                yield markdown.text(few)
         if file.notes:
             yield "Notes:"
             yield markdown.bullets(file.notes)
@@ -196,6 +199,7 @@ def _page(sections: Sequence[_Section], summary: Drawn) -> Iterator[str]:
             markup.small(interval_methods(file.comparisons)),
             markup.grid(*narrow) if narrow else "",
             *([markup.heading("What was trained"), _table(section.arms)] if section.arms is not None else []),
+            markup.small(few_heads(section.results.arms)),
             *([markup.heading("Notes"), *map(markup.paragraph, file.notes)] if file.notes else []),
             origin(file),
             anchor=section.results.anchor,

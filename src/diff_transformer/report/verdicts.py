@@ -5,6 +5,7 @@ import math
 from rich.table import Table
 from rich.text import Text
 
+from diff_transformer.report.head_counts import few_heads, heads_cell
 from diff_transformer.report.rows import arm_label, format_number
 from diff_transformer.results import Claimant, Comparison, Interval, ResultsFile, Verdict
 
@@ -46,8 +47,17 @@ def verdict_table(results: ResultsFile) -> Table:
 
 def arms_table(results: ResultsFile) -> Table:
     """What was trained: each arm with its sizes and its learning rate, and what the others came to."""
-    table = Table(title_justify="left")
-    for column in ("arm", "parameters", "without λ and norms", "learning rate", "validation at the rates tried"):
+    caption = Text(few_heads(results.settings["arms"]))
+    table = Table(title_justify="left", caption=caption or None, caption_justify="left")
+    columns = (
+        "arm",
+        "parameters",
+        "without λ and norms",
+        "heads × d",
+        "learning rate",
+        "validation at the rates tried",
+    )
+    for column in columns:
         table.add_column(column, overflow="fold")
     for arm in results.settings["arms"]:
         group = "" if arm["group"] is None else f", {arm['group']}"
@@ -58,6 +68,7 @@ def arms_table(results: ResultsFile) -> Table:
             Text(arm_label(arm["name"]) + group),
             f"{arm['parameters']:,}",
             f"{arm['shared_parameters']:,}",
+            heads_cell(arm),
             f"{arm['learning_rate']:g}",
             tried or "none tried",
         )
