@@ -1,21 +1,17 @@
 """Copy measured numbers into README.md and docs/, so that none is typed by hand.
 
-    make demo && diff-transformer bench operator && diff-transformer bench model
-    python benchmarks/fill_readme.py runs/demo
+    diff-transformer reproduce all --output results/cpu --resume
+    diff-transformer report results/cpu --output results/RESULTS.md
+    diff-transformer bench operator && diff-transformer bench model
+    python benchmarks/fill_readme.py
 
-Keeps the demo's results and training curves in benchmarks/ (demo.json), draws docs/demo.svg from them, and fills the
-places between `<!-- name -->` and `<!-- /name -->`. Without a run it fills from what benchmarks/ holds. Where it holds
+Fills the places between `<!-- name -->` and `<!-- /name -->` from what results/ and benchmarks/ hold. Where there are
 results of a GPU too (`bench … --device cuda`), the places named "cuda …" are filled as well.
 """
 
-import argparse
-import re
-import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import matplotlib
-from matplotlib.figure import Figure
 
 from diff_transformer.bench.tables import (
     bandwidth_table,
@@ -29,16 +25,18 @@ from diff_transformer.bench.tables import (
     throughput_table,
     tokens_table,
 )
-from diff_transformer.report.figures import ARM_COLOURS, running_mean
-from diff_transformer.results import read_json, read_metrics, read_results, write_json, write_text
+from diff_transformer.report.experiment_files import ExperimentResults, read_experiments
+from diff_transformer.report.rows import format_number
+from diff_transformer.report.verdicts import format_difference, measure_label, verdict_text
+from diff_transformer.results import Comparison, read_json, write_text
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-DEMO, FIGURE = HERE / "demo.json", ROOT / "docs" / "demo.svg"
+RESULTS, OVERVIEW = ROOT / "results" / "cpu", ROOT / "results" / "figures" / "overview.svg"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
-ARMS = {"diff": "DIFF", "softmax": "Transformer"}
+TWINS = ("diff", "softmax")
 # What the README shows of the operator's times.
 SELECTION = {
     "lengths": (512, 2048),
@@ -49,53 +47,40 @@ CUDA_SELECTION = {
     "lengths": (4096, 16384),
     "candidates": ("auto", "twin cuDNN", "wide cuDNN", "pieces flash", "flex", "DiffLlama"),
 }
-ROWS = {
-    "retrieval/accuracy": "retrieval: accuracy, all queries ↑",
-    "retrieval/first_query_accuracy": "retrieval: accuracy, first query only ↑",
-    "retrieval/attention_to_answer_share": "retrieval: share of attention on the answer ↑",
-    "retrieval/attention_noise_share": "retrieval: share of attention on noise ↓",
-    "language/bits_per_byte": "language: bits per byte, held-out text ↓",
-    "retrieval/seconds": "retrieval: training time, s ↓",
-    "language/seconds": "language: training time, s ↓",
-    "language/parameters": "language: parameters",
-}
 
 
-def keep(run: Path) -> None:
-    """Copy what the README needs of a demo into one small file."""
-    curves = {}
-    for task in ("retrieval", "language"):
-        for arm in ARMS:
-            lines = read_metrics(run / f"{task}-{arm}" / "metrics.jsonl")
-            curves[f"{task}-{arm}"] = [[line["step"], round(line["loss"], 4)] for line in lines]
-    read_results(run / "results.json")  # refuses a file that is not whole
-    results = read_json(run / "results.json")
-    results["command"] = re.sub(r" --output \S+", "", results["command"])  # where somebody kept it says nothing
-    write_json(DEMO, {"results": results, "curves": curves}, indent=1)
+def headline(results: ExperimentResults) -> Comparison | None:
+    """The experiment's first judged comparison of DIFF with the Transformer that the paper has a value of; else its
+    first judged one of these two. The rule chooses, nobody else; None where the experiment judges nothing."""
+    judged = [row for row in results.file.comparisons if row.verdict is not None and (row.arm, row.against) == TWINS]
+    return next((row for row in judged if row.paper is not None), judged[0] if judged else None)
 
 
-def demo_table(results: dict[str, Any]) -> str:
-    lines = ["| | DIFF | Transformer |", "|---|---|---|"]
-    for name, label in ROWS.items():
-        cells = []
-        for arm in ARMS:
-            records = [record for record in results["records"] if record["name"] == name and record["arm"] == arm]
-            value = statistics.fmean(record["value"] for record in records)
-            whole = name.endswith(("parameters", "seconds"))
-            cell = f"{value:,.0f}" if whole else f"{value:.3f}"
-            if len(records) == 1 and records[0]["interval"]:
-                low, high = records[0]["interval"]
-                cell += f" [{low:.3f}, {high:.3f}]"
-            cells.append(cell)
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    versions = results["versions"]
+def results_table(experiments: Sequence[ExperimentResults]) -> str:
+    """One row for each experiment that judges DIFF against the Transformer."""
+    lines = [
+        "| | measure | paper: DIFF, Transformer | here: DIFF, Transformer | difference | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
+    for results in experiments:
+        row = headline(results)
+        if row is not None:
+            paper = "–" if row.paper is None else _pair(row.paper)
+            here = f"{_pair(row.ours)} | {format_difference(row)} | {verdict_text(row)}"
+            lines.append(f"| {results.title} | {measure_label(row)} | {paper} | {here} |")
+    files = [results.file for results in experiments]
+    commits = ", ".join(dict.fromkeys(str(file.commit)[:12] for file in files))
+    devices = ", ".join(dict.fromkeys(file.device for file in files))
     note = (
-        f"One seed; brackets are 95 % intervals over evaluation sequences, not over seeds; shares are means over five "
-        f"depths. {results['device']}, torch {versions['torch']}, float32, `{results['command']}`. With four pairs, "
-        f"guessing among the values in the context gives 0.25, and leaving out those already given 0.52; the first "
-        f"query cannot be answered that way."
+        "Of each experiment the first comparison of the two that has a verdict, those before others that the paper has "
+        f"a value of; all of them, with figures: [results](results/RESULTS.md). {devices}, torch "
+        f"{files[0].versions['torch']}, commit {commits}, `diff-transformer reproduce all`."
     )
     return "\n".join(lines) + "\n\n" + note
+
+
+def _pair(values: tuple[float, float]) -> str:
+    return ", ".join(format_number(value) for value in values)
 
 
 def speed_table(document: dict[str, Any], **selection: Any) -> str:
@@ -154,25 +139,6 @@ def measured_on_cuda() -> dict[Path, dict[str, str]]:
     return cuda_parts(*found)
 
 
-def draw(curves: dict[str, list[list[float]]]) -> None:
-    """The training loss of both twins on both tasks."""
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    for place, (task, unit) in enumerate(
-        {"retrieval": "loss of the answers", "language": "loss, nats per byte"}.items()
-    ):
-        axes = figure.add_subplot(1, 2, place + 1)
-        for arm, label in ARMS.items():
-            steps, losses = zip(*curves[f"{task}-{arm}"], strict=True)
-            axes.plot(steps, losses, color=ARM_COLOURS[arm], linewidth=0.6, alpha=0.35)
-            axes.plot(steps, running_mean(losses), color=ARM_COLOURS[arm], linewidth=1.8, label=label)
-        axes.set(title=task, xlabel="training step", ylabel=unit)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
-    figure.patch.set_facecolor("white")
-    with matplotlib.rc_context({"svg.hashsalt": FIGURE.name}):  # the same file every time
-        figure.savefig(FIGURE, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-
-
 def fill(path: Path, parts: dict[str, str]) -> None:
     text = path.read_text(encoding="utf-8")
     for name, content in parts.items():
@@ -185,17 +151,10 @@ def fill(path: Path, parts: dict[str, str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("run", type=Path, nargs="?", help="a finished demo")
-    arguments = parser.parse_args()
-    if arguments.run is not None:
-        keep(arguments.run)
-    demo, operator, model = read_json(DEMO), read_json(OPERATOR), read_json(MODEL)
-    draw(demo["curves"])
-    figure = "![Training loss of DIFF and its twin on both tasks of the demo](docs/demo.svg)"
+    operator, model = read_json(OPERATOR), read_json(MODEL)
     readme = {
-        "figure": figure,
-        "demo": demo_table(demo["results"]),
+        "figure": f"![How many comparisons of each experiment came out as in the paper]({OVERVIEW.relative_to(ROOT)})",
+        "results": results_table(read_experiments([RESULTS])),
         "speed": speed_table(operator, **SELECTION),
         "model": whole_model_table(model),
     }
