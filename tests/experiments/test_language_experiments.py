@@ -93,11 +93,11 @@ def test_the_papers_own_configuration(name: str, arms: int) -> None:
 def test_figure_3(text: Path, output: Path) -> None:
     results = run_experiment(tiny("fig3", text, frequent=1000), output)
     comparisons = found(results)
-    sizes = ["0.06M", "0.13M", "0.26M", "0.5M"]
+    sizes = ["0.02M", "0.04M", "0.06M", "0.13M"]
     assert list(comparisons) == [
         *((name, "diff", "softmax", None) for name in (fig3.PARAMETERS, fig3.TOKENS)),
         *((fig3.WHOLE, "diff", "softmax", size) for size in sizes),
-        *((f"repeats/{name}", "diff", "softmax", "0.5M") for name in ("ar_hit", "other")),
+        *((f"repeats/{name}", "diff", "softmax", "0.13M") for name in ("ar_hit", "other")),
     ]
     assert comparisons[fig3.PARAMETERS, "diff", "softmax", None].paper == (0.622, 1.0)
     assert comparisons[fig3.TOKENS, "diff", "softmax", None].paper == (0.637, 1.0)
