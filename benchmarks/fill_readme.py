@@ -26,17 +26,21 @@ from diff_transformer.bench.tables import (
     tokens_table,
 )
 from diff_transformer.report.experiment_files import ExperimentResults, read_experiments
+from diff_transformer.report.figures import svg
+from diff_transformer.report.forest import ForestRow, forest
 from diff_transformer.report.rows import format_number
+from diff_transformer.report.svg_files import svg_file
 from diff_transformer.report.verdicts import format_difference, measure_label, verdict_text
 from diff_transformer.results import Comparison, read_json, write_text
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-RESULTS, OVERVIEW = ROOT / "results" / "cpu", ROOT / "results" / "figures" / "overview.svg"
+RESULTS, FIGURE = ROOT / "results" / "cpu", ROOT / "docs" / "results.svg"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
 TWINS = ("diff", "softmax")
+ALT = "DIFF's advantage over the Transformer in each experiment, with 95 % intervals and the paper's"
 # What the README shows of the operator's times.
 SELECTION = {
     "lengths": (512, 2048),
@@ -74,9 +78,46 @@ def results_table(experiments: Sequence[ExperimentResults]) -> str:
     note = (
         "Of each experiment the first comparison of the two that has a verdict, those before others that the paper has "
         f"a value of; all of them, with figures: [results](results/RESULTS.md). {devices}, torch "
-        f"{files[0].versions['torch']}, commit {commits}, `diff-transformer reproduce all`."
+        f"{files[0].versions['torch']}, commit {commits}, `diff-transformer reproduce all --output results/cpu`."
     )
     return "\n".join(lines) + "\n\n" + note
+
+
+def headline_rows(experiments: Sequence[ExperimentResults]) -> list[ForestRow]:
+    """The same rows for a figure: DIFF's advantage in per cent of the Transformer's value, which puts all on one axis.
+
+    One whose values are not above 0, such as a variance that chance explains, has no such share and is left out.
+    """
+    rows = []
+    for results in experiments:
+        row = headline(results)
+        if row is None or min(row.ours) <= 0:
+            continue
+        share = (100 if row.better == "higher" else -100) / row.ours[1]
+        ends = None if row.interval is None else sorted(share * end for end in row.interval)
+        paper = row.paper
+        rows.append(
+            ForestRow(
+                label=f"{results.title}: {row.name.split('/')[-1].replace('_', ' ')}",
+                difference=share * row.difference,
+                interval=None if ends is None else (ends[0], ends[1]),
+                verdict=row.verdict,
+                claimed_by=row.claimed_by,
+                paper=None if paper is None else abs(share) / share * 100 * (paper[0] - paper[1]) / abs(paper[1]),
+            )
+        )
+    return rows
+
+
+def draw(experiments: Sequence[ExperimentResults]) -> None:
+    """DIFF against the Transformer, a row of each experiment."""
+    figure = forest(
+        headline_rows(experiments),
+        title="DIFF against its twin on two cores",
+        xlabel="DIFF is better by, in % of the Transformer's value; shaded: better",
+        better="higher",
+    )
+    write_text(FIGURE, svg_file(svg(figure), ALT))
 
 
 def _pair(values: tuple[float, float]) -> str:
@@ -152,9 +193,11 @@ def fill(path: Path, parts: dict[str, str]) -> None:
 
 def main() -> None:
     operator, model = read_json(OPERATOR), read_json(MODEL)
+    experiments = read_experiments([RESULTS])
+    draw(experiments)
     readme = {
-        "figure": f"![How many comparisons of each experiment came out as in the paper]({OVERVIEW.relative_to(ROOT)})",
-        "results": results_table(read_experiments([RESULTS])),
+        "figure": f"![{ALT}]({FIGURE.relative_to(ROOT)})",
+        "results": results_table(experiments),
         "speed": speed_table(operator, **SELECTION),
         "model": whole_model_table(model),
     }

@@ -25,8 +25,8 @@ FIG_4 = Experiment(
     name="fig4",
     shows="cumulative loss by position in long documents (Figure 4)",
     presets={
-        # Contexts four times as long or more, rope_theta × 64 and a tenth of the steps, as the paper's 3B model had
-        # them. The learning rate is lower than any of the first stage's, as the paper's was.
+        # rope_theta × 64, as the paper's 3B model had it; its contexts grew to 16 times the length, in a far smaller
+        # share of the steps. The learning rate is lower than any of the first stage's, as the paper's was.
         "cpu": Preset(
             recipe="language",
             overrides=(

@@ -41,6 +41,7 @@ GPU = (
     "data.vocab_size=8192",
     "data.length=1024",
     "data.batch_size=32",
+    "data.validation_fraction=0.2",
     "data.validation_tokens=500000",
     "model.hidden_size=512",
     "model.intermediate_size=1376",
