@@ -135,7 +135,8 @@ def _by_size(records: Sequence[Result], sizes: Sequence[str]) -> list[Comparison
         [[[losses.get((a, size, seed), math.nan) for size in sizes] for a in ("diff", "softmax")] for seed in seeds]
     )
     logs, log = [_fitted(numbers, one) for one in measured], _fitted(numbers, measured.mean(0))
-    interval, reason = LOST, ""
+    interval: Interval | None = LOST
+    reason = ""
     if np.isfinite(measured).all():
         interval = ratio_interval(numbers, measured)
         if not all(map(math.isfinite, [log, *logs])):
