@@ -191,12 +191,10 @@ def test_what_is_asked_of_the_control_is_no_claim_of_the_papers() -> None:
     experiment = find_experiment("table2")
     preset = experiment.presets["cpu"]
     records = [
-        Result(
-            name=name, arm=arm.name, value=0.5 + 0.1 * seed, seed=seed, better="higher", group=f"N{needles} R{asked}"
-        )
+        Result(name=name, arm=arm.name, value=0.5 + 0.1 * seed, seed=seed, better="higher", group=f"N{n} R{asked}")
         for arm in preset.arms
         for seed in range(2)
-        for needles, asked in preset.options["cells"]
+        for n, asked in preset.options["cells"]
         for name in ("needles/accuracy", "needles/joint_accuracy")
     ]
     found = experiment.compare(records, preset)

@@ -107,8 +107,8 @@ LR_SENSITIVITY = Experiment(
     notes=(
         "The paper trains both with one learning rate and argues that their gradients are of one size (Appendix G); it "
         f"shows no sweep. {BEST} is the loss at the arm's best rate, {EXCESS} the mean over the rates of the loss "
-        "above it. In both a run that diverged, and one whose loss is higher, counts as a guess among all tokens: that a "
-        f"rate is too high is what is asked here. In {LOSS} a run that diverged is missing, and none is cut.",
+        "above it. In both a run that diverged, and one whose loss is higher, counts as a guess among all tokens: that "
+        f"a rate is too high is what is asked here. In {LOSS} a run that diverged is missing, and none is cut.",
         f"{LOSS} and what is made of it: {FIXED_TEXT}",
     ),
 )
