@@ -1,17 +1,19 @@
 """Table 2, Figure 5, Table 3, Figures 6 and 7 at the size of a test: runs are shared, the paper's values told."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diff_transformer.experiments import fig7
 from diff_transformer.experiments.asked import Asked
 from diff_transformer.experiments.framework import TWINS, Experiment
 from diff_transformer.experiments.registry import find_experiment
 from diff_transformer.experiments.runs import run_experiment
-from diff_transformer.results import Comparison, ResultsFile
+from diff_transformer.results import Comparison, Result, ResultsFile
 
 NAMES = ("table2", "fig5", "table3", "fig6", "fig7")
 SMALL = (
@@ -70,6 +72,8 @@ def test_of_tokens(place: Path) -> None:
     assert found["N1 R1"].verdict is None
     assert found["N2 R2"].verdict is not None
     assert list(groups(table, "needles/joint_accuracy")) == ["N2 R2", "N4 R2"]
+    joint = {record.group for record in table.records if record.name == "needles/joint_accuracy"}
+    assert joint == {"N2 R2", "N4 R2"}, "of one needle asked for it is the accuracy"
 
     figure = run("fig5", "cpu", place, samples=4)
     found = groups(figure, "needles/accuracy")
@@ -140,13 +144,65 @@ def test_of_many_shots(place: Path) -> None:
         "random orders, noise 0.1": (0.04, 0.19),
         "alternating orders, noise 0.1": (0.134, 0.567),
     }
-    for name in ("range", "spread", "mean"):
+    # After two steps of training both guess, and what does not depend on the demonstrations does not on their order.
+    for name in ("variance", "range", "spread", "mean"):
         assert [found.verdict for found in groups(orders, f"many_shot/order_{name}").values()] == [None, None]
-    judged = groups(orders, "many_shot/order_variance")
-    assert [found.better for found in judged.values()] == ["lower", "lower"]
+    beside = [c for c in orders.comparisons if c.against == fig7.GUESSING]
+    assert [(c.arm, c.name, c.ours[1]) for c in beside] == [
+        (arm, fig7.MEAN, pytest.approx(1 / 6)) for _ in range(2) for arm in ("diff", "softmax")
+    ]
     spread = groups(orders, "many_shot/order_spread")
     assert all(0 <= value <= 1 for comparison in spread.values() for value in comparison.ours)
     assert runs(place / "results-cpu") == before
+
+
+@pytest.mark.parametrize(
+    ("means", "verdict"),
+    [
+        ({"diff": (0.5, 0.6, 0.55), "softmax": (0.3, 0.31, 0.33)}, "reproduced"),
+        ({"diff": (0.17, 0.18, 0.16), "softmax": (0.5, 0.6, 0.55)}, None),
+        ({"diff": (0.5, 0.6, 0.55), "softmax": (0.17, 0.18, 0.5)}, None),
+        ({"diff": (0.5, 0.6, math.nan), "softmax": (0.5, 0.6, 0.55)}, "inconclusive"),
+        ({"diff": (0.17,), "softmax": (0.5,)}, "inconclusive"),
+    ],
+)
+def test_orders_do_not_matter_to_one_that_guesses(means: dict[str, tuple[float, ...]], verdict: str | None) -> None:
+    """A verdict on the order effect takes two arms that answer better than by chance, which is 1/6 here."""
+    experiment = find_experiment("fig7")
+    preset = replace(experiment.presets["cpu"], options={"noises": [0.1]})
+    records = []
+    for arm, values in means.items():
+        for seed, mean in enumerate(values):
+            lost = math.isnan(mean)
+            shared: dict[str, Any] = {"arm": arm, "seed": seed}
+            records.append(Result(name=fig7.CHANCE, value=math.nan if lost else 1 / 6, **shared))
+            effect = math.nan if lost else 0.01 + 0.001 * seed + (0.1 if arm == "softmax" else 0.0)
+            for kind in ("random", "alternating"):
+                group = f"{kind} orders, noise 0.1"
+                records.append(Result(name=fig7.MEAN, value=mean, better="higher", group=group, **shared))
+                for name in (fig7.VARIANCE, fig7.RANGE, fig7.SPREAD):
+                    records.append(Result(name=name, value=effect, better="lower", group=group, **shared))
+    found = experiment.compare(records, preset)
+    assert [c.verdict for c in found if c.name == fig7.VARIANCE] == [verdict, verdict]
+    assert {c.verdict for c in found if c.name != fig7.VARIANCE} == {None}
+
+
+def test_what_is_asked_of_the_control_is_no_claim_of_the_papers() -> None:
+    experiment = find_experiment("table2")
+    preset = experiment.presets["cpu"]
+    records = [
+        Result(name=name, arm=arm.name, value=0.5 + 0.1 * seed, seed=seed, better="higher", group=f"N{n} R{asked}")
+        for arm in preset.arms
+        for seed in range(2)
+        for n, asked in preset.options["cells"]
+        for name in ("needles/accuracy", "needles/joint_accuracy")
+    ]
+    found = experiment.compare(records, preset)
+    assert {(c.against, c.claimed_by) for c in found} == {
+        ("softmax", "paper"),
+        ("softmax, half the heads, headwise norm", "us"),
+    }
+    assert {c.paper for c in found if c.claimed_by == "us"} == {None}
 
 
 @pytest.mark.parametrize("name", NAMES)

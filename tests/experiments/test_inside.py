@@ -67,6 +67,8 @@ def test_fig8(place: Path) -> None:
         for bits in (6, 4)
         for granularity in ("tensor", "row")
     }
+    whose = {(c.name, c.claimed_by) for c in results.comparisons if c.verdict is not None}
+    assert whose == {("quantised/loss_increase", "us"), ("quantised/accuracy_drop", "paper")}
     four = next(c for c in results.comparisons if c.group == "4 bits per row" and "accuracy" in c.name)
     assert four.paper == (0.074, 0.295)
 

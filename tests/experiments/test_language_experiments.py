@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from diff_transformer.experiments.registry import find_experiment
 from diff_transformer.experiments.runs import run_experiment
 from diff_transformer.results import Comparison, Result, ResultsFile, seeds_needed
 from diff_transformer.train import DivergenceError, build_config
+from small_experiment import SMALL
 
 NAMES = ("fig3", "fig4", "table6", "v2", "lr_sensitivity", "length_generalisation")
 STEPS = ("train.steps=2", "train.evaluate_every=1", "train.warmup_steps=0", "train.log_every=2")
@@ -103,10 +105,10 @@ def test_figure_3(text: Path, output: Path) -> None:
     assert comparisons[fig3.TOKENS, "diff", "softmax", None].paper == (0.637, 1.0)
     whole = [c for c in results.comparisons if c.name == fig3.WHOLE]
     assert all("paired documents" in c.method for c in whole), "one seed: the interval is of the documents"
-    points = {r.group for r in results.records if r.name == fig3.CURVE and "0.5M" in (r.group or "")}
-    assert points == {fig3.curve_group("0.5M", tokens) for tokens in (64, 128)}
-    last = next(r for r in results.records if (r.name, r.arm, r.group) == (fig3.LOSS, "diff", "0.5M"))
-    end = fig3.curve_group("0.5M", 128)
+    points = {r.group for r in results.records if r.name == fig3.CURVE and "0.13M" in (r.group or "")}
+    assert points == {fig3.curve_group("0.13M", tokens) for tokens in (64, 128)}
+    last = next(r for r in results.records if (r.name, r.arm, r.group) == (fig3.LOSS, "diff", "0.13M"))
+    end = fig3.curve_group("0.13M", 128)
     assert last.value in [r.value for r in results.records if (r.name, r.arm, r.group) == (fig3.CURVE, "diff", end)]
 
 
@@ -114,7 +116,7 @@ def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002)
     """A scaling law in which DIFF of N·share parameters is as good as a Transformer of N, and curves likewise."""
     random = np.random.default_rng(0)
     records = []
-    sizes = {"0.06M": 57088.0, "0.13M": 132096.0, "0.26M": 260096.0, "0.5M": 540672.0}
+    sizes = {"0.02M": 19_000.0, "0.04M": 38_000.0, "0.06M": 57_000.0, "0.13M": 132_000.0}
     for size, parameters in sizes.items():
         for arm, factor, tokens_factor in (("diff", 1 / share, 1 / tokens_share), ("softmax", 1.0, 1.0)):
             records.append(Result(name=fig3.SIZE, arm=arm, group=size, value=parameters))
@@ -143,7 +145,10 @@ def test_figure_3_on_made_up_numbers(share: float, verdict: str) -> None:
         assert comparison.interval[0] < share - 1 < comparison.interval[1] or verdict != "inconclusive"
         assert comparison.verdict == verdict
         assert len(comparison.differences) == 3
-        assert (comparison.seeds_needed is None) is (verdict != "inconclusive")
+        assert comparison.reason == ""
+    # The interval by size is a bootstrap: the spread of the seeds' ratios does not tell how many would decide it.
+    assert by_size.seeds_needed is None
+    assert (by_tokens.seeds_needed is None) is (verdict != "inconclusive")
     single = experiment.compare(made_up(share, share, seeds=1), experiment.presets["cpu"])[:2]
     assert [(c.verdict, c.interval) for c in single] == [("inconclusive", None)] * 2
 
@@ -165,12 +170,63 @@ def test_figure_3_where_runs_diverged() -> None:
 
     by_size, by_tokens = ratios(lambda r: False)
     assert (by_size.verdict, by_tokens.verdict) == ("reproduced", "reproduced")
-    by_size, by_tokens = ratios(lambda r: (r.name, r.group) == (fig3.LOSS, "0.26M"))
+    by_size, by_tokens = ratios(lambda r: (r.name, r.group) == (fig3.LOSS, "0.06M"))
     assert is_nothing(by_size)
     assert by_tokens.verdict == "reproduced"
-    by_size, by_tokens = ratios(lambda r: r.name == fig3.CURVE and "0.5M" in (r.group or ""))
+    by_size, by_tokens = ratios(lambda r: r.name == fig3.CURVE and "0.13M" in (r.group or ""))
     assert is_nothing(by_tokens)
     assert by_size.verdict == "reproduced"
+
+
+@pytest.mark.parametrize(("shift", "slope"), [(10.0, 1.0), (-10.0, 1.0), (0.0, -1.0)])
+def test_figure_3_where_the_fits_do_not_meet(shift: float, slope: float) -> None:
+    """DIFF far above or below the other at every size, or worse the larger it is: no ratio, and why not."""
+    experiment = find_experiment("fig3")
+    records = [
+        replace(r, value=4 + slope * (r.value - 4) + shift) if (r.name, r.arm) == (fig3.LOSS, "diff") else r
+        for r in made_up(1.0, 0.6, seeds=3)
+    ]
+    by_size, by_tokens = experiment.compare(records, experiment.presets["cpu"])[:2]
+    assert (by_size.verdict, by_size.seeds_needed, by_size.reason) == ("inconclusive", None, fig3.APART)
+    assert all(map(math.isnan, (by_size.difference, by_size.ours[0], *by_size.differences, *by_size.interval)))
+    assert (by_tokens.verdict, by_tokens.reason) == ("reproduced", "")
+
+
+def test_figure_3_where_too_many_drawn_fits_have_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = find_experiment("fig3")
+    monkeypatch.setattr(fig3, "ratio_interval", lambda *_: None)
+    by_size = experiment.compare(made_up(0.6, 0.6, seeds=3), experiment.presets["cpu"])[0]
+    assert (by_size.verdict, by_size.seeds_needed, by_size.reason) == ("inconclusive", None, fig3.UNSTEADY)
+    assert math.isnan(by_size.difference)
+    one = experiment.compare(made_up(0.6, 0.6, seeds=1), experiment.presets["cpu"])[0]
+    assert (one.ours[0], one.reason) == (pytest.approx(0.6, rel=0.05), "")
+
+
+def test_a_validation_that_is_not_finite_is_a_missing_number(text: Path) -> None:
+    """metrics.jsonl has null for it."""
+    line = {"step": 2, "validation/loss": None}
+    asked = tiny("fig3", text)
+    arm = asked.preset.arms[0]
+    run = SimpleNamespace(arm=arm, seed=0, recipe=asked.preset.arm_recipe(arm), metrics=[{"step": 1}, line])
+    (point,) = fig3.curve_records(run)
+    assert math.isnan(point.value)
+    assert point.group == fig3.curve_group("0.02M", 2 * 2 * 32)
+
+
+def test_a_rate_whose_validation_is_not_finite_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """metrics.jsonl has null for it; the run itself did not diverge."""
+    read = store.Stored.metrics
+
+    def with_null(run: store.Stored) -> list[dict[str, Any]]:
+        *earlier, last = read(run)
+        of_trial = f"learning_rate: {1e-3}" in (run.folder / "recipe.yaml").read_text(encoding="utf-8")
+        return [*earlier, {**last, SMALL.validation.name: None if of_trial else last[SMALL.validation.name]}]
+
+    monkeypatch.setattr(store.Stored, "metrics", with_null)
+    results = run_experiment(ask(SMALL, seeds=1), tmp_path)
+    for arm in results.settings["arms"]:
+        assert arm["tried"]["0.001"] is None
+        assert arm["learning_rate"] == 2e-3
 
 
 def test_figure_3_needs_seeds_by_the_logarithms_that_its_interval_is_of() -> None:
@@ -256,7 +312,7 @@ def test_learning_rates(text: Path, output: Path) -> None:
     assert [arm["learning_rate"] for arm in results.settings["arms"]][::2] == [float(rate) for rate in rates]
 
 
-@pytest.mark.parametrize(("name", "at_fault"), [("lr_sensitivity", "0.1"), ("fig3", "0.5M")])
+@pytest.mark.parametrize(("name", "at_fault"), [("lr_sensitivity", "0.1"), ("fig3", "0.13M")])
 def test_where_all_runs_of_a_group_diverged(
     name: str, at_fault: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,10 +40,16 @@ def test_the_size_that_the_ratio_names_has_that_loss(exponent: float) -> None:
 
 def test_an_arm_that_never_gets_there() -> None:
     """The second arm's loss tends to 3 − 0.2 / 0.5 = 2.6, and the first one is at 2.5 already."""
-    assert Fit(1e6, 0.5, (2.5, 3.0), (0.2, 0.2)).equal_loss_ratio() == pytest.approx(1e-3)
-    assert Fit(1e6, 0.0, (0.0, 900.0), (1.0, 1.0)).equal_loss_ratio() == pytest.approx(1e-3)
-    assert Fit(1e6, 0.0, (900.0, 0.0), (1.0, 1.0)).equal_loss_ratio() == pytest.approx(1e3)
+    assert math.isnan(Fit(1e6, 0.5, (2.5, 3.0), (0.2, 0.2)).equal_loss_ratio())
     assert math.isnan(Fit(1e6, 0.0, (3.0, 3.0), (0.1, -0.1)).equal_loss_ratio())
+
+
+def test_a_ratio_of_no_size_that_was_trained_is_none() -> None:
+    """Log-linear and apart by ln of the ratio: a little within a factor of 1000, and a little beyond."""
+    for apart, known in ((6.9, True), (6.91, False), (90.0, False)):
+        for levels, ratio in (((3.0, 3.0 + apart), math.exp(-apart)), ((3.0 + apart, 3.0), math.exp(apart))):
+            found = Fit(1e6, 0.0, levels, (1.0, 1.0)).equal_loss_ratio()
+            assert found == pytest.approx(ratio) if known else math.isnan(found)
 
 
 def test_what_cannot_be_fitted() -> None:

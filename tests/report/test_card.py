@@ -120,7 +120,7 @@ def test_one_arm_alone_is_compared_with_nothing() -> None:
 
 def test_what_diverged_is_shown_and_kept_from_the_hub() -> None:
     card = model_card(MODEL, RECIPE, [file(result("language/bits_per_byte", "diff", math.nan))])
-    assert row(card, "language: bits per byte")[1] == "diverged"
+    assert row(card, "language: bits per byte")[1] == "not known"
     assert ModelCard(card).data.eval_results is None
 
 

@@ -308,6 +308,42 @@ def test_where_the_report_goes(tmp_path: Path) -> None:
     assert (tmp_path / "figures" / "overview.svg").is_file()
 
 
+def test_two_presets_of_one_experiment_are_told_apart_in_their_figures(tmp_path: Path) -> None:
+    """In titles and descriptions; an experiment with one preset is called by its title alone."""
+    found = [record for step in range(3) for record in records("a", OUTCOMES["contrary"], group=f"step {step}")]
+    found = [replace(record, value=record.value + (record.group == "step 1")) for record in found]
+    compared = [compare(found, "a", *TWINS, group=f"step {step}") for step in range(3)]
+    for name, presets in (("table6", ("cpu", "gpu")), ("fig3", ("cpu",))):
+        for preset in presets:
+            asked = {"experiment": name, "preset": preset}
+            write_json(tmp_path / f"{name}-{preset}.json", file(found, compared, name, asked=asked, arms=[]))
+    build_results_report([tmp_path])
+    page = (tmp_path / "RESULTS.html").read_text(encoding="utf-8")
+    for kind in ("differences", "a"):
+        for preset in ("cpu", "gpu"):
+            root = ET.parse(tmp_path / "figures" / f"table6-{preset}-{kind}.svg").getroot()
+            drawn = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+            assert any(text.startswith(f"Table 6, preset {preset}: a") for text in drawn), drawn
+            assert (root.findtext("{http://www.w3.org/2000/svg}desc") or "").startswith(f"Table 6, preset {preset}, ")
+            assert f"[![Table 6, preset {preset}: a" in document(tmp_path)
+            assert f"Table 6, preset {preset}, differences" in page
+    assert len(list((tmp_path / "figures").glob("table6-*.svg"))) == 4
+    assert "[![Figure 3: a" in document(tmp_path)
+
+
+def test_why_a_difference_is_not_known_is_said(tmp_path: Path) -> None:
+    row = compare(records("a", OUTCOMES["inconclusive"]), "a", *TWINS)
+    nothing = {"difference": math.nan, "ours": (math.nan, 1.0), "interval": None, "seeds_needed": None}
+    apart = replace(row, **nothing, reason="the fits do not meet")
+    write_json(tmp_path / "fig3.json", file([], [apart], "fig3"))  # a run of it diverged besides
+    build_results_report([tmp_path])
+    cells = dict(zip(*next(table for table in tables(document(tmp_path)) if "Here, DIFF" in table[0]), strict=True))
+    assert (cells["Here, DIFF"], cells["Here, difference"], cells["Seeds needed"]) == ("not known",) * 3
+    for written in (document(tmp_path), (tmp_path / "RESULTS.html").read_text(encoding="utf-8")):
+        assert "Not known: a: the fits do not meet." in written
+    assert "not known" in (tmp_path / "figures" / "fig3-cpu-differences.svg").read_text(encoding="utf-8")
+
+
 @pytest.mark.usefixtures("no_drawings")
 def test_what_is_wrong_is_said_before_anything_is_written(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", outcomes())

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -37,7 +38,6 @@ def found(groups: Sequence[str], **rates: float) -> list[Panel]:
         (("0–20 %", "20–40 %", "40–60 %"), "depth in the context", (10, 30, 50)),
         (("depth 0 %", "depth 50 %", "depth 100 %"), "depth in the context", (0, 50, 100)),
         (("1 tokens", "2 tokens", "12,345 tokens"), "tokens", (1, 2, 12345)),
-        (("N2 R2", "N4 R2", "N6 R2", "N1 R1"), "N… R2", (2, 4, 6)),
     ],
 )
 def test_the_number_of_a_group(groups: tuple[str, ...], label: str, numbers: tuple[float, ...]) -> None:
@@ -61,6 +61,28 @@ def test_what_else_a_group_says_is_a_figure_of_its_own() -> None:
     assert [(panel.part, panel.places.label) for panel in drawn] == [("0.06M", "tokens"), ("0.5M", "tokens")]
     noisy = found([f"noise {noise}, {count} shots" for noise in (0, 0.4) for count in (2, 8, 32)])
     assert [(panel.part, panel.places.label) for panel in noisy] == [("noise 0", "shots"), ("noise 0.4", "shots")]
+
+
+def test_needles_are_drawn_for_each_number_asked_for() -> None:
+    cells = ("N1 R1", "N2 R1", "N2 R2", "N4 R1", "N4 R2", "N6 R2")
+    drawn = found(cells)
+    assert [(panel.part, panel.places.label, panel.places.numbers) for panel in drawn] == [
+        ("R1", "needles", (1, 2, 4)),
+        ("R2", "needles", (2, 4, 6)),
+    ]
+    by_depth = found([f"{cell}, depth {depth} %" for cell in ("N1 R1", "N2 R2") for depth in (0, 50, 100)])
+    assert [(panel.part, panel.places.label) for panel in by_depth] == [
+        ("N1 R1", "depth in the context"),
+        ("N2 R2", "depth in the context"),
+    ]
+
+
+def test_what_is_the_same_everywhere_is_no_line() -> None:
+    """Of each figure by itself: one needle is found at every depth, of two it depends."""
+    depths = ("depth 0 %", "depth 50 %", "depth 100 %")
+    easy = [replace(record, value=1.0) for record in records([f"N1 R1, {depth}" for depth in depths])]
+    hard = records([f"N2 R2, {depth}" for depth in depths])
+    assert [panel.part for panel in panels([*easy, *hard], (), {})] == ["N2 R2"]
 
 
 def test_names_and_two_numbers_are_no_line() -> None:
@@ -116,7 +138,8 @@ def test_a_forest_shows_every_row_and_cuts_only_what_lies_far_away() -> None:
         ForestRow("lost", 1.0, (0.5, 1.5), "contrary", paper=-0.5),
         ForestRow("open", 0.1, (-50.0, 50.0), "inconclusive"),
         ForestRow("alone", 0.2, None, "inconclusive"),
-        ForestRow("diverged", math.nan, None, "inconclusive"),
+        ForestRow("diverged", math.nan, None, "inconclusive", missing="diverged"),
+        ForestRow("not known", math.nan, None, "inconclusive"),
         ForestRow("unclaimed", 0.0, (-0.1, 0.1), None),
     ]
     axes = forest(rows, title="t", xlabel="x", better="lower").axes[0]
@@ -129,9 +152,9 @@ def test_a_forest_shows_every_row_and_cuts_only_what_lies_far_away() -> None:
         for line in axes.lines
         if line.get_marker() in ("o", "s", "D") and len(line.get_ydata())
     }
-    assert dots == {1: "o", 2: "s", 3: "o", 4: "o", 6: "D"}
+    assert dots == {1: "o", 2: "s", 3: "o", 4: "o", 7: "D"}
     said = {text.get_text().strip() for text in axes.texts}
-    assert {"diverged", "× −400"} <= said
+    assert {"diverged", "not known", "× −400"} <= said
     assert {line.get_marker() for line in axes.lines if len(line.get_ydata()) and line.get_ydata()[0] == 3} >= {
         "<",
         ">",
@@ -140,4 +163,4 @@ def test_a_forest_shows_every_row_and_cuts_only_what_lies_far_away() -> None:
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in crosses] == [(-0.5, 2)]
     (right,) = axes.child_axes
     words = [text.get_text() for text in right.get_yticklabels()]
-    assert words == ["reproduced", "contrary", "inconclusive", "inconclusive", "inconclusive", "no claim"]
+    assert words == ["reproduced", "contrary", *["inconclusive"] * 4, "no claim"]

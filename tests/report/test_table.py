@@ -59,7 +59,7 @@ def test_a_record_without_all_of_it_and_one_with_a_unit() -> None:
     assert printed(loss, share) == [
         ["measure", "part", "llama", "unit", "n"],
         ["repeats/loss ↓", "–", "2.500", "nats/token", "–"],
-        ["repeats/share", "[b]here[/b]", "diverged", "–", "7"],
+        ["repeats/share", "[b]here[/b]", "not known", "–", "7"],
     ]
 
 

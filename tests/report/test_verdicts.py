@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from diff_transformer.report.rows import arm_label
-from diff_transformer.report.verdicts import format_difference, verdict_table, verdict_text
+from diff_transformer.report.verdicts import format_difference, missing_word, verdict_table, verdict_text
 from diff_transformer.results import Comparison, Interval, ResultsFile
 
 
@@ -17,7 +17,7 @@ from diff_transformer.results import Comparison, Interval, ResultsFile
         (0.5, None, "+0.500, no interval"),
         (-279.2, (-300.0, -250.0), "−279 [−300, −250]"),
         (-1e-9, (-1.5e-9, -5e-10), "−1.00e−09 [−1.50e−09, −5.00e−10]"),
-        (math.nan, (math.nan, math.nan), "diverged"),
+        (math.nan, (math.nan, math.nan), "not known"),
         (0.0, (0.0, 0.0), "+0.000 [+0.000, +0.000]"),
     ],
 )
@@ -60,10 +60,46 @@ def judged(**settings: Any) -> Comparison:
             "our question: inconclusive: one seed",
         ),
         ({"verdict": None, "better": None, "claimed_by": "us"}, "nothing claimed"),
+        ({"verdict": "inconclusive", "reason": "the fits do not meet"}, "inconclusive: the fits do not meet"),
     ],
 )
 def test_a_verdict_in_words(settings: dict[str, Any], text: str) -> None:
     assert verdict_text(judged(**settings)) == text
+
+
+def trained(name: str, group: str | None = None, diverged: tuple[int, ...] = ()) -> dict[str, Any]:
+    return {"name": name, "group": group, "diverged": list(diverged)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "arms", "word"),
+    [
+        ({}, [], "not known"),
+        ({}, [trained("diff"), trained("softmax")], "not known"),
+        ({}, [trained("diff"), trained("softmax", diverged=(1,))], "diverged"),
+        ({}, [trained("diff"), trained("softmax"), trained("diff_v2", diverged=(0,))], "not known"),
+        ({"group": "depth 0 %"}, [trained("diff", diverged=(2,)), trained("softmax")], "diverged"),
+        ({"group": "1M"}, [trained("diff", "1M", (0,)), trained("diff", "2M")], "diverged"),
+        ({"group": "2M"}, [trained("diff", "1M", (0,)), trained("diff", "2M")], "not known"),
+        ({}, [trained("diff", "1M", (0,)), trained("diff", "2M")], "diverged"),
+        ({"reason": "the fits do not meet"}, [trained("diff", diverged=(1,))], "not known"),
+    ],
+)
+def test_what_is_missing_diverged_only_where_a_run_of_its_arms_did(
+    settings: dict[str, Any], arms: list[dict[str, Any]], word: str
+) -> None:
+    assert missing_word(judged(verdict="inconclusive", **settings), arms) == word
+
+
+def test_the_terminal_tells_what_diverged_from_what_is_not_known() -> None:
+    nothing = {"ours": (math.nan, 1.0), "difference": math.nan, "verdict": "inconclusive"}
+    rows = (judged(**nothing), judged(**nothing, against="other"))
+    arms = [trained("diff"), trained("softmax", diverged=(1,)), trained("other")]
+    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
+    table = verdict_table(ResultsFile(title="t", settings={"arms": arms}, records=(), comparisons=rows, **environment))
+    here, difference = (list(table.columns[number].cells) for number in (3, 4))
+    assert here == ["diverged / 1.000", "not known / 1.000"]
+    assert difference == ["diverged", "not known"]
 
 
 def test_the_terminal_says_that_verdicts_are_uncorrected() -> None:

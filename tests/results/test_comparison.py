@@ -10,6 +10,7 @@ from diff_transformer.results import (
     Comparison,
     Result,
     compare,
+    comparison,
     mean_interval,
     paired_difference,
     remark_on_seeds,
@@ -170,6 +171,14 @@ def test_seeds_needed_beside_what_they_do_not_make_narrower() -> None:
     assert power(needed) > 0.795
     assert power(needed - 1) < 0.805
     assert seeds_needed(differences, 0.03) is None
+
+
+def test_seeds_that_there_are_already_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [*losses("diff", [2.9, 3.2, 2.8, 3.0]), *TWIN]
+    for told, asked in ((3, None), (4, None), (5, 5)):
+        monkeypatch.setattr(comparison, "seeds_needed", lambda *_, told=told: told)
+        found = compare(records, "loss", "diff", "softmax")
+        assert (found.verdict, found.seeds_needed) == ("inconclusive", asked)
 
 
 def test_a_claim_is_the_papers_or_ours() -> None:

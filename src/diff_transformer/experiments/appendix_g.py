@@ -13,7 +13,7 @@ from diff_transformer.eval.gradients import gradient_callback, gradient_records
 from diff_transformer.experiments.cluster import THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import CPU, GPU
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.results import Comparison, Result, compare, number_of
 from diff_transformer.train import build_model
 
 # Parameters that both twins have; no "output" where it is tied to the embedding.
@@ -44,8 +44,7 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
         group = f"step {line['step']}"
         for name, value in line.items():
             if name.startswith("gradient/"):
-                value = math.nan if value is None else value  # as JSON has what is not finite
-                records.append(Result(name=name, arm=arm, value=value, seed=seed, group=group))
+                records.append(Result(name=name, arm=arm, value=number_of(value), seed=seed, group=group))
     return [*records, closed_form_record(run.model, batches, arm, seed)]
 
 

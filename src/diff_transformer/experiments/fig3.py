@@ -20,14 +20,25 @@ from diff_transformer.experiments.language import (
     by_name,
     loss_record,
 )
-from diff_transformer.experiments.scaling import fit, ratio_interval, tokens_ratio
-from diff_transformer.results import Comparison, Interval, Result, compare, mean_interval, seeds_needed, verdict
+from diff_transformer.experiments.scaling import FURTHEST, fit, ratio_interval, tokens_ratio
+from diff_transformer.results import (
+    Comparison,
+    Interval,
+    Result,
+    compare,
+    mean_interval,
+    number_of,
+    seeds_needed,
+    verdict,
+)
 
 CURVE = "scaling/loss_by_tokens"
 PARAMETERS = "scaling/parameters_for_equal_loss"
 TOKENS = "scaling/tokens_for_equal_loss"
-# Where a run diverged.
+# Where a run diverged, or the fits do not meet.
 LOST: Interval = (math.nan, math.nan)
+APART = f"the fits of these sizes do not fall with size, or do not meet within a factor of {FURTHEST:g}"
+UNSTEADY = f"in more than one in forty draws of the seeds, {APART}"
 SIZE = "training/parameters_without_lambda_and_norms"
 # The paper: DIFF of 6.8B is as good as a Transformer of 11B; 160B tokens do for DIFF what 251B do for the Transformer.
 PAPER_PARAMETERS, PAPER_TOKENS = 0.622, 0.637
@@ -76,14 +87,19 @@ def tokens_of(group: str, size: str) -> int | None:
 
 
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
+    return [loss_record(run), *curve_records(run), *ar_hit_records(run, preset.options)]
+
+
+def curve_records(run: MeasuredRun) -> list[Result]:
+    """The validation losses of a run during its training, by tokens."""
     assert run.arm.group is not None  # every arm has a size
     tokens = run.recipe.data.batch_size * run.recipe.data.length
-    curve = [
+    return [
         Result(
             name=CURVE,
             arm=run.arm.name,
             group=curve_group(run.arm.group, line["step"] * tokens),
-            value=line["validation/loss"],
+            value=number_of(line["validation/loss"]),
             unit="nats/token",
             seed=run.seed,
             better="lower",
@@ -91,7 +107,6 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
         for line in run.metrics
         if "validation/loss" in line
     ]
-    return [loss_record(run), *curve, *ar_hit_records(run, preset.options)]
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
@@ -106,7 +121,9 @@ def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
 def _by_size(records: Sequence[Result], sizes: Sequence[str]) -> list[Comparison]:
     """Parameters for an equal loss, from the fit through all sizes; nothing where sizes are too few.
 
-    Of a seed that lacks a size nothing can be said, and so nothing of the mean over seeds.
+    Of a seed that lacks a size nothing can be said, and so nothing of the mean over seeds. Nor can it where the fits
+    of a seed or of all do not meet, or too many of those drawn for the interval. How many seeds it takes is not told:
+    the interval is a bootstrap of all sizes, and the spread of the seeds' ratios another statistic.
     """
     parameters = {record.group: record.value for record in by_name(records, SIZE) if record.arm == "softmax"}
     losses = {(r.arm, r.group, r.seed): r.value for r in by_name(records, LOSS) if r.seed is not None}
@@ -117,14 +134,23 @@ def _by_size(records: Sequence[Result], sizes: Sequence[str]) -> list[Comparison
     measured = np.array(
         [[[losses.get((a, size, seed), math.nan) for size in sizes] for a in ("diff", "softmax")] for seed in seeds]
     )
-    logs = [_fitted(numbers, one) for one in measured]
-    interval = ratio_interval(numbers, measured) if np.isfinite(measured).all() else LOST
+    logs, log = [_fitted(numbers, one) for one in measured], _fitted(numbers, measured.mean(0))
+    interval: Interval | None = LOST
+    reason = ""
+    if np.isfinite(measured).all():
+        interval = ratio_interval(numbers, measured)
+        if not all(map(math.isfinite, [log, *logs])):
+            reason = APART
+        elif interval is None and len(seeds) > 1:
+            reason = UNSTEADY
+    if reason:
+        log, interval = math.nan, LOST
     method = f"fit through {len(sizes)} sizes, bootstrap over the seeds of each"
-    return [_needed(PARAMETERS, _fitted(numbers, measured.mean(0)), interval, logs, method, PAPER_PARAMETERS)]
+    return [_needed(PARAMETERS, log, interval, logs, method, PAPER_PARAMETERS, needed=None, reason=reason)]
 
 
 def _fitted(parameters: np.ndarray, losses: np.ndarray) -> float:
-    """ln of the share of parameters that does, from losses (2, sizes); NaN where one is lost."""
+    """ln of the share of parameters that does, from losses (2, sizes); NaN where one is lost, or no share does."""
     return math.log(fit(parameters, losses).equal_loss_ratio()) if np.isfinite(losses).all() else math.nan
 
 
@@ -142,7 +168,7 @@ def _by_tokens(records: Sequence[Result], size: str) -> list[Comparison]:
     interval = mean_interval(logs)
     bounds = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
     method = f"training curves of {size}, Student's t over ln of the ratio, paired seeds"
-    return [_needed(TOKENS, fmean(logs), bounds, logs, method, PAPER_TOKENS)]
+    return [_needed(TOKENS, fmean(logs), bounds, logs, method, PAPER_TOKENS, needed=seeds_needed(logs))]
 
 
 def _read_off(diff: dict[int, float], softmax: dict[int, float]) -> float:
@@ -153,7 +179,15 @@ def _read_off(diff: dict[int, float], softmax: dict[int, float]) -> float:
 
 
 def _needed(
-    name: str, log: float, interval: Interval | None, logs: Sequence[float], method: str, paper: float
+    name: str,
+    log: float,
+    interval: Interval | None,
+    logs: Sequence[float],
+    method: str,
+    paper: float,
+    *,
+    needed: int | None,
+    reason: str = "",
 ) -> Comparison:
     """A share of what the Transformer needs, which is 1.
 
@@ -161,10 +195,11 @@ def _needed(
         name: of what is shared.
         log: ln of the share.
         interval: of the share.
-        logs: ln of each seed's share; the spread of which the number of seeds needed goes by, as they may have any
-            value and a share none below 0.
+        logs: ln of each seed's share.
         method: how the interval was found.
         paper: the paper's share.
+        needed: the number of seeds that would decide it, by the statistic of the interval.
+        reason: why the share is not known, where no run diverged.
     """
     ratio = math.exp(log)
     shifted = None if interval is None else (interval[0] - 1, interval[1] - 1)
@@ -182,7 +217,8 @@ def _needed(
         interval=shifted,
         method=method,
         verdict=judged,
-        seeds_needed=seeds_needed(logs) if judged == "inconclusive" else None,
+        seeds_needed=needed if judged == "inconclusive" else None,
+        reason=reason,
     )
 
 
@@ -236,7 +272,8 @@ FIG_3 = Experiment(
     compare=_compare,
     notes=(
         f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "
-        "counted; the paper reads it at 6.8B.",
+        f"counted; the paper reads it at 6.8B. Where {APART}, for "
+        "one seed, for all, or for more than one in forty draws of the seeds, it is not known.",
         f"{PARAMETERS} and {TOKENS} are of {LOSS}. {FIXED_TEXT} The losses by size ({WHOLE}) are of whole documents, "
         "each in contexts of its own, and their intervals allow for other documents.",
         f"{TOKENS} compares two runs of one schedule: before its end a run has a higher learning rate than one that "

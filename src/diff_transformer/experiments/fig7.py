@@ -1,5 +1,6 @@
 """Figure 7: how much the answers depend on the order of the same demonstrations."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,11 @@ from diff_transformer.experiments.many_shot import CPU, NOTES, ON_GPU
 from diff_transformer.results import Comparison, Result, compare
 
 # The first is judged: how far apart orders lie beyond chance, without bias. A range grows with what chance does, which
-# is most at one half, so that it would follow the accuracy; a spread is the root of the first, to be read.
+# is most at one half, so that it would follow the accuracy; a spread is the root of the first, to be read. A model that
+# guesses has no orders that are better than others, so an accuracy must be above that of guessing for a verdict.
 VARIANCE, RANGE = "many_shot/order_variance", "many_shot/order_range"
 SPREAD, MEAN = "many_shot/order_spread", "many_shot/order_mean"
+CHANCE, GUESSING = "many_shot/order_chance", "guessing"
 # Best less worst of 10 orders on TREC: DIFF, the Transformer.
 PAPER = {"random": (0.040, 0.190), "alternating": (0.134, 0.567)}
 
@@ -22,18 +25,33 @@ PAPER = {"random": (0.040, 0.190), "alternating": (0.134, 0.567)}
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
     assert isinstance(run.data.batches, ManyShotBatches)  # the presets' recipes
     settings = {name: preset.options[name] for name in ("shots", "noises", "orders", "queries", "sets")}
-    return order_records(run.model, run.data.batches, run.arm.name, seed=run.seed, **settings)
+    chance = Result(name=CHANCE, arm=run.arm.name, value=1 / run.data.batches.classes, seed=run.seed)
+    return [*order_records(run.model, run.data.batches, run.arm.name, seed=run.seed, **settings), chance]
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    parts = {order_group(kind, noise): kind for noise in preset.options["noises"] for kind in ORDERS}
+    beside_chance = {part: [_beside_chance(records, arm, part) for arm in ("diff", "softmax")] for part in parts}
     found = []
     for name in (VARIANCE, RANGE, SPREAD, MEAN):
-        for noise in preset.options["noises"]:
-            for kind in ORDERS:
-                paper = PAPER[kind] if name == RANGE else None
-                more: dict[str, Any] = {"group": order_group(kind, noise), "paper": paper}
-                found.append(compare(records, name, "diff", "softmax", claimed=name == VARIANCE, **more))
-    return found
+        for part, kind in parts.items():
+            claimed = name == VARIANCE and not any(map(_may_guess, beside_chance[part]))
+            more: dict[str, Any] = {"group": part, "paper": PAPER[kind] if name == RANGE else None}
+            found.append(compare(records, name, "diff", "softmax", claimed=claimed, **more))
+    return [*found, *(row for rows in beside_chance.values() for row in rows)]
+
+
+def _beside_chance(records: Sequence[Result], arm: str, part: str) -> Comparison:
+    """An arm's accuracy after all orders beside that of guessing, which is the same for all seeds."""
+    chance = max(record.value for record in records if record.name == CHANCE and not math.isnan(record.value))
+    means = [record for record in records if (record.name, record.arm, record.group) == (MEAN, arm, part)]
+    guesses = [replace(record, value=chance, arm=GUESSING) for record in means]
+    return compare([*means, *guesses], MEAN, arm, GUESSING, group=part, claimed=False)
+
+
+def _may_guess(row: Comparison) -> bool:
+    """Whether an accuracy over seeds is not above chance; of one seed, or of one that diverged, it is not known."""
+    return row.interval is not None and row.interval[0] <= 0
 
 
 FIG_7 = Experiment(
@@ -68,7 +86,11 @@ FIG_7 = Experiment(
     notes=(
         *NOTES,
         f"The verdict is on {VARIANCE}, the variance of the accuracies after different orders less what chance alone "
-        f"gives, as a mean over sets; where chance did less than usual it is below 0. {SPREAD} is its root.",
+        f"gives, as a mean over sets; where chance did less than usual it is below 0. {SPREAD} is "
+        "the mean over seeds of its root for each, 0 where it is below 0.",
+        f"A model that guesses answers alike after every order, and one that is hardly better nearly so: {MEAN} stands "
+        "beside the accuracy of guessing, and where the 95 % interval of an arm's over seeds is not above that, "
+        "nothing is claimed. Beyond it the variance may still be smaller for the arm that knows less, or nearly all.",
         f"{RANGE} is the best less the worst of {RANGE_ORDERS} orders, as in the paper. Most of it may be chance, "
         "which is largest where half of the answers are right: it follows the accuracy, so no verdict is on it.",
     ),

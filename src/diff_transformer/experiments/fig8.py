@@ -1,6 +1,7 @@
 """Figure 8: what is left of the twins when their attention logits have 16, 8, 6 or 4 bits."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from diff_transformer.eval.quantised import BITS, GRANULARITIES, quantised_records
 from diff_transformer.experiments.cluster import Evaluation
@@ -31,9 +32,15 @@ def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
         for granularity in GRANULARITIES:
             for bits in BITS:
                 # The paper's loss is against 16 bits, ours against logits as they are, which is the same to 4 digits.
-                paper = paper_drop(bits) if name.endswith("accuracy_drop") else None
-                group, claimed = f"{bits} bits per {granularity}", bits in CLAIMED
-                found.append(compare(records, name, "diff", "softmax", group=group, paper=paper, claimed=claimed))
+                of_accuracy = name.endswith("accuracy_drop")
+                more: dict[str, Any] = {
+                    "group": f"{bits} bits per {granularity}",
+                    "paper": paper_drop(bits) if of_accuracy else None,
+                    "claimed": bits in CLAIMED,
+                    # The paper measures accuracy alone: whether the loss goes the same way is for us to ask.
+                    "claimed_by": "paper" if of_accuracy else "us",
+                }
+                found.append(compare(records, name, "diff", "softmax", **more))
     return found
 
 

@@ -27,7 +27,8 @@ def derived(records: Sequence[Result]) -> list[Result]:
     """Of each arm and seed: its loss at the arm's best rate, and how much higher the loss is over all rates.
 
     The best rate has the lowest mean loss over the seeds. The mean over rates of what the loss is above that one's is
-    the sensitivity of Wortsman et al. (arXiv 2309.14322); where a run diverged, the loss is that of a guess.
+    the sensitivity of Wortsman et al. (arXiv 2309.14322); where a run diverged, or ended above it, the loss is that of
+    a guess.
     """
     guesses = [record.value for record in by_name(records, UNIFORM) if math.isfinite(record.value)]
     if not guesses:
@@ -105,8 +106,9 @@ LR_SENSITIVITY = Experiment(
     compare=_compare,
     notes=(
         "The paper trains both with one learning rate and argues that their gradients are of one size (Appendix G); it "
-        f"shows no sweep. {EXCESS} is the mean over the rates of the loss above that at the arm's best rate; a run "
-        "that diverged counts as a guess among all tokens.",
+        f"shows no sweep. {BEST} is the loss at the arm's best rate, {EXCESS} the mean over the rates of the loss "
+        "above it. In both a run that diverged, and one whose loss is higher, counts as a guess among all tokens: that "
+        f"a rate is too high is what is asked here. In {LOSS} a run that diverged is missing, and none is cut.",
         f"{LOSS} and what is made of it: {FIXED_TEXT}",
     ),
 )

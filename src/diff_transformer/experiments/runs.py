@@ -21,6 +21,7 @@ from diff_transformer.results import (
     ResultsFile,
     capture_environment,
     capture_results,
+    number_of,
     read_results,
     remark_on_seeds,
     write_json,
@@ -223,7 +224,7 @@ class _Work:
         for rate in preset.learning_rates:
             recipe = preset.arm_recipe(arm, *preset.sweep, *_settings(rate, seed=0))
             run = self._train(f"{arm.label} · trying the learning rate {rate:g}", recipe)
-            tried[rate] = math.nan if run.diverged is not None else float(run.metrics()[-1][name])
+            tried[rate] = math.nan if run.diverged is not None else number_of(run.metrics()[-1][name])
             if run.diverged is not None:
                 self.notes.append(f"{arm.label} diverged at the learning rate {rate:g} with seed 0.")
         return tried

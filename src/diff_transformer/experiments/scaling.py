@@ -11,7 +11,7 @@ from diff_transformer.results.intervals import t_quantile
 
 # Exponents that are tried. With few sizes the best one is poorly known, and matters little between the sizes.
 EXPONENTS = tuple(step / 20 for step in range(31))
-# Ratios beyond these say that one of the twins does not get there at all.
+# Ratios beyond this factor are of no size that was trained: one of the twins does not get there at all.
 FURTHEST = 1000.0
 
 
@@ -43,17 +43,18 @@ class Fit:
             size: of the first arm; the middle unless given.
 
         Returns:
-            Below 1 where the first arm needs less; between 1/1000 and 1000; NaN where an arm gets worse with size.
+            Below 1 where the first arm needs less. NaN where an arm gets worse with size, or where the two do not meet
+            within a factor of 1000.
         """
         if min(self.slopes) <= 0:
             return math.nan
         size = self.middle if size is None else size
         place = (self.levels[1] - self.loss(0, size)) / self.slopes[1]  # φ of the second arm's size
         if self.exponent * place >= 1:  # below the loss that the second arm tends to
-            return 1 / FURTHEST
+            return math.nan
         other = place if self.exponent == 0 else -math.log1p(-self.exponent * place) / self.exponent  # ln(N/N₀)
-        ratio, furthest = math.log(size / self.middle) - other, math.log(FURTHEST)
-        return math.exp(min(furthest, max(-furthest, ratio)))
+        ratio = math.log(size / self.middle) - other
+        return math.exp(ratio) if abs(ratio) < math.log(FURTHEST) else math.nan
 
 
 def fit(sizes: np.ndarray, losses: np.ndarray) -> Fit:
@@ -83,7 +84,7 @@ def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, seed: int = 0, resa
         resamples: how many.
 
     Returns:
-        None for one seed, or where more than one in forty of the drawn fits has an arm that gets worse with size.
+        None for one seed, or where more than one in forty of the drawn fits has no ratio.
     """
     seeds = len(losses)
     if seeds < 2:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from diff_transformer.eval.needles import ACCURACY, JOINT, cell_name
 from diff_transformer.experiments.cluster import THREE_BILLION, Evaluation, PaperPreset
@@ -16,7 +17,10 @@ PAPER = {(1, 1): (1.00, 1.00), (2, 2): (0.92, 0.85), (4, 2): (0.84, 0.62), (6, 2
 
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
     cells = [(int(needles), int(queried)) for needles, queried in preset.options["cells"]]
-    return [record for cell in cells for record in accuracy_records(run, cell, preset.options)]
+    found = [record for cell in cells for record in accuracy_records(run, cell, preset.options)]
+    # Of one city to a question both accuracies are the same number.
+    alone = {cell_name(cell) for cell in cells if cell[1] == 1}
+    return [record for record in found if not (record.name == JOINT and record.group in alone)]
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
@@ -25,11 +29,12 @@ def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
         for needles, queried in preset.options["cells"]:
             group = cell_name((needles, queried))
             paper = PAPER.get((needles, queried)) if other == "softmax" else None
+            # The paper has needles for the twins alone: how DIFF stands to the control is for us to ask.
+            more: dict[str, Any] = {"group": group, "claimed_by": "paper" if other == "softmax" else "us"}
             # One needle among tokens is found by knowing what a value is: nothing is claimed of it, nor in the paper.
-            claimed = needles > 1
-            found.append(compare(records, ACCURACY, "diff", other, group=group, paper=paper, claimed=claimed))
+            found.append(compare(records, ACCURACY, "diff", other, paper=paper, claimed=needles > 1, **more))
             if queried > 1:
-                found.append(compare(records, JOINT, "diff", other, group=group))
+                found.append(compare(records, JOINT, "diff", other, **more))
     return found
 
 
@@ -60,5 +65,7 @@ TABLE_2 = Experiment(
         *NOTES,
         "needles/accuracy counts each city, needles/joint_accuracy a question whose cities are all answered; the paper "
         "does not say which it reports, its values are put beside the first.",
+        "The cpu preset's control, the Transformer with half the heads and headwise norm, is ours: what is asked of it "
+        "is no claim of the paper's.",
     ),
 )

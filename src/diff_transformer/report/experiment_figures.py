@@ -2,9 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from diff_transformer.report.bands import bands
 from diff_transformer.report.counts import counted
@@ -12,9 +13,9 @@ from diff_transformer.report.experiment_files import ExperimentResults, slug
 from diff_transformer.report.experiment_tables import tallies, verdict_counts
 from diff_transformer.report.figures import svg
 from diff_transformer.report.forest import ForestRow, forest
-from diff_transformer.report.rows import arm_label, format_number
+from diff_transformer.report.rows import DIVERGED, NOT_KNOWN, arm_label, format_number
 from diff_transformer.report.series import Panel, measure_words, panels
-from diff_transformer.report.verdicts import ARROWS, format_difference, verdict_text
+from diff_transformer.report.verdicts import ARROWS, format_difference, missing_word, verdict_text
 from diff_transformer.results import Better, Comparison
 
 # Rows of one forest plot, and how much larger the differences of one measure in it may be than those of another.
@@ -59,12 +60,18 @@ def overview_figure(all_results: Sequence[ExperimentResults]) -> Drawn:
     )
 
 
-def figures_of(results: ExperimentResults) -> list[Drawn]:
-    """All figures of an experiment; each comparison is a row of one of them."""
-    return [*_forests(results), *_lines(results)]
+def figures_of(results: ExperimentResults, called: str) -> list[Drawn]:
+    """All figures of an experiment; each comparison is a row of one of them.
+
+    Args:
+        results: of the experiment with one preset.
+        called: what titles and descriptions begin with: the experiment's title, with its preset where the report has
+            several.
+    """
+    return [*_forests(results, called), *_lines(results, called)]
 
 
-def _forests(results: ExperimentResults) -> Iterator[Drawn]:
+def _forests(results: ExperimentResults, called: str) -> Iterator[Drawn]:
     sheets = list(_sheets(results.file.comparisons))
     for number, rows in enumerate(sheets, start=1):
         pairs = {(row.arm, row.against) for row in rows}
@@ -76,19 +83,22 @@ def _forests(results: ExperimentResults) -> Iterator[Drawn]:
         side = "; shaded: the first is better" if better else ""
         title = measure_words(names[0]) if len(names) == 1 else "differences"
         part = f", part {number} of {len(sheets)}" if len(sheets) > 1 else ""
-        told = "; ".join(f"{_label(row)}: {format_difference(row)}, {verdict_text(row)}" for row in rows)
+        told = "; ".join(
+            f"{_label(row)}: {format_difference(row, missing_word(row, results.arms))}, {verdict_text(row)}"
+            for row in rows
+        )
         yield Drawn(
             name=f"{results.anchor}-differences" + (f"-{number}" if len(sheets) > 1 else ""),
-            title=f"{results.title}: {', '.join(map(measure_words, names[:3]))}{' …' * (len(names) > 3)}, differences",
+            title=f"{called}: {', '.join(map(measure_words, names[:3]))}{' …' * (len(names) > 3)}, differences",
             svg=svg(
                 forest(
-                    list(_rows(rows, several=len(names) > 1, pairs=len(pairs) > 1)),
-                    title=f"{results.title}: {title}{ARROWS[better]}",
+                    list(_rows(rows, results.arms, several=len(names) > 1, pairs=len(pairs) > 1)),
+                    title=f"{called}: {title}{ARROWS[better]}",
                     xlabel=f"{pair}{unit}{side}",
                     better=better,
                 )
             ),
-            alt=f"{results.title}, differences{part}: {told}.",
+            alt=f"{called}, differences{part}: {told}.",
             caption=_FOREST_CAPTION,
             wide=True,
         )
@@ -133,7 +143,9 @@ def _size(rows: Sequence[Comparison]) -> float:
     return max((abs(row.difference) for row in rows if math.isfinite(row.difference)), default=0.0)
 
 
-def _rows(rows: Sequence[Comparison], *, several: bool, pairs: bool) -> Iterator[ForestRow]:
+def _rows(
+    rows: Sequence[Comparison], arms: Sequence[Mapping[str, Any]], *, several: bool, pairs: bool
+) -> Iterator[ForestRow]:
     """Headings where there are several measures of several rows, and a row for each comparison."""
     counts = Counter(row.name for row in rows)
     for name, block in groupby(rows, key=lambda row: row.name):
@@ -149,6 +161,7 @@ def _rows(rows: Sequence[Comparison], *, several: bool, pairs: bool) -> Iterator
                 verdict=row.verdict,
                 claimed_by=row.claimed_by,
                 paper=paper if paper is not None and math.isfinite(paper) else None,
+                missing=missing_word(row, arms),
             )
 
 
@@ -159,7 +172,7 @@ def _label(row: Comparison, *, measure: bool = True, pairs: bool = True) -> str:
     return ", ".join(part for part in parts if part) or arms
 
 
-def _lines(results: ExperimentResults) -> Iterator[Drawn]:
+def _lines(results: ExperimentResults, called: str) -> Iterator[Drawn]:
     file = results.file
     rates = {arm["group"]: arm["learning_rate"] for arm in results.arms if arm["group"] is not None}
     found = list(panels(file.records, file.comparisons, rates))
@@ -171,31 +184,32 @@ def _lines(results: ExperimentResults) -> Iterator[Drawn]:
         name = slug(f"{results.anchor}-{panel.name}{part}{words}")
         name = next(one for one in (name, *(f"{name}-{n}" for n in range(2, 1000))) if one not in used)
         used.add(name)
+        missing = DIVERGED if any(arm["diverged"] for arm in results.arms) else NOT_KNOWN
         ends = "; ".join(
-            f"{line.label} goes from {format_number(line.y[0])} to {format_number(line.y[-1])}"
+            "{} goes from {} to {}".format(line.label, *(format_number(line.y[at], missing=missing) for at in (0, -1)))
             for line in (*panel.lines, *panel.paper)
         )
         yield Drawn(
             name=name,
-            title=f"{results.title}: {measure_words(panel.name)}{part} by {panel.places.label}",
+            title=f"{called}: {measure_words(panel.name)}{part} by {panel.places.label}",
             svg=svg(
                 bands(
                     panel.lines,
                     panel.places,
-                    title=f"{results.title}: {measure_words(panel.name)}{part}",
+                    title=f"{called}: {measure_words(panel.name)}{part}",
                     ylabel=panel.label,
                     paper=panel.paper,
                 )
             ),
-            alt=f"{results.title}, {panel.label}{part} by {panel.places.label}: {ends}.",
-            caption=_lines_caption(panel),
+            alt=f"{called}, {panel.label}{part} by {panel.places.label}: {ends}.",
+            caption=_lines_caption(panel, missing),
             wide=False,
         )
 
 
-def _lines_caption(panel: Panel) -> str:
+def _lines_caption(panel: Panel, missing: str) -> str:
     lost = any(not math.isfinite(value) for line in panel.lines for value in line.y)
-    crosses = " A cross above: a run diverged." if lost else ""
+    crosses = f" A cross above: {'a run diverged' if missing == DIVERGED else missing}." if lost else ""
     paper = " Dotted, hollow: the paper." if panel.paper else ""
     if panel.seeds > 1:
         return f"Mean of {panel.seeds} seeds; bands from the lowest to the highest.{paper}{crosses}"

@@ -40,6 +40,11 @@ class ExperimentResults:
         return " ".join([first.upper() if len(first) <= 2 else first.capitalize(), *others])
 
     @property
+    def heading(self) -> str:
+        """The title with the preset."""
+        return f"{self.title}, preset {self.preset}"
+
+    @property
     def arms(self) -> list[dict[str, Any]]:
         """What was trained; empty for an experiment that trains nothing."""
         return list(self.file.settings.get("arms", []))

@@ -2,13 +2,21 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from diff_transformer.report.experiment_files import ExperimentResults
 from diff_transformer.report.head_counts import heads_cell
 from diff_transformer.report.rows import arm_label, format_number
-from diff_transformer.report.verdicts import ANSWERS, ARROWS, UNCORRECTED, format_difference, verdict_word
+from diff_transformer.report.verdicts import (
+    ANSWERS,
+    ARROWS,
+    UNCORRECTED,
+    format_difference,
+    missing_word,
+    verdict_word,
+)
 from diff_transformer.results import Claimant, Comparison, Verdict
 
 # Verdict → what it is called, in the order of the columns.
@@ -86,11 +94,11 @@ def overview(counted: Sequence[Tally]) -> Table:
     return Table(("Experiment", "Preset", "Claims", *verdicts, "Seeds", "What it shows", "Device"), tuple(rows))
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+def comparison_table(comparisons: Sequence[Comparison], arms: Sequence[Mapping[str, Any]] = ()) -> Table:
     """A row for each comparison, in the order in which they were made: the paper's values beside ours.
 
     Columns in which no row has anything (the part, the paper's values) are left out; both arms stand in the heads
-    where all rows have the same, else in a column.
+    where all rows have the same, else in a column. `arms` are what was trained, which tells what diverged.
     """
     pairs = {(row.arm, row.against) for row in comparisons}
     first, second = map(arm_label, next(iter(pairs))) if len(pairs) == 1 else ("first", "second")
@@ -104,9 +112,11 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
         columns[f"Paper, {first}"] = [_paper(one) for one, _ in papers]
         columns[f"Paper, {second}"] = [_paper(other) for _, other in papers]
         columns["Paper, difference"] = [_paper_difference(*pair) for pair in papers]
-    columns[f"Here, {first}"] = [format_number(row.ours[0]) for row in comparisons]
-    columns[f"Here, {second}"] = [format_number(row.ours[1]) for row in comparisons]
-    columns["Here, difference"] = [format_difference(row) for row in comparisons]
+    words = [missing_word(row, arms) for row in comparisons]
+    for side, name in enumerate((first, second)):
+        found = zip(comparisons, words, strict=True)
+        columns[f"Here, {name}"] = [format_number(row.ours[side], missing=word) for row, word in found]
+    columns["Here, difference"] = [format_difference(*pair) for pair in zip(comparisons, words, strict=True)]
     columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
     columns["Verdict"] = [verdict_word(row.verdict, row.claimed_by) for row in comparisons]
     if any(row.verdict == "inconclusive" for row in comparisons):
@@ -162,6 +172,13 @@ def interval_methods(comparisons: Sequence[Comparison]) -> str:
     if len(counts) == 1:
         return f"Intervals by: {next(iter(counts))}."
     return f"Intervals by: {'; '.join(f'{method} ({count})' for method, count in counts.most_common())}."
+
+
+def unknown(comparisons: Sequence[Comparison]) -> str:
+    """Why differences are not known, where that is not that a run diverged; "" where there are none."""
+    told = [f"{row.name}{'' if row.group is None else f', {row.group}'}: {row.reason}" for row in comparisons]
+    reasons = [text for text, row in zip(told, comparisons, strict=True) if row.reason]
+    return f"Not known: {'; '.join(reasons)}." if reasons else ""
 
 
 def _measure(row: Comparison) -> str:

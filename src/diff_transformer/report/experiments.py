@@ -1,6 +1,7 @@
 """The report of experiments: RESULTS.md with its figures beside it, and the same as one self-contained page."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from diff_transformer.report.experiment_tables import (
     interval_methods,
     overview,
     tallies,
+    unknown,
     verdict_counts,
 )
 from diff_transformer.report.head_counts import few_heads
@@ -46,10 +48,6 @@ class _Section:
     figures: list[Drawn]
     comparisons: Table | None
     arms: Table | None
-
-    @property
-    def heading(self) -> str:
-        return f"{self.results.title}, preset {self.results.preset}"
 
 
 def build_results_report(paths: Sequence[str | Path], output: str | Path | None = None) -> tuple[Path, Path]:
@@ -83,11 +81,12 @@ def build_results_report(paths: Sequence[str | Path], output: str | Path | None 
     page = document.with_suffix(".html")
     _refuse_others(document, markdown.GENERATOR)
     _refuse_others(page, markup.GENERATOR)
+    often = Counter(results.name for results in all_results)
     sections = [
         _Section(
             results,
-            figures_of(results),
-            comparison_table(results.file.comparisons) if results.file.comparisons else None,
+            figures_of(results, results.heading if often[results.name] > 1 else results.title),
+            comparison_table(results.file.comparisons, results.arms) if results.file.comparisons else None,
             arm_table(results) if results.arms else None,
         )
         for results in all_results
@@ -143,7 +142,7 @@ def _document(sections: Sequence[_Section], summary: Drawn, page: str) -> Iterat
     for section in sections:
         file = section.results.file
         yield f'<a id="{section.results.anchor}"></a>'
-        yield f"## {markdown.text(section.heading)}"
+        yield f"## {markdown.text(section.results.heading)}"
         yield markdown.text(_sentence(file.title))
         yield f"**{verdict_counts(file.comparisons)}**"
         for drawn in section.figures:
@@ -153,6 +152,8 @@ def _document(sections: Sequence[_Section], summary: Drawn, page: str) -> Iterat
             yield markdown.table(section.comparisons)
             if methods := interval_methods(file.comparisons):
                 yield markdown.text(methods)
+            if reasons := unknown(file.comparisons):
+                yield markdown.text(reasons)
         # Side by side where there is room: images of one paragraph.
         narrow = [
             markdown.figure(f"{FIGURES}/{drawn.name}.svg", drawn.title) for drawn in section.figures if not drawn.wide
@@ -177,7 +178,7 @@ def _document(sections: Sequence[_Section], summary: Drawn, page: str) -> Iterat
 def _page(sections: Sequence[_Section], summary: Drawn) -> Iterator[str]:
     """The parts of the page: the same as the document's, in the same order."""
     yield markup.header(TITLE, *map(markup.paragraph, (ABOUT, RULE, READING)))
-    names = [(section.heading, section.results.anchor) for section in sections]
+    names = [(section.results.heading, section.results.anchor) for section in sections]
     yield markup.section(
         "Overview",
         markup.framed(summary.svg, summary.alt, wide=True),
@@ -191,12 +192,13 @@ def _page(sections: Sequence[_Section], summary: Drawn) -> Iterator[str]:
         ]
         narrow = [markup.framed(drawn.svg, drawn.alt, drawn.caption) for drawn in section.figures if not drawn.wide]
         yield markup.section(
-            section.heading,
+            section.results.heading,
             markup.paragraph(_sentence(file.title)),
             markup.strong(verdict_counts(file.comparisons)),
             *wide,
             _table(section.comparisons) if section.comparisons is not None else "",
             markup.small(interval_methods(file.comparisons)),
+            markup.small(unknown(file.comparisons)),
             markup.grid(*narrow) if narrow else "",
             *([markup.heading("What was trained"), _table(section.arms)] if section.arms is not None else []),
             markup.small(few_heads(section.results.arms)),

@@ -12,6 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from diff_transformer.report.figures import INK, MUTED, PAGE, RULE, THEME, short, styled
+from diff_transformer.report.rows import NOT_KNOWN
 from diff_transformer.report.verdicts import ANSWERS, verdict_word
 from diff_transformer.results import Better, Claimant, Interval, Verdict
 
@@ -36,11 +37,12 @@ class ForestRow:
 
     Attributes:
         label: what is compared.
-        difference: NaN where a run diverged.
+        difference: NaN where it is not known.
         interval: None where nothing is known of the spread.
         verdict: None where nothing is claimed.
         claimed_by: whose claim it is on.
         paper: the paper's difference.
+        missing: what stands for a difference that is not known.
     """
 
     label: str
@@ -49,6 +51,7 @@ class ForestRow:
     verdict: Verdict | None = None
     claimed_by: Claimant = "paper"
     paper: float | None = None
+    missing: str = NOT_KNOWN
 
 
 @styled
@@ -87,7 +90,7 @@ def _draw(axes: Axes, place: int, row: ForestRow, limits: tuple[float, float]) -
     marker, colour, filled = MARKS[row.verdict]
     assert row.difference is not None  # headings are not drawn
     if not np.isfinite(row.difference):
-        axes.text(0.0, place, " diverged", color=INK, va="center", fontsize=9, fontstyle="italic")
+        axes.text(0.0, place, f" {row.missing}", color=INK, va="center", fontsize=9, fontstyle="italic")
         return
     if row.interval is not None:
         ends = [min(max(end, low), high) for end in row.interval]

@@ -26,6 +26,8 @@ LABELS = {
     "language/parameters": "parameters",
 }
 UNCLEAR = "no clear difference"
+# A number that is not finite; "diverged" where that is known to be why.
+NOT_KNOWN, DIVERGED = "not known", "diverged"
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,10 @@ def format_result(result: Result) -> str:
     return text
 
 
-def format_number(value: float, digits: int | None = None) -> str:
-    """A number with three or so telling digits; "diverged" for what is not finite."""
+def format_number(value: float, digits: int | None = None, *, missing: str = NOT_KNOWN) -> str:
+    """A number with three or so telling digits; `missing` for what is not finite."""
     if not math.isfinite(value):
-        return "diverged"
+        return missing
     if digits is None and 0 < abs(value) < 0.001:
         return f"{value:.3g}"
     text = f"{value:,.{_digits(value) if digits is None else digits}f}"

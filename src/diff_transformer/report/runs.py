@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 
 from diff_transformer.report import curves, demo, figures, markup
-from diff_transformer.report.rows import format_number
+from diff_transformer.report.rows import DIVERGED, format_number
 from diff_transformer.report.shared import origin, results_table
 from diff_transformer.results import read_metrics, read_results
 
@@ -63,7 +63,7 @@ def names_of(runs: Sequence[Path]) -> list[str]:
 
 def _summary(logs: Mapping[str, curves.Metrics]) -> str:
     def number(value: float | None) -> str:
-        return "–" if value is None else format_number(value)
+        return "–" if value is None else format_number(value, missing=DIVERGED)
 
     rows = []
     for label, metrics in logs.items():

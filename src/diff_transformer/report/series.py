@@ -18,6 +18,8 @@ FEWEST = 3
 _RANGE = r"\d+(?:\.\d+)?–\d+(?:\.\d+)?(?: ?%)?"
 _PLAIN = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?[kMB]?(?: ?%)?(?![A-Za-z])"
 _NUMBER = re.compile(rf"(?<![\w.])(?:{_RANGE}|{_PLAIN})|(?<=[A-Z]){_PLAIN}")
+# A cell of needles with one of its numbers taken out: "N… R2".
+_CELL = re.compile(r"N\S+ R\S+")
 _TIMES = {"k": 1e3, "M": 1e6, "B": 1e9}
 # Words around the number of a group → what the axis is called, where the words alone do not say it.
 _AXES = {
@@ -26,6 +28,8 @@ _AXES = {
     "context ×": "length of the context, in lengths of training",
     "top-": "rank by size",
     "depth": "depth in the context",
+    "N": "needles",
+    "R": "needles asked for",
 }
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -37,7 +41,7 @@ class Panel:
     Attributes:
         name: the measure.
         part: what the rest of its groups' names says, "" where nothing.
-        lines: one for each arm: means over seeds, NaN where a run diverged; intervals from the lowest to the highest
+        lines: one for each arm: means over seeds, NaN where one is not known; intervals from the lowest to the highest
             seed, or, with one seed, the measurement's own.
         paper: the paper's values, where it gives as many.
         seeds: over how many.
@@ -64,7 +68,7 @@ class _Slot:
 
 
 def panels(records: Sequence[Result], comparisons: Sequence[Comparison], rates: Mapping[str, float]) -> Iterator[Panel]:
-    """Every measure that was taken at three numbers or more.
+    """Every measure that was taken at three numbers or more and is not the same at all of them.
 
     Args:
         records: of all arms and seeds; those of training (sizes, seconds) are not drawn.
@@ -75,10 +79,11 @@ def panels(records: Sequence[Result], comparisons: Sequence[Comparison], rates: 
         if name.startswith("training/"):
             continue
         own = [record for record in records if record.name == name and record.group is not None]
-        if len({record.value for record in own}) < 2:
-            continue
         for slots in _over(list(dict.fromkeys(record.group for record in own if record.group is not None))):
-            yield _panel(name, slots, own, comparisons, rates)
+            here = [record for record in own if record.group in slots]
+            # What is the same for all arms at every place is no line.
+            if len({record.value for record in here}) > 1:
+                yield _panel(name, slots, here, comparisons, rates)
 
 
 def _over(groups: Sequence[str]) -> Iterator[dict[str, _Slot]]:
@@ -119,12 +124,11 @@ def _panel(
     comparisons: Sequence[Comparison],
     rates: Mapping[str, float],
 ) -> Panel:
-    here = [record for record in records if record.group in slots]
     numbers = {group: slot.number for group, slot in slots.items()}
     lines, own = [], False
-    for number, arm in enumerate(arms_of(here)):
+    for number, arm in enumerate(arms_of(records)):
         points: dict[str, list[Result]] = {group: [] for group in slots}
-        for record in here:
+        for record in records:
             if record.arm == arm and record.group is not None:
                 points[record.group].append(record)
         taken = {group: found for group, found in points.items() if found}
@@ -141,16 +145,17 @@ def _panel(
         )
     rest = next(iter(slots.values())).rest
     part, words = _words(rest)
-    unit = f" ({here[0].unit})" if here[0].unit else ""
+    first = records[0]
+    unit = f" ({first.unit})" if first.unit else ""
     return Panel(
         name=name,
         part=part,
-        label=f"{name.split('/', 1)[-1].replace('_', ' ').replace('/', ' ')}{unit}{ARROWS[here[0].better]}",
+        label=f"{name.split('/', 1)[-1].replace('_', ' ').replace('/', ' ')}{unit}{ARROWS[first.better]}",
         places=Places(_axis(words, slots, rates), tuple(numbers.values()), tuple(slot.text for slot in slots.values())),
         lines=tuple(lines),
         paper=tuple(_paper(name, numbers, comparisons)),
-        seeds=len({record.seed for record in here}),
-        own_intervals=own and any(record.interval is not None for record in here),
+        seeds=len({record.seed for record in records}),
+        own_intervals=own and any(record.interval is not None for record in records),
     )
 
 
@@ -168,7 +173,12 @@ def _band(found: Sequence[Result]) -> Interval | None:
 
 def _words(rest: str) -> tuple[str, str]:
     """What names the figure and what names its axis, of a group's name without its number: "0.5M, … tokens"."""
-    parts = rest.split(", ")
+    # "N… R2" has two numbers with a letter each, as "…, depth 50 %" has two with words.
+    parts = [
+        part
+        for words in rest.split(", ")
+        for part in (words.split() if "…" in words and _CELL.fullmatch(words) else [words])
+    ]
     (axis,) = [part for part in parts if "…" in part]
     others = [part for part in parts if part != axis]
     alone = not _NUMBER.search(axis.replace("…", ""))

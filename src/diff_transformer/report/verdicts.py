@@ -1,12 +1,14 @@
 """The table that an experiment ends with in the terminal: the paper beside what was found here, and the verdict."""
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from diff_transformer.report.head_counts import few_heads, heads_cell
-from diff_transformer.report.rows import arm_label, format_number
+from diff_transformer.report.rows import DIVERGED, NOT_KNOWN, arm_label, format_number
 from diff_transformer.results import Claimant, Comparison, Interval, ResultsFile, Verdict
 
 ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
@@ -32,14 +34,16 @@ def verdict_table(results: ResultsFile) -> Table:
     for column in ("paper", "here", "difference"):
         table.add_column(column, no_wrap=True)
     table.add_column("verdict", overflow="fold")
+    arms = results.settings.get("arms", ())
     for row in results.comparisons:
+        missing = missing_word(row, arms)
         paper = "–" if row.paper is None else " / ".join(_number(value) for value in row.paper)
         table.add_row(
             Text(measure_label(row)),
             Text(f"{arm_label(row.arm)} / {arm_label(row.against)}"),
             paper,
-            " / ".join(format_number(value) for value in row.ours),
-            format_difference(row),
+            " / ".join(format_number(value, missing=missing) for value in row.ours),
+            format_difference(row, missing),
             Text(verdict_text(row), style="bold" if row.verdict in ("reproduced", "contrary") else ""),
         )
     return table
@@ -82,10 +86,27 @@ def measure_label(row: Comparison) -> str:
     return f"{row.name}{part}{unit}{ARROWS[row.better]}"
 
 
-def format_difference(row: Comparison) -> str:
-    """The difference and its interval, to the decimals that tell them from each other: "−0.021 [−0.043, +0.001]"."""
+def missing_word(row: Comparison, arms: Sequence[Mapping[str, Any]]) -> str:
+    """What to call a number of a comparison that is not finite: "diverged" where a run of its arms did.
+
+    Args:
+        row: the comparison.
+        arms: what was trained, as the settings of a results file tell it; of arms in groups, those of the comparison's
+            group where it has one.
+    """
+    own = [arm for arm in arms if arm["name"] in (row.arm, row.against)]
+    of_group = [arm for arm in own if arm["group"] is not None and arm["group"] == row.group]
+    lost = not row.reason and any(arm["diverged"] for arm in of_group or own)
+    return DIVERGED if lost else NOT_KNOWN
+
+
+def format_difference(row: Comparison, missing: str = NOT_KNOWN) -> str:
+    """The difference and its interval, to the decimals that tell them from each other: "−0.021 [−0.043, +0.001]".
+
+    `missing` is for a difference that is not finite.
+    """
     if not math.isfinite(row.difference):
-        return "diverged"
+        return missing
     ends: Interval | tuple[()] = row.interval or ()
     sizes = [abs(value) for value in (row.difference, *ends) if math.isfinite(value) and value]
     digits = max(0, 2 - math.floor(math.log10(max(sizes)))) if sizes else 3
@@ -107,6 +128,8 @@ def verdict_text(row: Comparison) -> str:
     word = verdict_word(row.verdict, row.claimed_by)
     if row.verdict != "inconclusive":
         return word
+    if row.reason:
+        return f"{word}: {row.reason}"
     if len(row.differences) < 2:
         return f"{word}: one seed"
     if row.documents_needed:

@@ -7,6 +7,7 @@ which code (`Environment`). Reading one loads neither torch nor numpy.
 from diff_transformer.results.comparison import compare, remark_on_seeds, seeds_needed, verdict
 from diff_transformer.results.environment import capture_environment, capture_results, command_line, device_name
 from diff_transformer.results.files import (
+    number_of,
     parse_metrics_line,
     read_attention,
     read_json,
@@ -54,6 +55,7 @@ __all__ = [
     "compare",
     "device_name",
     "mean_interval",
+    "number_of",
     "paired_difference",
     "parse_metrics_line",
     "proportion_interval",

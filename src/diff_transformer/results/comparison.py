@@ -67,7 +67,11 @@ def compare(
     if too_few_documents and better is not None:
         decided = verdict(over_seeds, better, seeds=len(seeds)) != "inconclusive"
         too_few_documents = decided or other_documents >= abs(difference)
-    needed = judged == "inconclusive" and not too_few_documents
+    needed = None
+    if judged == "inconclusive" and not too_few_documents:
+        needed = seeds_needed(differences, other_documents)
+        # A bootstrap's halves differ, so that by one of them the seeds there are may seem to be enough.
+        needed = needed if needed is not None and needed > len(seeds) else None
     return Comparison(
         name=name,
         arm=arm,
@@ -82,7 +86,7 @@ def compare(
         interval=interval,
         method=method,
         verdict=judged,
-        seeds_needed=seeds_needed(differences, other_documents) if needed else None,
+        seeds_needed=needed,
         documents_needed=too_few_documents,
         claimed_by=claimed_by,
     )

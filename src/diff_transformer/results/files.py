@@ -90,6 +90,11 @@ def parse_metrics_line(text: str, where: str) -> dict[str, Any]:
     return line
 
 
+def number_of(value: float | None) -> float:
+    """A number of a metrics line: null, which is what JSON has for one that is not finite, is NaN."""
+    return math.nan if value is None else float(value)
+
+
 def _read(path: str | Path) -> str:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist")

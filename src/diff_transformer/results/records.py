@@ -60,9 +60,10 @@ class Comparison:
             the other, else "inconclusive"; None without a claim.
         seeds_needed: with how many seeds a difference of this size and spread would come out in 80 % of such
             experiments, the documents staying as they are; given where the verdict is "inconclusive" and the number can
-            be told.
+            be told. More than there are.
         documents_needed: the verdict is "inconclusive" for want of documents: over the seeds alone it would not be, or
             what other documents might do is as large as the difference, whatever the number of seeds.
+        reason: why the difference is not known (NaN), where that is not that a run diverged.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Comparison:
     verdict: Verdict | None = None
     seeds_needed: int | None = None
     documents_needed: bool = False
+    reason: str = ""
     claimed_by: Claimant = "paper"
 
     def __post_init__(self) -> None:
