@@ -41,7 +41,7 @@ RECALL = Experiment(
                 "train.steps=800",
                 "train.evaluate_every=200",
                 "train.checkpoint_every=400",
-                "train.max_loss_rise=null",  # a jump of the loss is no end: of runs that did not come back, the accuracy says so
+                "train.max_loss_rise=null",  # it jumps early with some seeds; the accuracy tells
             ),
             # Beside the twins Table 6's control: half the heads of twice the width, with headwise norm.
             arms=tuple(rows(4, 16)[row] for row in (3, 0, 2)),
