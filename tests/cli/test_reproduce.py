@@ -126,7 +126,8 @@ def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
 
 
 def test_text_and_options_go_to_those_that_know_them() -> None:
-    text = replace(SMALL, name="text", uses_text=True, presets={"cpu": replace(TINY, options={"length": 1})})
+    on_text = replace(TINY, recipe="language", overrides=(), options={"length": 1})
+    text = replace(SMALL, name="text", presets={"cpu": on_text, "gpu": TINY})
     shared = _shared_out([SMALL, text], "cpu", [Path("novels")], {"sequences": 2, "length": 3})
     assert shared == [
         {"text": [], "options": {"sequences": 2}},
@@ -134,3 +135,6 @@ def test_text_and_options_go_to_those_that_know_them() -> None:
     ]
     unknown = _shared_out([SMALL, text], "cpu", [], {"depth": 2})
     assert [own["options"] for own in unknown] == [{"depth": 2}] * 2
+    # What none of them takes goes to all, and is refused by the first.
+    both = replace(SMALL, presets={"cpu": TINY, "gpu": TINY})
+    assert [own["text"] for own in _shared_out([both, text], "gpu", [Path("novels")], {})] == [[Path("novels")]] * 2

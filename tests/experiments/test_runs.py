@@ -275,7 +275,6 @@ def test_the_users_text_is_what_is_trained_on(tmp_path: Path) -> None:
 
     experiment = replace(
         SMALL,
-        uses_text=True,
         validation=LOSS,
         measure=measure,
         presets={"cpu": preset},

@@ -115,18 +115,19 @@ def _shared_out(
     """
     from diff_transformer.experiments.asked import preset_of
 
-    known = [preset_of(experiment, preset).options for experiment in experiments]
-    some_use_text = any(experiment.uses_text for experiment in experiments)
+    presets = [preset_of(experiment, preset) for experiment in experiments]
+    known = [one.options for one in presets]
+    on_text = [one.trains_on_text for one in presets]
     return [
         {
-            "text": text if experiment.uses_text or not some_use_text else [],
+            "text": text if its or not any(on_text) else [],
             "options": {
                 name: value
                 for name, value in options.items()
                 if name in own or not any(name in others for others in known)
             },
         }
-        for experiment, own in zip(experiments, known, strict=True)
+        for own, its in zip(known, on_text, strict=True)
     ]
 
 

@@ -13,6 +13,7 @@ from diff_transformer.data import Batches
 from diff_transformer.eval import validation_callback
 from diff_transformer.results import Better, Comparison, Result
 from diff_transformer.train import Data, Progress, Recipe, build_data, load_recipe
+from diff_transformer.train.recipe import TextData
 
 # Of the commands `reproduce --preset`; "paper" is counted on the meta device and never run.
 PRESETS = ("cpu", "gpu", "paper")
@@ -80,6 +81,11 @@ class Preset:
     def arm_recipe(self, arm: Arm, *more: str) -> Recipe:
         """The recipe of an arm. Raises as `load_recipe` does."""
         return load_recipe(self.recipe, [*self.overrides, *arm.overrides, *more])
+
+    @property
+    def trains_on_text(self) -> bool:
+        """Whether all its arms are trained on text, which may be the user's (`--text`)."""
+        return bool(self.arms) and all(isinstance(self.arm_recipe(arm).data, TextData) for arm in self.arms)
 
 
 @dataclass(frozen=True, kw_only=True)
