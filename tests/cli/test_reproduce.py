@@ -61,11 +61,13 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
     assert "inconclusive: one seed" in other.stdout
     assert "run 1 of" not in other.stderr
     assert read_results(tmp_path / "recall.json").settings["asked"]["options"] == {"sequences": 4}
+    refused = run("reproduce", "all", "--output", tmp_path, "--resume")
+    fails(refused, "seeds: 1 there, 2 asked for; options.sequences: 4 there, 8 asked for", "--overwrite")
 
 
 @pytest.mark.usefixtures("small")
 def test_the_papers_size_is_told_and_not_run(run: Run, tmp_path: Path) -> None:
-    result = run("reproduce", "recall", "--preset", "paper", "--output", tmp_path / "none")
+    result = run("reproduce", "recall", "--preset", "paper")
     assert result.exit_code == 0
     assert "not run" in result.stdout
     assert (
@@ -81,6 +83,8 @@ def test_the_papers_size_is_told_and_not_run(run: Run, tmp_path: Path) -> None:
     assert lines[-1] == "diff-transformer bench model"
     for name, value in {"--seeds": 2, "--text": tmp_path, "--option": "sequences=4"}.items():
         fails(run("reproduce", "recall", "--preset", "paper", name, value), f"{name} does not go with --preset paper")
+    for name, *values in (("--output", tmp_path / "none"), ("--resume",), ("--overwrite",)):
+        fails(run("reproduce", "recall", "--preset", "paper", name, *values), f"{name} does not go with --preset paper")
     assert not (tmp_path / "none").exists()
 
 
@@ -93,7 +97,7 @@ def test_what_one_cannot_do_keeps_no_other_from_being_done(
     experiments["big"] = replace(one, name="big", presets={"gpu": TINY})
     monkeypatch.setattr(registry, "EXPERIMENTS", dict.fromkeys(experiments, ""))
     monkeypatch.setattr(registry, "find_experiment", experiments.__getitem__)
-    result = run("reproduce", "all", "--output", tmp_path)
+    result = run("reproduce", "recall", "all", "--output", tmp_path)
     assert result.exit_code == 2
     assert "error: unequal: The arms 'diff' and 'softmax' are not of equal size" in result.stderr
     assert result.stderr.endswith("error: 1 of 2 experiments could not be carried out: unequal.\n")

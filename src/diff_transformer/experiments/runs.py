@@ -12,6 +12,7 @@ from diff_transformer.experiments.asked import Asked
 from diff_transformer.experiments.fairness import Counts, check_counts, check_recipes, count
 from diff_transformer.experiments.framework import Arm, Experiment, MeasuredRun, Preset, Situation
 from diff_transformer.experiments.heads import heads_of
+from diff_transformer.experiments.kept import check_results, results_path
 from diff_transformer.experiments.progress import Trainings
 from diff_transformer.experiments.store import Store, Stored, run_key
 from diff_transformer.experiments.sweep import choose_rate, sweep_notes
@@ -32,11 +33,6 @@ RUNS = "runs"
 SECONDS = "training/seconds"
 
 
-def results_path(output: Path, name: str) -> Path:
-    """Where an experiment's results are written."""
-    return output / f"{name}.json"
-
-
 def run_experiment(
     asked: Asked, output: str | Path, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None
 ) -> ResultsFile:
@@ -48,26 +44,26 @@ def run_experiment(
     Args:
         asked: which experiment, and how.
         output: the folder of all that is written; made where it is not there.
-        resume: keep results that are there and were asked for in the same way, and measurements of runs that the same
-            code has made.
+        resume: keep results that are there, which must have been asked for in the same way, and measurements of runs
+            that the same code has made.
         overwrite: replace results that are there.
         progress: is told about every step of training.
 
     Raises:
-        FileExistsError: there are results already, and neither `resume` nor `overwrite` is asked for.
+        FileExistsError: there are results already, and neither `resume` nor `overwrite` is asked for; or `resume`, and
+            they were asked for otherwise.
         ValueError: the arms are not alike; or `resume` and `overwrite` together; or as the experiment's own `check`.
         TrainingInterrupted: as `train`; the same call goes on.
     """
     folder = Path(output)
     path = results_path(folder, asked.experiment.name)
-    check_results(path, resume=resume, overwrite=overwrite)
-    if resume and path.is_file():
+    check_results(path, asked, resume=resume, overwrite=overwrite)
+    if resume and path.exists():
         found = read_results(path)
-        if found.settings.get("asked") == asked.settings():
-            if progress is not None:
-                kept = f"{asked.experiment.name}: kept from {found.created}, {_place(found.commit)}"
-                progress.tell(f"{kept}; --overwrite measures and compares anew, and trains nothing twice.")
-            return found
+        if progress is not None:
+            kept = f"{asked.experiment.name}: kept from {found.created}, {_place(found.commit)}"
+            progress.tell(f"{kept}; --overwrite measures and compares anew, and trains nothing twice.")
+        return found
     if asked.experiment.check is not None:
         asked.experiment.check(asked.preset.options)
     began = time.monotonic()
@@ -94,17 +90,6 @@ def run_experiment(
     folder.mkdir(parents=True, exist_ok=True)
     # What was written is what is shown: read back, it is as strict as a file.
     return read_results(write_json(path, results))
-
-
-def check_results(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Say why an experiment cannot write its results to `path`, if so. Raises as `run_experiment`."""
-    if resume and overwrite:
-        raise ValueError("Results are either kept (--resume) or replaced (--overwrite), not both.")
-    if path.exists() and not (resume or overwrite):
-        raise FileExistsError(
-            f"There are results in {str(path)!r} already; choose another --output, keep them with --resume, or replace "
-            "them with --overwrite, which trains nothing twice."
-        )
 
 
 @dataclass
