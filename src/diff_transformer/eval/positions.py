@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from diff_transformer.data import TextBatches
-from diff_transformer.eval.documents import chosen_documents, token_losses
+from diff_transformer.eval.documents import chosen_documents, text_part, token_losses
 from diff_transformer.eval.measures import Measure, Subject
 from diff_transformer.results import Result, bootstrap_interval
 
@@ -114,8 +114,8 @@ def _record(name: str, group: str, sums: np.ndarray, arm: str, seed: int | None)
 
 
 def _measure(subject: Subject) -> list[Result]:
-    assert isinstance(subject.batches, TextBatches)  # needs="text"
-    return position_records(subject.model, subject.batches, subject.arm, seed=subject.seed, **subject.options)
+    text = text_part(subject.batches)
+    return position_records(subject.model, text, subject.arm, seed=subject.seed, **subject.options)
 
 
 POSITIONS = Measure(

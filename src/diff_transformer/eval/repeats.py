@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from diff_transformer.data import TextBatches
-from diff_transformer.eval.documents import chosen_documents, token_losses
+from diff_transformer.eval.documents import chosen_documents, text_part, token_losses
 from diff_transformer.eval.measures import Measure, Subject
 from diff_transformer.results import Result, bootstrap_interval
 
@@ -151,8 +151,8 @@ def repeat_records(
 
 
 def _measure(subject: Subject) -> list[Result]:
-    assert isinstance(subject.batches, TextBatches)  # needs="text"
-    return repeat_records(subject.model, subject.batches, subject.arm, seed=subject.seed, **subject.options)
+    text = text_part(subject.batches)
+    return repeat_records(subject.model, text, subject.arm, seed=subject.seed, **subject.options)
 
 
 REPEATS = Measure(
