@@ -158,8 +158,8 @@ class Experiment:
         validation: by what learning rates are chosen.
         build_data: a recipe's data, where it is not what the recipe itself says.
         on_evaluate: what training logs about its validation data.
-        check: raises where the measurement's options ask for what cannot be had (a judge, a task), before anything is
-            trained.
+        check: raises where the measurement's options ask for what cannot be had: a judge, a task, longer documents
+            than the data have. Called with the options and with the data of each arm before anything is trained.
         uses_text: whether `--text` means anything to it.
         notes: sentences that a reader of the numbers must know, whatever they are.
     """
@@ -173,7 +173,7 @@ class Experiment:
     validation: Validation = LOSS
     build_data: Callable[[Recipe], Data] = build_data
     on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]] = validation_callback
-    check: Callable[[Mapping[str, Any]], None] | None = None
+    check: Callable[[Mapping[str, Any], Data], None] | None = None
     uses_text: bool = True
     notes: tuple[str, ...] = ()
 

@@ -64,8 +64,6 @@ def run_experiment(
             kept = f"{asked.experiment.name}: kept from {found.created}, {_place(found.commit)}"
             progress.tell(f"{kept}; --overwrite measures and compares anew, and trains nothing twice.")
         return found
-    if asked.experiment.check is not None:
-        asked.experiment.check(asked.preset.options)
     began = time.monotonic()
     work = _Work(asked.experiment, asked.preset, folder, resume, progress or Silent())
     if asked.preset.arms:
@@ -135,6 +133,7 @@ class _Work:
         check_recipes(recipes)
         counts = {arm: self._count(recipe) for arm, recipe in recipes.items()}
         check_counts(counts, self.preset)
+        self._check_measurement()
         for arm, sizes in counts.items():
             self.progress.tell(f"{arm.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
             self.records += size_records(arm, sizes)
@@ -169,6 +168,14 @@ class _Work:
             self.records += lost_records(arm, seed, measured)
         for commit, found in self._earlier.items():
             self.notes.append(f"Trained by an earlier command, {_place(commit)}: {len(found)} of the runs.")
+
+    def _check_measurement(self) -> None:
+        """What can be known to fail after hours of training fails before it."""
+        if self.experiment.check is None:
+            return
+        recipes = [self.preset.arm_recipe(arm, "train.seed=0", *self.preset.extension) for arm in self.preset.arms]
+        for data in {id(data): data for data in map(self._build_data, recipes)}.values():
+            self.experiment.check(self.preset.options, data)
 
     def _count(self, recipe: Recipe) -> Counts:
         data = self._build_data(recipe)
