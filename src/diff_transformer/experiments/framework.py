@@ -95,24 +95,20 @@ class MeasuredRun:
     Attributes:
         arm: which one.
         seed: of weights and data; records of the measurement carry it.
-        learning_rate: the arm's.
         recipe: the whole recipe of its last stage of training.
         folder: of the run, with `model/` and `metrics.jsonl`.
         model: in evaluation mode, on its device.
         data: what it was trained on; the same object for all arms of a group.
         metrics: the lines of `metrics.jsonl`, validation during training among them.
-        parameters: how many it has.
     """
 
     arm: Arm
     seed: int
-    learning_rate: float
     recipe: Recipe
     folder: Path
     model: Any
     data: Data
     metrics: Sequence[Mapping[str, Any]]
-    parameters: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +118,11 @@ class Situation:
     Attributes:
         folder: for files of its own; exists.
         seeds: how many repetitions are asked for.
-        text: files or folders that the user names; none for the standard library's source.
         progress: is told about every step.
     """
 
     folder: Path
     seeds: int
-    text: tuple[str, ...]
     progress: Progress
 
 

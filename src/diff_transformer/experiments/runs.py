@@ -69,7 +69,7 @@ def run_experiment(
     if asked.preset.arms:
         work.train_and_measure()
     else:
-        work.measure_once(asked.text)
+        work.measure_once()
     comparisons = asked.experiment.compare(work.records, asked.preset) if work.has_numbers else []
     if (remark := remark_on_seeds(comparisons)) is not None:
         work.notes.append(remark)
@@ -119,12 +119,12 @@ class _Work:
         """Whether anything was measured: not where every run diverged."""
         return any(not record.name.startswith("training/") for record in self.records)
 
-    def measure_once(self, text: tuple[str, ...]) -> None:
+    def measure_once(self) -> None:
         """Take the numbers of an experiment that trains nothing."""
         assert self.experiment.measure_once is not None  # Experiment's own check
         place = self.folder / self.experiment.name
         place.mkdir(parents=True, exist_ok=True)
-        situation = Situation(folder=place, seeds=self.preset.seeds, text=text, progress=self.progress)
+        situation = Situation(folder=place, seeds=self.preset.seeds, progress=self.progress)
         self.records += self.experiment.measure_once(situation, self.preset)
 
     def train_and_measure(self) -> None:
@@ -158,7 +158,7 @@ class _Work:
                 run, recipe = self._stages(arm, rates[arm], seed)
                 told["runs"][str(seed)] = run.key
                 if run.diverged is None:
-                    measured[arm] = self._measure(arm, seed, rates[arm], run, recipe, counts[arm].total)
+                    measured[arm] = self._measure(arm, seed, run, recipe)
                     self.records += measured[arm]
                 else:
                     diverged.append((arm, seed))
@@ -255,9 +255,7 @@ class _Work:
             self._earlier.setdefault(found.commit, set()).add(found.key)
         return found
 
-    def _measure(
-        self, arm: Arm, seed: int, rate: float, run: Stored, recipe: Recipe, parameters: int
-    ) -> Sequence[Result]:
+    def _measure(self, arm: Arm, seed: int, run: Stored, recipe: Recipe) -> Sequence[Result]:
         """The numbers of a run: taken, or read where an interrupted command has taken them with the same code."""
         assert self.experiment.measure is not None  # Experiment's own check
         options = json.dumps(dict(self.preset.options), sort_keys=True, default=str)
@@ -276,13 +274,11 @@ class _Work:
         measured = MeasuredRun(
             arm=arm,
             seed=seed,
-            learning_rate=rate,
             recipe=recipe,
             folder=run.folder,
             model=model,
             data=self._build_data(recipe),
             metrics=run.metrics(),
-            parameters=parameters,
         )
         records = self.experiment.measure(measured, self.preset)
         records = [

@@ -19,7 +19,6 @@ from diff_transformer.results.files import (
 from diff_transformer.results.intervals import (
     bootstrap_interval,
     mean_interval,
-    paired_difference,
     proportion_interval,
     variance_beyond_chance,
 )
@@ -54,7 +53,6 @@ __all__ = [
     "compare",
     "device_name",
     "mean_interval",
-    "paired_difference",
     "parse_metrics_line",
     "proportion_interval",
     "read_attention",
