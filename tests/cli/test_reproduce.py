@@ -61,11 +61,13 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
     assert "inconclusive: one seed" in other.stdout
     assert "run 1 of" not in other.stderr
     assert read_results(tmp_path / "recall.json").settings["asked"]["options"] == {"sequences": 4}
+    refused = run("reproduce", "all", "--output", tmp_path, "--resume")
+    fails(refused, "seeds: 1 there, 2 asked for; options.sequences: 4 there, 8 asked for", "--overwrite")
 
 
 @pytest.mark.usefixtures("small")
 def test_the_papers_size_is_told_and_not_run(run: Run, tmp_path: Path) -> None:
-    result = run("reproduce", "recall", "--preset", "paper", "--output", tmp_path / "none")
+    result = run("reproduce", "recall", "--preset", "paper")
     assert result.exit_code == 0
     assert "not run" in result.stdout
     assert (
@@ -81,6 +83,8 @@ def test_the_papers_size_is_told_and_not_run(run: Run, tmp_path: Path) -> None:
     assert lines[-1] == "diff-transformer bench model"
     for name, value in {"--seeds": 2, "--text": tmp_path, "--option": "sequences=4"}.items():
         fails(run("reproduce", "recall", "--preset", "paper", name, value), f"{name} does not go with --preset paper")
+    for name, *values in (("--output", tmp_path / "none"), ("--resume",), ("--overwrite",)):
+        fails(run("reproduce", "recall", "--preset", "paper", name, *values), f"{name} does not go with --preset paper")
     assert not (tmp_path / "none").exists()
 
 
@@ -93,7 +97,7 @@ def test_what_one_cannot_do_keeps_no_other_from_being_done(
     experiments["big"] = replace(one, name="big", presets={"gpu": TINY})
     monkeypatch.setattr(registry, "EXPERIMENTS", dict.fromkeys(experiments, ""))
     monkeypatch.setattr(registry, "find_experiment", experiments.__getitem__)
-    result = run("reproduce", "all", "--output", tmp_path)
+    result = run("reproduce", "recall", "all", "--output", tmp_path)
     assert result.exit_code == 2
     assert "error: unequal: The arms 'diff' and 'softmax' are not of equal size" in result.stderr
     assert result.stderr.endswith("error: 1 of 2 experiments could not be carried out: unequal.\n")
@@ -126,7 +130,8 @@ def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
 
 
 def test_text_and_options_go_to_those_that_know_them() -> None:
-    text = replace(SMALL, name="text", uses_text=True, presets={"cpu": replace(TINY, options={"length": 1})})
+    on_text = replace(TINY, recipe="language", overrides=(), options={"length": 1})
+    text = replace(SMALL, name="text", presets={"cpu": on_text, "gpu": TINY})
     shared = _shared_out([SMALL, text], "cpu", [Path("novels")], {"sequences": 2, "length": 3})
     assert shared == [
         {"text": [], "options": {"sequences": 2}},
@@ -134,3 +139,6 @@ def test_text_and_options_go_to_those_that_know_them() -> None:
     ]
     unknown = _shared_out([SMALL, text], "cpu", [], {"depth": 2})
     assert [own["options"] for own in unknown] == [{"depth": 2}] * 2
+    # What none of them takes goes to all, and is refused by the first.
+    both = replace(SMALL, presets={"cpu": TINY, "gpu": TINY})
+    assert [own["text"] for own in _shared_out([both, text], "gpu", [Path("novels")], {})] == [[Path("novels")]] * 2

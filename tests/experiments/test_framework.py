@@ -101,9 +101,10 @@ def test_what_is_asked_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ask(SMALL, text=[tmp_path])
     with pytest.raises(ValueError, match="no option 'sequence'; did you mean 'sequences'"):
         ask(SMALL, options={"sequence": 3})
+    on_text = replace(SMALL, presets={"cpu": replace(TINY, recipe="language", overrides=())})
     with pytest.raises(FileNotFoundError, match="nowhere' does not exist"):
-        ask(replace(SMALL, uses_text=True), text=[tmp_path / "nowhere"])
-    asked = ask(replace(SMALL, uses_text=True), text=[tmp_path], seeds=4)
+        ask(on_text, text=[tmp_path / "nowhere"])
+    asked = ask(on_text, text=[tmp_path], seeds=4)
     assert asked.preset.overrides[-1] == f"data.paths={json.dumps([str(tmp_path)])}"
     assert asked.preset.seeds == 4
 
@@ -120,6 +121,26 @@ def test_every_experiment_of_the_register_is_whole(name: str) -> None:
         check_counts({arm: count(build_config(recipe, vocabulary(recipe))) for arm, recipe in recipes.items()}, preset)
         for arm in preset.arms:
             preset.arm_recipe(arm, *preset.extension)
+
+
+@pytest.mark.parametrize("preset", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_users_text_reaches_every_arm_that_is_trained_on_text_and_no_other(
+    name: str, preset: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the recipe of the very preset: needles are among tokens on two cores and in text on a GPU."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    experiment = find_experiment(name)
+    arms = experiment.presets[preset].arms
+    kinds = {experiment.presets[preset].arm_recipe(arm).data.kind for arm in arms}
+    if not kinds & {"text", "needles"}:
+        with pytest.raises(ValueError, match=f"--text does not go with '{name}' at --preset {preset}, which uses no"):
+            ask(experiment, preset, text=[tmp_path])
+        return
+    asked = ask(experiment, preset, text=[tmp_path]).preset
+    for arm in arms:
+        for more in ((), asked.sweep, asked.extension):
+            assert asked.arm_recipe(arm, *more).data.paths == [str(tmp_path)]
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

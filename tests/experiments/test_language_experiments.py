@@ -50,7 +50,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(name: str, text: Path, seeds: int = 1, **options: Any) -> Asked:
     """The cpu preset made small, with its arms and one learning rate."""
     experiment = find_experiment(name)
-    asked = ask(experiment, "cpu", seeds=seeds, text=[text] if experiment.uses_text else [])
+    asked = ask(experiment, "cpu", seeds=seeds, text=[text] if experiment.presets["cpu"].trains_on_text else [])
     preset, data = asked.preset, RECALL if asked.preset.recipe == "retrieval" else TEXT
     preset = replace(
         preset,

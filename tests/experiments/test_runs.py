@@ -114,9 +114,34 @@ def test_results_are_kept_refused_or_replaced(done: tuple[Path, ResultsFile, Hea
     trained, replaced = trainings(folder, ask(SMALL, options={"sequences": 16}), overwrite=True)
     assert trained == []
     assert {r.n for r in replaced.records if r.name == "retrieval/first_query_accuracy"} == {16}
-    trained, back = trainings(folder, ask(SMALL), resume=True)
+    # Results of another question are neither kept as if they were of this one nor lost.
+    other = (folder / "recall.json").read_bytes()
+    with pytest.raises(FileExistsError, match=r"otherwise \(options\.sequences: 16 there, 8 asked for\), and --resume"):
+        run_experiment(ask(SMALL), folder, resume=True)
+    with pytest.raises(FileExistsError, match=r"\(seeds: 2 there, 3 asked for; options\.sequences: 16 there, 8 ask"):
+        run_experiment(ask(SMALL, seeds=3), folder, resume=True)
+    assert (folder / "recall.json").read_bytes() == other
+    trained, back = trainings(folder, ask(SMALL), overwrite=True)
     assert trained == []
-    assert back.comparisons == results.comparisons, "results of another question are not kept"
+    assert back.comparisons == results.comparisons
+
+
+def test_results_of_older_code_that_knew_other_settings_are_not_lost(
+    done: tuple[Path, ResultsFile, Heard], tmp_path: Path
+) -> None:
+    _, results, _ = done
+    asked = dict(results.settings["asked"])
+    del asked["extension"]
+    for settings, told in (
+        ({**results.settings, "asked": asked}, r"\(extension: none there, \[\] asked for\)"),
+        ({**results.settings, "asked": {**results.settings["asked"], "overrides": ["x" * 99]}}, r"\(overrides\)"),
+        ({}, "they do not tell how"),
+    ):
+        path = write_json(tmp_path / "recall.json", replace(results, settings=settings))
+        written = path.read_bytes()
+        with pytest.raises(FileExistsError, match=told):
+            run_experiment(ask(SMALL), tmp_path, resume=True)
+        assert path.read_bytes() == written
 
 
 class Stop(Silent):
@@ -275,7 +300,6 @@ def test_the_users_text_is_what_is_trained_on(tmp_path: Path) -> None:
 
     experiment = replace(
         SMALL,
-        uses_text=True,
         validation=LOSS,
         measure=measure,
         presets={"cpu": preset},
@@ -298,7 +322,6 @@ def test_an_experiment_that_trains_nothing(tmp_path: Path) -> None:
         presets={"cpu": Preset(seeds=1, minutes=1)},
         measure_once=once,
         compare=lambda records, _: [compare(records, "ratio", "diff", "softmax")],
-        uses_text=False,
     )
     results = run_experiment(ask(experiment), tmp_path)
     assert results.settings["arms"] == []

@@ -12,7 +12,6 @@ from diff_transformer.results import (
     compare,
     comparison,
     mean_interval,
-    paired_difference,
     remark_on_seeds,
     seeds_needed,
     verdict,
@@ -233,9 +232,3 @@ def test_what_cannot_be_compared_is_named() -> None:
         compare(undirected, "loss", "diff", "softmax")
     with pytest.raises(ValueError, match="a verdict on x goes with a direction"):
         Comparison(name="x", arm="a", against="b", ours=(1.0, 2.0), difference=-1.0, verdict="contrary")
-
-
-def test_a_paired_difference_is_the_mean_of_differences() -> None:
-    difference, interval = paired_difference([1.0, 3.0, 8.0], [0.0, 1.0, 5.0])
-    assert difference == pytest.approx(2.0)
-    assert interval == pytest.approx(mean_interval([1.0, 2.0, 3.0]))

@@ -22,6 +22,7 @@ def evaluate_measures(
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
     from diff_transformer.cli.evaluate import batches_of
     from diff_transformer.cli.options import parse_options
+    from diff_transformer.data import NeedleBatches, TextBatches
     from diff_transformer.eval.measures import Subject, find_measure
     from diff_transformer.report.table import measure_table
     from diff_transformer.results import capture_results, write_json
@@ -37,6 +38,12 @@ def evaluate_measures(
     arm = getattr(model.config, "attention_type", model.config.model_type)
     context = getattr(model.config, "max_position_embeddings", None)
     batches = batches_of(folder, text, context) if any(measure.needs for measure in measures.values()) else None
+    if batches is not None and not isinstance(batches, TextBatches | NeedleBatches):
+        for name, measure in measures.items():
+            if measure.needs == "text":
+                raise ValueError(
+                    f"The measure {name} is taken on text, and the run was not trained on any: name some with --text."
+                )
     records: list[Result] = []
     for name, measure in measures.items():
         data = batches if measure.needs else None

@@ -60,11 +60,14 @@ def reproduce(
     if not names:
         raise ValueError(f"Name one experiment or more of {', '.join(EXPERIMENTS)}; --list says what they show.")
     console.quiet_libraries()
-    experiments = [find_experiment(name) for name in (EXPERIMENTS if names == [ALL] else dict.fromkeys(names))]
-    if names == [ALL]:
-        experiments = [experiment for experiment in experiments if preset in experiment.presets]
+    named = {name: find_experiment(name) for name in names if name != ALL}
+    if ALL in names:
+        every = {name: find_experiment(name) for name in EXPERIMENTS}
+        named = {name: one for name, one in every.items() if preset in one.presets or name in named}
+    experiments = list(named.values())
     if preset == PAPER:
-        for name, given in {"--seeds": seeds, "--text": text, "--option": option}.items():
+        measured = {"--seeds": seeds, "--text": text, "--option": option}
+        for name, given in {**measured, "--output": output, "--resume": resume, "--overwrite": overwrite}.items():
             if given:
                 raise ValueError(f"{name} does not go with --preset paper, which is checked and not run.")
         from diff_transformer.experiments.paper import who_needs
@@ -78,13 +81,14 @@ def reproduce(
     from diff_transformer.cli.options import parse_options
     from diff_transformer.cli.progress import Bars
     from diff_transformer.experiments.asked import ask
-    from diff_transformer.experiments.runs import check_results, results_path, run_experiment
+    from diff_transformer.experiments.kept import check_results, results_path
+    from diff_transformer.experiments.runs import run_experiment
 
     folder = output or Path("runs") / f"reproduce-{preset}"
-    for experiment in experiments:
-        check_results(results_path(folder, experiment.name), resume=resume, overwrite=overwrite)
     shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
     asked = [ask(experiment, preset, seeds=seeds, **own) for experiment, own in zip(experiments, shared, strict=True)]
+    for one in asked:
+        check_results(results_path(folder, one.experiment.name), one, resume=resume, overwrite=overwrite)
     messages = console.messages()
     failed = []
     for one in asked:
@@ -115,18 +119,19 @@ def _shared_out(
     """
     from diff_transformer.experiments.asked import preset_of
 
-    known = [preset_of(experiment, preset).options for experiment in experiments]
-    some_use_text = any(experiment.uses_text for experiment in experiments)
+    presets = [preset_of(experiment, preset) for experiment in experiments]
+    known = [one.options for one in presets]
+    on_text = [one.trains_on_text for one in presets]
     return [
         {
-            "text": text if experiment.uses_text or not some_use_text else [],
+            "text": text if its or not any(on_text) else [],
             "options": {
                 name: value
                 for name, value in options.items()
                 if name in own or not any(name in others for others in known)
             },
         }
-        for experiment, own in zip(experiments, known, strict=True)
+        for own, its in zip(known, on_text, strict=True)
     ]
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from diff_transformer.data import Batches, NeedleBatches, TextBatches
+
 # Logits to hold at a time, in float32.
 _LOGITS = 1 << 27
 
@@ -31,6 +33,18 @@ def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) 
         )
     places = np.linspace(0, len(long) - 1, min(most, len(long))).round().astype(int)
     return [long[place] for place in places]
+
+
+def text_part(batches: Batches | None) -> TextBatches:
+    """Validation data as text alone: of a run that has needle documents beside its text, the text.
+
+    Raises:
+        ValueError: there is no text in it.
+    """
+    text = batches.text if isinstance(batches, NeedleBatches) else batches
+    if not isinstance(text, TextBatches):
+        raise ValueError("This is measured on whole documents of text, and the data holds none: name some with --text.")
+    return text
 
 
 @torch.no_grad()

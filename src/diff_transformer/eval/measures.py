@@ -59,8 +59,8 @@ class Measure:
     Attributes:
         shows: one line.
         measure: takes the numbers.
-        needs: the validation data it takes: "text" (`TextBatches`: of --text, or of the run's recipe), "recipe"
-            (whatever the run was trained on), or None.
+        needs: the validation data it takes: "text" (`TextBatches`, of --text or of the run's recipe, or the recipe's
+            `NeedleBatches`), "recipe" (whatever the run was trained on), or None.
         any_model: whether it also runs on models that are not this project's, such as Llama and DiffLlama.
         options: its settings with their defaults; `--option NAME=VALUE` replaces them by others of the same kind, see
             `diff_transformer.eval.options`. What has no default is "" where it is text, None where it is a number.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from diff_transformer.data import TextBatches
-from diff_transformer.eval.documents import chosen_documents, token_losses
+from diff_transformer.eval.documents import chosen_documents, text_part, token_losses
 from diff_transformer.eval.measures import Measure, Subject
 from diff_transformer.results import Result, bootstrap_interval
 
@@ -53,6 +53,13 @@ def position_losses(model: Any, documents: Sequence[np.ndarray], length: int, wi
     return sums
 
 
+def measured_documents(batches: TextBatches, *, length: int, first: int, documents: int) -> list[np.ndarray]:
+    """The documents of which `position_records` measures the loss. Raises as it does, without a model."""
+    if not 2 <= first <= length:
+        raise ValueError(f"first must lie in 2 … length = {length}, got {first}.")
+    return chosen_documents(batches.documents(), length, documents)
+
+
 def position_records(
     model: Any,
     batches: TextBatches,
@@ -82,9 +89,8 @@ def position_records(
         ValueError: fewer than two documents are long enough, or the first position is not below `length`.
     """
     length = batches.length if length is None else length
-    if not 2 <= first <= length:
-        raise ValueError(f"first must lie in 2 … length = {length}, got {first}.")
-    sums = position_losses(model, chosen_documents(batches.documents(), length, documents), length, windows)
+    chosen = measured_documents(batches, length=length, first=first, documents=documents)
+    sums = position_losses(model, chosen, length, windows)
     records = []
     before = 1  # the token at the very beginning is not predicted
     for mark in position_marks(length, first):
@@ -114,8 +120,8 @@ def _record(name: str, group: str, sums: np.ndarray, arm: str, seed: int | None)
 
 
 def _measure(subject: Subject) -> list[Result]:
-    assert isinstance(subject.batches, TextBatches)  # needs="text"
-    return position_records(subject.model, subject.batches, subject.arm, seed=subject.seed, **subject.options)
+    text = text_part(subject.batches)
+    return position_records(subject.model, text, subject.arm, seed=subject.seed, **subject.options)
 
 
 POSITIONS = Measure(

@@ -7,13 +7,13 @@ out: they count among the *others*. The paper follows Arora et al., "Zoology" (a
 which frequency on a pair is left out; here it is the setting `frequent`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from diff_transformer.data import TextBatches
-from diff_transformer.eval.documents import chosen_documents, token_losses
+from diff_transformer.eval.documents import chosen_documents, text_part, token_losses
 from diff_transformer.eval.measures import Measure, Subject
 from diff_transformer.results import Result, bootstrap_interval
 
@@ -73,19 +73,49 @@ def repeat_losses(
     Returns:
         "hit" and "other", each with the (sum, count) of every document.
     """
-    rows, owners = [], []
-    for number, document in enumerate(documents):
-        # Contexts overlap by one token, so that each but the first is predicted once.
-        for start in range(0, len(document) - 1, length - 1):
-            rows.append(document[start : start + length])
-            owners.append(number)
+    contexts = list(_contexts(documents, frequent, length))
     sums = {name: np.zeros((len(documents), 2)) for name in ("hit", "other")}
-    for row, owner, losses in zip(rows, owners, token_losses(model, rows), strict=True):
-        pairs = bigrams(row)
-        hits = repeated(pairs) & ~np.isin(pairs, frequent)
+    for (owner, _, hits), losses in zip(contexts, token_losses(model, [row for _, row, _ in contexts]), strict=True):
         for name, chosen in (("hit", hits), ("other", ~hits)):
             sums[name][owner] += losses[chosen].sum(), chosen.sum()
     return {name: [(float(total), float(count)) for total, count in parts] for name, parts in sums.items()}
+
+
+def _contexts(
+    documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Each context with the number of its document, and which of its tokens but the first are hits."""
+    for number, document in enumerate(documents):
+        # Contexts overlap by one token, so that each but the first is predicted once.
+        for start in range(0, len(document) - 1, length - 1):
+            row = document[start : start + length]
+            pairs = bigrams(row)
+            yield number, row, repeated(pairs) & ~np.isin(pairs, frequent)
+
+
+def _measured(batches: TextBatches, documents: int, frequent: int, longest: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """The documents that are measured, and the bigrams that are left out of the hits."""
+    chosen = [document[:longest] for document in chosen_documents(batches.documents(), 2, documents)]
+    return chosen, frequent_bigrams(batches.documents(training=bool(batches.train_tokens)), frequent)
+
+
+def check_repeats(
+    batches: TextBatches, *, length: int | None = None, documents: int = 200, frequent: int = 100, longest: int = 16384
+) -> None:
+    """Raises as `repeat_records` with the same settings, without a model."""
+    chosen, left_out = _measured(batches, documents, frequent, longest)
+    marked = [hits for _, _, hits in _contexts(chosen, left_out, length or batches.length)]
+    hit, tokens = sum(int(hits.sum()) for hits in marked), sum(map(len, marked))
+    _refuse_none({"hit": hit, "other": tokens - hit}, frequent)
+
+
+def _refuse_none(counts: Mapping[str, float], frequent: int) -> None:
+    for name, count in counts.items():
+        if not count:
+            raise ValueError(
+                f"None of {sum(counts.values()):.0f} tokens is a {name!r} token with bigrams left out above "
+                f"{frequent} times."
+            )
 
 
 def repeat_records(
@@ -114,18 +144,13 @@ def repeat_records(
     Raises:
         ValueError: too few documents, or no hit or no other token in them.
     """
-    chosen = [document[:longest] for document in chosen_documents(batches.documents(), 2, documents)]
-    reference = batches.documents(training=bool(batches.train_tokens))
-    parts = repeat_losses(model, chosen, frequent_bigrams(reference, frequent), length or batches.length)
+    chosen, left_out = _measured(batches, documents, frequent, longest)
+    parts = repeat_losses(model, chosen, left_out, length or batches.length)
+    _refuse_none({name: sum(count for _, count in part) for name, part in parts.items()}, frequent)
     parts["loss"] = [
         (hit[0] + other[0], hit[1] + other[1]) for hit, other in zip(parts["hit"], parts["other"], strict=True)
     ]
     counts = {name: sum(count for _, count in part) for name, part in parts.items()}
-    for name, count in counts.items():
-        if not count:
-            raise ValueError(
-                f"None of {counts['loss']:.0f} tokens is a {name!r} token with bigrams left out above {frequent} times."
-            )
     names = {"loss": "repeats/loss", "hit": "repeats/ar_hit", "other": "repeats/other"}
     records = [
         Result(
@@ -151,8 +176,8 @@ def repeat_records(
 
 
 def _measure(subject: Subject) -> list[Result]:
-    assert isinstance(subject.batches, TextBatches)  # needs="text"
-    return repeat_records(subject.model, subject.batches, subject.arm, seed=subject.seed, **subject.options)
+    text = text_part(subject.batches)
+    return repeat_records(subject.model, text, subject.arm, seed=subject.seed, **subject.options)
 
 
 REPEATS = Measure(

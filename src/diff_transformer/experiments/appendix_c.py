@@ -112,7 +112,6 @@ APPENDIX_C = Experiment(
     compare=_compare,
     measure=_measure,
     validation=ACCURACY,
-    uses_text=False,
     notes=(
         "No verdict: adding up numbers is no mathematical reasoning, and the paper's claim is about models of 3B "
         "parameters after 20B tokens of mathematics and distillation from a reasoning model. The paper's values are "

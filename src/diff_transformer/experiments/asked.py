@@ -66,14 +66,14 @@ def ask(
         raise ValueError(f"The gpu preset of {name!r} is planned for one H200, and this machine has no GPU{took}.")
     if seeds is not None and seeds < 1:
         raise ValueError(f"The number of seeds must be 1 or more, got {seeds}.")
-    if text and not experiment.uses_text:
-        raise ValueError(f"--text does not go with {name!r}, which uses no text.")
+    if text and not found.trains_on_text:
+        raise ValueError(f"--text does not go with {name!r} at --preset {preset}, which uses no text.")
     for place in text:
         if not Path(place).exists():
             raise FileNotFoundError(f"The text {str(place)!r} does not exist.")
     chosen = chosen_options(options or {}, found.options, repr(name))
     paths = tuple(str(Path(place).resolve()) for place in text)
-    own = (f"data.paths={json.dumps(paths)}",) if paths and found.arms else ()
+    own = (f"data.paths={json.dumps(paths)}",) if paths else ()
     resolved = replace(
         found,
         overrides=(*found.overrides, *own),

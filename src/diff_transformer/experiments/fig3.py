@@ -18,6 +18,7 @@ from diff_transformer.experiments.language import (
     WHOLE,
     ar_hit_records,
     by_name,
+    check_ar_hit,
     loss_record,
 )
 from diff_transformer.experiments.scaling import FURTHEST, fit, ratio_interval, tokens_ratio
@@ -270,6 +271,7 @@ FIG_3 = Experiment(
     },
     measure=_measure,
     compare=_compare,
+    check=check_ar_hit,
     notes=(
         f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "
         f"counted; the paper reads it at 6.8B. Where {APART}, for "

@@ -1,19 +1,27 @@
 """Figure 4: the loss by position in long documents, after a short second stage of training on longer contexts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from diff_transformer.eval.positions import position_marks, position_records
+from diff_transformer.eval.documents import text_part
+from diff_transformer.eval.positions import measured_documents, position_marks, position_records
 from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import CPU, GPU, text_of
 from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.train import Data
 
 CUMULATIVE = "positions/cumulative_loss"
+_SETTINGS = ("length", "first", "documents")
 
 
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
-    settings = {name: preset.options[name] for name in ("length", "first", "documents")}
+    settings = {name: preset.options[name] for name in _SETTINGS}
     return position_records(run.model, text_of(run), run.arm.name, seed=run.seed, **settings)
+
+
+def _check(options: Mapping[str, Any], data: Data) -> None:
+    measured_documents(text_part(data.batches), **{name: options[name] for name in _SETTINGS})
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
@@ -88,6 +96,7 @@ FIG_4 = Experiment(
     },
     measure=_measure,
     compare=_compare,
+    check=_check,
     notes=(
         "The learning rate of the second stage is one and the same for both arms, fixed beforehand and not swept.",
         "The paper draws Figure 4 and gives no numbers: at every position DIFF's curve lies below.",

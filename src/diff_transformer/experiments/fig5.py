@@ -8,7 +8,7 @@ from diff_transformer.eval.needles import ACCURACY, BY_DEPTH, JOINT
 from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY as BY_ACCURACY
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
-from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, accuracy_records
+from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, accuracy_records, check_cells
 from diff_transformer.results import Comparison, Result, compare
 
 # At 8K, 16K, … 64K tokens, mean over five depths.
@@ -68,6 +68,7 @@ FIG_5 = Experiment(
     },
     measure=_measure,
     compare=_compare,
+    check=lambda options, data: check_cells(data, [(options["needles"], 1)], options["lengths"]),
     validation=BY_ACCURACY,
     notes=(*NOTES, f"The paper's values of {ALL!r} are the means of its eight lengths, 8K to 64K."),
 )

@@ -60,7 +60,6 @@ FIG_6 = Experiment(
     measure=_measure,
     compare=_compare,
     validation=ACCURACY,
-    uses_text=False,
     notes=(
         *NOTES,
         "The paper gives mean gains of DIFF on other data: TREC 18.0, TREC-fine 21.6, Banking-77 10.4, Clinic-150 5.2 "

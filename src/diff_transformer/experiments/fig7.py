@@ -82,7 +82,6 @@ FIG_7 = Experiment(
     measure=_measure,
     compare=_compare,
     validation=ACCURACY,
-    uses_text=False,
     notes=(
         *NOTES,
         f"The verdict is on {VARIANCE}, the variance of the accuracies after different orders less what chance alone "

@@ -13,6 +13,7 @@ from diff_transformer.data import Batches
 from diff_transformer.eval import validation_callback
 from diff_transformer.results import Better, Comparison, Result
 from diff_transformer.train import Data, Progress, Recipe, build_data, load_recipe
+from diff_transformer.train.recipe import TextData
 
 # Of the commands `reproduce --preset`; "paper" is counted on the meta device and never run.
 PRESETS = ("cpu", "gpu", "paper")
@@ -81,6 +82,11 @@ class Preset:
         """The recipe of an arm. Raises as `load_recipe` does."""
         return load_recipe(self.recipe, [*self.overrides, *arm.overrides, *more])
 
+    @property
+    def trains_on_text(self) -> bool:
+        """Whether all its arms are trained on text, which may be the user's (`--text`)."""
+        return bool(self.arms) and all(isinstance(self.arm_recipe(arm).data, TextData) for arm in self.arms)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
@@ -89,24 +95,20 @@ class MeasuredRun:
     Attributes:
         arm: which one.
         seed: of weights and data; records of the measurement carry it.
-        learning_rate: the arm's.
         recipe: the whole recipe of its last stage of training.
         folder: of the run, with `model/` and `metrics.jsonl`.
         model: in evaluation mode, on its device.
         data: what it was trained on; the same object for all arms of a group.
         metrics: the lines of `metrics.jsonl`, validation during training among them.
-        parameters: how many it has.
     """
 
     arm: Arm
     seed: int
-    learning_rate: float
     recipe: Recipe
     folder: Path
     model: Any
     data: Data
     metrics: Sequence[Mapping[str, Any]]
-    parameters: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +118,11 @@ class Situation:
     Attributes:
         folder: for files of its own; exists.
         seeds: how many repetitions are asked for.
-        text: files or folders that the user names; none for the standard library's source.
         progress: is told about every step.
     """
 
     folder: Path
     seeds: int
-    text: tuple[str, ...]
     progress: Progress
 
 
@@ -152,9 +152,8 @@ class Experiment:
         validation: by what learning rates are chosen.
         build_data: a recipe's data, where it is not what the recipe itself says.
         on_evaluate: what training logs about its validation data.
-        check: raises where the measurement's options ask for what cannot be had (a judge, a task), before anything is
-            trained.
-        uses_text: whether `--text` means anything to it.
+        check: raises where the measurement's options ask for what cannot be had: a judge, a task, longer documents
+            than the data have. Called with the options and with the data of each arm before anything is trained.
         notes: sentences that a reader of the numbers must know, whatever they are.
     """
 
@@ -167,8 +166,7 @@ class Experiment:
     validation: Validation = LOSS
     build_data: Callable[[Recipe], Data] = build_data
     on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]] = validation_callback
-    check: Callable[[Mapping[str, Any]], None] | None = None
-    uses_text: bool = True
+    check: Callable[[Mapping[str, Any], Data], None] | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

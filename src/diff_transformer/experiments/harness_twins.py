@@ -3,16 +3,19 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from diff_transformer.data import TextBatches
 from diff_transformer.eval.cloze import write_cloze
+from diff_transformer.eval.documents import text_part
 from diff_transformer.eval.harness import load_tasks, measure_tasks
 from diff_transformer.eval.table_1 import TABLE_1_MEASURES, table_1_average
 from diff_transformer.experiments.cluster import Evaluation
 from diff_transformer.experiments.framework import MeasuredRun, Preset
 from diff_transformer.experiments.language_twins import language_twins
 from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.train import Data
 
 NOTES = (
     "No verdict: models of this size answer such tasks by chance, and what they answer says nothing about the paper's "
@@ -39,10 +42,10 @@ def harness_presets(cpu_minutes: float, shots: Sequence[int]) -> dict[str, Prese
     )
 
 
-def check_tasks(options: Mapping[str, Any]) -> None:
-    """Load the tasks, and forget them. Raises as `load_tasks`."""
-    if names := _names(options):
-        load_tasks(names)
+def check_tasks(options: Mapping[str, Any], data: Data) -> None:
+    """Write the questions, load the tasks, and forget them. Raises as `write_cloze` and `load_tasks`."""
+    with TemporaryDirectory() as folder:
+        load_tasks(_names(options) or [_write_questions(Path(folder), data, options)])
 
 
 def harness_records(run: MeasuredRun, options: Mapping[str, Any], shots: int) -> list[Result]:
@@ -57,23 +60,7 @@ def harness_records(run: MeasuredRun, options: Mapping[str, Any], shots: int) ->
     Raises:
         ValueError: tasks that are not known, or whose data cannot be had.
     """
-    names = _names(options)
-    if not names:
-        assert isinstance(run.data.batches, TextBatches)
-        # As many as a question has examples fit the context beside it, if a token is no longer than a character.
-        characters = run.model.config.max_position_embeddings // 6 - 6
-        names = [
-            str(
-                write_cloze(
-                    run.folder.parent / "held_out_text.jsonl",
-                    run.data.batches,
-                    run.data.tokenizer,
-                    questions=options["questions"],
-                    characters=characters,
-                )
-            )
-        ]
-    tasks = load_tasks(names)
+    tasks = load_tasks(_names(options) or [_write_questions(run.folder.parent, run.data, options)])
     done = measure_tasks(run.model, run.data.tokenizer, tasks, run.arm.name, num_fewshot=shots)
     records = [record for result in done for record in result.records]
     average = table_1_average(records)
@@ -84,6 +71,15 @@ def harness_records(run: MeasuredRun, options: Mapping[str, Any], shots: int) ->
 def _names(options: Mapping[str, Any]) -> list[str]:
     names = [part.strip() for part in str(options["tasks"]).split(",") if part.strip()]
     return [task for name in names for task in (TABLE_1_MEASURES if name == "table1" else [name])]
+
+
+def _write_questions(folder: Path, data: Data, options: Mapping[str, Any]) -> str:
+    """The path of a file of questions from the held-out text."""
+    text = text_part(data.batches)
+    # As many as a question has examples fit the context beside it, if a token is no longer than a character.
+    characters = text.length // 6 - 6
+    path = folder / "held_out_text.jsonl"
+    return str(write_cloze(path, text, data.tokenizer, questions=options["questions"], characters=characters))
 
 
 def harness_comparisons(

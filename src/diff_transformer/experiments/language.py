@@ -3,18 +3,21 @@
 The corpus is the source of Python's standard library unless the user names another (`--text`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diff_transformer.data import TextBatches
 from diff_transformer.eval import language_loss
-from diff_transformer.eval.repeats import repeat_records
+from diff_transformer.eval.documents import text_part
+from diff_transformer.eval.repeats import check_repeats, repeat_records
 from diff_transformer.experiments.framework import MeasuredRun
 from diff_transformer.results import Result
+from diff_transformer.train import Data
 
 LOSS = "language/validation_loss"
 # The same of whole documents; a column of Table 6.
 WHOLE = "repeats/loss"
+_AR_HIT = ("documents", "longest", "frequent")
 FIXED_TEXT = "Intervals are over seeds on one fixed text, and say nothing of other text."
 
 # Minutes on two cores: 2048 tokens to a step. The training sees a fraction of the corpus, so much of it is left to
@@ -70,8 +73,13 @@ def loss_record(run: MeasuredRun) -> Result:
 
 def ar_hit_records(run: MeasuredRun, options: Any) -> list[Result]:
     """Table 6's columns on text, in the arm's group; `options` has "documents", "longest" and "frequent"."""
-    settings = {name: options[name] for name in ("documents", "longest", "frequent")}
+    settings = {name: options[name] for name in _AR_HIT}
     return repeat_records(run.model, text_of(run), run.arm.name, seed=run.seed, group=run.arm.group, **settings)
+
+
+def check_ar_hit(options: Mapping[str, Any], data: Data) -> None:
+    """Raises where `ar_hit_records` would, whatever the model."""
+    check_repeats(text_part(data.batches), **{name: options[name] for name in _AR_HIT})
 
 
 def by_name(records: Sequence[Result], name: str) -> list[Result]:

@@ -55,7 +55,6 @@ LENGTH_GENERALISATION = Experiment(
     measure=_measure,
     compare=_compare,
     validation=ACCURACY,
-    uses_text=False,
     notes=(
         "Whether DIFF recalls more than its twin is our question here: the paper says so of contexts that were trained "
         "on (× 1; Table 2 and Figure 5 ask that), and of longer ones nothing.",

@@ -1,6 +1,6 @@
 """What Table 2, Figure 5 and Table 3 share: the training, whose runs they have in common, and their documents."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from diff_transformer.experiments.language import GPU
 from diff_transformer.experiments.table6 import rows
 from diff_transformer.experiments.tokens import FINDING
 from diff_transformer.results import Result
+from diff_transformer.train import Data
 
 # Two cores: needles among noise tokens. Sequences of 1 to 4 pairs, asked for again and again, so that nothing can be
 # answered by elimination. Beside the twins Table 6's control: half the heads of twice the width, with headwise norm.
@@ -68,25 +69,38 @@ NOTES = (
 )
 
 
-def token_task(run: MeasuredRun) -> RetrievalBatches | None:
-    """The run's data, if it is of tokens."""
-    batches = run.data.batches
+def token_task(data: Data) -> RetrievalBatches | None:
+    """A run's data, if it is of tokens."""
+    batches = data.batches
     return batches if isinstance(batches, RetrievalBatches) else None
 
 
-def text_task(run: MeasuredRun, needles: int, queried: int, length: int | None = None) -> NeedleTask:
-    """Documents of the run's validation text."""
-    batches = run.data.batches
+def text_task(data: Data, needles: int, queried: int, length: int | None = None) -> NeedleTask:
+    """Documents of a run's validation text."""
+    batches = data.batches
     assert isinstance(batches, NeedleBatches)  # the recipe's kind of data, where it is not of tokens
     known = batches.validation
     return NeedleTask(
-        run.data.tokenizer,
+        data.tokenizer,
         known.haystack,
         length=length or known.length,
         needles=needles,
         queried=queried,
         digits=known.digits,
     )
+
+
+def check_cells(data: Data, cells: Sequence[Sequence[int]], lengths: Sequence[int | None] = (None,)) -> None:
+    """Raises ValueError for a cell of needles and queries, or a length, for which the data have no room."""
+    for cell in cells:
+        if len(cell) != 2:
+            raise ValueError(f"A cell is two numbers, needles and how many are asked for, got {list(cell)}.")
+        for length in lengths:
+            tokens = token_task(data)
+            if tokens is None:
+                text_task(data, cell[0], cell[1], length)
+            else:
+                tokens.asking(cell[0], cell[1], context_length=length)
 
 
 def accuracy_records(
@@ -102,7 +116,7 @@ def accuracy_records(
         group: of the records.
     """
     shared: dict[str, Any] = {"group": group, "seed": run.seed}
-    tokens = token_task(run)
+    tokens = token_task(run.data)
     if tokens is not None:
         task = tokens.asking(*cell, context_length=length)
         sequences = len(DEPTHS) * options["samples"]
@@ -110,7 +124,7 @@ def accuracy_records(
     return needle_records(
         run.model,
         run.data.tokenizer,
-        text_task(run, *cell, length),
+        text_task(run.data, *cell, length),
         run.arm.name,
         samples=options["samples"],
         batch_size=options["batch_size"],
@@ -120,9 +134,9 @@ def accuracy_records(
 
 def attention_by_depth(run: MeasuredRun, needles: int, samples: int) -> Iterator[tuple[str, AttentionMass]]:
     """The name of each depth, and the attention of about `samples` sequences whose only queried needle lies there."""
-    tokens = token_task(run)
+    tokens = token_task(run.data)
     if tokens is None:
-        task = text_task(run, needles, 1)
+        task = text_task(run.data, needles, 1)
         for depth in DEPTHS:
             yield depth_name(depth), document_attention(run.model, task.sample(samples, run.seed, depth))
         return

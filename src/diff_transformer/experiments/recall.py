@@ -77,7 +77,6 @@ RECALL = Experiment(
     compare=_compare,
     measure=_measure,
     validation=ACCURACY,
-    uses_text=False,
     notes=(
         f"{ALL} is over all queries, whose answers stay in view. The cpu preset asks for each of 8 pairs once, so a "
         "model that knows which values occur can leave out those already given, which answers 0.34 of the queries "

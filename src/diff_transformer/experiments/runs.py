@@ -12,6 +12,7 @@ from diff_transformer.experiments.asked import Asked
 from diff_transformer.experiments.fairness import Counts, check_counts, check_recipes, count
 from diff_transformer.experiments.framework import Arm, Experiment, MeasuredRun, Preset, Situation
 from diff_transformer.experiments.heads import heads_of
+from diff_transformer.experiments.kept import check_results, results_path
 from diff_transformer.experiments.progress import Trainings
 from diff_transformer.experiments.store import Store, Stored, run_key
 from diff_transformer.experiments.sweep import choose_rate, sweep_notes
@@ -33,11 +34,6 @@ RUNS = "runs"
 SECONDS = "training/seconds"
 
 
-def results_path(output: Path, name: str) -> Path:
-    """Where an experiment's results are written."""
-    return output / f"{name}.json"
-
-
 def run_experiment(
     asked: Asked, output: str | Path, *, resume: bool = False, overwrite: bool = False, progress: Progress | None = None
 ) -> ResultsFile:
@@ -49,34 +45,32 @@ def run_experiment(
     Args:
         asked: which experiment, and how.
         output: the folder of all that is written; made where it is not there.
-        resume: keep results that are there and were asked for in the same way, and measurements of runs that the same
-            code has made.
+        resume: keep results that are there, which must have been asked for in the same way, and measurements of runs
+            that the same code has made.
         overwrite: replace results that are there.
         progress: is told about every step of training.
 
     Raises:
-        FileExistsError: there are results already, and neither `resume` nor `overwrite` is asked for.
+        FileExistsError: there are results already, and neither `resume` nor `overwrite` is asked for; or `resume`, and
+            they were asked for otherwise.
         ValueError: the arms are not alike; or `resume` and `overwrite` together; or as the experiment's own `check`.
         TrainingInterrupted: as `train`; the same call goes on.
     """
     folder = Path(output)
     path = results_path(folder, asked.experiment.name)
-    check_results(path, resume=resume, overwrite=overwrite)
-    if resume and path.is_file():
+    check_results(path, asked, resume=resume, overwrite=overwrite)
+    if resume and path.exists():
         found = read_results(path)
-        if found.settings.get("asked") == asked.settings():
-            if progress is not None:
-                kept = f"{asked.experiment.name}: kept from {found.created}, {_place(found.commit)}"
-                progress.tell(f"{kept}; --overwrite measures and compares anew, and trains nothing twice.")
-            return found
-    if asked.experiment.check is not None:
-        asked.experiment.check(asked.preset.options)
+        if progress is not None:
+            kept = f"{asked.experiment.name}: kept from {found.created}, {_place(found.commit)}"
+            progress.tell(f"{kept}; --overwrite measures and compares anew, and trains nothing twice.")
+        return found
     began = time.monotonic()
     work = _Work(asked.experiment, asked.preset, folder, resume, progress or Silent())
     if asked.preset.arms:
         work.train_and_measure()
     else:
-        work.measure_once(asked.text)
+        work.measure_once()
     comparisons = asked.experiment.compare(work.records, asked.preset) if work.has_numbers else []
     if (remark := remark_on_seeds(comparisons)) is not None:
         work.notes.append(remark)
@@ -95,17 +89,6 @@ def run_experiment(
     folder.mkdir(parents=True, exist_ok=True)
     # What was written is what is shown: read back, it is as strict as a file.
     return read_results(write_json(path, results))
-
-
-def check_results(path: Path, *, resume: bool, overwrite: bool) -> None:
-    """Say why an experiment cannot write its results to `path`, if so. Raises as `run_experiment`."""
-    if resume and overwrite:
-        raise ValueError("Results are either kept (--resume) or replaced (--overwrite), not both.")
-    if path.exists() and not (resume or overwrite):
-        raise FileExistsError(
-            f"There are results in {str(path)!r} already; choose another --output, keep them with --resume, or replace "
-            "them with --overwrite, which trains nothing twice."
-        )
 
 
 @dataclass
@@ -137,12 +120,12 @@ class _Work:
         """Whether anything was measured: not where every run diverged."""
         return any(not record.name.startswith("training/") for record in self.records)
 
-    def measure_once(self, text: tuple[str, ...]) -> None:
+    def measure_once(self) -> None:
         """Take the numbers of an experiment that trains nothing."""
         assert self.experiment.measure_once is not None  # Experiment's own check
         place = self.folder / self.experiment.name
         place.mkdir(parents=True, exist_ok=True)
-        situation = Situation(folder=place, seeds=self.preset.seeds, text=text, progress=self.progress)
+        situation = Situation(folder=place, seeds=self.preset.seeds, progress=self.progress)
         self.records += self.experiment.measure_once(situation, self.preset)
 
     def train_and_measure(self) -> None:
@@ -151,6 +134,7 @@ class _Work:
         check_recipes(recipes)
         counts = {arm: self._count(recipe) for arm, recipe in recipes.items()}
         check_counts(counts, self.preset)
+        self._check_measurement()
         for arm, sizes in counts.items():
             self.progress.tell(f"{arm.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
             self.records += size_records(arm, sizes)
@@ -175,7 +159,7 @@ class _Work:
                 run, recipe = self._stages(arm, rates[arm], seed)
                 told["runs"][str(seed)] = run.key
                 if run.diverged is None:
-                    measured[arm] = self._measure(arm, seed, rates[arm], run, recipe, counts[arm].total)
+                    measured[arm] = self._measure(arm, seed, run, recipe)
                     self.records += measured[arm]
                 else:
                     diverged.append((arm, seed))
@@ -185,6 +169,14 @@ class _Work:
             self.records += lost_records(arm, seed, measured)
         for commit, found in self._earlier.items():
             self.notes.append(f"Trained by an earlier command, {_place(commit)}: {len(found)} of the runs.")
+
+    def _check_measurement(self) -> None:
+        """What can be known to fail after hours of training fails before it."""
+        if self.experiment.check is None:
+            return
+        recipes = [self.preset.arm_recipe(arm, "train.seed=0", *self.preset.extension) for arm in self.preset.arms]
+        for data in {id(data): data for data in map(self._build_data, recipes)}.values():
+            self.experiment.check(self.preset.options, data)
 
     def _count(self, recipe: Recipe) -> Counts:
         data = self._build_data(recipe)
@@ -264,9 +256,7 @@ class _Work:
             self._earlier.setdefault(found.commit, set()).add(found.key)
         return found
 
-    def _measure(
-        self, arm: Arm, seed: int, rate: float, run: Stored, recipe: Recipe, parameters: int
-    ) -> Sequence[Result]:
+    def _measure(self, arm: Arm, seed: int, run: Stored, recipe: Recipe) -> Sequence[Result]:
         """The numbers of a run: taken, or read where an interrupted command has taken them with the same code."""
         assert self.experiment.measure is not None  # Experiment's own check
         options = json.dumps(dict(self.preset.options), sort_keys=True, default=str)
@@ -285,13 +275,11 @@ class _Work:
         measured = MeasuredRun(
             arm=arm,
             seed=seed,
-            learning_rate=rate,
             recipe=recipe,
             folder=run.folder,
             model=model,
             data=self._build_data(recipe),
             metrics=run.metrics(),
-            parameters=parameters,
         )
         records = self.experiment.measure(measured, self.preset)
         records = [

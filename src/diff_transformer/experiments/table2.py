@@ -8,7 +8,7 @@ from diff_transformer.eval.needles import ACCURACY, JOINT, cell_name
 from diff_transformer.experiments.cluster import THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY as BY_ACCURACY
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
-from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, accuracy_records
+from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, accuracy_records, check_cells
 from diff_transformer.results import Comparison, Result, compare
 
 # DIFF and the Transformer; mean over five depths.
@@ -60,6 +60,7 @@ TABLE_2 = Experiment(
     },
     measure=_measure,
     compare=_compare,
+    check=lambda options, data: check_cells(data, options["cells"]),
     validation=BY_ACCURACY,
     notes=(
         *NOTES,

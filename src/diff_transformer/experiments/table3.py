@@ -7,7 +7,7 @@ from diff_transformer.eval.needles import DEPTHS, attention_records, depth_name
 from diff_transformer.experiments.cluster import THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY as BY_ACCURACY
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
-from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, attention_by_depth
+from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, attention_by_depth, check_cells
 from diff_transformer.results import Comparison, Result, compare
 
 # By depth: DIFF, the Transformer.
@@ -57,6 +57,7 @@ TABLE_3 = Experiment(
     },
     measure=_measure,
     compare=_compare,
+    check=lambda options, data: check_cells(data, [(options["needles"], 1)]),
     validation=BY_ACCURACY,
     notes=(
         *NOTES,

@@ -4,7 +4,7 @@ answer, so nothing is claimed of them."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diff_transformer.data import TextBatches
+from diff_transformer.eval.documents import text_part
 from diff_transformer.eval.hallucination import measure_hallucination, read_sets
 from diff_transformer.eval.judges import JUDGE_OPTIONS, judge_of
 from diff_transformer.eval.sources import PAPER_SETS, Source, held_out_sources
@@ -12,6 +12,7 @@ from diff_transformer.experiments.cluster import Evaluation
 from diff_transformer.experiments.framework import Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language_twins import language_twins
 from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.train import Data
 
 # DIFF and the Transformer, 3B parameters each; GPT-4o judged 100 answers of each set.
 PAPER = {
@@ -24,31 +25,26 @@ PAPER = {
 }
 
 
-def _check(options: Mapping[str, Any]) -> None:
-    """Read the documents and find the judge."""
-    if options["sources"]:
-        _read_sets(options)
+def _check(options: Mapping[str, Any], data: Data) -> None:
+    """Find the judge and read the documents."""
     judge_of(options)
+    _read_sets(options, data)
 
 
-def _read_sets(options: Mapping[str, Any]) -> dict[str, list[Source]]:
-    return read_sets(options["sources"], documents=options["documents"], characters=options["characters"])
+def _read_sets(options: Mapping[str, Any], data: Data) -> dict[str, list[Source]]:
+    documents, characters = options["documents"], options["characters"]
+    if options["sources"]:
+        return read_sets(options["sources"], documents=documents, characters=characters)
+    text = text_part(data.batches)
+    return {"held_out": held_out_sources(text, data.tokenizer, limit=documents, characters=characters)}
 
 
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
     options = preset.options
-    if options["sources"]:
-        sets = _read_sets(options)
-    else:
-        documents, characters = options["documents"], options["characters"]
-        assert isinstance(run.data.batches, TextBatches)
-        sets = {
-            "held_out": held_out_sources(run.data.batches, run.data.tokenizer, limit=documents, characters=characters)
-        }
     return measure_hallucination(
         run.model,
         run.data.tokenizer,
-        sets,
+        _read_sets(options, run.data),
         judge_of(options, str(run.model.device)),
         run.arm.name,
         journal=run.folder.parent / "judgements.jsonl",

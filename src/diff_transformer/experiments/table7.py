@@ -128,7 +128,6 @@ TABLE_7 = Experiment(
     },
     compare=_compare,
     measure_once=_measure,
-    uses_text=False,
     notes=(
         "A share is DIFF's tokens per second over its twin's, the median of alternated rounds; a seed is a repetition "
         "with models built anew. Whether it is larger than the paper's, of models of 3B parameters, is our question; "

@@ -20,7 +20,6 @@ from diff_transformer.results.files import (
 from diff_transformer.results.intervals import (
     bootstrap_interval,
     mean_interval,
-    paired_difference,
     proportion_interval,
     variance_beyond_chance,
 )
@@ -56,7 +55,6 @@ __all__ = [
     "device_name",
     "mean_interval",
     "number_of",
-    "paired_difference",
     "parse_metrics_line",
     "proportion_interval",
     "read_attention",

@@ -34,12 +34,6 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     return (fmean(values) - half, fmean(values) + half)
 
 
-def paired_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, Interval | None]:
-    """The mean of first − second, pair by pair, and its interval by Student's t; see `mean_interval`."""
-    differences = [one - other for one, other in zip(first, second, strict=True)]
-    return fmean(differences), mean_interval(differences)
-
-
 def bootstrap_interval(
     documents: Sequence[tuple[float, float]],
     against: Sequence[tuple[float, float]] | None = None,
