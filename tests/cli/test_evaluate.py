@@ -246,7 +246,7 @@ def test_a_run_on_many_shot_data_is_measured(run: Run, tmp_path: Path) -> None:
     assert list(groups)[:3] == [f"noise 0.1, {shots} shots" for shots in (8, 16, 32)]
     assert list(groups)[3:] == ["random orders, noise 0.1", "alternating orders, noise 0.1"]
     assert {record.n for record in found.records} == {3 * 4, 2}
-    assert result.stdout.count("many_shot/") == len(found.records) == 3 + 6
+    assert result.stdout.count("many_shot/") == len(found.records) == 3 + 8
     assert found.settings["measures"]["episode_orders"]["shots"] == 32
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 import diff_transformer.eval.retrieval as room
 from diff_transformer.data import RetrievalBatches
 from diff_transformer.eval import attention_mass, retrieval_answers, retrieval_records, validation_callback
-from diff_transformer.model import AttentionMaps, DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 TASK = RetrievalBatches(num_pairs=3, length=40, num_keys=8, num_values=8, num_noise=8)
 
@@ -56,10 +56,10 @@ def test_attention_mass_by_both_definitions(monkeypatch: pytest.MonkeyPatch) -> 
             maps[row, 1, place, answer - 1] = 1.0
     layers = iter([maps[:3], maps[3:]])
 
-    def fake(model: Any, input_ids: Tensor) -> list[AttentionMaps]:
-        return [AttentionMaps(None, None, next(layers))]
+    def fake(model: Any, input_ids: Tensor) -> list[Tensor]:
+        return [next(layers)]
 
-    monkeypatch.setattr(room, "attention_maps", fake)
+    monkeypatch.setattr(room, "applied_maps", fake)
     mass = attention_mass(Oracle(), sample, TASK.context_length, batch_size=3)
     expected = {"answer_signed": 0.5, "answer_share": 0.5, "noise_signed": -0.25, "noise_share": 0.25}
     for name, value in expected.items():
