@@ -91,13 +91,13 @@ def test_records_of_problems_that_are_held_out(kind: str, monkeypatch: pytest.Mo
     found = {(record.name, record.group): record for record in records}
     assert list(found) == [
         (name, group)
-        for group in (None, "1 operation", "2 operations", "3 operations")
+        for group in (None, "operations 1", "operations 2", "operations 3")
         for name in (EXACT_MATCH, ANSWER_LENGTH)
     ]
     assert {(record.arm, record.seed) for record in records} == {(kind, 7)}
     whole = found[EXACT_MATCH, None]
     assert (whole.value, whole.interval, whole.n) == (24 / 36, proportion_interval(24, 36), 36)
-    assert found[EXACT_MATCH, "2 operations"].value == 0
+    assert found[EXACT_MATCH, "operations 2"].value == 0
     lengths = found[ANSWER_LENGTH, None]
     assert lengths.value == 18
     assert lengths.interval == mean_interval([9.0] * 12 + [18.0] * 12 + [27.0] * 12)

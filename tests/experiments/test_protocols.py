@@ -213,6 +213,6 @@ def test_appendix_c(text: Path, output: Path) -> None:
     assert whole.paper == (0.508, 0.433)
     assert all(one.paper is None for one in results.comparisons if one.group is not None)
     groups = {record.group for record in measured(results, "arithmetic/answer_length")}
-    assert groups == {None, "1 operation", "2 operations", "3 operations", "4 operations"}
+    assert groups == {None, "operations 1", "operations 2", "operations 3", "operations 4"}
     assert {record.seed for record in measured(results, "arithmetic/exact_match")} == {0, 1}
     assert all(math.isfinite(record.value) for record in results.records)

@@ -107,7 +107,7 @@ def arithmetic_records(
     records = _records(found, arm, None, model_seed)
     for operations in range(1, batches.operations + 1):
         part = [solved for solved in found if solved.problem.operations == operations]
-        records += _records(part, arm, f"{operations} operation{'s' * (operations > 1)}", model_seed)
+        records += _records(part, arm, f"operations {operations}", model_seed)
     return records
 
 
