@@ -110,7 +110,7 @@ def test_the_list_has_every_experiment(run: Run) -> None:
     assert result.exit_code == 0
     for name in registry.EXPERIMENTS:
         assert f" {name} " in result.stdout
-    assert "9 min" in result.stdout
+    assert "7.5 min" in result.stdout
 
 
 def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:

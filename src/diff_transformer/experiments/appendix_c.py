@@ -70,7 +70,7 @@ APPENDIX_C = Experiment(
             sweep=("train.steps=150",),
             seeds=3,
             options={"problems": 128},
-            minutes=7,
+            minutes=3,
         ),
         "gpu": Preset(
             recipe="arithmetic",

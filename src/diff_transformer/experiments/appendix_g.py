@@ -107,7 +107,7 @@ APPENDIX_G = Experiment(
             ),
             arms=TWINS,
             seeds=3,
-            minutes=6,
+            minutes=4,
         ),
         "gpu": Preset(
             recipe="language",

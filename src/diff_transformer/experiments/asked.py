@@ -32,6 +32,7 @@ class Asked:
         """Everything that decides the numbers, as JSON has it."""
         told = {"experiment": self.experiment.name, "preset": self.preset_name, "text": self.text}
         found: dict[str, Any] = json.loads(json.dumps({**told, **asdict(self.preset)}, default=str))
+        del found["minutes"]  # what it is thought to take decides nothing
         return found
 
 

@@ -241,7 +241,7 @@ FIG_3 = Experiment(
             sweep=("train.steps=60", "train.evaluate_every=60"),
             seeds=3,
             options={"documents": 60, "longest": 2048, "frequent": 100},
-            minutes=9,
+            minutes=5,
         ),
         "gpu": Preset(
             recipe="language",

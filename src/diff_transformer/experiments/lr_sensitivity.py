@@ -86,7 +86,7 @@ LR_SENSITIVITY = Experiment(
             ),
             arms=arms((1e-3, 3e-3, 1e-2, 3e-2, 1e-1)),
             seeds=3,
-            minutes=9,
+            minutes=7,
         ),
         "gpu": Preset(
             recipe="language",

@@ -37,7 +37,7 @@ TABLE_1 = Experiment(
     name="table1",
     shows="lm-evaluation-harness without examples (Table 1): the path, without a verdict",
     presets={
-        **harness_presets(cpu_minutes=1, shots=(0,)),
+        **harness_presets(cpu_minutes=0.5, shots=(0,)),
         "paper": PaperPreset(
             # 1T tokens.
             stages=(Stage(recipe="paper-3b", overrides=("train.steps=238419",), name="paper-3b-1t"),),

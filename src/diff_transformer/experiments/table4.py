@@ -87,7 +87,7 @@ TABLE_4 = Experiment(
             "The judge's key is read from OPENAI_API_KEY. How much of a document is shown (12,000 characters fit 4K "
             "tokens) and how long an answer may be are ours to choose.",
         ),
-        cpu_minutes=1,
+        cpu_minutes=0.5,
         gpu_minutes=1,
     ),
     compare=_compare,

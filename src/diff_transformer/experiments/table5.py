@@ -50,7 +50,7 @@ TABLE_5 = Experiment(
         cpu={"tokens": 40_000},
         gpu={"tokens": TOKENS},
         paper=(Evaluation(measure="outliers", options={"tokens": TOKENS}),),
-        cpu_minutes=1,
+        cpu_minutes=0.5,
         gpu_minutes=2,
     ),
     compare=_compare,

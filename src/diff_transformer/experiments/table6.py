@@ -88,7 +88,7 @@ TABLE_6 = Experiment(
             sweep=("train.steps=70", "train.evaluate_every=70"),
             seeds=3,
             options={"documents": 60, "longest": 2048, "frequent": 100},
-            minutes=9,
+            minutes=7,
         ),
         "gpu": Preset(
             recipe="language",

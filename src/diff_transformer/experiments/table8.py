@@ -33,7 +33,7 @@ def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
 TABLE_8 = Experiment(
     name="table8",
     shows="lm-evaluation-harness without and with five examples (Table 8): the path, without a verdict",
-    presets=harness_presets(cpu_minutes=2, shots=SHOTS),
+    presets=harness_presets(cpu_minutes=0.5, shots=SHOTS),
     compare=_compare,
     measure=_measure,
     check=check_tasks,
