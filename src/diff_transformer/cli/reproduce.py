@@ -141,7 +141,10 @@ def _listing() -> "Table":
 
     from diff_transformer.experiments.registry import EXPERIMENTS, find_experiment
 
-    table = Table(caption=Text("cpu: minutes on two processor cores. gpu: planned for one H200, not timed yet."), caption_justify="left")
+    table = Table(
+        caption=Text("cpu: minutes on two processor cores. gpu: planned for one H200, not timed yet."),
+        caption_justify="left",
+    )
     table.add_column("name", no_wrap=True)
     table.add_column("what it shows", overflow="fold")
     for column in ("cpu", "gpu"):
