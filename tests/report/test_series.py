@@ -164,3 +164,10 @@ def test_a_forest_shows_every_row_and_cuts_only_what_lies_far_away() -> None:
     (right,) = axes.child_axes
     words = [text.get_text() for text in right.get_yticklabels()]
     assert words == ["reproduced", "contrary", *["inconclusive"] * 4, "no claim"]
+
+
+def test_shares_of_a_whole_lie_evenly() -> None:
+    (depths,) = found(("0–20 %", "20–40 %", "40–60 %", "60–80 %", "80–100 %"))
+    axes = bands(depths.lines, depths.places, title="t", ylabel="y").axes[0]
+    assert axes.get_xscale() == "linear"
+    assert [text.get_text() for text in axes.get_xticklabels()][-1] == "80–100 %"

@@ -87,7 +87,8 @@ def _band(axes: Axes, line: Series, colour: str) -> None:
 def _scale(axes: Axes, places: Places, values: Sequence[float]) -> None:
     """Logarithmic axes where the numbers span much; a tick at each place where there are few."""
     low, high = min(places.numbers), max(places.numbers)
-    wide = low > 0 and high / low >= _WIDE
+    # Shares of a whole, such as depths, lie evenly however far they are apart.
+    wide = low > 0 and high / low >= _WIDE and not any("%" in text for text in places.texts)
     if wide:
         axes.set_xscale("log")
     if values and min(values) > 0 and max(values) / min(values) >= _TALL:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from diff_transformer.report.figures import INK, MUTED, PAGE, RULE, THEME, short, styled
 from diff_transformer.report.rows import NOT_KNOWN
@@ -74,6 +74,7 @@ def forest(rows: Sequence[ForestRow], *, title: str, xlabel: str, better: Better
             _draw(axes, place, row, (low, high))
     axes.set(xlim=(low, high), ylim=(len(rows) - 0.4, -0.6))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}".replace("-", "−")))
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0, pad=8)
     axes.set_yticks(range(len(rows)), [short(row.label, _LONGEST) for row in rows])
