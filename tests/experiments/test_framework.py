@@ -200,3 +200,9 @@ def test_a_run_is_known_by_all_that_made_it() -> None:
     keys.add(store.run_key(recipe, batches, logs=replace(SMALL, on_evaluate=lambda batches: other_log).logs))
     assert len(keys) == 7
     assert SMALL.logs == ""
+
+
+def test_how_long_it_is_thought_to_take_is_no_part_of_what_is_asked() -> None:
+    longer = replace(SMALL, presets={"cpu": replace(TINY, minutes=99)})
+    assert ask(longer).settings() == ask(SMALL).settings()
+    assert ask(SMALL, seeds=1).settings() != ask(SMALL).settings()

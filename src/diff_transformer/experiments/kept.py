@@ -25,10 +25,7 @@ def check_results(path: Path, asked: Asked, *, resume: bool, overwrite: bool) ->
             "them with --overwrite, which trains nothing twice."
         )
     if resume and path.exists():
-        before = read_results(path).settings.get("asked")
-        if isinstance(before, dict):
-            before.pop("minutes", None)  # told by earlier versions
-        differs = _differences(before, asked.settings())
+        differs = _differences(read_results(path).settings.get("asked"), asked.settings())
         if differs:
             raise FileExistsError(
                 f"The results in {str(path)!r} were asked for otherwise ({differs}), and --resume would lose them; "
