@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from diff_transformer.data import Batches, NeedleBatches, TextBatches
+from diff_transformer.eval.options import check_counts
 
 # Logits to hold at a time, in float32.
 _LOGITS = 1 << 27
@@ -18,8 +19,9 @@ def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) 
     """At most `most` of the documents with `shortest` tokens or more, spread evenly over their order.
 
     Raises:
-        ValueError: fewer than two are so long, which leaves nothing to draw other documents from.
+        ValueError: fewer than two are asked for or so long, which leaves nothing to draw other documents from.
     """
+    check_counts(2, documents=most)
     lengths = []
     long = []
     for document in documents:

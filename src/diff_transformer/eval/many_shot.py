@@ -102,7 +102,7 @@ def shots_records(
         ValueError: a number below 1, or a share outside 0 … 1.
     """
     check_counts(1, shots=min(shots), episodes=episodes, queries=queries)
-    _check_noises(noises)
+    check_noises(noises)
     records = []
     for noise in noises:
         for count in shots:
@@ -190,9 +190,8 @@ def order_records(
     Raises:
         ValueError: fewer than two shots, orders or queries, no sets, or a share outside 0 … 1.
     """
-    check_counts(2, shots=shots, orders=orders, queries=queries)
+    check_orders(shots=shots, noises=noises, orders=orders, queries=queries)
     check_counts(1, sets=sets)
-    _check_noises(noises)
     records = []
     for noise in noises:
         for kind in ORDERS:
@@ -258,7 +257,14 @@ def order_group(kind: str, noise: float) -> str:
     return f"{kind} orders, noise {noise:g}"
 
 
-def _check_noises(noises: Sequence[float]) -> None:
+def check_orders(*, shots: int, noises: Sequence[float], orders: int, queries: int) -> None:
+    """Raises ValueError where settings of `order_records` leave no orders to compare."""
+    check_counts(2, shots=shots, orders=orders, queries=queries)
+    check_noises(noises)
+
+
+def check_noises(noises: Sequence[float]) -> None:
+    """Raises ValueError for what is no share."""
     for noise in noises:
         if not 0 <= noise <= 1:
             raise ValueError(f"noises are shares of wrong labels, 0 to 1, got {noise}.")

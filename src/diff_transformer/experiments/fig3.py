@@ -237,7 +237,7 @@ FIG_3 = Experiment(
                 *sized("0.06M", 2, 32, 84, 4),
                 *sized("0.13M", 3, 48, 128, 4),
             ),
-            learning_rates=(5e-3, 1.25e-2, 3e-2),
+            learning_rates=(1.25e-2, 3e-2, 7.5e-2),
             sweep=("train.steps=60", "train.evaluate_every=60"),
             seeds=3,
             options={"documents": 60, "longest": 2048, "frequent": 100},

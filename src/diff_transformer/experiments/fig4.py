@@ -49,7 +49,7 @@ FIG_4 = Experiment(
                 "train.evaluate_every=500",
             ),
             arms=TWINS,
-            learning_rates=(2e-3, 5e-3, 1.25e-2),
+            learning_rates=(5e-3, 1.25e-2, 3e-2),
             sweep=("train.steps=170", "train.evaluate_every=170"),
             extension=(
                 "data.length=1024",

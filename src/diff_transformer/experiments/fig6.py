@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from diff_transformer.data import ManyShotBatches
-from diff_transformer.eval.many_shot import shots_group, shots_records
+from diff_transformer.eval.many_shot import check_noises, shots_group, shots_records
 from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY, TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.many_shot import CPU, NOTES, ON_GPU
@@ -60,6 +60,7 @@ FIG_6 = Experiment(
     measure=_measure,
     compare=_compare,
     validation=ACCURACY,
+    check=lambda options, _: check_noises(options["noises"]),
     notes=(
         *NOTES,
         "The paper gives mean gains of DIFF on other data: TREC 18.0, TREC-fine 21.6, Banking-77 10.4, Clinic-150 5.2 "

@@ -1,16 +1,17 @@
 """Figure 7: how much the answers depend on the order of the same demonstrations."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from diff_transformer.data import ManyShotBatches
-from diff_transformer.eval.many_shot import ORDERS, RANGE_ORDERS, order_group, order_records
+from diff_transformer.eval.many_shot import ORDERS, RANGE_ORDERS, check_orders, order_group, order_records
 from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY, TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.many_shot import CPU, NOTES, ON_GPU
 from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.train import Data
 
 # The first is judged: how far apart orders lie beyond chance, without bias. A range grows with what chance does, which
 # is most at one half, so that it would follow the accuracy; a spread is the root of the first, to be read. A model that
@@ -27,6 +28,10 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
     settings = {name: preset.options[name] for name in ("shots", "noises", "orders", "queries", "sets")}
     chance = Result(name=CHANCE, arm=run.arm.name, value=1 / run.data.batches.classes, seed=run.seed)
     return [*order_records(run.model, run.data.batches, run.arm.name, seed=run.seed, **settings), chance]
+
+
+def _check(options: Mapping[str, Any], _: Data) -> None:
+    check_orders(**{name: options[name] for name in ("shots", "noises", "orders", "queries")})
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
@@ -82,6 +87,7 @@ FIG_7 = Experiment(
     measure=_measure,
     compare=_compare,
     validation=ACCURACY,
+    check=_check,
     notes=(
         *NOTES,
         f"The verdict is on {VARIANCE}, the variance of the accuracies after different orders less what chance alone "

@@ -40,7 +40,7 @@ CPU = Preset(
         "data.batch_size=32",
     ),
     arms=(*TWINS, rows(4, 16)[2]),
-    learning_rates=(1e-3, 3e-3, 6e-3),
+    learning_rates=(5e-4, 1e-3, 3e-3, 6e-3),
     seeds=3,
 )
 # One H200: text, and in a fifth of the sequences the paper's template with 1 to 8 needles.

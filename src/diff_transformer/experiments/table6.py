@@ -84,7 +84,7 @@ TABLE_6 = Experiment(
                 "train.evaluate_every=200",
             ),
             arms=rows(8, 8),
-            learning_rates=(2e-3, 5e-3, 1.25e-2),
+            learning_rates=(5e-3, 1.25e-2, 3e-2),
             sweep=("train.steps=70", "train.evaluate_every=70"),
             seeds=3,
             options={"documents": 60, "longest": 2048, "frequent": 100},

@@ -40,7 +40,7 @@ def counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]]) -> Figure:
                     start + count / 2, place, str(count), ha="center", va="center", fontsize=9, color=colour, bbox=box
                 )
             start += count
-    axes.set_yticks(range(len(rows)), [short(name, 40) for name, _ in rows])
+    axes.set_yticks(range(len(rows)), [short(name, 48) for name, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.grid(visible=False, axis="y")

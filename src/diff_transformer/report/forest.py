@@ -117,6 +117,7 @@ def _draw(axes: Axes, place: int, row: ForestRow, limits: tuple[float, float]) -
                 va="center",
                 fontsize=8,
                 color=INK,
+                bbox={"facecolor": PAGE, "edgecolor": "none", "pad": 0.5, "alpha": 0.85},  # an interval may lie there
                 zorder=4,
             )
     face = colour if filled else PAGE
