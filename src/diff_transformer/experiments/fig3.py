@@ -230,7 +230,7 @@ FIG_3 = Experiment(
         # Sizes of which the smallest is too small for these few tokens: of larger ones none is better than another yet.
         "cpu": Preset(
             recipe="language",
-            overrides=(*CPU, "train.steps=300", "train.evaluate_every=60"),
+            overrides=(*CPU, "train.steps=250", "train.evaluate_every=50"),
             arms=(
                 *sized("0.02M", 2, 16, 44, 4),
                 *sized("0.04M", 2, 24, 64, 4),
@@ -238,7 +238,6 @@ FIG_3 = Experiment(
                 *sized("0.13M", 3, 48, 128, 4),
             ),
             learning_rates=(1.25e-2, 3e-2, 7.5e-2),
-            sweep=("train.steps=60", "train.evaluate_every=60"),
             seeds=3,
             options={"documents": 60, "longest": 2048, "frequent": 100},
             minutes=5,

@@ -8,11 +8,11 @@ CPU = Preset(
     recipe="retrieval",
     overrides=(
         *FINDING,
-        "train.steps=2000",
+        "train.steps=1500",
         "data={kind: many_shot, shots: 32, classes: 6, labels: 16, words: 12, item_length: 1, vary: true}",
     ),
     arms=TWINS,
-    learning_rates=(1.5e-3, 3e-3, 6e-3),
+    learning_rates=(7.5e-4, 1.5e-3, 3e-3, 6e-3),
     seeds=3,
 )
 # One H200: more classes, items of two words, longer sequences.

@@ -50,7 +50,6 @@ V2 = Experiment(
             overrides=(*CPU, "model.num_hidden_layers=4", "train.steps=200", "train.evaluate_every=200"),
             arms=arms(64, 8, 8, 172),
             learning_rates=(5e-3, 1.25e-2, 3e-2),
-            sweep=("train.steps=70", "train.evaluate_every=70"),
             seeds=6,
             parameter_tolerance=W_LAMBDA,
             options={"documents": 60, "longest": 2048, "frequent": 100},
