@@ -70,7 +70,7 @@ APPENDIX_C = Experiment(
             sweep=("train.steps=150",),
             seeds=3,
             options={"problems": 128},
-            minutes=3,
+            minutes=4,
         ),
         "gpu": Preset(
             recipe="arithmetic",

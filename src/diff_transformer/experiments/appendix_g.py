@@ -107,7 +107,7 @@ APPENDIX_G = Experiment(
             ),
             arms=TWINS,
             seeds=3,
-            minutes=4,
+            minutes=5,
         ),
         "gpu": Preset(
             recipe="language",

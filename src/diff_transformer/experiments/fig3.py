@@ -240,7 +240,7 @@ FIG_3 = Experiment(
             learning_rates=(1.25e-2, 3e-2, 7.5e-2),
             seeds=3,
             options={"documents": 60, "longest": 2048, "frequent": 100},
-            minutes=5,
+            minutes=8,
         ),
         "gpu": Preset(
             recipe="language",

@@ -62,7 +62,7 @@ FIG_4 = Experiment(
             ),
             seeds=3,
             options={"length": 1024, "first": 64, "documents": 60},
-            minutes=7,
+            minutes=8,
         ),
         "gpu": Preset(
             recipe="language",

@@ -49,7 +49,7 @@ FIG_5 = Experiment(
     name="fig5",
     shows="one needle of several found, by the length of the context and the needle's depth (Figure 5)",
     presets={
-        "cpu": replace(CPU, options={"needles": 4, "lengths": [10, 16, 22, 28], "samples": 400}, minutes=5),
+        "cpu": replace(CPU, options={"needles": 4, "lengths": [10, 16, 22, 28], "samples": 400}, minutes=7),
         "gpu": replace(
             ON_GPU,
             options={"needles": 8, "lengths": [384, 512, 640, 768, 896, 1024], "samples": 40, "batch_size": 64},

@@ -33,7 +33,7 @@ FIG_6 = Experiment(
         "cpu": replace(
             CPU,
             options={"shots": [8, 16, 32], "noises": [0.0, 0.1, 0.3], "episodes": 64, "queries": 32},
-            minutes=8,
+            minutes=9,
         ),
         "gpu": replace(
             ON_GPU,

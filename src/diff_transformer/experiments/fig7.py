@@ -64,7 +64,7 @@ FIG_7 = Experiment(
     shows="how much the answers depend on the order of the same demonstrations (Figure 7)",
     presets={
         "cpu": replace(
-            CPU, options={"shots": 32, "noises": [0.1, 0.3], "orders": 30, "queries": 200, "sets": 4}, minutes=8
+            CPU, options={"shots": 32, "noises": [0.1, 0.3], "orders": 30, "queries": 200, "sets": 4}, minutes=9
         ),
         "gpu": replace(
             ON_GPU, options={"shots": 256, "noises": [0.1, 0.3], "orders": 30, "queries": 200, "sets": 8}, minutes=25

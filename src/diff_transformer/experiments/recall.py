@@ -49,7 +49,7 @@ RECALL = Experiment(
             sweep=("train.steps=200",),
             seeds=3,
             options={"sequences": 2048},
-            minutes=7.5,
+            minutes=9,
         ),
         # With Table 6's controls: half the heads of twice the width, headwise norm on and off.
         "gpu": Preset(

@@ -42,7 +42,7 @@ TABLE_2 = Experiment(
     name="table2",
     shows="needles found, of N hidden ones when R are asked for (Table 2)",
     presets={
-        "cpu": replace(CPU, options={"cells": [[1, 1], [2, 1], [2, 2], [4, 1], [4, 2]], "samples": 400}, minutes=5.5),
+        "cpu": replace(CPU, options={"cells": [[1, 1], [2, 1], [2, 2], [4, 1], [4, 2]], "samples": 400}, minutes=7.5),
         "gpu": replace(
             ON_GPU, options={"cells": [[1, 1], [2, 2], [4, 2], [6, 2]], "samples": 100, "batch_size": 64}, minutes=25
         ),

@@ -42,7 +42,7 @@ TABLE_3 = Experiment(
     name="table3",
     shows="attention to the answer and attention noise, by the needle's depth and by both definitions (Table 3)",
     presets={
-        "cpu": replace(CPU, options={"needles": 4, "samples": 200}, minutes=5),
+        "cpu": replace(CPU, options={"needles": 4, "samples": 200}, minutes=7),
         "gpu": replace(ON_GPU, options={"needles": 6, "samples": 20}, minutes=25),
         "paper": PaperPreset(
             stages=(THREE_BILLION,),

@@ -87,7 +87,7 @@ TABLE_6 = Experiment(
             learning_rates=(5e-3, 1.25e-2, 3e-2),
             seeds=3,
             options={"documents": 60, "longest": 2048, "frequent": 100},
-            minutes=7,
+            minutes=8.5,
         ),
         "gpu": Preset(
             recipe="language",

@@ -110,7 +110,7 @@ TABLE_7 = Experiment(
                 "check_vocabulary": 512,
             },
             seeds=3,
-            minutes=2,
+            minutes=2.5,
         ),
         "gpu": Preset(options={"device": "cuda", "lengths": (2048, 4096)}, seeds=3, minutes=12),
         "paper": PaperPreset(

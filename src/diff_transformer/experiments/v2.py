@@ -53,7 +53,7 @@ V2 = Experiment(
             seeds=6,
             parameter_tolerance=W_LAMBDA,
             options={"documents": 60, "longest": 2048, "frequent": 100},
-            minutes=6,
+            minutes=5,
         ),
         "gpu": Preset(
             recipe="language",
