@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
+from diff_transformer.experiments.registry import EXPERIMENTS
 from diff_transformer.report import arms_table, build_results_report, experiment_figures, holds_experiments
 from diff_transformer.report.experiment_files import ExperimentResults, read_experiments
 from diff_transformer.report.experiment_tables import comparison_table, overview, tallies, verdict_counts
@@ -452,6 +453,14 @@ def test_our_own_questions_are_told_from_the_papers_claims(tmp_path: Path) -> No
     assert "V2, cpu, our questions" in drawn["overview"]
     assert "our question: no" in drawn["v2-cpu-differences"]
     assert "contrary" not in drawn["v2-cpu-differences"]
+
+
+def test_the_overview_names_every_experiment_in_full() -> None:
+    found = records("a", (0.1, 0.2))
+    asked = [compare(found, "a", *TWINS, claimed_by="us")]
+    all_results = [ExperimentResults(name, "cpu", file(found, asked, name)) for name in EXPERIMENTS]
+    drawn = experiment_figures.overview_figure(all_results).svg
+    assert [one.title for one in all_results if f"{one.title}, cpu, our questions<" not in drawn] == []
 
 
 def test_what_a_reader_must_know_of_many_verdicts_is_said(folder: Path) -> None:

@@ -155,6 +155,8 @@ def test_a_forest_shows_every_row_and_cuts_only_what_lies_far_away() -> None:
     assert dots == {1: "o", 2: "s", 3: "o", 4: "o", 7: "D"}
     said = {text.get_text().strip() for text in axes.texts}
     assert {"diverged", "not known", "× −400"} <= said
+    (away,) = [text for text in axes.texts if "×" in text.get_text()]
+    assert away.get_bbox_patch() is not None  # an interval that lies there is not drawn through it
     assert {line.get_marker() for line in axes.lines if len(line.get_ydata()) and line.get_ydata()[0] == 3} >= {
         "<",
         ">",

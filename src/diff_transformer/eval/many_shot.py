@@ -190,8 +190,7 @@ def order_records(
     Raises:
         ValueError: fewer than two shots, orders or queries, no sets, or a share outside 0 … 1.
     """
-    check_orders(shots=shots, noises=noises, orders=orders, queries=queries)
-    check_counts(1, sets=sets)
+    check_orders(shots=shots, noises=noises, orders=orders, queries=queries, sets=sets)
     records = []
     for noise in noises:
         for kind in ORDERS:
@@ -257,9 +256,10 @@ def order_group(kind: str, noise: float) -> str:
     return f"{kind} orders, noise {noise:g}"
 
 
-def check_orders(*, shots: int, noises: Sequence[float], orders: int, queries: int) -> None:
-    """Raises ValueError where settings of `order_records` leave no orders to compare."""
+def check_orders(*, shots: int, noises: Sequence[float], orders: int, queries: int, sets: int) -> None:
+    """Raises as `order_records` with the same settings, without a model."""
     check_counts(2, shots=shots, orders=orders, queries=queries)
+    check_counts(1, sets=sets)
     check_noises(noises)
 
 

@@ -21,17 +21,18 @@ SPREAD, MEAN = "many_shot/order_spread", "many_shot/order_mean"
 CHANCE, GUESSING = "many_shot/order_chance", "guessing"
 # Best less worst of 10 orders on TREC: DIFF, the Transformer.
 PAPER = {"random": (0.040, 0.190), "alternating": (0.134, 0.567)}
+_SETTINGS = ("shots", "noises", "orders", "queries", "sets")
 
 
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
     assert isinstance(run.data.batches, ManyShotBatches)  # the presets' recipes
-    settings = {name: preset.options[name] for name in ("shots", "noises", "orders", "queries", "sets")}
+    settings = {name: preset.options[name] for name in _SETTINGS}
     chance = Result(name=CHANCE, arm=run.arm.name, value=1 / run.data.batches.classes, seed=run.seed)
     return [*order_records(run.model, run.data.batches, run.arm.name, seed=run.seed, **settings), chance]
 
 
 def _check(options: Mapping[str, Any], _: Data) -> None:
-    check_orders(**{name: options[name] for name in ("shots", "noises", "orders", "queries")})
+    check_orders(**{name: options[name] for name in _SETTINGS})
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
