@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
 
 from budget import Case, Problem, build, prepared
 from diff_transformer import diff_attention, diff_attention_maps
@@ -177,21 +177,6 @@ def test_block_masks_are_kept_where_the_lengths_alone_decide(monkeypatch: pytest
     assert flex._kept_blocks.cache_info().currsize == flex.BLOCK_MASKS
 
 
-def test_block_masks_made_inside_a_transformation_are_not_kept() -> None:
-    """torch.func.grad wraps all that is made inside of it, and the wrapper is dead afterwards."""
-    q, k = torch.zeros(1, 1, 2, 150, 4), torch.zeros(1, 1, 2, 150, 4)
-    flex._kept_blocks.cache_clear()
-
-    def use(x: Tensor) -> Tensor:
-        flex._position_blocks(q, k, True, None, None)
-        return x.sum()
-
-    torch.func.grad(use)(torch.ones(3))
-    assert flex._kept_blocks.cache_info().currsize == 0
-    flex._position_blocks(q, k, True, None, None)
-    assert flex._kept_blocks.cache_info().currsize == 1
-
-
 # BlockMasks of the caller's own.
 
 
@@ -207,6 +192,35 @@ def striped(step: int) -> Callable[..., Tensor]:
 @pytest.fixture(scope="module")
 def stripes() -> BlockMask:
     return create_block_mask(striped(3), 2, 4, 150, 150, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["causal", "padding", "block mask"])
+def test_what_is_hidden_changes_nothing(kind: str, stripes: BlockMask) -> None:
+    """NaN in padding, in key 100 of one head and in value 101 of another: zeros to all that do not see them."""
+    problem = build(TWO_BLOCKS)
+    hidden = torch.zeros(2, 150, dtype=torch.bool)
+    hidden[0, 130:] = kind == "padding"
+    options = {
+        "causal": {"is_causal": True},
+        "padding": {"is_causal": True, "attn_mask": ~hidden[:, None, None]},
+        "block mask": {"attn_mask": stripes},
+    }[kind]
+    answers = []
+    for value in (0.0, float("nan")):
+        k, v = problem.k.masked_fill(hidden[:, None, None, :, None], value), problem.v.clone()
+        v.masked_fill_(hidden[:, None, :, None], value)
+        k[1, 0, :, 100] = v[1, 1, 101] = value
+        with torch.no_grad():
+            answers.append(diff_attention(problem.q, k, v, 0.7, **options, backend="flex"))
+    zeros, spoilt = answers
+    allowed = torch.ones(2, 4, 150, 150, dtype=torch.bool).tril()
+    if kind == "block mask":
+        allowed = create_mask(stripes.mask_mod, 2, 4, 150, 150, device="cpu")
+    seeing = torch.zeros(2, 4, 150, dtype=torch.bool)
+    seeing[1, :2], seeing[1, 2:] = allowed[1, :2, :, 100], allowed[1, 2:, :, 101]
+    assert 0 < seeing[1].sum() < seeing[1].numel()
+    assert spoilt[seeing].isnan().all()
+    assert torch.equal(spoilt[~seeing], zeros[~seeing])
 
 
 @pytest.mark.parametrize("backend", ["flex", "auto"])

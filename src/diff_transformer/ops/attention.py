@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diff_transformer.ops.backends import Request, resolve
 from diff_transformer.ops.flex import is_block_mask
+from diff_transformer.ops.nonfinite import confine
 from diff_transformer.ops.norm import rms_norm
 from diff_transformer.ops.reference import softmax_maps
 from diff_transformer.ops.visibility import document_bounds
@@ -54,7 +55,7 @@ def diff_attention(
         window: how many keys a query may look back on, itself included: key j is hidden where j ≤ i + S − N − window.
         cu_seqlens: (documents + 1,) int32 or int64, where documents packed into one sequence (B = 1, N = S) begin, and
             N at the end: 0, …, N, not decreasing. A token sees its own document alone. Away from the CPU the values are
-            not looked at, which would wait for the device.
+            not checked, which would wait for the device, nor where a transformation of torch.func maps over them.
         norm_weight: (dv,), or None for no norm. With it each head is normalised as in Equation 3:
             ``norm_scale`` · RMSNorm(head) · ``norm_weight``; fused into the kernel where the backend can.
         norm_eps: added to the mean square.
@@ -65,7 +66,9 @@ def diff_attention(
 
     Returns:
         (B, H, N, dv) in the dtype of q, k and v (under autocast, in autocast's). A query that sees no key gives 0,
-        with gradient 0. The softmax runs in float32 at least.
+        with gradient 0. Keys and values that a query may not see change neither its output nor the gradients that come
+        from it, even where they hold a NaN or an infinity; a NaN that it sees makes its output NaN. The softmax runs
+        in float32 at least.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, a λ or mask that does not broadcast, an unknown backend,
@@ -87,7 +90,8 @@ def diff_attention(
     chosen = resolve(backend, request)
     if norm_weight is None:
         return chosen.attend(*request)
-    if chosen.fuses_norm:
+    # The gradient of torch.func may be the norm's alone: the kernel's operator does not take part in it.
+    if chosen.fuses_norm and not torch._C._are_functorch_transforms_active():
         return chosen.attend(*request, norm_weight, norm_eps, norm_scale)
     return rms_norm(chosen.attend(*request), norm_weight, norm_eps) * norm_scale
 
@@ -120,7 +124,10 @@ def diff_attention_maps(
     attn_mask = _check_mask(attn_mask, q, k)
     lambdas = _check_lambda(lam, q)
     documents = _check_documents(cu_seqlens, q, k)
+    (k,), addend = confine((k,), q, attn_mask, is_causal, window, documents)
     first, second = softmax_maps(q, k, attn_mask, is_causal, scale, window, documents)
+    if addend is not None:
+        first, second = first + addend, second + addend
     return first, second, first - lambdas.unsqueeze(-1).to(first.dtype) * second
 
 
@@ -240,7 +247,8 @@ def _check_documents(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> Tensor 
         )
     if cu_seqlens.device != q.device:
         _refuse(f"cu_seqlens must be on the device of q, {q.device}, got {cu_seqlens.device}.")
-    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+    unknown = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(cu_seqlens)
+    if cu_seqlens.device.type == "cpu" and not unknown:
         ends = cu_seqlens.tolist()
         if ends[0] != 0 or ends[-1] != n or any(a > b for a, b in itertools.pairwise(ends)):
             _refuse(f"cu_seqlens must go from 0 to N = {n} without decreasing, got {_abridged(ends)}.")

@@ -10,8 +10,9 @@ from diff_transformer.ops.blockwise import blockwise_attention
 from diff_transformer.ops.cpu.attention import available_to_auto, cpu_attention, unavailable
 from diff_transformer.ops.cpu.build import obstacle
 from diff_transformer.ops.flex import flex_attention_backend, is_block_mask, reason_against_flex
+from diff_transformer.ops.nonfinite import confined
 from diff_transformer.ops.reference import reference_attention
-from diff_transformer.ops.sdpa import sdpa_attention
+from diff_transformer.ops.sdpa import padded_call_is_fastest, sdpa_attention
 from diff_transformer.ops.triton.attention import reason_against_triton, triton_attention
 
 if TYPE_CHECKING:
@@ -44,15 +45,15 @@ class Backend(NamedTuple):
 
 
 _BACKENDS = {
-    "reference": Backend(reference_attention),
-    "blockwise": Backend(blockwise_attention),
-    "sdpa": Backend(sdpa_attention),
-    "flex": Backend(flex_attention_backend),
+    "reference": Backend(confined(reference_attention)),
+    "blockwise": Backend(confined(blockwise_attention)),
+    "sdpa": Backend(confined(sdpa_attention, drops_nan=True)),
+    "flex": Backend(confined(flex_attention_backend, drops_nan=True)),
     "cpu": Backend(cpu_attention),
     "triton": Backend(triton_attention, fuses_norm=True),
 }
 BACKENDS = tuple(_BACKENDS)
-# These have a backward of their own, which torch cannot differentiate, and none in forward mode.
+# These have a backward of their own, which torch.func cannot use, nor torch differentiate, and none in forward mode.
 _OPAQUE = ("blockwise", "flex", "cpu", "triton")
 
 
@@ -61,11 +62,36 @@ def _in_forward_mode() -> bool:
     return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
+def _loses_gradient(backend: str, request: Request) -> bool:
+    """Whether ``backend`` would raise, or lose a gradient without a word, inside a transformation of torch.func.
+
+    torch.func refuses the autograd functions that torch.library makes of an operator and its backward. Under vmap alone
+    with ordinary autograd around it, they are not seen for tensors that are mapped over, but for those of `blockwise`.
+    torch.compile does not know yet which tensors have a gradient, so any transformation counts there.
+    """
+    if backend not in _OPAQUE or not torch._C._are_functorch_transforms_active():
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    functorch = torch._C._functorch
+    for x in (request.q, request.k, request.v, request.lam):
+        is_wrapped = functorch.is_functorch_wrapped_tensor(x)
+        while functorch.is_functorch_wrapped_tensor(x):
+            if functorch.is_gradtrackingtensor(x) and x.requires_grad:
+                return True
+            x = functorch.get_unwrapped(x)
+        if is_wrapped and x.requires_grad and backend != "blockwise":
+            return True
+    return False
+
+
 def _reason_in_request(backend: str, request: Request) -> str | None:
     """What in the request itself ``backend`` does not do, or None. Costs nothing: the kernel is not looked for."""
     q, attn_mask = request.q, request.attn_mask
     if backend in _OPAQUE and _in_forward_mode():
         return "it has no derivative in forward mode; use 'reference'"
+    if _loses_gradient(backend, request):
+        return "torch.func cannot take the gradient of its operator; use 'reference' or 'sdpa'"
     if backend != "flex" and is_block_mask(attn_mask):
         return "a BlockMask is taken by 'flex' alone"
     if backend in _OPAQUE and isinstance(attn_mask, Tensor) and attn_mask.requires_grad:
@@ -92,10 +118,14 @@ def choose(request: Request) -> str:
     q, attn_mask = request.q, request.attn_mask
     if is_block_mask(attn_mask):
         return "flex"
-    if _in_forward_mode() or (isinstance(attn_mask, Tensor) and attn_mask.requires_grad):
+    if _in_forward_mode() or _loses_gradient("cpu", request):
+        return "reference"
+    if isinstance(attn_mask, Tensor) and attn_mask.requires_grad:
         return "reference"
     if q.device.type == "cuda":
         return "triton" if _reason_in_request("triton", request) is None else "sdpa"
+    if padded_call_is_fastest(*request):
+        return "sdpa"
     if _reason_in_request("cpu", request) is None and available_to_auto():
         return "cpu"
     return "blockwise"

@@ -17,6 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diff_transformer.ops.nonfinite import separate
+from diff_transformer.ops.tracing import is_ordinary
+from diff_transformer.ops.visibility import key_ranges
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -52,6 +56,8 @@ def reason_against_flex(q: Tensor, k: Tensor, v: Tensor, lam: Tensor) -> str | N
         return "on CUDA it needs Triton, which is not installed"
     if device == "cpu" and not _vectors_are_there():
         return "torch compiles it on Linux and Windows alone, and for processors with AVX2"
+    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
+        return "torch does not compile FlexAttention inside a transformation of torch.func"
     if device == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, lam)):
         return "torch's FlexAttention has no backward on the CPU; use torch.no_grad(), or another backend"
     return None
@@ -87,9 +93,10 @@ def flex_attention_backend(
 
     ``attn_mask`` may be a BlockMask of (B or 1, H or 1, N, S); then nothing else hides keys.
     """
-    score_mod = None
+    score_mod = flawed = None
     if is_block_mask(attn_mask):
         blocks: BlockMask | None = attn_mask
+        (k, v), flawed = separate((k, v))
     else:
         blocks = _position_blocks(q, k, is_causal, window, documents)
         if isinstance(attn_mask, Tensor):
@@ -99,7 +106,10 @@ def flex_attention_backend(
     # torch's C++ kernel gives wrong numbers for some views whose channels lie apart.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     first, second = (attend(q[:, :, c], k[:, :, c % k.shape[2]], v, score_mod, blocks, scale) for c in range(2))
-    return (first - lam.unsqueeze(-1) * second).to(q.dtype)
+    out = (first - lam.unsqueeze(-1) * second).to(q.dtype)
+    if flawed is not None and blocks is not None:
+        out = out.masked_fill(_sees_any(flawed, q, blocks).unsqueeze(-1), float("nan"))
+    return out
 
 
 def _one_map(
@@ -164,6 +174,19 @@ def _masked_score(attn_mask: Tensor) -> Callable[..., Tensor]:
     return score_mod
 
 
+def _sees_any(keys: Tensor, q: Tensor, blocks: "BlockMask") -> Tensor:
+    """Which queries see one of the marked keys (B, H_kv, S): (B, H, N), boolean.
+
+    A block mask is a function that only FlexAttention evaluates block by block, so that is asked: with equal weights
+    for all keys that a query sees, the mean of their marks is above 0 where one is marked.
+    """
+    narrow = _NARROWEST_ON_CUDA
+    queries, marks = q[:, :, 0, :, :1].detach(), keys.to(q.dtype).unsqueeze(-1).expand(*keys.shape, narrow)
+    zeros = torch.zeros_like(queries).expand(*queries.shape[:-1], narrow).contiguous()
+    attend = _one_map if torch.compiler.is_compiling() else _compiled(*_fixed(zeros, marks, marks, blocks, blocks, 1.0))
+    return attend(zeros, torch.zeros_like(marks).contiguous(), marks.contiguous(), None, blocks, 1.0)[..., 0] > 0
+
+
 def _position_blocks(
     q: Tensor, k: Tensor, is_causal: bool, window: int | None, documents: Tensor | None
 ) -> "BlockMask | None":
@@ -173,14 +196,9 @@ def _position_blocks(
         return None
     # Kept are only those that the lengths alone decide, and of real tensors: a transformation of torch.func wraps all
     # that is made inside of it.
-    wrapped = type(q) is not Tensor or torch.compiler.is_compiling() or _inside_a_transformation()
-    if documents is not None or wrapped:
+    if documents is not None or not is_ordinary(q):
         return _blocks(n, s, is_causal, window, documents, q.device)
     return _kept_blocks(n, s, is_causal, window, q.device)
-
-
-def _inside_a_transformation() -> bool:
-    return torch._C._functorch.maybe_current_level() is not None
 
 
 @functools.lru_cache(maxsize=BLOCK_MASKS)
@@ -200,12 +218,7 @@ def _blocks(
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    positions = torch.arange(s - n, s, device=device)
-    first = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
-    past = (positions + 1).clamp(min=0) if is_causal else torch.full_like(positions, s)
-    if documents is not None:
-        first, past = torch.maximum(first, documents[0]), torch.minimum(past, documents[1])
-    first, past = first.to(torch.int32), past.to(torch.int32)
+    first, past = (ends.to(torch.int32) for ends in key_ranges(n, s, is_causal, window, documents, device))
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (first[i] <= j) & (j < past[i])

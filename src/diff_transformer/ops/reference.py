@@ -28,10 +28,11 @@ def softmax_maps(
     """
     dtype = torch.promote_types(q.dtype, torch.float32)
     n, s = q.shape[-2], k.shape[-2]
-    # Head h, map c reads key head h // (H / H_kv), map c: never another map's keys.
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    # Head h, map c reads key head h // (H / H_kv), map c: never another map's keys. They are repeated in the wider
+    # dtype, so that the gradients of heads that share a key are added up before they are rounded.
+    k = k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     with torch.autocast(q.device.type, enabled=False):
-        scores = (q.to(dtype) * scale) @ k.to(dtype).transpose(-1, -2)
+        scores = (q.to(dtype) * scale) @ k.transpose(-1, -2)
     allowed = position_mask(n, s, is_causal, window, documents, q.device)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
@@ -40,7 +41,7 @@ def softmax_maps(
         if attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, float("-inf"))
         else:
-            scores = scores + attn_mask
+            scores = (scores + attn_mask).masked_fill(attn_mask == float("-inf"), float("-inf"))
     first, second = softmax_or_zero(scores).unbind(2)
     return first, second
 
@@ -58,7 +59,7 @@ def reference_attention(
 ) -> Tensor:
     """(A1 − λA2) V. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N)."""
     first, second = softmax_maps(q, k, attn_mask, is_causal, scale, window, documents)
-    v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    v = v.to(first.dtype).repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     with torch.autocast(q.device.type, enabled=False):
-        out = (first - lam.unsqueeze(-1).to(first.dtype) * second) @ v.to(first.dtype)
+        out = (first - lam.unsqueeze(-1).to(first.dtype) * second) @ v
     return out.to(q.dtype)

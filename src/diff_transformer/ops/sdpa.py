@@ -1,12 +1,14 @@
 """Both of Appendix A's compositions over torch's ``scaled_dot_product_attention``.
 
 Where the kernel that torch would use takes values wider than the keys (dv ≠ d), each map is one call; where it does
-not, V is cut into pieces of width d and each map is one call a piece.
+not, V is cut into pieces of width d and each map is one call a piece. Where torch multiplies bfloat16 with AMX, both
+maps are one call, of queries padded with zeros.
 """
 
 import contextlib
 import functools
 import operator
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +19,10 @@ from diff_transformer.ops.visibility import position_mask
 
 # Older ones can be wrong for lengths that 128 does not divide; torch itself prefers cuDNN from here on.
 _TRUSTED_CUDNN = 91501
+
+
+# Queries from which the padded call was measured to be faster than the fused kernel: without and with a gradient.
+PADDED_QUERIES = (512, 2048)
 
 
 class Question(NamedTuple):
@@ -135,6 +141,70 @@ def _kernels(cudnn: bool) -> contextlib.AbstractContextManager[object]:
     return sdpa_kernel(order, set_priority=True)
 
 
+@torch.compiler.assume_constant_result
+def multiplies_with_amx() -> bool:
+    """Whether torch's attention multiplies bfloat16 with AMX in this process.
+
+    That takes AVX-512 as torch's own level, which ATEN_CPU_CAPABILITY lowers, and oneDNN, which can be switched off or
+    held to other instructions.
+    """
+    supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "ALL")).upper()
+    return bool(
+        supported is not None
+        and supported()
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.enabled
+        and (limit in ("ALL", "DEFAULT") or "AMX" in limit)
+    )
+
+
+def _fits_padded_call(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether both maps can be one call, [q1; 0] and [0; q2] over [k1; k2], and that is the fastest way through torch.
+
+    A head's keys and values are repeated for its two queries, and those of grouped queries would be for each of them.
+    """
+    return (
+        q.device.type == "cpu"
+        and q.dtype == torch.bfloat16
+        and q.shape[3] > 1
+        and q.shape[1] == k.shape[1]
+        and k.shape[2] == 2
+        and v.shape[-1] == 2 * q.shape[-1]
+        and multiplies_with_amx()
+    )
+
+
+def padded_call_is_fastest(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor,
+    attn_mask: object,
+    is_causal: bool,
+    scale: float,
+    window: int | None,
+    documents: Tensor | None,
+) -> bool:
+    """Whether the padded call was measured to be faster than the fused kernel for the CPU. See docs/backends.md."""
+    hidden_by_a_mask = attn_mask is not None or window is not None or documents is not None
+    if hidden_by_a_mask or q.shape[3] != k.shape[3] or scale <= 0 or not _fits_padded_call(q, k, v):
+        return False
+    gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, lam))
+    return q.shape[3] >= PADDED_QUERIES[gradient]
+
+
+def _padded_call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, ...]:
+    """A1 V and A2 V, each (B, H, N, dv), by one call of queries (B, 2H, N, 2d) with a zero beside each."""
+    d = q.shape[-1]
+    queries = torch.stack((F.pad(q[:, :, 0], (0, d)), F.pad(q[:, :, 1], (d, 0))), dim=2).flatten(1, 2)
+    # [k1; k2] is what a cache of the model holds: a view there.
+    keys, values = (x.repeat_interleave(2, dim=1) for x in (k.transpose(2, 3).flatten(3), v))
+    heads = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, scale=scale)
+    return heads.unflatten(1, (-1, 2)).unbind(2)
+
+
 def _combined_mask(
     q: Tensor, k: Tensor, attn_mask: Tensor | None, is_causal: bool, window: int | None, documents: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -175,13 +245,23 @@ def sdpa_attention(
     documents: Tensor | None,
 ) -> Tensor:
     """A1 V − λ A2 V. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N)."""
+    dtype, gradient = q.dtype, torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if gradient and dtype == torch.float16:
+        # Gradients of keys and values are sums over heads and maps: float16 may not hold a summand of what it holds.
+        k, v = k.float(), v.float()
+        if q.device.type == "cpu":  # elsewhere the calls stay in float16, and their gradients alone are added up wider
+            q = q.float()
     n, s, d, dv = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
     # torch aligns its own causality to the start of the keys: the same thing only where N = S. Its fused kernels hide
     # keys before they scale, which a scale of 0 or less undoes.
     plain_causal = is_causal and n == s and window is None and attn_mask is None and documents is None and scale > 0
     mask, blind = (None, None) if plain_causal else _combined_mask(q, k, attn_mask, is_causal, window, documents)
+    # Torch's attention takes no symbols here, and torch.compile makes them of comparisons but not of branches.
+    causal = True if plain_causal else False  # noqa: SIM210  # bool(...) leaves a symbol
+    if mask is None and _fits_padded_call(q, k, v):
+        first, second = _padded_call(q, k, v, causal, scale)
+        return (first - lam.unsqueeze(-1) * second).to(dtype)
     groups = q.shape[1] // k.shape[1]
-    gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     # index() fixes a size that torch.compile would leave open, and so does a condition.
     question = (
         q.device.type,
@@ -200,8 +280,6 @@ def sdpa_attention(
         pieces: tuple[Tensor, ...] = (v,)
     else:
         pieces = tuple(F.pad(piece, (0, d - piece.shape[-1])) for piece in v.split(d, dim=-1))
-    # Torch's attention takes no symbols here, and torch.compile makes them of comparisons but not of branches.
-    causal = True if plain_causal else False  # noqa: SIM210  # bool(...) leaves a symbol
     grouped = True if groups > 1 else False  # noqa: SIM210
     outputs = []
     with _kernels(cudnn_comes_first(*question)):
@@ -209,8 +287,8 @@ def sdpa_attention(
             parts = [
                 F.scaled_dot_product_attention(
                     q[:, :, c],
-                    k[:, :, c % k.shape[2]],
-                    piece,
+                    k[:, :, c % k.shape[2]].to(q.dtype),
+                    piece.to(q.dtype),
                     attn_mask=mask,
                     is_causal=causal,
                     scale=scale,
@@ -222,4 +300,4 @@ def sdpa_attention(
     out = outputs[0] - lam.unsqueeze(-1) * outputs[1]
     if blind is not None:
         out = out.masked_fill(blind, 0.0)
-    return out.to(q.dtype)
+    return out.to(dtype)

@@ -46,26 +46,31 @@ def document_bounds(cu_seqlens: Tensor, n: int) -> Tensor:
     return torch.stack((ends[following - 1], ends[following]))
 
 
+def key_ranges(
+    n: int, s: int, is_causal: bool, window: int | None, documents: Tensor | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The first key that position leaves to each query and the one past the last, (N,) int64 each, from 0 to S.
+
+    A query sees nothing where the second is not above the first. ``documents`` is (2, N), as :func:`document_bounds`
+    gives it.
+    """
+    positions = torch.arange(s - n, s, device=device)
+    first = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
+    past = (positions + 1).clamp(min=0) if is_causal else torch.full_like(positions, s)
+    if documents is not None:
+        first, past = torch.maximum(first, documents[0]), torch.minimum(past, documents[1])
+    return first, past
+
+
 def position_mask(
     n: int, s: int, is_causal: bool, window: int | None, documents: Tensor | None, device: torch.device
 ) -> Tensor | None:
-    """(N, S) boolean, True where position alone allows attention, or None where it hides nothing.
-
-    ``documents`` (2, N) holds the first key of each query's document and the one past its last.
-    """
+    """(N, S) boolean, True where position alone allows attention, or None where it hides nothing."""
     if not is_causal and window is None and documents is None:
         return None
-    queries = torch.arange(n, device=device).unsqueeze(1) + (s - n)
-    keys = torch.arange(s, device=device).unsqueeze(0)
-    allowed = torch.ones(n, s, dtype=torch.bool, device=device)
-    if is_causal:
-        allowed = allowed & (keys <= queries)
-    if window is not None:
-        allowed = allowed & (keys > queries - window)
-    if documents is not None:
-        first, past = documents.unsqueeze(-1)
-        allowed = allowed & (first <= keys) & (keys < past)
-    return allowed
+    first, past = key_ranges(n, s, is_causal, window, documents, device)
+    keys = torch.arange(s, device=device)
+    return (first.unsqueeze(1) <= keys) & (keys < past.unsqueeze(1))
 
 
 def position_limits(

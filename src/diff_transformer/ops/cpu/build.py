@@ -3,6 +3,7 @@
 A process of its own compiles, in a work folder, and loads what it has made. Only then the library moves to its place,
 in one step: no process can meet half a library, and the calling process keeps its environment and warnings as they are.
 Everything that decides the machine code is in the name of the folder, so what is found there is never out of date.
+A library that others could have written is not loaded, and none is compiled where they can (``extension_cache.py``).
 """
 
 import contextlib
@@ -24,7 +25,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch._appdirs
+
+from diff_transformer.ops.cpu.extension_cache import cache_folder, make_private, refusal
 
 LIBRARY = "diff_transformer_cpu"
 SOURCES = Path(__file__).parent / "csrc"
@@ -82,21 +84,6 @@ class Build:
         return self.folder / "failure.json"
 
 
-def cache_folder() -> Path:
-    """The folder of torch's extension cache. ``torch.utils.cpp_extension`` says the same, but takes long to import."""
-    named = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if named is not None:
-        return Path(named).absolute()
-    if torch.version.hip is not None:
-        accelerator = f"rocm{torch.version.hip.replace('.', '')}"
-    elif torch.version.cuda is not None:
-        accelerator = f"cu{torch.version.cuda.replace('.', '')}"
-    else:
-        accelerator = "cpu"
-    python = f"py{sys.version_info.major}{sys.version_info.minor}{getattr(sys, 'abiflags', '')}"
-    return Path(os.path.realpath(torch._appdirs.user_cache_dir(appname="torch_extensions"))) / f"{python}_{accelerator}"
-
-
 def compiler_flags(capability: str) -> tuple[str, ...]:
     """What ``at::vec`` needs to be compiled for ``capability``, as ``torch.backends.cpu`` calls it.
 
@@ -133,7 +120,8 @@ def describe() -> Build:
         digest.update(f"{part}\0".encode())
     for path in sources:
         digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
-    return Build(cache_folder() / f"{LIBRARY}_{digest.hexdigest()}", sources, flags, capability)
+    folder = Path(os.path.realpath(cache_folder())) / f"{LIBRARY}_{digest.hexdigest()}"
+    return Build(folder, sources, flags, capability)
 
 
 def obstacle() -> BuildError | None:
@@ -142,7 +130,7 @@ def obstacle() -> BuildError | None:
         return NotMeantError(f"it is switched off by {SWITCH}=0")
     try:
         build = describe()
-        if not build.library.is_file():
+        if not _is_there(build):
             _find_tools()
             _raise_earlier_failure(build)
     except BuildError as error:
@@ -156,7 +144,7 @@ def status() -> str:
     if problem is not None:
         return f"not used: {problem}"
     build = describe()
-    if build.library.is_file():
+    if _is_there(build):
         return f"compiled for {build.capability}: {build.library}"
     return "not compiled yet: the first call that uses it will do it, or `diff-transformer build` now"
 
@@ -197,9 +185,25 @@ def compile_library(*, force: bool = False) -> Compiled:
         return Compiled(build.library, build.capability, _compile(build))
 
 
+def _is_there(build: Build) -> bool:
+    """Whether the library is in the cache. Raises as :func:`_refuse_unsafe` does."""
+    _refuse_unsafe(build)
+    return build.library.is_file()
+
+
+def _refuse_unsafe(build: Build) -> None:
+    """Raises BuildError where somebody else could have written the library, or could replace one written now."""
+    try:
+        reason = refusal(build.library)
+    except OSError as error:
+        raise _cannot_use(build, error) from error
+    if reason is not None:
+        raise BuildError(f"torch's extension cache is not safe: {reason}")
+
+
 def _loads(build: Build) -> bool:
     """Load the library if it is there. One that does not load (damaged, or made elsewhere) is as good as absent."""
-    if not build.library.is_file():
+    if not _is_there(build):
         return False
     try:
         torch.ops.load_library(build.library)
@@ -215,7 +219,9 @@ def _one_at_a_time(build: Build) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         try:
-            build.folder.mkdir(parents=True, exist_ok=True)
+            _refuse_unsafe(build)
+            make_private(build.folder)
+            _refuse_unsafe(build)  # somebody else may have made the folder in the meantime
             file = stack.enter_context(open(build.folder / "build.lock", "w"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -225,14 +231,14 @@ def _one_at_a_time(build: Build) -> Iterator[None]:
             # Said and not left to close(): a child that was forked meanwhile holds the same lock.
             stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
         except OSError as error:
-            raise _cannot_write(build, error) from error
+            raise _cannot_use(build, error) from error
         yield
 
 
 def _compile(build: Build) -> float:
     """Compile, and put the library in its place; the seconds that it took. The caller holds the lock."""
     compiler, environment = _find_tools()
-    _tell("compiling the CPU kernel, which takes about half a minute, once for this torch and this kind of processor")
+    _tell("compiling the CPU kernel: half a minute to two minutes, once for this torch and this kind of processor")
     start = time.perf_counter()
     work = None
     try:
@@ -248,10 +254,11 @@ def _compile(build: Build) -> float:
             raise BuildError(reason)
         with open(made, "rb") as file:
             os.fsync(file.fileno())  # the name must not reach the disk before the contents
+        made.chmod(made.stat().st_mode & ~0o022)  # the compiler's umask may let a group write
         os.replace(made, build.library)
         build.failure.unlink(missing_ok=True)
     except OSError as error:
-        raise _cannot_write(build, error) from error
+        raise _cannot_use(build, error) from error
     finally:
         if work is not None:
             shutil.rmtree(work, ignore_errors=True)
@@ -369,7 +376,7 @@ def _identity(compiler: Path) -> str:
     return f"{os.environ.get('CXX', '')} {compiler.resolve()} {compiler.stat().st_mtime_ns}"
 
 
-def _cannot_write(build: Build, error: OSError) -> BuildError:
+def _cannot_use(build: Build, error: OSError) -> BuildError:
     return BuildError(
         f"torch's extension cache cannot be used ({error.strerror or error}: {error.filename or build.folder}): "
         "make it writable, or name another folder in the environment variable TORCH_EXTENSIONS_DIR"

@@ -3,9 +3,13 @@
 import functools
 import importlib.util
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from diff_transformer.ops.nonfinite import confined
+from diff_transformer.ops.tracing import is_ordinary
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST_KEY, WIDEST_VALUE = 128, 256
@@ -75,19 +79,26 @@ def triton_attention(
 
     Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N).
     """
-    from diff_transformer.ops.triton.operators import forward, run_forward
+    from diff_transformer.ops.triton.problem import sees_alike
 
     tensors = (q, k, v, lam, norm_weight)
     differentiable = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
     request = (q, k, v, lam, attn_mask, is_causal, scale, window, documents, norm_weight, norm_eps, norm_scale)
-    if differentiable or torch.compiler.is_compiling() or not _plain(*tensors, attn_mask, documents):
-        return forward(*request, differentiable)[0]
+    if not differentiable and sees_alike(q, k, attn_mask, documents):
+        return _attend(*request, False)
+    return _attend_confined(*request, differentiable)
+
+
+def _attend(*request: Any) -> Tensor:
+    """The kernels on a request of :func:`triton_attention`, and whether a gradient is wanted."""
+    from diff_transformer.ops.triton.operators import forward, run_forward
+
+    *inputs, differentiable = request
+    ordinary = is_ordinary(*(x for x in inputs if isinstance(x, Tensor)))
+    if differentiable or not ordinary or torch._C._len_torch_dispatch_stack():  # whose modes want to know of it
+        return forward(*request)[0]
     # While decoding, the way through torch's dispatcher in Python would be a part of the time that one sees.
-    return run_forward(*request, False)[0]
+    return run_forward(*request)[0]
 
 
-def _plain(*tensors: Tensor | None) -> bool:
-    """Whether nobody traces or transforms this call."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.maybe_current_level() is not None:
-        return False
-    return all(x is None or type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+_attend_confined = confined(_attend)

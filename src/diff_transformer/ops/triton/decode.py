@@ -13,6 +13,27 @@ from diff_transformer.ops.triton.tiles import LOG2_E, keys_seen, load_tile, scor
 
 
 @triton.jit
+def _load_values(
+    values, mask, first, low, high, stride, mask_key,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """(ROWS, BLOCK): values first …, with zeros for those that the one query does not see, which are not even read.
+
+    A weight of 0 would not do, as 0 · NaN is NaN. Scores are selected and not multiplied: keys need nothing like it.
+    """
+    keys, columns = first + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    seen = (keys >= low) & (keys < high)
+    if MASK != 0:
+        marks = tl.load(mask + keys.to(tl.int64) * mask_key, mask=seen, other=0)
+        if MASK == 1:
+            seen = seen & (marks != 0)
+        else:
+            seen = seen & (marks.to(tl.float32) != float("-inf"))
+    pointers = values + tl.cast(first, tl.int64) * stride + tl.arange(0, ROWS)[:, None] * stride + columns[None, :]
+    return tl.load(pointers, mask=seen[:, None] & (columns[None, :] < WIDTH), other=0.0)
+
+
+@triton.jit
 def parts_kernel(
     q, k, v, mask, tops, totals, sums,
     key_heads, groups, n, s, rows, start, keys_a_part, factor, window,
@@ -20,9 +41,9 @@ def parts_kernel(
     mask_batch, mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, ALIKE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Keys start + part · keys_a_part … of one key head.
+    """Keys start + part · keys_a_part … of one key head. ALIKE: all queries of the tile see the same of them.
 
     Highest scores and sums of weights (B, H_kv, parts, 2, rows), products with V (B, H_kv, parts, 2, rows, DV).
     """
@@ -41,7 +62,7 @@ def parts_kernel(
     keys2 = keys1 + k_map
     values = v + batch * v_batch + key_head * v_head
     if MASK != 0:
-        mask += batch * mask_batch + member[:, None] * mask_head
+        mask += batch * mask_batch + (key_head * groups if ALIKE else member[:, None]) * mask_head
     factor *= LOG2_E
 
     top1 = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -52,12 +73,16 @@ def parts_kernel(
     sum2 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
     first = start + part * keys_a_part
     last = tl.minimum(first + keys_a_part, s)
+    least, most = tl.min(low, 0), tl.max(high, 0)
     queries, low, high = query[:, None], low[:, None], high[:, None]
     for at in range(first, last, KEYS):
         keys = (at + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, at, s, k_row, KEYS, D, BLOCK_D, True)
         key2 = load_tile(keys2, at, s, k_row, KEYS, D, BLOCK_D, True)
-        value = load_tile(values, at, s, v_row, KEYS, DV, BLOCK_DV, True)
+        if ALIKE:
+            value = _load_values(values, mask, at, least, most, v_row, mask_key, KEYS, DV, BLOCK_DV, MASK)
+        else:
+            value = load_tile(values, at, s, v_row, KEYS, DV, BLOCK_DV, True)
         scores1 = scores_of(
             query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, True, PRECISION,

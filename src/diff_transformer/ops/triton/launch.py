@@ -20,6 +20,7 @@ from diff_transformer.ops.triton.problem import (
     lam_strides,
     named,
     padded,
+    sees_alike,
     strides,
     with_rows,
 )
@@ -142,6 +143,7 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
         "window": p.window or 0,
         **strides(p),
         **constants(p),
+        "ALIKE": sees_alike(*p.given[:2], p.mask, p.documents),
         "ROWS": blocks.rows,
         "KEYS": blocks.columns,
     }

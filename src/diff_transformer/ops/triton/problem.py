@@ -110,6 +110,16 @@ def has_few_queries(p: Problem) -> bool:
     return few and p.documents is None
 
 
+def sees_alike(q: Tensor, k: Tensor, mask: Tensor | None, documents: Tensor | None) -> bool:
+    """Whether decoding's kernel takes a request in which all queries of a key head see the same keys.
+
+    Then it reads no values of keys that they do not see.
+    """
+    groups = q.shape[1] // k.shape[1]
+    alike = mask is None or groups == 1 or mask.shape[1] == 1
+    return q.shape[3] == 1 and groups <= MOST_DECODED and documents is None and alike
+
+
 def padded(width: int) -> int:
     """The next power of 2, and at least 16, the narrowest that tensor cores multiply."""
     return max(16, triton.next_power_of_2(width))

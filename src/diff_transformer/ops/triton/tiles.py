@@ -140,7 +140,7 @@ def masked(scores, mask, queries, keys, n, s, mask_query, mask_key, MASK: tl.con
         else:
             addends = values.to(tl.float32)
             finite = tl.minimum(tl.maximum(addends, -LARGEST), LARGEST) * LOG2_E
-            scores += tl.where(addends == float("-inf"), addends, finite)
+            scores = tl.where(addends == float("-inf"), addends, scores + finite)  # a NaN would stay one in a sum
     return scores
 
 

@@ -81,7 +81,8 @@ struct Backward {
           weights(kChunk * kStrip) {}
   };
 
-  void block(int64_t unit, int64_t index, Scratch& scratch, KeyGradients& gradients) const {
+  // Says whether the gradients of the block's queries are finite: what is not in those of the keys is not in these.
+  bool block(int64_t unit, int64_t index, Scratch& scratch, KeyGradients& gradients) const {
     const int64_t batch = unit / p.key_heads, key_head = unit % p.key_heads;
     const Rows rows = blocks.rows(key_head, index);
     const int vecs = rows.vecs;
@@ -193,6 +194,7 @@ struct Backward {
       });
     for (int r = 0; r < rows.count; ++r)
       grad_lam[(batch * p.heads + rows.head[r]) * p.n + rows.query[r]] = -means[1][r];
+    return are_finite(query_sums, 2 * p.d * kStrip);
   }
 
   // Gradients of keys or values: sums over the block's queries of weights[key][query] · row[query][channel].
@@ -239,7 +241,7 @@ int64_t parts_of_unit(const Problem& p, int64_t blocks, int64_t threads) {
 }
 
 template <class Kind>
-void differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics,
+bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics,
                         const at::Tensor& grad_q, const at::Tensor& grad_k, const at::Tensor& grad_v,
                         const at::Tensor& grad_lam) {
   using T = typename Kind::Scalar;
@@ -263,6 +265,7 @@ void differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
   for (auto& of_unit : sums) of_unit.resize(parts);
   std::vector<int64_t> finished(p.units(), 0);
   std::mutex mutex;
+  std::atomic<bool> finite{true};
   share_tasks(p.units() * parts, [&](const auto& next) {
     typename Backward<Kind>::Scratch scratch(p, backward.kept);
     for (int64_t task = next(); task >= 0; task = next()) {
@@ -271,7 +274,8 @@ void differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
       // There and back again, so that under causality the parts are alike.
       for (int64_t i = 0; i < count; ++i) {
         const int64_t place = i % (2 * parts);
-        if (std::min(place, 2 * parts - 1 - place) == part) backward.block(unit, i, scratch, *gradients);
+        if (std::min(place, 2 * parts - 1 - place) != part) continue;
+        if (!backward.block(unit, i, scratch, *gradients)) finite = false;
       }
       {
         const std::lock_guard<std::mutex> guard(mutex);
@@ -284,17 +288,18 @@ void differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
       sums[unit].clear();
     }
   });
+  return finite;
 }
 
 }  // namespace
 
-void differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,
+bool differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,
                    const at::Tensor& grad_k, const at::Tensor& grad_v, const at::Tensor& grad_lam) {
 #ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
   if (grad_out.scalar_type() == at::kBFloat16)
     return differentiate_kind<BFloat16Pair>(p, grad_out, statistics, grad_q, grad_k, grad_v, grad_lam);
 #endif
-  differentiate_kind<Float32>(p, grad_out, statistics, grad_q, grad_k, grad_v, grad_lam);
+  return differentiate_kind<Float32>(p, grad_out, statistics, grad_q, grad_k, grad_v, grad_lam);
 }
 
 }  // namespace CPU_CAPABILITY

@@ -121,12 +121,15 @@ template <class Kind>
 void score_chunk(const Problem& p, const Rows& rows, Range chunk, bool edge, Left keys, const float* queries,
                  const float* mask, float* out) {
   multiply_rows<Kind>(rows, chunk, edge, keys, queries, p.d, out);
-  const Vec factor(p.scale);
+  const Vec factor(p.scale), hidden(kHidden);
   for (int64_t j = 0; j < chunk.size(); ++j)
     for (int v = 0; v < rows.vecs; ++v) {
       float* x = out + j * kStrip + v * kLanes;
       Vec y = load(x) * factor;
-      if (mask) y = y + load(mask + j * kStrip + v * kLanes);
+      if (mask) {
+        const Vec addend = load(mask + j * kStrip + v * kLanes);
+        y = Vec::blendv(y + addend, hidden, addend == hidden);  // a NaN would stay one in a sum
+      }
       y.store(x);
     }
   if (edge) hide_by_position(rows, chunk, out);

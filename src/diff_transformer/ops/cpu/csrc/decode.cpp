@@ -186,10 +186,12 @@ struct Decode {
     const int64_t start = unit / p.key_heads * p.mask_batch + head(unit, row) * p.mask_head + row % p.n * p.mask_row;
     for (int64_t j = range.low; j < range.high; ++j) {
       const int64_t at = start + j * p.mask_key;
-      if (p.mask_kind == MaskKind::kFloat)
-        scores[j - range.low] += static_cast<const float*>(p.mask)[at];
-      else if (!static_cast<const bool*>(p.mask)[at])
+      if (p.mask_kind == MaskKind::kFloat) {
+        const float addend = static_cast<const float*>(p.mask)[at];
+        scores[j - range.low] = addend == kHidden ? kHidden : scores[j - range.low] + addend;
+      } else if (!static_cast<const bool*>(p.mask)[at]) {
         scores[j - range.low] = kHidden;
+      }
     }
   }
 
@@ -208,8 +210,9 @@ struct Decode {
     return p.lam[unit / p.key_heads * p.lam_batch + head(unit, row) * p.lam_head + row % p.n * p.lam_row];
   }
 
-  // The difference of the maps times the values of a split. All splits of the unit have been scored.
-  void add_values(int64_t unit, int64_t split, float* scores) const {
+  // The difference of the maps times the values of a split, and whether that is finite. All splits of the unit have
+  // been scored.
+  bool add_values(int64_t unit, int64_t split, float* scores) const {
     const Range seen = range(split);
     float* sums_of_split = sums + (unit * splits + split) * rows * width;
     std::fill(sums_of_split, sums_of_split + rows * width, 0.0f);
@@ -237,6 +240,7 @@ struct Decode {
         for (; c < p.dv; c += kLanes) add_some<1, false>(value + c, p.dv - c, count, weights, to + c);
       }
     }
+    return are_finite(sums_of_split, rows * width);
   }
 
   static void prefetch(const T* row, int64_t width) {
@@ -281,7 +285,7 @@ struct Decode {
 };
 
 template <class T>
-void decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+bool decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
   const int64_t rows = p.groups() * p.n, threads = at::get_num_threads();
   const int64_t wanted = p.units() < 2 * threads ? divide_up(2 * threads, p.units()) : 1;
   const int64_t split_size = divide_up(divide_up(p.s, std::min(wanted, divide_up(p.s, kLeastKeys))), kLanes) * kLanes;
@@ -297,17 +301,18 @@ void decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& stat
                          spread, partials.get(), sums.get()};
   T* results = static_cast<T*>(out.data_ptr());
   float* kept = statistics.data_ptr<float>();
+  std::atomic<bool> finite{true};
   if (splits == 1) {
     share_tasks(tasks, [&](const auto& next) {
       const Buffer<float> queries(rows * 2 * depth), scores(rows * 2 * spread);
       for (int64_t unit = next(); unit >= 0; unit = next()) {
         decode.read_queries(unit, queries.get());
         decode.score(unit, 0, queries.get(), scores.get());
-        decode.add_values(unit, 0, scores.get());
+        if (!decode.add_values(unit, 0, scores.get())) finite = false;
         decode.finish(unit, results, kept);
       }
     });
-    return;
+    return finite;
   }
   const Buffer<float> scores(p.units() * rows * 2 * spread);
   share_tasks(tasks, [&](const auto& next) {
@@ -319,9 +324,11 @@ void decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& stat
   });
   share_tasks(tasks, [&](const auto& next) {
     for (int64_t task = next(); task >= 0; task = next())
-      decode.add_values(task / splits, task % splits, scores.get() + task / splits * rows * 2 * spread);
+      if (!decode.add_values(task / splits, task % splits, scores.get() + task / splits * rows * 2 * spread))
+        finite = false;
   });
   for (int64_t unit = 0; unit < p.units(); ++unit) decode.finish(unit, results, kept);
+  return finite;
 }
 
 }  // namespace
@@ -330,7 +337,7 @@ bool has_few_queries(int64_t rows, int64_t units) {
   return rows <= kFewRows || (rows <= kMostRows && units < at::get_num_threads());
 }
 
-void decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+bool decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
   switch (out.scalar_type()) {
     case at::kBFloat16: return decode_type<c10::BFloat16>(p, out, statistics);
     case at::kHalf: return decode_type<c10::Half>(p, out, statistics);

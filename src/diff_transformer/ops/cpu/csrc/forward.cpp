@@ -72,7 +72,8 @@ struct Forward {
           references{Buffer<float>((p.s / kChunk + 2) * kStrip), Buffer<float>((p.s / kChunk + 2) * kStrip)} {}
   };
 
-  void block(int64_t unit, int64_t index, Scratch& scratch) const {
+  // Says whether the block's outputs are finite.
+  bool block(int64_t unit, int64_t index, Scratch& scratch) const {
     const int64_t batch = unit / p.key_heads, key_head = unit % p.key_heads;
     const Rows rows = blocks.rows(key_head, index);
     const int vecs = rows.vecs;
@@ -144,6 +145,7 @@ struct Forward {
         to[0] = softmax[c].highest[r];
         to[p.n] = inverse[c][r];
       }
+    return are_finite(sums, p.dv * kStrip);
   }
 
   int64_t place(int64_t batch, const Rows& rows, int r) const {
@@ -152,7 +154,7 @@ struct Forward {
 };
 
 template <class Kind>
-void attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+bool attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
   using T = typename Kind::Scalar;
   const Transposed<Kind> values(p, values_of<T>(p));
   const Blocks blocks(p, block_rows(p, at::get_num_threads()));
@@ -164,12 +166,14 @@ void attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& stat
                               static_cast<T*>(out.data_ptr()),
                               statistics.data_ptr<float>()};
   const int64_t count = forward.blocks.count;
+  std::atomic<bool> finite{true};
   share_tasks(p.units() * count, [&](const auto& next) {
     typename Forward<Kind>::Scratch scratch(p, forward.kept);
     // The last queries first: under causality they are the most work.
     for (int64_t task = next(); task >= 0; task = next())
-      forward.block(task / count, count - 1 - task % count, scratch);
+      if (!forward.block(task / count, count - 1 - task % count, scratch)) finite = false;
   });
+  return finite;
 }
 
 }  // namespace
@@ -182,11 +186,11 @@ bool has_bfloat16() {
 #endif
 }
 
-void attend(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+bool attend(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
 #ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
   if (out.scalar_type() == at::kBFloat16) return attend_kind<BFloat16Pair>(p, out, statistics);
 #endif
-  attend_kind<Float32>(p, out, statistics);
+  return attend_kind<Float32>(p, out, statistics);
 }
 
 }  // namespace CPU_CAPABILITY

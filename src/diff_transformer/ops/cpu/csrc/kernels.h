@@ -1,4 +1,5 @@
-// What register.cpp calls. Each function is compiled for the instruction set of the build.
+// What register.cpp calls. Each function is compiled for the instruction set of the build, and those that compute say
+// whether their results were finite: not, wherever a key or value that is not finite came in, be its weight 0.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +11,14 @@ inline namespace CPU_CAPABILITY {
 
 // out (B, H, N, dv) and statistics (B, H, 2, 2, N): for each map the highest score, and one over the sum of the
 // exponentials below it (0 where a query sees nothing).
-void attend(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);
+bool attend(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);
 
 // The same for few queries and many keys; reads any floating dtype as it is.
-void decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);
+bool decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);
 bool has_few_queries(int64_t rows_of_unit, int64_t units);
 
 // All contiguous, of the inputs' shapes and dtypes; grad_lam (B, H, N).
-void differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,
+bool differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,
                    const at::Tensor& grad_k, const at::Tensor& grad_v, const at::Tensor& grad_lam);
 
 bool has_bfloat16();

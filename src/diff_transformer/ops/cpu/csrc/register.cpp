@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "kernels.h"
+#include "nonfinite.h"
 
 namespace diff_transformer {
 namespace {
@@ -71,6 +72,10 @@ Tensor finished(const Tensor& x, const Tensor& like) {
   return x.narrow(-1, 0, like.size(-1)).to(like.scalar_type()).contiguous();
 }
 
+bool hides_keys(const Problem& p) {
+  return p.mask_kind != MaskKind::kNone || p.window || p.documents || (p.is_causal && p.n > 1);
+}
+
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
                                    const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
                                    std::optional<int64_t> window, const std::optional<Tensor>& documents,
@@ -78,11 +83,24 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   // The backward takes its statistics from here, and they fit only scores that are summed up as it does.
   const bool few = !differentiable && has_few_queries(q.size(1) / k.size(1) * q.size(3), k.size(0) * k.size(1));
   auto prepared = [&](const Tensor& x) { return few ? x : Inputs::multiplied(x); };
-  const Inputs inputs(prepared(q), prepared(k), prepared(v), lam, attn_mask, documents);
+  auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
+    return Inputs(prepared(q), prepared(keys), prepared(values), lam, attn_mask, documents);
+  };
+  const Inputs inputs = inputs_of(k, v);
   const Problem p = inputs.problem(is_causal, scale, window);
   Tensor out = at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options());
   Tensor statistics = at::empty({p.batch, p.heads, 2, 2, p.n}, lam.options());
-  if (out.numel() > 0) few ? decode(p, out, statistics) : attend(p, out, statistics);
+  auto run = [&](const Problem& problem) {
+    return out.numel() == 0 || (few ? decode(problem, out, statistics) : attend(problem, out, statistics));
+  };
+  if (!run(p) && hides_keys(p)) {
+    const Finite kept(k, v);
+    if (kept.rows.any().item<bool>()) {
+      const Inputs others = inputs_of(kept.k, kept.v);
+      run(others.problem(is_causal, scale, window));
+      spoil(p, kept.rows, out);
+    }
+  }
   return {few ? out : finished(out, v), statistics};
 }
 
@@ -91,14 +109,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
                                                     const std::optional<Tensor>& attn_mask, const Tensor& statistics,
                                                     bool is_causal, double scale, std::optional<int64_t> window,
                                                     const std::optional<Tensor>& documents) {
-  const Inputs inputs(Inputs::multiplied(q), Inputs::multiplied(k), Inputs::multiplied(v), lam, attn_mask, documents);
+  auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
+    return Inputs(Inputs::multiplied(q), Inputs::multiplied(keys), Inputs::multiplied(values), lam, attn_mask,
+                  documents);
+  };
+  const Inputs inputs = inputs_of(k, v);
   const Problem p = inputs.problem(is_causal, scale, window);
   Tensor grad_q = at::empty(inputs.q.sizes(), inputs.q.options());
   Tensor grad_k = at::empty(inputs.k.sizes(), inputs.q.options());
   Tensor grad_v = at::empty(inputs.v.sizes(), inputs.q.options());
   Tensor grad_lam = at::empty(lam.sizes(), lam.options());
-  if (grad_q.numel() > 0)
-    differentiate(p, Inputs::multiplied(grad_out), statistics, grad_q, grad_k, grad_v, grad_lam);
+  auto run = [&](const Problem& problem, const Tensor& sums) {
+    return differentiate(problem, Inputs::multiplied(grad_out), sums, grad_q, grad_k, grad_v, grad_lam);
+  };
+  if (grad_q.numel() > 0 && !run(p, statistics) && hides_keys(p)) {
+    const Finite kept(k, v);
+    if (kept.rows.any().item<bool>()) {
+      const Inputs others = inputs_of(kept.k, kept.v);
+      const Problem problem = others.problem(is_causal, scale, window);
+      // The forward may have met an infinite key that left its output finite: its statistics would not fit.
+      const Tensor sums = at::empty_like(statistics);
+      attend(problem, at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options()), sums);
+      run(problem, sums);
+    }
+  }
   return {finished(grad_q, q), finished(grad_k, k), finished(grad_v, v), grad_lam};
 }
 

@@ -30,6 +30,21 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 inline Vec load(const float* x) { return Vec::loadu(x); }
 
+// Are all of `count` numbers, whole vectors of them, finite?
+inline bool are_finite(const float* x, int64_t count) {
+  constexpr int kChains = 4;  // sums that do not wait for one another
+  Vec zeros[kChains] = {Vec(0.0f), Vec(0.0f), Vec(0.0f), Vec(0.0f)};
+  int64_t i = 0;
+  for (; i + kChains * kLanes <= count; i += kChains * kLanes)
+    for (int c = 0; c < kChains; ++c) zeros[c] = at::vec::fmadd(load(x + i + c * kLanes), Vec(0.0f), zeros[c]);
+  for (; i < count; i += kLanes) zeros[0] = at::vec::fmadd(load(x + i), Vec(0.0f), zeros[0]);
+  alignas(64) float lanes[kLanes];
+  ((zeros[0] + zeros[1]) + (zeros[2] + zeros[3])).store(lanes);
+  float sum = 0.0f;
+  for (float lane : lanes) sum += lane;
+  return sum == 0.0f;
+}
+
 // e^x for x ≤ 0 within 4 units in the last place; exactly 1 at 0, and exactly 0 below −88, −infinity included.
 inline Vec exp_of_negative(Vec x) {
   // Adding 1.5·2^23 leaves the nearest integer in the low bits; the 127 beside it is the exponent's bias.

@@ -1,0 +1,218 @@
+"""What a query may not see cannot change its output, nor a gradient: with NaN and infinity where it may not look."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from budget import BACKENDS, Problem, float64, prepared, skip_unless_it_takes, solve_by_oracle
+from diff_transformer import diff_attention, diff_attention_maps
+from diff_transformer.ops.nonfinite import see_any, separate
+from diff_transformer.ops.visibility import document_bounds
+from situations import SITUATIONS, case
+
+# What triton's interpreter has numpy compute of them.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+
+HIDING = [
+    name
+    for name, options in SITUATIONS.items()
+    if {"is_causal", "window", "documents", "mask"} & options.keys() and options.get("queries", 9) < 100
+]
+# Triton's interpreter takes seconds for each.
+INTERPRETED = (
+    "decoding one token, padded",
+    "decoding one token, additive mask, window",
+    "decoding three tokens",
+    "causal and mask bool (B, H, N, S)",
+    "additive mask, causal, window, grouped, cache",
+    "documents, grouped, mask, window, projection",
+)
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """A problem with zeros in some rows of keys and values, and the same with NaN and infinity in these places.
+
+    That is in all keys that no query sees, and in one that some queries see, ``seeing`` (B, H, N). Nothing is asked of
+    the outputs of these: their gradient ``dout`` is 0.
+    """
+
+    zeros: Problem
+    spoilt: Problem
+    seeing: Tensor
+
+
+def spoil(problem: Problem, which: str) -> Spoilt:
+    """``which`` of "keys" and "values" is spoilt; of a row that nobody sees all, of the other one number."""
+    visible = solve_by_oracle(problem)[1].visible
+    batch, key_heads, s = problem.v.shape[:3]
+    of_key_head = visible.reshape(batch, key_heads, -1, visible.shape[2], s)
+    unseen = torch.from_numpy(~of_key_head.any((2, 3)))
+    partly = np.argwhere(of_key_head.any((2, 3)) & ~of_key_head.all((2, 3)))
+    seeing = np.zeros(visible.shape[:3], bool)
+    zeros, spoilt = ([x.clone() for x in (problem.k, problem.v)] for _ in range(2))
+    place = 0 if which == "keys" else 1
+    for x, fill in ((zeros, 0.0), (spoilt, float("nan"))):
+        rows = unseen.unsqueeze(2) if which == "keys" else unseen
+        x[place].masked_fill_(rows.unsqueeze(-1), fill)
+    spoilt[place][..., 0].masked_fill_(unseen.unsqueeze(2) if which == "keys" else unseen, float("inf"))
+    if len(partly):
+        b, h, j = partly[len(partly) // 2]
+        groups = visible.shape[1] // key_heads
+        seeing[b, h * groups : (h + 1) * groups] = visible[b, h * groups : (h + 1) * groups, :, j]
+        zeros[0][b, h, :, j], zeros[1][b, h, j] = 0, 0
+        spoilt[0][b, h, :, j], spoilt[1][b, h, j] = 0, 0
+        spoilt[place][b, h, ..., j, -1] = float("nan")
+    assert spoilt[place].isnan().any() or not (unseen.any() or len(partly))
+    marked = torch.from_numpy(seeing)
+    dout = problem.dout.masked_fill(marked.unsqueeze(-1), 0.0)
+    return Spoilt(
+        zeros=replace(problem, k=zeros[0], v=zeros[1], dout=dout),
+        spoilt=replace(problem, k=spoilt[0], v=spoilt[1], dout=dout),
+        seeing=marked,
+    )
+
+
+def without_gradients(problem: Problem, **more: Any) -> Tensor:
+    with torch.no_grad():
+        return diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, **more)
+
+
+def check_output(out: Tensor, expected: Tensor, seeing: Tensor) -> None:
+    assert out[seeing].isnan().any(-1).all()
+    assert torch.equal(out[~seeing], expected[~seeing])
+
+
+def check_pair(pair: Spoilt, attention: Callable[..., Tensor], backend: str) -> None:
+    """Bit for bit, the output but for the queries that see a NaN, and all gradients."""
+    expected, answer = (x.solve(attention, backend=backend) for x in (pair.zeros, pair.spoilt))
+    check_output(answer.pop("out"), expected.pop("out"), pair.seeing)
+    for name, gradient in answer.items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+@pytest.mark.parametrize("which", ["keys", "values"])
+@pytest.mark.parametrize("situation", HIDING)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_hidden_changes_nothing(backend: str, situation: str, which: str) -> None:
+    """With gradients and without them, which other kernels may compute."""
+    skip_unless_it_takes(backend, torch.float32)
+    if backend == "triton" and situation not in INTERPRETED:
+        pytest.skip("triton's interpreter would take long for all situations")
+    pair = spoil(prepared(case(situation))[0], which)
+    check_pair(pair, diff_attention, backend)
+    check_output(*(without_gradients(x, backend=backend) for x in (pair.spoilt, pair.zeros)), pair.seeing)
+
+
+@pytest.mark.parametrize("situation", ["causal and mask bool (B, 1, 1, S)", "causal and mask add -inf (B, 1, N, S)"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_every_dtype(backend: str, dtype: torch.dtype, situation: str) -> None:
+    skip_unless_it_takes(backend, dtype)
+    for which in ("keys", "values"):
+        check_pair(spoil(prepared(case(situation, dtype))[0], which), diff_attention, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled(backend: str) -> None:
+    """Where nothing can be looked at beforehand."""
+    skip_unless_it_takes(backend, torch.float32)
+    torch._dynamo.reset()
+    compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
+    check_pair(spoil(prepared(case("causal and mask bool (B, 1, 1, S)"))[0], "values"), compiled, backend)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+def test_under_transformations_of_torch() -> None:
+    """vmap over the batch, and derivatives in forward mode, which "auto" has the reference compute."""
+    problem = prepared(case("causal and mask bool (N, S)"))[0]
+    pair = spoil(problem, "values")
+
+    def of_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        options = {**problem.options, "backend": "reference"}
+        return diff_attention(q[None], k[None], v[None], problem.lam, **options)[0]
+
+    for x, expected in ((pair.spoilt, pair.zeros), (pair.zeros, pair.zeros)):
+        out = torch.func.vmap(of_one)(x.q, x.k, x.v)
+        usual = without_gradients(expected, backend="reference")
+        seeing = pair.seeing if x is pair.spoilt else torch.zeros_like(pair.seeing)
+        assert out[seeing].isnan().all()
+        torch.testing.assert_close(out[~seeing], usual[~seeing])
+
+        def attend(q: Tensor, x: Problem = x) -> Tensor:
+            return diff_attention(q, x.k, x.v, problem.lam, **problem.options)
+
+        _, tangent = torch.func.jvp(attend, (x.q,), (torch.ones_like(x.q),))
+        assert tangent.isfinite().all()
+
+
+@pytest.mark.parametrize("place", ["keys", "values"])
+@pytest.mark.parametrize("queries", [1, 7])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_visible_nan_stays_where_nothing_is_hidden(backend: str, queries: int, place: str) -> None:
+    skip_unless_it_takes(backend, torch.float32)
+    q, k, v = torch.randn(2, 2, 2, queries, 4), torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 9, 8)
+    (k if place == "keys" else v)[0, ..., 3, :] = float("nan")
+    for differentiable in (False, True):
+        out = diff_attention(q.requires_grad_(differentiable), k, v, 0.7, is_causal=queries == 1, backend=backend)
+        assert out[0].isnan().all()
+        assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("queries", [1, 9])
+@pytest.mark.parametrize("keys", [1, 9])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_that_are_all_nan_give_no_number(backend: str, keys: int, queries: int) -> None:
+    """Torch's own kernels make a 0 of a row whose scores are all NaN."""
+    skip_unless_it_takes(backend, torch.float32)
+    q, k, v = torch.randn(1, 2, 2, queries, 4), torch.full((1, 2, 2, keys, 4), torch.nan), torch.randn(1, 2, keys, 8)
+    assert diff_attention(q, k, v, 0.7, backend=backend).isnan().all()
+
+
+@pytest.mark.parametrize("situation", HIDING)
+def test_maps(situation: str) -> None:
+    """With the gradients that come through them."""
+    pair = spoil(prepared(case(situation))[0], "keys")
+    answers = []
+    for x in (pair.zeros, pair.spoilt):
+        q, k = x.q.detach().requires_grad_(), x.k.detach().requires_grad_()
+        first, second, difference = diff_attention_maps(q, k, x.lam, **x.options)
+        loss = (first[~pair.seeing] * second[~pair.seeing].cos()).sum()
+        answers.append((first, second, difference, torch.autograd.grad(loss, [q, k])))
+    *zeros, gradients = answers[0]
+    *spoilt, same = answers[1]
+    for before, after in zip(zeros, spoilt, strict=True):
+        check_output(after, before, pair.seeing)
+    for before, after in zip(gradients, same, strict=True):
+        assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("situation", HIDING)
+def test_who_sees_a_marked_key(situation: str) -> None:
+    problem = prepared(case(situation))[0]
+    visible = solve_by_oracle(problem)[1].visible
+    batch, key_heads, s = problem.v.shape[:3]
+    marks = torch.rand(batch, key_heads, s) < 0.2
+    mask, ends = problem.options.get("attn_mask"), problem.options.get("cu_seqlens")
+    mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]
+    documents = None if ends is None else document_bounds(ends, s)
+    window = None if problem.options["window"] is None else min(problem.options["window"], 1 << 40)
+    got = see_any(marks, problem.q, mask, problem.options["is_causal"], window, documents)
+    repeated = marks.repeat_interleave(problem.q.shape[1] // key_heads, 1).unsqueeze(2).numpy()
+    assert np.array_equal(float64(got).astype(bool), (visible & repeated).any(-1))
+
+
+def test_finite_rows_are_left_alone() -> None:
+    """Not even copied; numbers whose sum overflows are finite."""
+    for value in (1.0, 3e38):
+        k, v = torch.full((1, 2, 2, 5, 4), value), torch.full((1, 2, 5, 8), value)
+        (same_k, same_v), flawed = separate((k, v))
+        assert torch.equal(same_k, k)
+        assert torch.equal(same_v, v)
+        assert flawed is None or not flawed.any()
+        assert (same_k is k) == (value == 1.0)

@@ -1,0 +1,190 @@
+"""torch.func: auto takes a backend whose gradient it can take, a backend named that has none refuses in a sentence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
+
+from budget import takes
+from diff_transformer.nn import DiffAttention
+from diff_transformer.ops import diff_attention
+from tiny import needs_vectors
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_memory"),
+    # torch takes vmap's sequences one by one through the operators that it does not know, and says so.
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
+    pytest.mark.filterwarnings("ignore:torch.searchsorted.*non-contiguous:UserWarning"),  # of vmap's making
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),  # torch's own
+]
+OPAQUE = ("blockwise", "cpu", "triton", "flex")
+
+
+def inputs(batch: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """q, k, v and λ, two query heads to a key head."""
+    shapes = (1, 4, 2, 5, 4), (1, 2, 2, 5, 4), (1, 2, 5, 8), ()
+    return tuple(torch.randn((*batch, *shape), dtype=dtype) for shape in shapes)
+
+
+def loss(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, backend: str = "auto", **options: Any) -> Tensor:
+    return diff_attention(q, k, v, lam, is_causal=True, backend=backend, **options).square().sum()
+
+
+def by_autograd(*tensors: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    return torch.autograd.grad(loss(*leaves, **options), leaves)
+
+
+ALL = (0, 1, 2, 3)
+
+
+# float32 has the kernel for its default on the CPU, float64 `blockwise`.
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_are_those_of_autograd(backend: str, dtype: torch.dtype) -> None:
+    tensors = inputs(dtype=dtype)
+    got, wanted = grad(loss, ALL)(*tensors, backend), by_autograd(*tensors)
+    torch.testing.assert_close(got, wanted)
+    got = jacrev(lambda *leaves: diff_attention(*leaves, backend=backend), ALL)(*tensors)
+    assert [x.shape for x in got] == [(1, 4, 5, 8, *x.shape) for x in tensors]
+    whole = torch.autograd.functional.jacobian(lambda *leaves: diff_attention(*leaves, backend="reference"), tensors)
+    torch.testing.assert_close(got, whole)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
+def test_gradients_of_each_sequence(backend: str) -> None:
+    tensors = inputs((3,))
+    got = vmap(grad(lambda *leaves: loss(*leaves, backend), ALL))(*tensors)
+    wanted = [by_autograd(*each) for each in zip(*tensors, strict=True)]
+    torch.testing.assert_close(got, tuple(map(torch.stack, zip(*wanted, strict=True))))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
+def test_gradients_through_what_is_mapped(backend: str) -> None:
+    tensors = inputs((3,), torch.float32)
+    wanted = [torch.stack(each) for each in zip(*map(by_autograd, *tensors), strict=True)]
+
+    def of(*leaves: Tensor) -> Tensor:
+        return vmap(lambda *each: loss(*each, backend))(*leaves).sum()
+
+    torch.testing.assert_close(list(grad(of, ALL)(*tensors)), wanted)
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    torch.testing.assert_close(list(torch.autograd.grad(of(*leaves), leaves)), wanted)  # ordinary autograd around vmap
+    rows = jacrev(vmap(lambda *each: loss(*each, backend)), ALL)(*tensors)
+    torch.testing.assert_close([each.diagonal(dim1=0, dim2=1).movedim(-1, 0) for each in rows], wanted)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "blockwise"])
+def test_mapped_inside_ordinary_autograd(backend: str) -> None:
+    """A gradient of what is not mapped over is right; one of what is mapped over is right, or refused."""
+    if not takes(backend, torch.float32):
+        pytest.skip(f"{backend} does not run here")
+    q, k, v, lam = inputs((3,), torch.float32)
+
+    def gradient(leaf: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+        leaf = leaf.clone().requires_grad_()
+        return torch.autograd.grad(of(leaf), leaf)[0]
+
+    def shared(keys: Tensor, name: str) -> Tensor:
+        return vmap(lambda x: loss(x, keys, v[0], lam[0], name))(q).sum()
+
+    def mapped(queries: Tensor, name: str) -> Tensor:
+        return vmap(lambda x: loss(x, k[0], v[0], lam[0], name))(queries).sum()
+
+    wanted = gradient(k[0], lambda x: shared(x, "reference"))
+    torch.testing.assert_close(gradient(k[0], lambda x: shared(x, backend)), wanted)
+    if backend == "blockwise":
+        wanted = gradient(q, lambda x: mapped(x, "reference"))
+        torch.testing.assert_close(gradient(q, lambda x: mapped(x, backend)), wanted)
+    else:
+        with pytest.raises(ValueError, match=r"cannot run.*torch\.func"):
+            gradient(q, lambda x: mapped(x, backend))
+
+
+def test_second_derivatives_and_forward_mode() -> None:
+    q, k, v, lam = inputs()
+    for i, leaf in ((0, q), (3, lam)):
+
+        def of(x: Tensor, backend: str = "auto", i: int = i) -> Tensor:
+            return loss(*(x if j == i else other for j, other in enumerate((q, k, v, lam))), backend=backend)
+
+        plain = torch.autograd.functional.hessian(lambda x, of=of: of(x, "reference"), leaf)
+        torch.testing.assert_close(hessian(of)(leaf), plain)
+        torch.testing.assert_close(jacfwd(of)(leaf), jacrev(of)(leaf))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "blockwise", "sdpa", "cpu"])
+def test_mapped_without_a_gradient(backend: str) -> None:
+    """Documents that differ from one to the next, too: nobody can look at their ends then."""
+    if not takes(backend, torch.float32):
+        pytest.skip(f"{backend} does not run here")
+    tensors, ends = inputs((3,), torch.float32), torch.tensor([[0, 2, 5], [0, 0, 5], [0, 1, 5]])
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, ends: Tensor | None) -> Tensor:
+        return diff_attention(q, k, v, lam, cu_seqlens=ends, backend=backend)
+
+    for documents, axis in ((ends, 0), (ends[0], None), (None, None)):
+        each = documents if axis == 0 else [documents] * 3
+        wanted = [attend(*(x[i] for x in tensors), each[i]) for i in range(3)]
+        got = vmap(attend, (0, 0, 0, 0, axis))(*tensors, documents)
+        torch.testing.assert_close(got, torch.stack(wanted))
+    with pytest.raises(ValueError, match=r"cu_seqlens must go from 0"):
+        vmap(lambda q: diff_attention(q, *(x[0] for x in tensors[1:]), cu_seqlens=torch.tensor([0, 4])))(tensors[0])
+
+
+@pytest.mark.parametrize("backend", OPAQUE)
+@pytest.mark.parametrize("transform", [grad, jacrev, lambda f: vmap(grad(f)), lambda f: jacrev(vmap(f))])
+def test_a_named_one_refuses(backend: str, transform: Callable[..., Any]) -> None:
+    if backend != "flex" and not takes(backend, torch.float32):
+        pytest.skip(f"{backend} does not run here")
+    q, *others = inputs((3,), torch.float32)
+    q = q if transform not in (grad, jacrev) else q[0]
+    others = [x[0] for x in others]
+    with pytest.raises(ValueError, match=rf"'{backend}' cannot run.*torch\.func.*'reference' or 'sdpa'"):
+        transform(lambda x: loss(x, *others, backend=backend))(q)
+
+
+@needs_vectors
+def test_flex_attention_is_not_compiled_inside() -> None:
+    q, k, v, lam = inputs((3,), torch.float32)
+    with pytest.raises(ValueError, match=r"'flex' cannot run.*torch\.func"):
+        vmap(lambda x: loss(x, k[0], v[0], lam[0], backend="flex"))(q)
+
+
+def test_the_norms_weight_alone() -> None:
+    """The gradient that a kernel with the norm inside does not see coming."""
+    tensors = inputs(dtype=torch.float32)
+    for backend in ("auto", *(name for name in ("cpu", "triton") if takes(name, torch.float32))):
+        got = grad(lambda weight, backend=backend: loss(*tensors, backend, norm_weight=weight))(torch.ones(8))
+        weight = torch.ones(8, requires_grad=True)
+        loss(*tensors, "reference", norm_weight=weight).backward()
+        torch.testing.assert_close(got, weight.grad)
+
+
+def test_compiled() -> None:
+    tensors = inputs(dtype=torch.float32)
+    compiled = torch.compile(grad(loss, ALL), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*tensors), by_autograd(*tensors))
+
+
+def test_a_layers_parameters() -> None:
+    """λ's vectors among them, of a layer in the style that torch.func wants."""
+    layer = DiffAttention(16, 4, 2, num_key_value_heads=2).double()
+    x = torch.randn(2, 5, 16, dtype=torch.float64)
+    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+
+    def of(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(layer, parameters, (x,), {"is_causal": True}).square().sum()
+
+    def plainly(x: Tensor) -> dict[str, Tensor]:
+        gradients = torch.autograd.grad(layer(x, is_causal=True).square().sum(), list(layer.parameters()))
+        return dict(zip(parameters, gradients, strict=True))
+
+    got, wanted = grad(of)(parameters, x), plainly(x)
+    assert got["lam.q1"].any()
+    torch.testing.assert_close(got, wanted)
+    each = vmap(grad(of), (None, 0))(parameters, x.unsqueeze(1))
+    torch.testing.assert_close({name: value.sum(0) for name, value in each.items()}, wanted)
