@@ -1,7 +1,8 @@
 """The one call of each layer through transformers' attention interface, and that all implementations agree."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from transformers.masking_utils import sdpa_mask
 import diff_transformer.model.attention as model_attention
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.attention import OWN_IMPLEMENTATIONS, zero_padded
-from diff_transformer.ops import diff_attention
+from diff_transformer.ops import backends, diff_attention
+from diff_transformer.ops.cpu.attention import worthwhile
 from diff_transformer.ops.triton.attention import interpreted
+from tiny import ROUNDINGS, ROUNDINGS_OF_A_TERM, needs_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -23,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 RUNS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "eager": ({"eager": 1}, {"eager": 1}),
     "sdpa": ({"torch": 1}, {"torch": 1}),
-    "diff_attention": ({"cpu": 1}, {"torch": 1}),
+    "diff_attention": ({"cpu" if worthwhile() else "blockwise": 1}, {"torch": 1}),
     "diff_attention_reference": ({"reference": 1}, {"torch": 1}),
     "diff_attention_blockwise": ({"blockwise": 1}, {"torch": 1}),
     "diff_attention_sdpa": ({"sdpa": 1}, {"torch": 1}),
@@ -85,45 +88,86 @@ def some_padding(tokens: Tensor) -> Tensor:
     [(name, padded) for name in RUNS_IN_FLOAT64 for padded in (False, True) if not (padded and name == "eager")],
 )
 def test_implementations_agree_in_float64(
-    kind: str, implementation: str, padded: bool, make: Any, tokens: Any, ran: Counter[str], check: Any
+    kind: str,
+    implementation: str,
+    padded: bool,
+    make: Any,
+    tokens: Any,
+    ran: Counter[str],
+    check: Any,
+    lambda_terms: Any,
 ) -> None:
     inputs = tokens()
     mask = some_padding(inputs) if padded else None
-    truth = answers(make(kind, attn_implementation="diff_attention_reference"), inputs, mask)
+    exact = make(kind, attn_implementation="diff_attention_reference")
+    truth = answers(exact, inputs, mask)
+    terms = lambda_terms(exact)
     ran.clear()
     got = answers(make(kind, attn_implementation=implementation), inputs, mask)
     expect_runs(ran, implementation, kind, RUNS_IN_FLOAT64)
     for name, value in truth.items():
-        check(got[name], value, least=0.1, dtype=COMPUTES_IN.get(implementation))
+        check(got[name], value, least=0.1, dtype=COMPUTES_IN.get(implementation), terms=terms.get(name, 0.0))
+
+
+WRONG_GRADIENTS_OF_LAMBDA: dict[str, Callable[[Tensor], Tensor]] = {
+    "one query of one head left out": lambda gradient: gradient.index_fill(2, torch.tensor([4]), 0.0),
+    "twice the last query": lambda gradient: torch.cat((gradient[..., :-1], 2 * gradient[..., -1:]), -1),
+    "a millionth more": lambda gradient: gradient * (1 + 1e-6),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_GRADIENTS_OF_LAMBDA)
+def test_a_wrong_gradient_of_lambda_is_caught(
+    wrong: str, make: Any, tokens: Any, check: Any, lambda_terms: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit by the sizes of the terms is far from what a mistake in any of them does."""
+    inputs = tokens()
+    exact = make("diff", attn_implementation="diff_attention_reference")
+    truth = answers(exact, inputs)
+    terms = lambda_terms(exact)
+    blockwise = backends._BACKENDS["blockwise"]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *hiding: Any) -> Tensor:
+        lam = lam.clone()
+        lam.register_hook(WRONG_GRADIENTS_OF_LAMBDA[wrong])
+        return blockwise.attend(q, k, v, lam, *hiding)
+
+    monkeypatch.setitem(backends._BACKENDS, "blockwise", blockwise._replace(attend=attend))
+    got = answers(make("diff", attn_implementation="diff_attention_blockwise"), inputs)
+    for name, value in truth.items():
+        with pytest.raises(AssertionError, match="over the limit") if name in terms else nullcontext():
+            check(got[name], value, least=0.1, terms=terms.get(name, 0.0))
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("implementation", RUNS)
 def test_implementations_agree_in_float32(
-    kind: str, implementation: str, padded: bool, make: Any, tokens: Any, ran: Counter[str]
+    kind: str, implementation: str, padded: bool, make: Any, tokens: Any, ran: Counter[str], lambda_terms: Any
 ) -> None:
     """Against the reference in float64: at most twice the error of the plain formula ("eager"), plus a rounding band.
 
-    The band, 256 eps of the largest entry (or of 1: λ's gradient is a sum of terms of order 1 that nearly cancel),
-    is there for what the plain formula gets right by luck.
+    The band, 256 eps of the largest entry (or of 1), is there for what the plain formula gets right by luck. For λ's
+    gradient, which nearly cancels, it is 16 eps of the sizes of its terms where that is more.
     """
     inputs, eps = tokens(), torch.finfo(torch.float32).eps
     mask = some_padding(inputs) if padded else None
     plain = answers(make(kind, torch.float32, attn_implementation="eager"), inputs, mask)
     rounded = make(kind, torch.float32, attn_implementation="diff_attention_reference").double()
     truth = answers(rounded, inputs, mask)
+    terms = lambda_terms(rounded)
     ran.clear()
     got = answers(make(kind, torch.float32, attn_implementation=implementation), inputs, mask)
     expect_runs(ran, implementation, kind)
     for name, value in truth.items():
         error, plain_error = ((x[name].double() - value.double()).abs().max().item() for x in (got, plain))
-        band = 256 * eps * max(1.0, value.abs().max().item())
+        band = eps * max(ROUNDINGS * max(1.0, value.abs().max().item()), ROUNDINGS_OF_A_TERM * terms.get(name, 0.0))
         assert plain_error <= 4 * band, f"{name}: the plain formula itself is off by {plain_error:.3g}"
         limit = 2 * plain_error + band
         assert error <= limit, f"{name}: error {error:.3g}, the plain formula's {plain_error:.3g}, limit {limit:.3g}"
 
 
 @pytest.mark.slow
+@needs_vectors
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
 def test_flex_attention_as_our_backend(make: Any, tokens: Any, ran: Counter[str], check: Any) -> None:
     """With padding, whose mask is a tensor, and without, where causality is a block mask."""

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, StaticCache
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache, StaticCache
 from transformers.cache_utils import QuantizedLayer, QuantoQuantizedLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.utils import is_optimum_quanto_available
 
 import diff_transformer.model.attention as model_attention
@@ -88,10 +90,20 @@ def test_sliding_window_generates(kind: str, make: Any, tokens: Any, tmp_path: P
     assert DiffTransformerConfig.from_pretrained(tmp_path).sliding_window == WINDOW
 
 
-def test_the_window_reaches_kernels_that_take_no_mask(kind: str, make: Any) -> None:
+def test_the_window_reaches_kernels_that_take_no_mask(kind: str, make: Any, tokens: Any) -> None:
     model = make(kind, sliding_window=WINDOW, layer_types=["full_attention", "sliding_attention"])
-    arguments = [layer.self_attn.call_arguments()["sliding_window"] for layer in model.model.layers]
-    assert arguments == [None, WINDOW]
+    given: list[int | None] = []
+
+    def spy(*args: Any, sliding_window: int | None, **kwargs: Any) -> Any:
+        given.append(sliding_window)
+        return sdpa_attention_forward(*args, **kwargs)
+
+    AttentionInterface.register("spy", spy)
+    AttentionMaskInterface.register("spy", sdpa_mask)
+    model.set_attn_implementation("spy")
+    model(tokens())
+    del AttentionInterface._global_mapping["spy"], AttentionMaskInterface._global_mapping["spy"]
+    assert given == [None, WINDOW]
     assert [layer.self_attn.sliding_window for layer in make(kind).model.layers] == [None, None]
 
 

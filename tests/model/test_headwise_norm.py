@@ -49,26 +49,38 @@ def test_parameters(kind: str, norm: bool, make: Any) -> None:
 @pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())
 @pytest.mark.parametrize("implementation", ["sdpa", "diff_attention", "eager"])
 def test_implementations_agree(
-    kind: str, norm: bool, implementation: str, make: Any, tokens: Any, check: Any, ran: Counter[str]
+    kind: str,
+    norm: bool,
+    implementation: str,
+    make: Any,
+    tokens: Any,
+    check: Any,
+    ran: Counter[str],
+    lambda_terms: Any,
 ) -> None:
     """Logits and every gradient, against our operator's reference (the twin has one way only: torch's attention)."""
 
-    def answers(implementation: str) -> dict[str, torch.Tensor]:
-        model = make(kind, headwise_norm=norm, attn_implementation=implementation)
+    def answers(model: Any) -> dict[str, torch.Tensor]:
         logits = model(inputs, use_cache=False).logits
         logits.square().sum().backward()
         return {"logits": logits.detach(), **{name: p.grad for name, p in model.named_parameters()}}
 
     inputs = tokens()
-    truth = answers("diff_attention_reference")
+    exact, other = (
+        make(kind, headwise_norm=norm, attn_implementation=name)
+        for name in ("diff_attention_reference", implementation)
+    )
+    truth = answers(exact)
+    terms = lambda_terms(exact)
     assert ran.keys() == ({"torch"} if kind == "softmax" else {"reference"})
     ran.clear()
-    got = answers(implementation)
+    got = answers(other)
     own = "torch" if kind == "softmax" else "blockwise"  # what takes float64
     assert ran.keys() == {{"sdpa": "torch", "diff_attention": own, "eager": "eager"}[implementation]}
     for name, value in truth.items():
         assert value.abs().max() > 0, name
-        check(got[name], value, least=1.0, dtype=torch.float32 if implementation == "eager" else None)
+        dtype = torch.float32 if implementation == "eager" else None
+        check(got[name], value, least=1.0, dtype=dtype, terms=terms.get(name, 0.0))
 
 
 @pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())

@@ -25,7 +25,7 @@ import diff_transformer.model.attention as model_attention
 import flash_stand_in
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.model.attention import OWN_IMPLEMENTATIONS
-from tiny import SIZES
+from tiny import SIZES, needs_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -111,12 +111,21 @@ def answers(model: DiffTransformerForCausalLM, tokens: Tensor, given: dict[str, 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_outputs_and_gradients_agree(
-    kind: str, situation: str, make: Any, tokens: Any, check: Any, flash: list[str], calls: Counter[str]
+    kind: str,
+    situation: str,
+    make: Any,
+    tokens: Any,
+    check: Any,
+    flash: list[str],
+    calls: Counter[str],
+    lambda_terms: Any,
 ) -> None:
     config, batch, give = SITUATIONS[situation]
     inputs = tokens(batch=batch)
     given = give(inputs)
-    truth = answers(make(kind, attn_implementation=TRUTH, **config), inputs, given)
+    exact = make(kind, attn_implementation=TRUTH, **config)
+    truth = answers(exact, inputs, given)
+    terms = lambda_terms(exact)
     for implementation in IMPLEMENTATIONS:
         if implementation == "eager" and "padded" in situation:
             # Rows of padding are NaN in float64: the mask holds its smallest number, −∞ to eager's float32 softmax.
@@ -127,24 +136,28 @@ def test_outputs_and_gradients_agree(
         assert calls == {implementation: 2}
         assert len(flash) == (2 if implementation in flash_stand_in.NAMES else 0)
         for name, value in truth.items():
-            # Gradients go through each of the two layers twice, and λ's is a sum that nearly cancels.
+            # Gradients go through each of the two layers twice.
             size = max(1.0, 4 * value.abs().max().item())
-            check(got[name], value, least=size, dtype=COMPUTES_IN.get(implementation))
+            check(got[name], value, least=size, dtype=COMPUTES_IN.get(implementation), terms=terms.get(name, 0.0))
     unlimited = make(kind, attn_implementation=TRUTH)
     if config.get("sliding_window"):
         assert (answers(unlimited, inputs, given)["logits"] - truth["logits"]).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("situation", ["padded left", "padded right", "window, padded"])
-def test_padding_in_eager_attention(kind: str, situation: str, make: Any, tokens: Any, check: Any) -> None:
+def test_padding_in_eager_attention(
+    kind: str, situation: str, make: Any, tokens: Any, check: Any, lambda_terms: Any
+) -> None:
     """In float32, where transformers' eager attention answers."""
     config, batch, give = SITUATIONS[situation]
     inputs = tokens(batch=batch)
     given = give(inputs)
     model = make(kind, torch.float32, attn_implementation="eager", **config)
-    truth = answers(make(kind, torch.float32, attn_implementation=TRUTH, **config).double(), inputs, given)
+    exact = make(kind, torch.float32, attn_implementation=TRUTH, **config).double()
+    truth = answers(exact, inputs, given)
+    terms = lambda_terms(exact)
     for name, value in answers(model, inputs, given).items():
-        check(value, truth[name], least=max(1.0, 4 * truth[name].abs().max().item()))
+        check(value, truth[name], least=max(1.0, 4 * truth[name].abs().max().item()), terms=terms.get(name, 0.0))
 
 
 @pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
@@ -169,6 +182,7 @@ def test_decoding_makes_one_call_a_layer_and_step(
 
 
 @pytest.mark.slow
+@needs_vectors
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
 @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")  # so does this
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers sets it

@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from transformers import DynamicCache, StaticCache
 
 from diff_transformer import DiffTransformerForCausalLM
+from tiny import needs_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -95,6 +96,7 @@ def test_a_tree(kind: str, implementation: str, form: str, make: Any, tokens: An
         check(model(ends[None], **rest).logits[0], together)
 
 
+@needs_vectors
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
 @pytest.mark.filterwarnings(
     "ignore:flex_attention called without torch.compile:UserWarning"

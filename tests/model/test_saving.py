@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
+from diff_transformer.model.remote_code import code_files
 
 # Memory that was never written is NaN here, so a parameter that loading forgot shows.
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -26,6 +28,7 @@ def test_round_trip(kind: str, tied: bool, make: Any, tokens: Any, check: Any, t
         "config.json",
         "generation_config.json",
         "model.safetensors",
+        *code_files(),
     }
     saved = load_file(tmp_path / "model.safetensors")
     assert ("lm_head.weight" in saved) is not tied
@@ -220,6 +223,25 @@ def test_auto_classes_in_a_fresh_process(order: str, make: Any, tmp_path: Path) 
     name, *logits = ran.stdout.split()
     assert name == "DiffTransformerForCausalLM"
     assert [float(value) for value in logits] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_without_the_import_it_is_said_what_to_do(make: Any, tmp_path: Path) -> None:
+    """transformers cannot know the model then; ``auto_map`` makes it say what loads the folder all the same."""
+    make("diff", torch.float32).save_pretrained(tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors", ".py"}
+    code = (
+        "import sys; from transformers import AutoModelForCausalLM;"
+        "print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1], **eval(sys.argv[2]))).__name__)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    refused, loaded = (
+        subprocess.run([*command, options], capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
+        for options in ("{}", "{'trust_remote_code': True}")
+    )
+    assert "`trust_remote_code=True`" in refused.stderr.splitlines()[-1]
+    assert str(tmp_path) in refused.stderr
+    assert loaded.stdout == "DiffTransformerForCausalLM\n", loaded.stderr[-500:]
 
 
 def test_a_checkpoint_of_the_twin_can_be_told_apart(make: Any, tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 None of them is here: :mod:`server_stand_in` does to a model what vLLM's transformers backend does.
 """
 
+import ast
 import copy
+import inspect
+import textwrap
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.model.configuration import ATTENTION_TYPES
 from server_stand_in import Part, Server
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7], [11, 1, 8, 3, 3], [16]]
@@ -44,6 +48,24 @@ def test_a_pass_makes_one_call_a_layer(kind: str, make: Any) -> None:
     server = serve(make(kind))
     server.logits([Part(0, PROMPTS[0], 0), Part(1, PROMPTS[1], 0)])
     assert [layer.calls for layer in server.ranks[0].attention.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ATTENTION_TYPES)
+def test_the_layer_shows_its_call_to_who_reads_the_source(kind: str, make: Any) -> None:
+    """vLLM looks for it so: a name that is looked up in the interface, called once, with a ``scaling`` of the layer."""
+    layer = make(kind).model.layers[0].self_attn
+    tree = ast.parse(textwrap.dedent(inspect.getsource(type(layer).forward)))
+    names = {
+        node.targets[0].id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and ast.unparse(node.value).startswith("ALL_ATTENTION_FUNCTIONS.get_interface(")
+    }
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in names]
+    assert len(calls) == 1
+    assert {word.arg: ast.unparse(word.value) for word in calls[0].keywords}["scaling"] == "self.scaling"
+    assert layer.scaling == 4**-0.5
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

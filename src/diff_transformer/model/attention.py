@@ -2,7 +2,8 @@
 
 The cache holds H_kv heads of keys [k1; k2] and values, both 2d wide (DIFF), so any cache or server that holds Llama's
 holds ours. Our own implementations receive the queries as they are; for every other one a zero stands beside each query
-(:func:`zero_padded`), which makes the call an ordinary one, and the two maps' outputs are subtracted afterwards.
+(:func:`zero_padded`), which makes the call an ordinary one. Ours and "eager" receive λ and subtract; after every other
+one the outputs of the two maps are subtracted here.
 """
 
 from collections.abc import Callable
@@ -11,25 +12,18 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.llama.modeling_llama import eager_attention_forward
+from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention_forward
 
 from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.documents import attend_by_document
-from diff_transformer.nn import (
-    Attention,
-    DexAttention,
-    DiffAttention,
-    DiffAttentionV2,
-    DifferentialAttention,
-    SoftmaxAttention,
-)
+from diff_transformer.nn import Attention, DexAttention, DiffAttention, DiffAttentionV2, SoftmaxAttention
 from diff_transformer.ops import diff_attention, diff_attention_maps
 from diff_transformer.ops.backends import BACKENDS
 from diff_transformer.ops.flex import is_block_mask
@@ -60,15 +54,44 @@ def zero_padded(queries: Tensor) -> Tensor:
     return padded.flatten(-2).flatten(2, 3).transpose(1, 2)
 
 
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask (True = may attend) as transformers' eager attention, which adds it, has to have it."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+def for_twin_heads(maps: Tensor, value: Tensor, width: int) -> Tensor:
+    """Maps (B, H, N, S) → one for each head of the twin, (B, A, N, S): for every ``width`` channels of a value one."""
+    return maps.repeat_interleave(value.shape[-1] // width, dim=1)
+
+
+def eager_attention_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    lam: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """ "eager": Llama's; with λ, the weights of the one call are subtracted and the heads made from their difference.
+
+    So a gradient reaches the weights that are returned, as it does Llama's. Arguments and results are otherwise those
+    of :func:`own_attention_forward`, with the queries of the one call.
+    """
+    if attention_mask is not None and attention_mask.dtype == torch.bool:  # Llama's is added
+        hidden = torch.finfo(query.dtype).min
+        attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(~attention_mask, hidden)
+    heads, weights = llama_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if lam is None:
+        return heads, weights
+    per_row = lam if lam.dim() == 0 else lam.unsqueeze(-1)
+    difference = (weights[:, 0::2] - per_row * weights[:, 1::2]).to(value.dtype)
+    values = value.repeat_interleave(difference.shape[1] // value.shape[1], dim=1)  # (B, H, S, dv)
+    difference = for_twin_heads(difference, value, module.head_dim)
+    heads = difference @ values.unflatten(-1, (-1, module.head_dim)).transpose(2, 3).flatten(1, 2)  # (B, A, N, d)
+    return module.transform_heads(heads.transpose(1, 2).flatten(2).unflatten(2, (-1, value.shape[-1]))), difference
 
 
 class InterfaceAttention(Attention):
-    """Mixin: ``forward`` with transformers' signature, attending through transformers' attention interface."""
+    """Mixin: ``forward`` with transformers' signature, attending through transformers' attention interface.
+
+    Servers read the source of ``forward`` for the interface's call and its ``scaling``.
+    """
 
     def __init__(self, config: DiffTransformerConfig, layer: int, **kwargs: Any) -> None:
         super().__init__(
@@ -95,29 +118,37 @@ class InterfaceAttention(Attention):
         queries, keys, values = self.project(hidden_states, position_embeddings)
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, self.layer_idx)
-        if self.config._attn_implementation == "eager" and isinstance(attention_mask, Tensor):
-            attention_mask = additive(attention_mask, hidden_states.dtype)
+
+        lam = self.lambdas(hidden_states)
+        implementation = self.config._attn_implementation
+        own = implementation in OWN_IMPLEMENTATIONS
+        query = zero_padded(queries) if self.pairs_kv_heads and not own else queries.transpose(1, 2)
+        subtracts = own or implementation == "eager"
+        if subtracts:
+            kwargs["lam"] = lam
+
+        attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        heads, weights = attention_interface(
+            self,
+            query,
+            keys,
+            values,
+            attention_mask,
+            dropout=0.0,
+            scaling=self.scaling,
+            sliding_window=self.sliding_window,
+            **kwargs,
+        )
+
+        heads = heads.reshape(*hidden_states.shape[:2], -1, self.cache_width)
+        if lam is None:
+            heads = self.transform_heads(heads)
+        elif not subtracts:
+            first, second = heads.unflatten(-2, (-1, 2)).unbind(-2)
+            per_head = lam if lam.dim() == 0 else lam.transpose(1, 2).unsqueeze(-1)  # as the heads, (B, N, H, dv)
+            heads, weights = self.transform_heads((first - per_head * second).to(first.dtype)), None
         wants_weights = kwargs.get("output_attentions", self.config.output_attentions)
-        heads, weights = self.call(hidden_states, queries, keys, values, attention_mask, **kwargs)
-        return self.combine(heads), weights if wants_weights else None
-
-    def call(
-        self,
-        hidden_states: Tensor,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        attention_mask: Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The one call: heads (B, N, H, dv) and, where the implementation has them, weights (B, A, N, S)."""
-        arguments = {**self.call_arguments(), **kwargs}
-        heads, weights = self.interface(self, queries.transpose(1, 2), keys, values, attention_mask, **arguments)
-        return self.normalise(heads.reshape(*queries.shape[:2], -1, self.cache_width)), weights
-
-    def call_arguments(self) -> dict[str, Any]:
-        """What every call through the interface is told about the layer."""
-        return {"dropout": 0.0, "scaling": self.scaling, "sliding_window": self.sliding_window}
+        return self.o_proj(heads.flatten(-2)), weights if wants_weights else None
 
     @property
     def sliding_window(self) -> int | None:
@@ -127,71 +158,20 @@ class InterfaceAttention(Attention):
         """
         return self.config.sliding_window if self.config.layer_type(self.layer_idx) == "sliding_attention" else None
 
-    @property
-    def interface(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
-        return ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-
-
-class DifferentialInterfaceAttention(InterfaceAttention, DifferentialAttention):
-    """Mixin of both DIFF versions: λ and the headwise norm go into our own implementations, and are applied after any
-    other.
-    """
-
-    def call(
-        self,
-        hidden_states: Tensor,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        attention_mask: Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        lam = self.lambdas(hidden_states)
-        arguments = {**self.call_arguments(), **kwargs}
-        shape = (*queries.shape[:2], -1)
-        if self.config._attn_implementation in OWN_IMPLEMENTATIONS:
-            query = queries.transpose(1, 2)
-            heads, weights = self.interface(self, query, keys, values, attention_mask, lam=lam, **arguments)
-            return heads.reshape(*shape, self.cache_width), None if weights is None else self.for_each_head(weights)
-        query = zero_padded(queries) if self.pairs_kv_heads else queries.transpose(1, 2)
-        heads, weights = self.interface(self, query, keys, values, attention_mask, **arguments)
-        if self.config._attn_implementation == "eager" and weights is not None:
-            heads, weights = self.weigh(weights, lam, values)
-            return self.normalise(heads), weights
-        first, second = heads.reshape(*shape, 2, self.cache_width).unbind(-2)
-        # λ (B, H, N) or a scalar; heads are (B, N, H, dv) here.
-        per_head = lam if lam.dim() == 0 else lam.transpose(1, 2).unsqueeze(-1)
-        return self.normalise((first - per_head * second).to(first.dtype)), None
-
-    def for_each_head(self, maps: Tensor) -> Tensor:
-        """Maps (B, H, N, S) → one for each head of the twin, (B, A, N, S)."""
-        return maps.repeat_interleave(self.cache_width // self.head_dim, dim=1)
-
-    def weigh(self, weights: Tensor, lam: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The call's weights (B, 2H, N, S) → heads (B, N, H, dv) and A1 − λA2 as (B, A, N, S).
-
-        The heads are made from the weights that are returned, as Llama's are, so that a gradient reaches those.
-        """
-        per_row = lam if lam.dim() == 0 else lam.unsqueeze(-1)
-        maps = self.for_each_head((weights[:, 0::2] - per_row * weights[:, 1::2]).to(values.dtype))
-        per_head = values.repeat_interleave(weights.shape[1] // 2 // values.shape[1], dim=1)
-        parts = per_head.unflatten(-1, (-1, self.head_dim)).transpose(2, 3).flatten(1, 2)  # (B, A, S, d)
-        return (maps @ parts).transpose(1, 2).flatten(2).unflatten(2, (-1, self.cache_width)), maps
-
 
 def norm_settings(config: DiffTransformerConfig) -> dict[str, Any]:
     """What a layer is told about the headwise norm."""
     return {"norm_eps": config.rms_norm_eps, "headwise_norm": config.has_headwise_norm}
 
 
-class InterfaceDiffAttention(DifferentialInterfaceAttention, DiffAttention):
+class InterfaceDiffAttention(InterfaceAttention, DiffAttention):
     """:class:`DiffAttention` in a transformers model."""
 
     def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
         super().__init__(config, layer, lambda_init=config.lambda_init_of(layer), **norm_settings(config))
 
 
-class InterfaceDiffAttentionV2(DifferentialInterfaceAttention, DiffAttentionV2):
+class InterfaceDiffAttentionV2(InterfaceAttention, DiffAttentionV2):
     """:class:`DiffAttentionV2` in a transformers model."""
 
     def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
@@ -223,13 +203,13 @@ LAYER_CLASSES: dict[str, Callable[[DiffTransformerConfig, int], InterfaceAttenti
 
 
 def own_attention_forward(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    lam: Tensor | float = 0.0,
+    lam: Tensor | None = None,
     sliding_window: int | None = None,
     maps: list[AttentionMaps] | None = None,
     cu_seq_lens_q: Tensor | None = None,
@@ -238,13 +218,14 @@ def own_attention_forward(
     backend: str,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Our operator behind transformers' attention interface; ordinary attention for the twin.
+    """Our operator behind transformers' attention interface; ordinary attention without λ, as for the twin.
 
     Args:
+        module: the layer; with λ one of ours.
         query: (B, heads, N, d), those of a pair side by side.
         key, value: (B, H_kv, S, width), as cached.
         attention_mask: boolean or additive (B, 1, N, S), or None for plain causality.
-        lam: λ, broadcastable to (B, H, N).
+        lam: λ, broadcastable to (B, H, N); None for ordinary attention.
         sliding_window: how many tokens back the layer looks, itself included; needed where there is no mask.
         maps: where given, the layer's attention maps are appended.
         cu_seq_lens_q: (documents + 1,), where documents packed into one row begin, and N at the end. Where there is a
@@ -253,7 +234,7 @@ def own_attention_forward(
 
     Returns:
         (B, N, H, dv), for differential attention normalised where the layer has a headwise norm, and the attention
-        weights (B, H, N, S) with ``output_attentions``, else None.
+        weights (B, A, N, S) with ``output_attentions``, else None.
     """
     n, s = query.shape[2], key.shape[2]
     is_causal = attention_mask is None and n > 1 and kwargs.get("is_causal", True)
@@ -264,29 +245,24 @@ def own_attention_forward(
     window = sliding_window if is_causal else None  # else it is in the mask: see own_mask
     settings: dict[str, Any] = {"is_causal": is_causal, "attn_mask": attention_mask, "scale": scaling}
     settings |= {"window": window, "cu_seqlens": documents}
-    if isinstance(module, DifferentialAttention):
+    if lam is not None:
         q, k = query.unflatten(1, (-1, 2)), module.split_keys(key)
         out = diff_attention(q, k, value, lam, backend=backend, **settings, **module.norm_arguments()).transpose(1, 2)
+    elif documents is not None:
+        out = attend_by_document(module, query, key, value, documents, scaling, is_causal, window, max_length_q)
     else:
-        # One map and no λ; for looking at, it is the first of two equal maps.
-        q, k, lam = query.unsqueeze(2).expand(-1, -1, 2, -1, -1), key.unsqueeze(2), 0.0
-        if documents is not None:
-            out = attend_by_document(module, query, key, value, documents, scaling, is_causal, window, max_length_q)
-        else:
-            attend = flex_attention_forward if is_block_mask(attention_mask) else sdpa_attention_forward
-            out, _ = attend(module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal)
+        attend = flex_attention_forward if is_block_mask(attention_mask) else sdpa_attention_forward
+        out, _ = attend(module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal)
     if maps is None and not kwargs.get("output_attentions", False):
         return out, None
-    first, second, difference = diff_attention_maps(q, k, lam, **settings)
+    if lam is None:  # one map: the first of two equal ones
+        q, k = query.unsqueeze(2).expand(-1, -1, 2, -1, -1), key.unsqueeze(2)
+    first, second, difference = diff_attention_maps(q, k, 0.0 if lam is None else lam, **settings)
     if s > key.shape[2]:  # slots that nobody looks at, so that the maps are as wide as other implementations'
         first, second, difference = (F.pad(a, (0, s - key.shape[2])) for a in (first, second, difference))
     if maps is not None:
-        maps.append(
-            AttentionMaps(first, second, difference)
-            if isinstance(module, DifferentialAttention)
-            else AttentionMaps(None, None, first)
-        )
-    return out, difference
+        maps.append(AttentionMaps(None, None, first) if lam is None else AttentionMaps(first, second, difference))
+    return out, for_twin_heads(difference, value, query.shape[-1])
 
 
 def own_mask(**arguments: Any) -> Tensor | None:

@@ -8,6 +8,8 @@ Transformer's numbers there; what a layer really sends is
     "diff"           A of 2d     A_kv / 2 of 2d
     "diff_v2"        2A of d     A_kv of d
     others           A of d      A_kv of d
+
+Caches that are filled with the twin's sizes, as by PEFT's prefix tuning, are converted by :func:`pair_cached_heads`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transformers import Cache
+
     from diff_transformer.model.configuration import DiffTransformerConfig
 
 
@@ -101,3 +105,23 @@ def call_config(config: DiffTransformerConfig) -> DiffTransformerConfig:
 def twin_config(config: Any) -> Any:
     """The configuration a view was made from; anything else as it is."""
     return config._viewed if isinstance(config, CallConfig) else config
+
+
+def pair_cached_heads(cache: Cache | None, config: DiffTransformerConfig) -> None:
+    """Put the heads of a cache that was filled by the twin's sizes in pairs, as the layers of "diff" hold them.
+
+    Keys and values (B, A_kv, S, d) become (B, A_kv / 2, S, 2d), two heads side by side, which is how the twin's
+    projections make both. Any other cache is left alone.
+
+    Args:
+        cache: what is cached, or None; changed in place.
+        config: the model's.
+    """
+    if config.attention_type != "diff":
+        return
+    for layer in getattr(cache, "layers", ()):
+        keys = getattr(layer, "keys", None)
+        if keys is not None and keys.shape[-1] == config.head_dim:
+            for name in ("keys", "values"):
+                heads = getattr(layer, name).unflatten(1, (-1, 2))  # (B, A_kv / 2, 2, S, d)
+                setattr(layer, name, heads.transpose(2, 3).flatten(3))

@@ -11,11 +11,21 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from diff_transformer.model.call_config import call_config
 from diff_transformer.model.parallel import PIPELINE_PLAN, tensor_parallel_plan
-from diff_transformer.model.remote_code import write_code_files
+from diff_transformer.model.remote_code import auto_map, write_code_files
 from diff_transformer.nn.attention import check_heads
 from diff_transformer.nn.dex import check_chosen_heads
 
 ATTENTION_TYPES = ("diff", "diff_v2", "softmax", "dex")
+# Far above any model there is. Beyond, building the model would not end, or its sizes would overflow.
+LARGEST = {
+    "vocab_size": 1 << 27,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "max_position_embeddings": 1 << 40,
+}
 
 
 @strict
@@ -34,7 +44,8 @@ class DiffTransformerConfig(PreTrainedConfig):
             attention type has it unless given: "diff" has the norm, with its factor 1 − λ_init, and no other type.
         dex_heads: for "dex", the corrected heads of each layer, ascending from 0; all of every layer unless given.
         dex_lambda_start: for "dex", λ_learn at the start; λ_init unless given.
-        hidden_size, intermediate_size, num_hidden_layers, vocab_size, max_position_embeddings: sizes.
+        hidden_size, intermediate_size, num_hidden_layers, vocab_size, max_position_embeddings: sizes; the largest that
+            are allowed, generously, are in ``LARGEST``.
         rope_parameters: transformers' rotary settings, e.g. {"rope_type": "default", "rope_theta": 10000.0}.
         rms_norm_eps: eps of every norm, the headwise one included.
         initializer_range: standard deviation of the weight matrices at the start.
@@ -82,6 +93,10 @@ class DiffTransformerConfig(PreTrainedConfig):
         if self.head_dim is None:
             self.head_dim = self.hidden_size // self.num_attention_heads
         self._check_window(kwargs.get("layer_types"))
+        # Programs that do not know the model read there which Auto classes load it: TRL, vLLM, and transformers itself
+        # where this package has not been imported. A subclass with a model type of its own has code of its own.
+        if self.model_type == DiffTransformerConfig.model_type:
+            kwargs["auto_map"] = auto_map()
         super().__post_init__(**kwargs)
 
     @property
@@ -111,8 +126,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         return call_config(self)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Save; where ``auto_map`` names the code files of a shared checkpoint, they are written as well."""
-        if getattr(self, "auto_map", None):
+        """Save, with the code files that ``auto_map`` names."""
+        if getattr(self, "auto_map", None) == auto_map():
             write_code_files(Path(save_directory))
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
@@ -139,6 +154,9 @@ class DiffTransformerConfig(PreTrainedConfig):
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
+        for name, largest in LARGEST.items():
+            if (getattr(self, name) or 0) > largest:
+                raise ValueError(f"{name} must be at most {largest:,}, got {getattr(self, name)!r:.30}.")
         if not 0 <= self.rms_norm_eps < math.inf:
             raise ValueError(f"rms_norm_eps must be a finite number, 0 or more, got {self.rms_norm_eps}.")
         if self.attention_type not in ATTENTION_TYPES:

@@ -1,4 +1,4 @@
-"""The causal language model, built so that everything that runs Llama can run it."""
+"""The causal language model, shaped as transformers' Llama is, so that what is built for that fits."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from diff_transformer.model.attention import LAYER_CLASSES, OWN_IMPLEMENTATION, InterfaceAttention
 from diff_transformer.model.batching import ContinuousBatching
-from diff_transformer.model.call_config import twin_config
+from diff_transformer.model.call_config import pair_cached_heads, twin_config
 from diff_transformer.model.configuration import DiffTransformerConfig
 from diff_transformer.model.documents import document_positions
 from diff_transformer.model.loss import chunked_cross_entropy
@@ -33,12 +33,23 @@ from diff_transformer.nn import (
     RMSNorm,
     set_dex_progress,
 )
+from diff_transformer.nn.drawing import draw_normal
 
 # What a checkpoint loads in float32 whatever else it loads in, as the last parts of the names.
 FLOAT32_PARAMETERS = {
     "diff": frozenset({"lam.q1", "lam.k1", "lam.q2", "lam.k2"}),
     "dex": frozenset({"dex.lam.learned", "dex.lam.progress"}),
 }
+
+
+def _is_loaded(weight: Tensor) -> bool:
+    """Whether a checkpoint has filled a weight, as transformers' own functions of ``init`` ask."""
+    return getattr(weight, "_is_hf_initialized", False)
+
+
+def _draw(weight: Tensor, std: float) -> None:
+    if not _is_loaded(weight):
+        draw_normal(weight, std)
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer, DecoderLayer):
@@ -94,10 +105,13 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         return super().get_correct_attn_implementation(requested, is_init_check)
 
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+        if isinstance(module, nn.Linear | nn.Embedding):
+            self._init_matrix(module)
+        else:
+            super()._init_weights(module)
         if isinstance(module, Lambda):
             for vector in module.parameters():
-                init.normal_(vector, mean=0.0, std=Lambda.STD)
+                _draw(vector, Lambda.STD)
         elif isinstance(module, HeadwiseNorm):
             init.ones_(module.weight)
         elif isinstance(module, AnnealedLambda):
@@ -107,6 +121,15 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
             init.zeros_(module.weight)
             if module.index is not None:
                 init.copy_(module.index, torch.tensor(module.heads))
+
+    def _init_matrix(self, module: nn.Linear | nn.Embedding) -> None:
+        """transformers' rule, with numbers that do not depend on the processor."""
+        _draw(module.weight, self.config.initializer_range)
+        if isinstance(module, nn.Linear):
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif module.padding_idx is not None and not _is_loaded(module.weight):
+            init.zeros_(module.weight[module.padding_idx])
 
     @property
     def _tp_size(self) -> int | None:
@@ -193,6 +216,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        pair_cached_heads(past_key_values, self.config)
         # Fewer layers than there are where generate lets the first ones speculate ("assistant_early_exit").
         layers = self.layers[: self.config.num_hidden_layers]
         kinds = [self.config.layer_type(i) for i in range(len(layers))]

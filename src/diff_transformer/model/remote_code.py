@@ -1,15 +1,16 @@
-"""The code files of a shared checkpoint, with which ``trust_remote_code=True`` loads it.
+"""The code files of a saved model, and ``auto_map`` in its config.json, which names them.
 
-The files hold no model: they import this package, or say in one sentence what to install. So a folder never carries a
-copy of the code that grows old, and its classes are the package's own: whatever is registered for them is found.
-A configuration whose ``auto_map`` names these files writes them wherever it is saved.
+Where this package has not been imported, transformers does not know the model; with ``auto_map`` it says that
+``trust_remote_code=True`` loads it. The files hold no model: they import this package, or say in one sentence what to
+install. So a folder never carries a copy of the code that grows old, and its classes are the package's own: whatever is
+registered for them is found. Where the package has been imported, nobody reads the files.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from diff_transformer import __version__
+from diff_transformer import INSTALL, __version__
 
 _CONFIGURATION, _MODELING = "configuration_diff_transformer", "modeling_diff_transformer"
 
@@ -25,14 +26,17 @@ AUTO_CLASSES = {
 
 # transformers looks for imports in these files, and answers a missing package before it runs them, but not for imports
 # in a `try`: with these two the sentence is ours.
-_CONFIGURATION_TEXT = '''"""The configuration of this checkpoint. Its code is in the Python package diff-transformer."""
+_CONFIGURATION_TEXT = '''"""The configuration of this checkpoint. Its code is in the Python package diff-transformer.
+
+After `import diff_transformer` transformers knows the model, and this file is not needed.
+"""
 
 import importlib
 
 from packaging.version import Version
 
 NEEDED = "{version}"
-INSTALL = f'pip install --upgrade "diff-transformer>={{NEEDED}}"'
+INSTALL = "{install}"
 
 try:
     import diff_transformer
@@ -59,7 +63,7 @@ from .{configuration} import package
 
 
 def auto_map() -> dict[str, str]:
-    """``auto_map`` of a configuration that is to be saved with the code files: Auto class → "file.class"."""
+    """``auto_map`` of every configuration: Auto class → "file.class"."""
     return {
         auto: f"{_CONFIGURATION if auto == 'AutoConfig' else _MODELING}.{name}" for auto, name in AUTO_CLASSES.items()
     }
@@ -70,7 +74,7 @@ def code_files() -> dict[str, str]:
     models = [name for auto, name in AUTO_CLASSES.items() if auto != "AutoConfig"]
     classes = "\n".join(f"{name} = package.{name}" for name in models)
     return {
-        f"{_CONFIGURATION}.py": _CONFIGURATION_TEXT.format(version=__version__),
+        f"{_CONFIGURATION}.py": _CONFIGURATION_TEXT.format(version=__version__, install=INSTALL),
         f"{_MODELING}.py": _MODELING_TEXT.format(configuration=_CONFIGURATION, classes=classes),
     }
 

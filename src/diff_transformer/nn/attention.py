@@ -116,7 +116,7 @@ class Attention(nn.Module):
             seen = int(cache.get_seq_length(self.layer_idx))
             keys, values = keys[:, :, :seen], values[:, :, :seen]
         heads = self.attend(hidden_states, queries, keys, values, attn_mask, is_causal)
-        return self.combine(heads.transpose(1, 2))
+        return self.o_proj(heads.flatten(-2))
 
     def attend(
         self,
@@ -127,16 +127,16 @@ class Attention(nn.Module):
         attn_mask: Tensor | None,
         is_causal: bool,
     ) -> Tensor:
-        """Queries, cached keys and values → heads (B, H, N, dv). Subclasses fill this in."""
+        """Queries, cached keys and values → heads (B, N, H, dv) for the output projection. Subclasses fill this in."""
         raise NotImplementedError
 
-    def normalise(self, heads: Tensor) -> Tensor:
-        """The headwise norm of heads (…, H, dv), where the layer has one; else the heads as they are."""
-        return heads if self.head_norm is None else self.head_norm(heads)
+    def lambdas(self, hidden_states: Tensor) -> Tensor | None:
+        """λ of differential attention, broadcastable to (B, H, N); None where nothing is subtracted."""
+        return None
 
-    def combine(self, heads: Tensor) -> Tensor:
-        """Heads (B, N, H, dv) → (B, N, D)."""
-        return self.o_proj(heads.flatten(-2))
+    def transform_heads(self, heads: Tensor) -> Tensor:
+        """What comes between attention and the output projection: the headwise norm of heads (…, H, dv), if any."""
+        return heads if self.head_norm is None else self.head_norm(heads)
 
 
 class DifferentialAttention(Attention):
@@ -149,7 +149,7 @@ class DifferentialAttention(Attention):
     def norm_arguments(self) -> dict[str, Any]:
         """The operator's arguments for the headwise norm, which it applies itself: none where there is no norm.
 
-        :meth:`normalise` is for heads that something else than our operator has computed.
+        :meth:`transform_heads` is for heads that something else than our operator has computed.
         """
         if (norm := self.head_norm) is None:
             return {}
@@ -168,7 +168,7 @@ class DifferentialAttention(Attention):
         attn_mask: Tensor | None,
         is_causal: bool,
     ) -> Tensor:
-        return diff_attention(
+        heads = diff_attention(
             queries.unflatten(2, (-1, 2)).permute(0, 2, 3, 1, 4),
             self.split_keys(keys),
             values,
@@ -178,6 +178,7 @@ class DifferentialAttention(Attention):
             scale=self.scaling,
             **self.norm_arguments(),
         )
+        return heads.transpose(1, 2)
 
 
 class DiffAttention(DifferentialAttention):
@@ -310,7 +311,7 @@ class SoftmaxAttention(Attention):
             scale=self.scaling,
             enable_gqa=keys.shape[1] != queries.shape[2],
         )
-        return self.normalise(heads)
+        return self.transform_heads(heads.transpose(1, 2))
 
 
 def check_heads(

@@ -142,8 +142,9 @@ class DexAttention(SoftmaxAttention):
             lam = AnnealedLambda(layer, lambda_init, lambda_start)
             self.dex = DexCorrection(num_attention_heads, self.head_dim, lam, heads)
 
-    def combine(self, heads: Tensor) -> Tensor:
-        return super().combine(heads if self.dex is None else self.dex(heads))
+    def transform_heads(self, heads: Tensor) -> Tensor:
+        """The correction of heads (…, A, d), where the layer has one."""
+        return heads if self.dex is None else self.dex(heads)
 
 
 def annealed_lambda(lambda_init: float, learned: Tensor, progress: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from diff_transformer.nn.drawing import draw_normal
 from diff_transformer.nn.precision import KeepsFloat32
 from diff_transformer.nn.sharing import SharedByHeads
 from diff_transformer.ops import lambda_init_schedule, lambda_value
@@ -34,7 +35,7 @@ class Lambda(KeepsFloat32, SharedByHeads):
     def reset_parameters(self) -> None:
         """Draw the four vectors from N(0, 0.1²)."""
         for vector in self.parameters():
-            nn.init.normal_(vector, std=self.STD)
+            draw_normal(vector, self.STD)
 
     def forward(self) -> Tensor:
         """λ as a scalar, float32."""

@@ -1,0 +1,98 @@
+"""NaN in the keys and values of padding, and in the free slots of a cache: nothing that may be seen changes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import StaticCache
+
+from diff_transformer.ops.triton.attention import interpreted
+
+# What triton's interpreter has numpy compute of them.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+
+DIFFERENTIAL = ("diff", "diff_v2")  # the twin's attention is torch's
+BACKENDS = ("reference", "blockwise", "sdpa", "cpu", *(("triton",) if interpreted() else ()))
+
+
+@contextmanager
+def memory(model: nn.Module, mask: Tensor, value: float) -> Iterator[None]:
+    """All keys and values at padding, where ``mask`` (B, N) is 0, become ``value``."""
+
+    def overwrite(_module: nn.Module, _inputs: Any, projected: Tensor) -> Tensor:
+        return projected.masked_fill(mask.unsqueeze(-1) == 0, value)
+
+    projections = [module for name, module in model.named_modules() if name.endswith(("k_proj", "v_proj"))]
+    assert len(projections) == 4
+    handles = [projection.register_forward_hook(overwrite) for projection in projections]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+def padded(side: str) -> Tensor:
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, slice(0, 3) if side == "left" else slice(6, 9)] = 0
+    return mask
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", DIFFERENTIAL)
+def test_padding(kind: str, backend: str, side: str, make: Any, tokens: Any) -> None:
+    """Logits of real tokens and the gradients of all parameters, bit for bit."""
+    model, mask = make(kind, torch.float32, attn_implementation=f"diff_attention_{backend}"), padded(side)
+    inputs = tokens()
+    answers = []
+    for value in (0.0, float("nan"), float("inf")):
+        model.zero_grad()
+        with memory(model, mask, value):
+            logits = model(inputs, attention_mask=mask, use_cache=False).logits[mask.bool()]
+        logits.square().sum().backward()
+        answers.append([logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+    for answer in answers[1:]:
+        for got, expected in zip(answer, answers[0], strict=True):
+            assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", DIFFERENTIAL)
+def test_embeddings_of_padding(kind: str, backend: str, side: str, make: Any) -> None:
+    """Queries, keys and values of padding, in every layer."""
+    model, mask = make(kind, torch.float32, attn_implementation=f"diff_attention_{backend}"), padded(side)
+    answers, embeddings = [], torch.randn(2, 9, model.config.hidden_size)
+    for value in (0.0, float("nan")):
+        spoilt = embeddings.masked_fill(mask.unsqueeze(-1) == 0, value)
+        with torch.no_grad():
+            logits = model(inputs_embeds=spoilt, attention_mask=mask, use_cache=False).logits
+        answers.append(logits[mask.bool()])
+    assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", DIFFERENTIAL)
+def test_free_slots_of_a_static_cache(kind: str, backend: str, make: Any, tokens: Any) -> None:
+    """Prompt and two more tokens, the first row padded on the left."""
+    model, inputs = make(kind, torch.float32, attn_implementation=f"diff_attention_{backend}"), tokens()
+    mask = padded("left")
+    answers = []
+    for value in (0.0, float("nan")):
+        cache = StaticCache(config=model.config, max_cache_len=16)
+        model(inputs[:, :1], past_key_values=cache)  # it takes its shape
+        for layer in cache.layers:
+            layer.reset()
+            layer.keys.fill_(value)
+            layer.values.fill_(value)
+        with torch.no_grad(), memory(model, mask[:, :7], value):
+            prompt = model(inputs[:, :7], attention_mask=mask[:, :7], past_key_values=cache)
+        logits = [prompt.logits[mask[:, :7] > 0]]
+        for at in (7, 8):
+            with torch.no_grad():
+                step = model(inputs[:, at : at + 1], attention_mask=mask[:, : at + 1], past_key_values=cache)
+            logits.append(step.logits.flatten(0, 1))
+        answers.append(torch.cat(logits))
+    assert torch.equal(*answers)

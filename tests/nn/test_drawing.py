@@ -1,0 +1,58 @@
+"""First weights: their distribution, and that no processor draws others."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from diff_transformer.nn import drawing
+from diff_transformer.nn.drawing import draw_normal
+
+# A matrix, a vector that torch draws without vectors, and λ's, of a layer; all as a model draws them.
+DIGEST = """
+import hashlib, torch
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+torch.manual_seed(5)
+model = DiffTransformerForCausalLM(DiffTransformerConfig(
+    vocab_size=61, hidden_size=48, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, head_dim=12))
+model.apply(model._init_weights)
+weights = b"".join(value.detach().numpy().tobytes() for value in model.parameters())
+print(torch.backends.cpu.get_cpu_capability(), hashlib.sha256(weights).hexdigest())
+"""
+
+
+def test_every_processor_draws_the_same() -> None:
+    """Those that torch can pretend to have: without vectors, AVX2, AVX-512."""
+    said = {}
+    for capability in ("default", "avx2", "avx512"):
+        environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+        command = [sys.executable, "-W", "ignore", "-c", DIGEST]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        found, digest = done.stdout.split()[-2:]
+        said[found] = digest
+    assert len(set(said.values())) == 1, said
+    if len(said) == 1:
+        pytest.skip(f"this processor is {[*said]} whatever it is told")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one stream in float64, scaled and rounded once; a few at a time, whatever the shape."""
+    monkeypatch.setattr(drawing, "_AT_ONCE", 1000)
+    torch.manual_seed(3)
+    weight = draw_normal(torch.nn.Parameter(torch.empty(50, 70, dtype=dtype)), 0.1)
+    torch.manual_seed(3)
+    wanted = torch.cat([torch.randn(n, dtype=torch.float64) for n in (1000, 1000, 1000, 500)]) * 0.1
+    assert torch.equal(weight.detach().flatten(), wanted.to(dtype))
+    assert abs(weight.double().std().item() - 0.1) < 0.005
+    assert weight.requires_grad
+    assert weight.grad_fn is None
+
+
+def test_nothing_is_drawn_on_the_meta_device() -> None:
+    state = torch.random.get_rng_state()
+    with torch.device("meta"):
+        draw_normal(torch.nn.Parameter(torch.empty(3, 4)), 0.1)
+    assert torch.equal(torch.random.get_rng_state(), state)
