@@ -6,7 +6,7 @@ The public names are loaded when they are first used, so that importing the pack
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from diff_transformer._registration import register_with_transformers
+from diff_transformer._registration import register_with_other_packages
 
 if TYPE_CHECKING:
     from diff_transformer.model import (
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from diff_transformer.ops import diff_attention, diff_attention_maps
 
 __version__ = "0.1.0"
+# Shown to users who lack the package, which is on no package index, or one of its extras.
+CHECKOUT = "in a checkout of the diff-transformer repository"
+INSTALL = f"pip install . {CHECKOUT}"
 
 _ROOM_OF = {
     "diff_attention": "ops",
@@ -65,4 +68,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-register_with_transformers()
+register_with_other_packages()

@@ -1,17 +1,19 @@
-"""Makes ``import diff_transformer`` enough for transformers' Auto classes, without importing transformers for it."""
+"""Makes ``import diff_transformer`` enough for transformers' Auto classes and for PEFT, without importing either."""
 
 import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+Action = Callable[[ModuleType], None]
 
-class _LoadThenRegister(Loader):
-    def __init__(self, loader: Loader, finder: "_RegisterOnImport") -> None:
+
+class _LoadThenAct(Loader):
+    def __init__(self, loader: Loader, finder: "_AfterImport") -> None:
         self.loader, self.finder = loader, finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
@@ -20,29 +22,22 @@ class _LoadThenRegister(Loader):
     def exec_module(self, module: ModuleType) -> None:
         sys.meta_path.remove(self.finder)
         self.loader.exec_module(module)
-        try:
-            importlib.import_module("diff_transformer.model")
-        except ImportError as error:
-            # The importer wanted transformers, perhaps without any use for this model: that must not fail for it.
-            warnings.warn(
-                f"transformers {getattr(module, '__version__', '')} does not suit diff_transformer, so its models are "
-                f"not registered: {error}",
-                stacklevel=2,
-            )
+        self.finder.action(module)
 
 
-class _RegisterOnImport(MetaPathFinder):
-    """Waits for the first import of transformers, registers the model after it, and is gone.
+class _AfterImport(MetaPathFinder):
+    """Waits for the first import of a module, does something with it afterwards, and is gone.
 
-    Looking transformers up without importing it, as checks for optional packages do, leaves it waiting.
+    Looking the module up without importing it, as checks for optional packages do, leaves it waiting.
     """
 
-    looking = False
+    def __init__(self, name: str, action: Action) -> None:
+        self.name, self.action, self.looking = name, action, False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "transformers" or self.looking:
+        if fullname != self.name or self.looking:
             return None
         self.looking = True
         try:
@@ -50,13 +45,38 @@ class _RegisterOnImport(MetaPathFinder):
         finally:
             self.looking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _LoadThenRegister(spec.loader, self)
+            spec.loader = _LoadThenAct(spec.loader, self)
         return spec
 
 
-def register_with_transformers() -> None:
-    """Register the model's Auto classes now if transformers is imported already, else as soon as it is."""
-    if sys.modules.get("transformers") is not None:
-        importlib.import_module("diff_transformer.model")
+def _after_import(name: str, action: Action) -> None:
+    """Do something with a module: now if it is imported already, else as soon as it is."""
+    if (module := sys.modules.get(name)) is not None:
+        action(module)
     else:
-        sys.meta_path.insert(0, _RegisterOnImport())
+        sys.meta_path.insert(0, _AfterImport(name, action))
+
+
+def _register_models(transformers: ModuleType) -> None:
+    try:
+        importlib.import_module("diff_transformer.model")
+    except ImportError as error:
+        # The importer wanted transformers, perhaps without any use for this model: that must not fail for it.
+        warnings.warn(
+            f"transformers {getattr(transformers, '__version__', '')} does not suit diff_transformer, so its models "
+            f"are not registered: {error}",
+            stacklevel=2,
+        )
+
+
+def _name_layers(constants: ModuleType) -> None:
+    """Enter the model into PEFT's tables of the layers that each method adapts, where they have Llama's names."""
+    for name, table in vars(constants).items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and "llama" in table:
+            table.setdefault("diff_transformer", table["llama"])
+
+
+def register_with_other_packages() -> None:
+    """Register the model with transformers and PEFT, with each now or as soon as it is imported."""
+    _after_import("transformers", _register_models)
+    _after_import("peft.utils.constants", _name_layers)

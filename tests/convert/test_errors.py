@@ -32,7 +32,7 @@ def refuses(tmp_path: Path) -> Callable[..., None]:
         assert "\n" not in str(caught.value)
         # The command line shows a ValueError of this package as a sentence, and any other as a bug.
         if caught.type is ValueError:
-            assert caught.traceback[-1].frame.f_globals["__name__"].startswith("diff_transformer.convert")
+            assert caught.traceback[-1].frame.f_globals["__name__"].startswith("diff_transformer.")
 
     return refuses
 

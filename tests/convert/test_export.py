@@ -23,7 +23,7 @@ from diff_transformer.convert.export import export_folder
 from diff_transformer.model.remote_code import AUTO_CLASSES, auto_map, code_files
 
 CODE = {"configuration_diff_transformer.py", "modeling_diff_transformer.py"}
-PLAIN = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
+PLAIN = {"README.md", "config.json", "generation_config.json", "model.safetensors", *CODE}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 
 
@@ -49,7 +49,6 @@ def test_a_plain_folder(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     files = export_folder(model, tokenizer, target, card="# A card, λ\n")
     assert {file.name for file in files} == names(target) == PLAIN | TOKENIZER
     assert (target / "README.md").read_text(encoding="utf-8") == "# A card, λ\n"
-    assert "auto_map" not in json.loads((target / "config.json").read_text())
     again = DiffTransformerForCausalLM.from_pretrained(target)
     for name, value in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
@@ -57,15 +56,9 @@ def test_a_plain_folder(model: Any, tokenizer: Any, tmp_path: Path) -> None:
 
 
 def test_the_model_is_left_as_it_was(model: Any, tmp_path: Path) -> None:
-    export_folder(model, None, tmp_path / "with", card="", remote_code=True)
-    assert getattr(model.config, "auto_map", None) is None
-    shared = DiffTransformerForCausalLM.from_pretrained(tmp_path / "with")
-    assert shared.config.auto_map == auto_map()
-    export_folder(shared, None, tmp_path / "without", card="")
-    assert shared.config.auto_map == auto_map()
-    assert names(tmp_path / "with") == PLAIN | CODE
-    assert names(tmp_path / "without") == PLAIN
-    assert "auto_map" not in json.loads((tmp_path / "without" / "config.json").read_text())
+    before = model.config.to_dict()
+    export_folder(model, None, tmp_path / "out", card="")
+    assert model.config.to_dict() == before
 
 
 def test_shards(model: Any, tmp_path: Path) -> None:
@@ -110,9 +103,8 @@ def test_a_folder_is_there_whole_or_not_at_all(
 
     monkeypatch.setattr(type(model), "save_pretrained", fail)
     with pytest.raises(expected):
-        export_folder(model, None, tmp_path / "out", card="", remote_code=True)
+        export_folder(model, None, tmp_path / "out", card="")
     assert names(tmp_path) == {"ours"}
-    assert getattr(model.config, "auto_map", None) is None
 
 
 def test_auto_map_names_every_class_that_is_registered() -> None:
@@ -169,8 +161,8 @@ def fresh(code: str, cache: Path, *arguments: Path) -> Any:
 
 
 def test_it_loads_where_this_package_was_not_imported(model: Any, tokenizer: Any, tmp_path: Path) -> None:
-    export_folder(model, tokenizer, tmp_path / "shared", card="", remote_code=True)
-    assert names(tmp_path / "shared") == PLAIN | TOKENIZER | CODE
+    export_folder(model, tokenizer, tmp_path / "shared", card="")
+    assert names(tmp_path / "shared") == PLAIN | TOKENIZER
     expected = model.eval()(torch.arange(7)[None]).logits[0, -1].tolist()
     first, second = tmp_path / "shared", tmp_path / "saved"
     # What was saved is as good as what was loaded; and the package imported first changes nothing.
@@ -180,7 +172,7 @@ def test_it_loads_where_this_package_was_not_imported(model: Any, tokenizer: Any
         assert done.returncode == 0, done.stderr[-2000:]
         for answer in json.loads(done.stdout):
             assert answer == pytest.approx(expected, rel=1e-5, abs=1e-5)
-        assert names(saved) == (PLAIN | TOKENIZER | CODE) - {"README.md"}
+        assert names(saved) == (PLAIN | TOKENIZER) - {"README.md"}
         assert json.loads((saved / "config.json").read_text())["auto_map"] == auto_map()
         assert {name: (saved / name).read_text(encoding="utf-8") for name in CODE} == code_files()
 
@@ -188,7 +180,7 @@ def test_it_loads_where_this_package_was_not_imported(model: Any, tokenizer: Any
 @pytest.fixture
 def load(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     """Loads a class of a shared folder as transformers does; its copies and imports are gone after the test."""
-    export_folder(model, None, tmp_path / "shared", card="", remote_code=True)
+    export_folder(model, None, tmp_path / "shared", card="")
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     reference = auto_map()["AutoModel"]
@@ -201,12 +193,11 @@ def test_without_the_package_the_sentence_says_what_to_install(
     load: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "diff_transformer", None)
-    version = diff_transformer.__version__
     with pytest.raises(ImportError) as error:
         load()
     assert str(error.value) == (
         "This model needs the package diff-transformer, which is not installed: "
-        f'pip install --upgrade "diff-transformer>={version}"'
+        "pip install . in a checkout of the diff-transformer repository"
     )
     assert error.value.__suppress_context__
 

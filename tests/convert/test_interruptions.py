@@ -17,6 +17,7 @@ from transformers import DiffLlamaForCausalLM
 
 from diff_transformer.convert import conversion, convert_from, folder
 from diff_transformer.convert.weights import Weights
+from diff_transformer.model.remote_code import code_files
 
 Folder = Callable[..., Path]
 SIZE = 15000  # of a shard
@@ -71,7 +72,7 @@ def test_files_of_the_new_folder(source: Path, tmp_path: Path) -> None:
     index = json.loads(new["model.safetensors.index.json"])
     shards = set(index["weight_map"].values())
     assert len(shards) > 3
-    assert new.keys() == {*shards, *BESIDE, "config.json", "model.safetensors.index.json"}
+    assert new.keys() == {*shards, *BESIDE, *code_files(), "config.json", "model.safetensors.index.json"}
     assert {name: new[name].decode() for name in BESIDE} == BESIDE
     assert index["metadata"]["total_size"] == told[-1][0] == told[-1][1]
     assert [done for done, _ in told] == sorted({done for done, _ in told})

@@ -25,7 +25,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 # What a layer multiplies: four projections, two products of attention, three of the feed-forward network; DIFF V2 has a
 # projection for λ. One product with V and not two says that the maps were subtracted before it.
-PRODUCTS = {"diff": 9, "diff_v2": 10, "softmax": 9}
+# One of them marks the queries that see a key or a value which is not finite.
+PRODUCTS = {"diff": 10, "diff_v2": 11, "softmax": 9}
 
 
 class Exported(NamedTuple):

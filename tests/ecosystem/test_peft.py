@@ -1,13 +1,28 @@
-"""LoRA on the projections of every attention type, and λ beside it."""
+"""LoRA on the projections of every attention type, and λ beside it; methods that find their layers; prefix tuning."""
 
+import copy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import (
+    AdaLoraConfig,
+    IA3Config,
+    LoHaConfig,
+    LoraConfig,
+    PeftConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    VeraConfig,
+    get_peft_model,
+)
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
+from transformers import DynamicCache
 
 from diff_transformer import DiffTransformerForCausalLM
 
@@ -177,7 +192,71 @@ def test_gradient_checkpointing_changes_nothing(kind: str, make: Any, tokens: An
         assert torch.equal(gradient, gradients[1][name]), name
 
 
-def test_which_layers_must_be_said(make: Any) -> None:
-    """PEFT knows the layers of the models in its own list only."""
-    with pytest.raises(ValueError, match="target_modules"):
-        get_peft_model(make(), LoraConfig(r=2, task_type="CAUSAL_LM"))
+# Methods that find their layers themselves, and the layers that they adapt, which are those of a Llama.
+METHODS: dict[str, tuple[PeftConfig, set[str]]] = {
+    "LoRA": (LoraConfig(r=2), {"q_proj", "v_proj"}),
+    "IA3": (IA3Config(), {"k_proj", "v_proj", "down_proj"}),
+    "LoHa": (LoHaConfig(r=2), {"q_proj", "v_proj"}),
+    "AdaLoRA": (AdaLoraConfig(init_r=2, target_r=1, total_step=9), {"q_proj", "v_proj"}),
+    "VeRA": (VeraConfig(r=2), {"q_proj", "v_proj"}),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_layers_need_not_be_named(kind: str, method: str, make: Any, tokens: Any, train: Any) -> None:
+    config, layers = METHODS[method]
+    model = get_peft_model(make(kind), copy.deepcopy(config))
+    found = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+    assert found == layers
+    losses = train(model, tokens())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("imports", ["diff_transformer, peft", "peft, diff_transformer"])
+def test_peft_knows_the_layers_whichever_is_imported_first(imports: str) -> None:
+    code = (
+        f"import {imports}, sys; from peft.utils import constants;"
+        "print(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING['diff_transformer'],"
+        "len([finder for finder in sys.meta_path if 'diff_transformer' in type(finder).__module__]))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "['q_proj', 'v_proj'] 0\n", ran.stderr[-500:]
+
+
+def test_without_peft_nothing_is_missed() -> None:
+    code = (
+        "import sys; sys.modules['peft'] = None; import diff_transformer;"
+        "from diff_transformer import DiffTransformerConfig; print('peft.utils' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "False\n", ran.stderr[-500:]
+
+
+@pytest.mark.parametrize("projection", [False, True], ids=["values", "projected"])
+def test_prefix_tuning(
+    kind: str, projection: bool, make: Any, tokens: Any, train: Any, check: Any, tmp_path: Path
+) -> None:
+    settings = {"num_virtual_tokens": 3, "prefix_projection": projection, "encoder_hidden_size": 8}
+    model = get_peft_model(make(kind), PrefixTuningConfig(task_type="CAUSAL_LM", **settings))
+    inputs = tokens()
+    losses = train(model, inputs, steps=6)
+    assert losses[-1] < losses[0] - 0.05
+    expected = model(inputs).logits.detach()
+
+    # By hand: the twin's heads, in pairs where a layer of "diff" holds pairs of them.
+    cache = DynamicCache()
+    for layer, kept in enumerate(model.get_prompt(batch_size=2).layers):
+        keys, values = (
+            torch.cat((x[:, 0::2], x[:, 1::2]), dim=-1) if kind == "diff" else x for x in (kept.keys, kept.values)
+        )
+        cache.update(keys, values, layer)
+    mask = torch.ones(2, 3 + inputs.shape[1])
+    check(make(kind)(inputs, past_key_values=cache, attention_mask=mask).logits, expected)
+
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(make(kind), tmp_path)
+    check(loaded(inputs).logits, expected)
+    arguments: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    written = loaded.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **arguments)
+    for length in range(inputs.shape[1], written.shape[1]):
+        assert torch.equal(loaded(written[:, :length]).logits[:, -1].argmax(-1), written[:, length])

@@ -16,8 +16,9 @@ from diff_transformer import DiffTransformerForCausalLM
 
 # A weight is off by at most half a step, 1/255 of the largest entry of its row, so a product with the weights likewise.
 # Seven such products lie on the way through each of two layers; as errors of random sign they add to √14 of one, 1.5 %.
-# Twice that, and twice again in bfloat16, whose own roundings of 1/256 are as large.
-BUDGET = {torch.float32: 0.03, torch.bfloat16: 0.06}
+# Three times that, as scores are exponents and enlarge it where attention is sharp, and twice again in bfloat16, whose
+# own roundings of 1/256 are as large. Another test below holds the answers to those of rounded weights.
+BUDGET = {torch.float32: 0.045, torch.bfloat16: 0.09}
 
 # transformers has renamed what PEFT asks a model for.
 pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")

@@ -1,6 +1,10 @@
-"""TRL's SFTTrainer: documents one by one or packed, with or without LoRA, on whole texts or completions alone."""
+"""TRL's SFTTrainer: documents one by one or packed, with or without LoRA, on whole texts or completions alone.
+
+And its DPOTrainer, which makes the reference model itself.
+"""
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,7 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from peft import LoraConfig
 from torch import Tensor
-from trl import SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.data import byte_tokenizer
@@ -240,3 +244,43 @@ def test_gradient_checkpointing_with_lora(make: Any, tmp_path: Path) -> None:
         return losses(trainer)
 
     assert run("with", True) == run("without", False)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["as saved", "saved without auto_map"])
+def test_preferences_against_a_reference_that_the_trainer_loads(
+    kind: str, named: bool, make: Any, tmp_path: Path
+) -> None:
+    """Without ``ref_model`` it loads the model's folder anew, by the ``auto_map`` of its configuration."""
+    make(kind).save_pretrained(tmp_path)
+    if not named:
+        settings = json.loads((tmp_path / "config.json").read_text())
+        del settings["auto_map"]
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+    model = DiffTransformerForCausalLM.from_pretrained(tmp_path)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    arguments = DPOConfig(
+        output_dir=str(tmp_path / "out"),
+        max_steps=2,
+        learning_rate=0.001,
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=2,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+        dataloader_pin_memory=False,
+    )
+    data = {"prompt": ["the cat", "a dog"], "chosen": [" sat", " ran"], "rejected": [" flew", " sang"]}
+    trainer = DPOTrainer(
+        model=model, args=arguments, train_dataset=Dataset.from_dict(data), processing_class=byte_tokenizer()
+    )
+    trainer.train()
+    first, second = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert first == pytest.approx(0.6931, abs=1e-3)  # ln 2: the reference is the model itself
+    assert second < first - 0.01
+    for name, parameter in trainer.accelerator.unwrap_model(trainer.ref_model).named_parameters():
+        assert torch.equal(parameter, start[name]), name
+        assert not torch.equal(model.get_parameter(name), start[name]), name

@@ -18,7 +18,9 @@ from diff_transformer.convert.plan import Output, plan
 from diff_transformer.convert.settings import read_ours, with_dex, write_ours
 from diff_transformer.convert.tables import LAYOUTS
 from diff_transformer.convert.weights import INDEX, Weights, read_json_object
+from diff_transformer.files import follow_umask
 from diff_transformer.model import DiffTransformerConfig
+from diff_transformer.model.remote_code import code_files
 
 CONFIG = "config.json"
 MAX_SHARD_SIZE = "5GB"
@@ -191,6 +193,7 @@ class _Job:
             tensors[key] = output.make(*map(self.weights.read, output.sources)).contiguous()
             assert (tensors[key].shape, tensors[key].dtype) == (output.shape, output.dtype)
         save_file(tensors, file, metadata={"format": "pt"})
+        follow_umask([file])
 
     def _done(self, finished: set[str]) -> int:
         return sum(self._bytes(keys) for name, keys in self.shards.items() if name in finished)
@@ -200,6 +203,8 @@ class _Job:
 
     def _texts(self) -> dict[str, str]:
         texts = {CONFIG: json.dumps(self.settings, indent=2, ensure_ascii=False) + "\n"}
+        if "auto_map" in self.settings:  # ours
+            texts |= code_files()
         if len(self.shards) > 1:
             places = {key: name for name, keys in self.shards.items() for key in keys}
             index = {"metadata": {"total_size": self.total}, "weight_map": places}

@@ -1,4 +1,4 @@
-"""One of our models as a folder to share: with safetensors and, if asked for, code files; or as an ONNX graph."""
+"""One of our models as a folder to share, with safetensors or as an ONNX graph."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE
 from diff_transformer.convert.folder import UnfinishedFolder
 from diff_transformer.convert.onnx import export_graph
-from diff_transformer.model.remote_code import auto_map
+from diff_transformer.files import follow_umask
 
 CARD = "README.md"
 GRAPH = "model.onnx"
@@ -31,7 +31,6 @@ def export_folder(
     target: Path,
     *,
     card: str,
-    remote_code: bool = False,
     max_shard_size: str = MAX_SHARD_SIZE,
 ) -> list[Path]:
     """Write a model, in its dtype, as a folder that ``from_pretrained`` loads.
@@ -41,8 +40,6 @@ def export_folder(
         tokenizer: saved beside it, if there is one.
         target: the folder to make; it appears when all of it is there.
         card: the text of README.md.
-        remote_code: with code files and ``auto_map``, so that ``trust_remote_code=True`` loads the folder where this
-            package is installed but not imported.
         max_shard_size: most bytes of weights in a file, like "5GB".
 
     Returns:
@@ -54,11 +51,12 @@ def export_folder(
         OSError: the folder cannot be written, e.g. because the disk is full.
     """
     check_shard_size(max_shard_size)
-    with _whole_folder(target) as folder, _auto_map(model.config, auto_map() if remote_code else None):
+    with _whole_folder(target) as folder:
         try:
             model.save_pretrained(folder, max_shard_size=max_shard_size)
         except SafetensorError as error:  # what safetensors makes of a full disk
             raise OSError(f"The weights cannot be written: {error}") from error
+        follow_umask(folder.glob("*.safetensors"))
         _save_beside(folder, tokenizer, card)
     return sorted(target.iterdir())
 
@@ -75,7 +73,7 @@ def export_onnx(model: Any, tokenizer: Any | None, target: Path, *, card: str) -
         FileExistsError, OSError: as :func:`export_folder`.
         ModuleNotFoundError, ValueError: as ``export_graph``.
     """
-    with _whole_folder(target) as folder, _auto_map(model.config, None):
+    with _whole_folder(target) as folder:
         export_graph(model, folder / GRAPH)
         model.config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
@@ -104,17 +102,3 @@ def _whole_folder(target: Path) -> Iterator[Path]:
         os.rename(unfinished, target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-@contextmanager
-def _auto_map(config: Any, entries: dict[str, str] | None) -> Iterator[None]:
-    """``config`` with this ``auto_map`` or with none, for as long as it is being saved."""
-    before = config.__dict__.pop("auto_map", None)
-    if entries is not None:
-        config.auto_map = entries
-    try:
-        yield
-    finally:
-        config.__dict__.pop("auto_map", None)
-        if before is not None:
-            config.auto_map = before

@@ -1,6 +1,5 @@
 """The weights of a folder: safetensors files, known by their headers before anything is read."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from diff_transformer.files import read_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -60,10 +61,7 @@ def some(names: list[str], most: int = 20) -> str:
 
 def read_json_object(file: Path) -> dict[str, Any]:
     """A JSON file that holds an object. Raises FileNotFoundError, or ValueError where it holds anything else."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(file)!r} is not JSON: {error}.") from None
+    content = read_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{str(file)!r} must hold a JSON object, got {type(content).__name__}.")
     return content
