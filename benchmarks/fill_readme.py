@@ -1,15 +1,16 @@
 """Copy measured numbers into README.md and docs/, so that none is typed by hand.
 
     diff-transformer reproduce all --output results/cpu --resume
-    diff-transformer report results/cpu --output results/RESULTS.md
-    diff-transformer bench operator && diff-transformer bench model
+    diff-transformer report results/cpu --output results/RESULTS.md --overwrite
+    diff-transformer bench operator --output benchmarks --overwrite
+    diff-transformer bench model --output benchmarks --overwrite
     python benchmarks/fill_readme.py
 
 Fills the places between `<!-- name -->` and `<!-- /name -->` from what results/ and benchmarks/ hold. Where there are
 results of a GPU too (`bench … --device cuda`), the places named "cuda …" are filled as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,23 @@ from diff_transformer.bench.tables import (
     throughput_table,
     tokens_table,
 )
+from diff_transformer.experiments.definition import as_defined
 from diff_transformer.report.experiment_files import ExperimentResults, read_experiments
 from diff_transformer.report.figures import svg
 from diff_transformer.report.forest import ForestRow, forest
-from diff_transformer.report.rows import format_number
+from diff_transformer.report.rows import arm_label, format_number
 from diff_transformer.report.svg_files import svg_file
-from diff_transformer.report.verdicts import format_difference, measure_label, verdict_text
+from diff_transformer.report.verdicts import (
+    LEVELS,
+    chance_cell,
+    floor_cell,
+    floor_mark,
+    format_difference,
+    has_levels,
+    levels_mark,
+    measure_label,
+    verdict_text,
+)
 from diff_transformer.results import Comparison, read_json, write_text
 
 HERE = Path(__file__).parent
@@ -39,7 +51,6 @@ RESULTS, FIGURE = ROOT / "results" / "cpu", ROOT / "docs" / "results.svg"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
-TWINS = ("diff", "softmax")
 ALT = "DIFF's advantage over the Transformer in each experiment, with 95 % intervals and the paper's"
 # What the README shows of the operator's times.
 SELECTION = {
@@ -53,68 +64,76 @@ CUDA_SELECTION = {
 }
 
 
-def headline(results: ExperimentResults) -> Comparison | None:
-    """The experiment's first judged comparison of DIFF with the Transformer that the paper has a value of; else its
-    first judged one of these two. The rule chooses, nobody else; None where the experiment judges nothing."""
-    judged = [row for row in results.file.comparisons if row.verdict is not None and (row.arm, row.against) == TWINS]
-    return next((row for row in judged if row.paper is not None), judged[0] if judged else None)
+def measured_experiments() -> list[ExperimentResults]:
+    """All results, each with what the definition of its experiment says of it, in the order of a report."""
+    return read_experiments([RESULTS], as_defined)
+
+
+def headlines(experiments: Sequence[ExperimentResults]) -> Iterator[tuple[ExperimentResults, Comparison]]:
+    """Each experiment whose definition names the comparison it is about, with that comparison."""
+    for results in experiments:
+        row = results.headline
+        if results.file.headline is not None and row is not None:
+            yield results, row
 
 
 def results_table(experiments: Sequence[ExperimentResults]) -> str:
-    """One row for each experiment that judges DIFF against the Transformer."""
+    """One row for each experiment that compares two variants."""
     lines = [
-        "| | measure | paper: DIFF, Transformer | here: DIFF, Transformer | difference | verdict |",
-        "|---|---|---|---|---|---|",
+        "| | compared | measure | paper: first, second | here: first, second | chance; floor | difference | verdict |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for results in experiments:
-        row = headline(results)
-        if row is not None:
-            paper = "–" if row.paper is None else _pair(row.paper)
-            here = f"{_pair(row.ours)} | {format_difference(row)} | {verdict_text(row)}"
-            lines.append(f"| {results.title} | {measure_label(row)} | {paper} | {here} |")
+    for results, row in headlines(experiments):
+        paper = "–" if row.paper is None else _pair(row.paper)
+        levels = f"{chance_cell(row)}; {floor_cell(row)}" if has_levels([row]) else "–"
+        here = f"{_pair(row.ours)} | {levels} | {format_difference(row)} | {verdict_text(row)}"
+        pair = f"{arm_label(row.arm)} − {arm_label(row.against)}"
+        lines.append(f"| {results.title} | {pair} | {measure_label(row)} | {paper} | {here} |")
     files = [results.file for results in experiments]
     commits = ", ".join(dict.fromkeys(str(file.commit)[:12] for file in files))
     devices = ", ".join(dict.fromkeys(file.device for file in files))
     note = (
-        "Of each experiment the first comparison of the two that has a verdict, those before others that the paper has "
-        f"a value of; all of them, with figures: [results](results/RESULTS.md). {devices}, torch "
-        f"{files[0].versions['torch']}, commit {commits}, `diff-transformer reproduce all --output results/cpu`."
+        "Of each experiment the comparison that its definition names; all of them, with figures: "
+        f"[results](results/RESULTS.md). {LEVELS} In the figure both stand in brackets behind an accuracy. {devices}, "
+        f"torch {files[0].versions['torch']}, commit {commits}, `diff-transformer reproduce all --output results/cpu`."
     )
     return "\n".join(lines) + "\n\n" + note
 
 
 def headline_rows(experiments: Sequence[ExperimentResults]) -> list[ForestRow]:
-    """The same rows for a figure: DIFF's advantage in per cent of the Transformer's value, which puts all on one axis.
+    """The same rows for a figure: the first one's advantage in per cent of the second's value, which puts all on one
+    axis.
 
     One whose values are not above 0, such as a variance that chance explains, has no such share and is left out.
     """
     rows = []
-    for results in experiments:
-        row = headline(results)
-        if row is None or min(row.ours) <= 0:
+    for results, row in headlines(experiments):
+        if min(row.ours) <= 0:
             continue
         share = (100 if row.better == "higher" else -100) / row.ours[1]
         ends = None if row.interval is None else sorted(share * end for end in row.interval)
         paper = row.paper
+        variant = "" if row.arm == "diff" else f", {arm_label(row.arm)}"
         rows.append(
             ForestRow(
-                label=f"{results.title}: {row.name.split('/')[-1].replace('_', ' ')}",
+                label=f"{results.title}{variant}: {row.name.split('/')[-1].replace('_', ' ')}{levels_mark(row)}",
                 difference=share * row.difference,
                 interval=None if ends is None else (ends[0], ends[1]),
                 verdict=row.verdict,
                 claimed_by=row.claimed_by,
                 paper=None if paper is None else abs(share) / share * 100 * (paper[0] - paper[1]) / abs(paper[1]),
+                remark=floor_mark(row),
             )
         )
     return rows
 
 
 def draw(experiments: Sequence[ExperimentResults]) -> None:
-    """DIFF against the Transformer, a row of each experiment."""
+    """DIFF (or DIFF V2, where it says so) against the Transformer, a row of each experiment."""
     figure = forest(
         headline_rows(experiments),
-        title="DIFF against its twin on two cores",
-        xlabel="DIFF is better by, in % of the Transformer's value; shaded: better",
+        title="DIFF or V2 against the Transformer (chance, floor)",
+        xlabel="better by, in % of the Transformer's value; shaded: better",
         better="higher",
     )
     write_text(FIGURE, svg_file(svg(figure), ALT))
@@ -193,7 +212,7 @@ def fill(path: Path, parts: dict[str, str]) -> None:
 
 def main() -> None:
     operator, model = read_json(OPERATOR), read_json(MODEL)
-    experiments = read_experiments([RESULTS])
+    experiments = measured_experiments()
     draw(experiments)
     readme = {
         "figure": f"![{ALT}]({FIGURE.relative_to(ROOT)})",

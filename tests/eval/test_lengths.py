@@ -15,7 +15,7 @@ BATCHES = RetrievalBatches(num_pairs=2, length=24, num_keys=2, num_values=2, num
 
 @pytest.fixture(scope="module")
 def model() -> DiffTransformerForCausalLM:
-    torch.manual_seed(0)
+    torch.manual_seed(2)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = DiffTransformerConfig(
         vocab_size=BATCHES.vocab_size, max_position_embeddings=256, initializer_range=0.5, **sizes

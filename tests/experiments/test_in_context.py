@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from diff_transformer.experiments import fig7
-from diff_transformer.experiments.asked import Asked
+from diff_transformer.experiments.asked import Asked, ask
+from diff_transformer.experiments.definition import as_defined
 from diff_transformer.experiments.framework import TWINS, Experiment
 from diff_transformer.experiments.registry import find_experiment
 from diff_transformer.experiments.runs import run_experiment
-from diff_transformer.results import Comparison, Result, ResultsFile
+from diff_transformer.results import Comparison, Result, ResultsFile, capture_results
 
 NAMES = ("table2", "fig5", "table3", "fig6", "fig7")
 SMALL = (
@@ -145,12 +146,12 @@ def test_of_many_shots(place: Path) -> None:
         "alternating orders, noise 0.1": (0.134, 0.567),
     }
     # After two steps of training both guess, and what does not depend on the demonstrations does not on their order.
-    for name in ("variance", "range", "spread", "mean"):
-        assert [found.verdict for found in groups(orders, f"many_shot/order_{name}").values()] == [None, None]
-    beside = [c for c in orders.comparisons if c.against == fig7.GUESSING]
-    assert [(c.arm, c.name, c.ours[1]) for c in beside] == [
-        (arm, fig7.MEAN, pytest.approx(1 / 6)) for _ in range(2) for arm in ("diff", "softmax")
-    ]
+    for name, verdict in (("variance", "not comparable"), ("range", None), ("spread", None), ("mean", None)):
+        assert [found.verdict for found in groups(orders, f"many_shot/order_{name}").values()] == [verdict, verdict]
+    for means in groups(orders, fig7.MEAN).values():
+        assert means.baseline is not None
+        assert (means.baseline.chance, means.baseline.floor) == (pytest.approx(1 / 6), pytest.approx(1 / 6))
+        assert means.at_floor == ("diff", "softmax")
     spread = groups(orders, "many_shot/order_spread")
     assert all(0 <= value <= 1 for comparison in spread.values() for value in comparison.ours)
     assert runs(place / "results-cpu") == before
@@ -160,8 +161,8 @@ def test_of_many_shots(place: Path) -> None:
     ("means", "verdict"),
     [
         ({"diff": (0.5, 0.6, 0.55), "softmax": (0.3, 0.31, 0.33)}, "reproduced"),
-        ({"diff": (0.17, 0.18, 0.16), "softmax": (0.5, 0.6, 0.55)}, None),
-        ({"diff": (0.5, 0.6, 0.55), "softmax": (0.17, 0.18, 0.5)}, None),
+        ({"diff": (0.17, 0.18, 0.16), "softmax": (0.5, 0.6, 0.55)}, "not comparable"),
+        ({"diff": (0.5, 0.6, 0.55), "softmax": (0.17, 0.18, 0.5)}, "not comparable"),
         ({"diff": (0.5, 0.6, math.nan), "softmax": (0.5, 0.6, 0.55)}, "inconclusive"),
         ({"diff": (0.17,), "softmax": (0.5,)}, "inconclusive"),
     ],
@@ -173,16 +174,17 @@ def test_orders_do_not_matter_to_one_that_guesses(means: dict[str, tuple[float, 
     records = []
     for arm, values in means.items():
         for seed, mean in enumerate(values):
-            lost = math.isnan(mean)
             shared: dict[str, Any] = {"arm": arm, "seed": seed}
-            records.append(Result(name=fig7.CHANCE, value=math.nan if lost else 1 / 6, **shared))
-            effect = math.nan if lost else 0.01 + 0.001 * seed + (0.1 if arm == "softmax" else 0.0)
+            effect = math.nan if math.isnan(mean) else 0.01 + 0.001 * seed + (0.1 if arm == "softmax" else 0.0)
             for kind in ("random", "alternating"):
                 group = f"{kind} orders, noise 0.1"
                 records.append(Result(name=fig7.MEAN, value=mean, better="higher", group=group, **shared))
                 for name in (fig7.VARIANCE, fig7.RANGE, fig7.SPREAD):
                     records.append(Result(name=name, value=effect, better="lower", group=group, **shared))
-    found = experiment.compare(records, preset)
+    settings = {"asked": ask(replace(experiment, presets={"cpu": preset})).settings()}
+    found = as_defined(
+        capture_results("t", settings, records, "cpu", comparisons=experiment.compare(records, preset))
+    ).comparisons
     assert [c.verdict for c in found if c.name == fig7.VARIANCE] == [verdict, verdict]
     assert {c.verdict for c in found if c.name != fig7.VARIANCE} == {None}
 

@@ -18,7 +18,18 @@ from diff_transformer.report import arms_table, build_results_report, experiment
 from diff_transformer.report.experiment_files import ExperimentResults, read_experiments
 from diff_transformer.report.experiment_tables import comparison_table, overview, tallies, verdict_counts
 from diff_transformer.report.head_counts import few_heads, heads_cell
-from diff_transformer.results import Better, Comparison, Result, ResultsFile, compare, read_results, write_json
+from diff_transformer.report.series import panels
+from diff_transformer.results import (
+    Baseline,
+    Better,
+    Comparison,
+    Headline,
+    Result,
+    ResultsFile,
+    compare,
+    read_results,
+    write_json,
+)
 
 TWINS = ("diff", "softmax")
 LONG = "softmax, half the heads, headwise norm, and a name that goes on for longer than any table is wide"
@@ -195,19 +206,20 @@ def test_every_number_of_a_row(folder: Path) -> None:
 
 def test_the_overview_counts_what_was_lost_as_what_was_won(folder: Path) -> None:
     head, *rows = tables(document(folder))[0]
-    assert head[2:7] == ["Claims", "Reproduced, or yes", "Inconclusive", "Contrary, or no", "Nothing claimed"]
+    verdicts = ["Reproduced, or yes", "Inconclusive", "Contrary, or no", "Not comparable", "Nothing claimed"]
+    assert head[2:8] == ["Claims", *verdicts]
     assert {row[2] for row in rows} == {"the paper's"}
-    counts = {row[0]: row[3:7] for row in rows}
-    assert counts["Table 6"] == ["1", "3", "1", "1"]
-    assert counts["Figure 3"] == ["28", "2", "0", "0"]
-    assert counts["V2"] == ["0"] * 4
+    counts = {row[0]: row[3:8] for row in rows}
+    assert counts["Table 6"] == ["1", "3", "1", "0", "1"]
+    assert counts["Figure 3"] == ["28", "2", "0", "0", "0"]
+    assert counts["V2"] == ["0"] * 5
     assert len(counts) == 3, "no sum: comparisons of the same runs are not independent"
     assert "**Of 6 comparisons: 1 reproduced, 3 inconclusive, 1 contrary, 1 nothing claimed.**" in document(folder)
     # In no place does a verdict decide how something is set.
     assert not re.search(r"[*_]{1,2}(reproduced|contrary|inconclusive)", document(folder))
     page = (folder / "RESULTS.html").read_text(encoding="utf-8")
     classes = {
-        verdict: set(re.findall(rf'<td class="([^"]*)">{verdict}</td>', page))
+        verdict: set(re.findall(rf'<td data-head="Verdict" class="([^"]*)">{verdict}</td>', page))
         for verdict in ("reproduced", "inconclusive", "contrary")
     }
     assert list(classes.values()) == [{"number"}] * 3
@@ -265,7 +277,13 @@ def test_figures_are_xml_are_linked_and_show_every_comparison(folder: Path) -> N
         root = ET.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert float(root.attrib["width"]) > 400
-        assert "var(--" not in path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        # It brings the colours that it names, for a light page and for a dark one.
+        light, dark = text[text.index("<style>") : text.index("</style>")].split("prefers-color-scheme: dark")
+        for colour in set(re.findall(r"var\((--\w+)\)", text)):
+            assert f"{colour}: #" in light
+            assert f"{colour}: #" in dark
+        assert "#ffffff" not in text.replace(light, "")
         drawn += " ".join("".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")) + "\n"
         drawn += "".join(root.findtext("{http://www.w3.org/2000/svg}desc") or "")
     for row in all_comparisons(folder):
@@ -416,7 +434,7 @@ def test_titles_and_order(tmp_path: Path) -> None:
 def test_an_experiment_without_comparisons_is_counted() -> None:
     assert verdict_counts([]) == "Nothing could be compared."
     empty = ExperimentResults("v2", "cpu", file([], [], "v2"))
-    assert [row[2:8] for row in overview(tallies([empty])).rows] == [("the paper's", "0", "0", "0", "0", "0")]
+    assert [row[2:9] for row in overview(tallies([empty])).rows] == [("the paper's", "0", "0", "0", "0", "0", "0")]
 
 
 def test_our_own_questions_are_told_from_the_papers_claims(tmp_path: Path) -> None:
@@ -436,10 +454,10 @@ def test_our_own_questions_are_told_from_the_papers_claims(tmp_path: Path) -> No
     write_json(tmp_path / "table7.json", mixed)
     build_results_report([tmp_path])
     _, *rows = tables(document(tmp_path))[0]
-    assert [[row[0], *row[2:7]] for row in rows] == [
-        ["Table 7", "the paper's", "1", "0", "0", "0"],
-        ["Table 7", "our questions", "1", "1", "1", "0"],
-        ["V2", "our questions", "1", "1", "1", "1"],
+    assert [[row[0], *row[2:8]] for row in rows] == [
+        ["Table 7", "the paper's", "1", "0", "0", "0", "0"],
+        ["Table 7", "our questions", "1", "1", "1", "0", "0"],
+        ["V2", "our questions", "1", "1", "1", "0", "1"],
     ]
     assert re.findall(r"\[(.*?)\]\(#(.*?)\)", document(tmp_path)) == [
         ("Table 7", "table7-cpu"),
@@ -461,6 +479,47 @@ def test_the_overview_names_every_experiment_in_full() -> None:
     all_results = [ExperimentResults(name, "cpu", file(found, asked, name)) for name in EXPERIMENTS]
     drawn = experiment_figures.overview_figure(all_results).svg
     assert [one.title for one in all_results if f"{one.title}, cpu, our questions<" not in drawn] == []
+
+
+def test_the_headline_is_the_one_that_is_named_else_the_first_that_is_judged() -> None:
+    found, compared = [], []
+    for name, differences in zip("abc", OUTCOMES.values(), strict=True):
+        found += records(name, differences)
+        compared.append(compare(found, name, *TWINS, claimed=name != "a", paper=(1.0, 2.0) if name == "c" else None))
+    results = file(found, compared, "v2")
+    assert [
+        ExperimentResults("v2", "cpu", replace(results, headline=headline)).headline.name  # type: ignore[union-attr]
+        for headline in (Headline(name="b"), None, Headline(name="b", arm="other"))
+    ] == ["b", "c", "c"]
+    unclaimed = ExperimentResults("v2", "cpu", replace(results, comparisons=tuple(compared[:1])))
+    assert unclaimed.headline is None
+
+
+def test_what_was_fixed_beforehand_and_what_was_not_is_said(folder: Path) -> None:
+    for written in (document(folder), (folder / "RESULTS.html").read_text(encoding="utf-8")):
+        assert "fixed before anything was run" in written
+        assert "changed after a look at results" in written
+        assert "docs/log.md" in written
+
+
+def test_chance_and_floor_are_lines_of_a_figure() -> None:
+    groups = [f"{count} shots" for count in (8, 16, 32)]
+    found = [
+        Result(name="a/accuracy", arm=arm, value=0.3 + 0.01 * number, seed=0, group=group)
+        for number, group in enumerate(groups)
+        for arm in TWINS
+    ]
+    baselines = [
+        Baseline(name="a/accuracy", group=group, chance=0.1, floor=0.2, by_elimination=0.2, steps=1) for group in groups
+    ]
+    results = replace(file(found, [], "fig6", arms=[]), baselines=tuple(baselines))
+    (drawn,) = experiment_figures.figures_of(ExperimentResults("fig6", "cpu", results), "Figure 6")
+    # What is equal to another level is drawn once.
+    assert "by elimination goes from 0.200 to 0.200; chance goes from 0.100 to 0.100" in drawn.alt
+    assert "floor" not in drawn.svg
+    assert "chance</text>" in drawn.svg
+    (alone,) = panels(found, (), {}, baselines[:2])
+    assert alone.levels == ()
 
 
 def test_what_a_reader_must_know_of_many_verdicts_is_said(folder: Path) -> None:

@@ -102,6 +102,8 @@ def test_a_map_blanks_what_is_hidden_and_centres_its_colours_on_zero() -> None:
     assert math.isnan(shown.filled(math.nan)[0, 1])
     assert shown[1, 0] == -0.2
     assert image.norm(0.0) == pytest.approx(0.5)
+    # Where the weight is 0 the page shows through; the largest of either sign covers it.
+    assert [image.cmap(image.norm(value))[3] for value in (-1.0, 0.0, 1.0)] == pytest.approx([1.0, 0.0, 1.0], abs=0.01)
     assert image.norm(-0.25) + image.norm(0.25) == pytest.approx(1.0)
     assert image.norm(0.25) == pytest.approx(0.75)
     markers = {tuple(line.get_xdata()) for line in figure.axes[0].lines}
@@ -121,8 +123,10 @@ def test_lambdas_label_their_layers_without_covering_each_other() -> None:
 
 def test_groups_show_zero_values_and_intervals() -> None:
     lines = [Series("DIFF", [0, 1], [0.5, 0.6], intervals=[(0.4, 0.7), None]), Series("Transformer", [1], [0.2])]
-    figure = figures.by_group(lines, ["near", "far"], title="t", xlabel="depth")
+    figure = figures.by_group(lines, ["near", "far"], {"chance": 0.1}, title="t", xlabel="depth")
     axes = figure.axes[0]
+    assert [(text.get_text(), text.get_position()[1]) for text in axes.texts] == [("chance", 0.1)]
+    assert any(list(line.get_ydata()) == [0.1, 0.1] for line in axes.lines)
     assert axes.get_ylim()[0] == 0
     assert [label.get_text() for label in axes.get_xticklabels()] == ["near", "far"]
     assert any(list(line.get_ydata()) == [0.4, 0.7] for line in axes.lines)

@@ -100,6 +100,53 @@ def test_the_page_is_one_file_that_loads_and_runs_nothing(whole: Path) -> None:
     assert {load[1:] for load in page.loads if load.startswith("#")} <= set(page.ids)
 
 
+def test_ids_are_the_pages_own_and_what_refers_to_one_finds_it_in_its_figure(whole: Path) -> None:
+    page = Page(whole)
+    assert len(page.ids) == len(set(page.ids))
+    drawings = re.findall(r"<svg .*?</svg>", whole.read_text(encoding="utf-8"), flags=re.DOTALL)
+    referring = 0
+    for drawing in drawings:
+        ids = set(re.findall(r' id="([^"]*)"', drawing))
+        named = set(re.findall(r'(?:href="#|url\(#)([^")]*)', drawing))
+        assert named <= ids
+        referring += bool(named)
+    assert referring == len(drawings)
+
+
+def test_what_one_query_attends_to_comes_first(whole: Path) -> None:
+    page = Page(whole)
+    assert page.labels[0].startswith("DIFF: the marked query's weights")
+    source = whole.read_text(encoding="utf-8")
+    first = source[source.index("<figure") : source.index("</figure>")]
+    for name in ("A1", "λA2", "A1 − λA2"):
+        assert f">{name}</text>" in first
+    assert source.index("<figure") < source.index("<table")
+
+
+def test_a_narrow_screen_shows_every_cell_with_the_head_of_its_column(whole: Path) -> None:
+    source = whole.read_text(encoding="utf-8")
+    head = re.findall(r'<th scope="col">([^<]*)</th>', source[: source.index("<tbody>")])
+    row = re.search(r'<tr><th scope="row">accuracy ↑</th>(.*?)</tr>', source)
+    assert row is not None
+    assert re.findall(r'data-head="([^"]*)"', row[1]) == head[1:] == ["DIFF", "Transformer", "Better"]
+    narrow = source[source.index("@media (max-width: 40rem)") : source.index("@media print")]
+    assert "content: attr(data-head)" in narrow
+    assert "display: block" in narrow
+    assert "min-width: 34rem" not in source
+
+
+def test_only_what_an_interval_decides_is_bold(whole: Path) -> None:
+    source = whole.read_text(encoding="utf-8")
+    rows = {
+        found[1]: "better" in found[2]
+        for found in re.finditer(r'<tr><th scope="row">([^<:]*)</th>(.*?)</tr>', source[: source.index("</table>")])
+    }
+    assert rows["accuracy ↑"]
+    assert not rows["training time (s) ↓"]
+    assert not rows["validation loss (nats) ↓"]
+    assert not rows["bits per byte ↓"]
+
+
 def test_the_same_results_give_the_same_page(demo_dir: Path) -> None:
     first = build_demo_report(demo_dir).read_bytes()
     assert build_demo_report(demo_dir).read_bytes() == first

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from diff_transformer.report import demo_table
 from diff_transformer.report.rows import Verdict, arms_of, format_number, format_result, lines_of, rows_of
-from diff_transformer.results import Result, ResultsFile
+from diff_transformer.results import Baseline, Result, ResultsFile
 
 
 def pair(
@@ -36,7 +36,7 @@ def pair(
         (pair(0.5, 0.2, better="lower", intervals=((0.4, 0.6), (0.1, 0.3))), Verdict("softmax", "Transformer")),
         (pair(0.5, 0.2, intervals=((0.3, 0.6), (0.1, 0.3))), Verdict(None, "no clear difference")),
         (pair(0.5, 0.2, intervals=((0.1, 0.9), (0.2, 0.2))), Verdict(None, "no clear difference")),
-        (pair(0.5, 0.2), Verdict("diff", "DIFF, no interval")),
+        (pair(0.5, 0.2), Verdict(None, "DIFF, no interval")),
         (pair(0.2, 0.2), Verdict(None, "equal")),
         (pair(0.5, 0.2, better=None), Verdict(None, "–")),
         (pair(math.nan, 0.2), Verdict(None, "not comparable")),
@@ -75,6 +75,21 @@ def test_a_line_sums_up_its_groups() -> None:
     (line,) = lines_of(one_each)
     assert line.cells == {"diff": "0.500", "softmax": "0.200"}
     assert line.verdict.arm is None
+
+
+def test_chance_and_floor_stand_behind_the_label_of_an_accuracy() -> None:
+    levels = {"group": None, "chance": 0.25, "floor": 0.25, "steps": 1}
+    known = [
+        Baseline(name="task/accuracy", **(levels | {"floor": 0.5, "by_elimination": 0.75})),
+        Baseline(name="task/guess", **levels),
+        Baseline(name="task/variance", is_accuracy=False, **levels),
+    ]
+    records = [record for name in ("accuracy", "guess", "variance") for record in pair(0.5, 0.2, name=f"task/{name}")]
+    assert [line.label for line in lines_of(records, known)] == [
+        "accuracy ↑ (chance 0.250, floor 0.500, by elimination 0.750)",
+        "guess ↑ (chance 0.250)",
+        "variance ↑",
+    ]
 
 
 @pytest.mark.parametrize(

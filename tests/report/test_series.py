@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from diff_transformer.report.bands import bands
+from diff_transformer.report.figures import axes_of
 from diff_transformer.report.forest import ForestRow, forest
 from diff_transformer.report.series import Panel, panels
 from diff_transformer.results import Comparison, Result
@@ -140,32 +141,57 @@ def test_a_forest_shows_every_row_and_cuts_only_what_lies_far_away() -> None:
         ForestRow("alone", 0.2, None, "inconclusive"),
         ForestRow("diverged", math.nan, None, "inconclusive", missing="diverged"),
         ForestRow("not known", math.nan, None, "inconclusive"),
+        ForestRow("void", 0.3, (0.2, 0.4), "not comparable"),
         ForestRow("unclaimed", 0.0, (-0.1, 0.1), None),
     ]
     axes = forest(rows, title="t", xlabel="x", better="lower").axes[0]
     low, high = axes.get_xlim()
     assert -5 < low < -1.5
     assert 1.5 < high < 5
-    assert [text.get_text() for text in axes.get_yticklabels()] == [row.label for row in rows]
+    labels = [row.label for row in rows]
+    heights = {text.get_text(): text.get_position()[1] for text in axes.texts if text.get_text() in labels}
+    assert list(heights) == labels
+    assert list(heights.values()) == sorted(heights.values())
+    # The interval of a row lies on the line below its label.
+    below = {row.label: heights[row.label] + 1 for row in rows}
     dots = {
         line.get_ydata()[0]: line.get_marker()
         for line in axes.lines
-        if line.get_marker() in ("o", "s", "D") and len(line.get_ydata())
+        if line.get_marker() in ("o", "s", "D", "X") and len(line.get_ydata())
     }
-    assert dots == {1: "o", 2: "s", 3: "o", 4: "o", 7: "D"}
+    marks = {"won": "o", "lost": "s", "open": "o", "alone": "o", "void": "X", "unclaimed": "D"}
+    assert dots == {below[label]: mark for label, mark in marks.items()}
     said = {text.get_text().strip() for text in axes.texts}
     assert {"diverged", "not known", "× −400"} <= said
     (away,) = [text for text in axes.texts if "×" in text.get_text()]
     assert away.get_bbox_patch() is not None  # an interval that lies there is not drawn through it
-    assert {line.get_marker() for line in axes.lines if len(line.get_ydata()) and line.get_ydata()[0] == 3} >= {
+    assert {
+        line.get_marker() for line in axes.lines if len(line.get_ydata()) and line.get_ydata()[0] == below["open"]
+    } >= {
         "<",
         ">",
     }
     crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
-    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in crosses] == [(-0.5, 2)]
-    (right,) = axes.child_axes
-    words = [text.get_text() for text in right.get_yticklabels()]
-    assert words == ["reproduced", "contrary", *["inconclusive"] * 4, "no claim"]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in crosses] == [(-0.5, below["lost"])]
+    words = [text.get_text() for text in axes.texts if text.get_ha() == "right" and text.get_position()[0] == 1.0]
+    assert words == ["reproduced", "contrary", *["inconclusive"] * 4, "not comparable", "no claim"]
+
+
+def test_a_long_label_has_lines_of_its_own_and_none_covers_its_verdict() -> None:
+    rows = [
+        ForestRow("needles " * 12, 1.0, (0.5, 1.5), "reproduced", remark="Transformer at floor"),
+        ForestRow("N2 R2", 1.0, (0.5, 1.5), "reproduced"),
+    ]
+    figure = forest(rows, title="t", xlabel="x", better="higher")
+    axes = figure.axes[0]
+    by_height: dict[float, list[str]] = {}
+    for text in axes.texts:
+        by_height.setdefault(text.get_position()[1], []).append(text.get_text())
+    assert all(sum(map(len, line)) <= 66 for line in by_height.values())
+    assert ["N2 R2", "reproduced"] in by_height.values()
+    assert any("reproduced; Transformer at floor" in line for line in by_height.values())
+    # As wide as other figures: a phone shows it whole, and its text is not smaller than theirs.
+    assert figure.get_figwidth() == axes_of("t", "x", "y")[0].get_figwidth()
 
 
 def test_shares_of_a_whole_lie_evenly() -> None:

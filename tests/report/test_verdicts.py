@@ -1,13 +1,24 @@
 """Differences in words."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from diff_transformer.report.experiment_tables import comparison_table
 from diff_transformer.report.rows import arm_label
-from diff_transformer.report.verdicts import format_difference, missing_word, verdict_table, verdict_text
-from diff_transformer.results import Comparison, Interval, ResultsFile
+from diff_transformer.report.verdicts import (
+    chance_cell,
+    floor_cell,
+    floor_mark,
+    format_difference,
+    levels_mark,
+    missing_word,
+    verdict_table,
+    verdict_text,
+)
+from diff_transformer.results import Baseline, Comparison, Interval, ResultsFile
 
 
 @pytest.mark.parametrize(
@@ -106,3 +117,66 @@ def test_the_terminal_says_that_verdicts_are_uncorrected() -> None:
     environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
     table = verdict_table(ResultsFile(title="t", settings={}, records=(), **environment))
     assert "No verdict is corrected for the number of comparisons" in str(table.caption)
+
+
+LEVELS = Baseline(name="a", group=None, chance=0.0625, floor=0.53125, by_elimination=0.765625, steps=1000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "mark"),
+    [
+        (
+            {"verdict": "reproduced", "at_floor": ("softmax",)},
+            "reproduced; the Transformer has not begun to learn at 1,000 steps",
+            "Transformer at floor",
+        ),
+        (
+            {"verdict": "inconclusive", "seeds_needed": 9, "at_floor": ("diff",)},
+            "inconclusive: 80 % power needs 9 seeds; DIFF has not begun to learn at 1,000 steps",
+            "DIFF at floor",
+        ),
+        (
+            {
+                "verdict": "reproduced",
+                "against": "softmax, half the heads",
+                "at_elimination": ("softmax, half the heads",),
+            },
+            "reproduced; the Transformer, half the heads has learned no more than elimination at 1,000 steps",
+            "second at floor",
+        ),
+        (
+            {"verdict": "not comparable", "at_floor": ("diff", "softmax"), "claimed_by": "us"},
+            "our question: not comparable: neither has begun to learn at 1,000 steps",
+            "",
+        ),
+        (
+            {"verdict": "not comparable", "at_elimination": ("diff", "softmax")},
+            "not comparable: neither has learned more than elimination at 1,000 steps",
+            "",
+        ),
+        ({"verdict": None, "better": None, "at_floor": ("diff", "softmax")}, "nothing claimed", ""),
+    ],
+)
+def test_a_verdict_says_who_has_not_begun_to_learn(settings: dict[str, Any], text: str, mark: str) -> None:
+    row = judged(baseline=LEVELS, **settings)
+    assert verdict_text(row) == text
+    assert floor_mark(row) == mark
+
+
+def test_chance_and_floor_stand_beside_accuracies_alone() -> None:
+    row = judged(verdict="reproduced", baseline=LEVELS)
+    assert (chance_cell(row), floor_cell(row)) == ("0.062", "0.531; 0.766 by elimination")
+    assert levels_mark(row) == " (0.06,\N{NO-BREAK SPACE}0.77)"
+    head, cells = (list(part) for part in (comparison_table([row]).head, comparison_table([row]).rows[0]))
+    assert cells[head.index("Chance")] == "0.062"
+    assert cells[head.index("Floor")] == "0.531; 0.766 by elimination"
+    for other in (
+        judged(verdict="reproduced"),
+        judged(verdict="reproduced", baseline=replace(LEVELS, is_accuracy=False)),
+    ):
+        assert (chance_cell(other), floor_cell(other), levels_mark(other)) == ("–", "–", "")
+        assert "Chance" not in comparison_table([other]).head
+    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
+    table = verdict_table(ResultsFile(title="t", settings={}, records=(), comparisons=(row,), **environment))
+    assert "0.062 / 0.531; 0.766 by elimination" in [cell for column in table.columns for cell in column.cells]
+    assert "has not begun to learn" in str(table.caption)

@@ -133,7 +133,7 @@ COMPARED = {"name": "a", "arm": "diff", "against": "softmax", "ours": [1, 2], "d
     ("change", "message"),
     [
         (lambda data: data.pop("device"), "the file lacks device"),
-        (lambda data: data.update(devise="x"), "unknown key devise; allowed are command, commit"),
+        (lambda data: data.update(devise="x"), "unknown key devise; allowed are baselines, command, commit"),
         (lambda data: data.update(records={}), "the file.records must be tuple, got {}"),
         (lambda data: data["records"].append(1), r"the file.records\[2\] must be an object, got 1"),
         (lambda data: data["records"][0].update(value="high"), r"records\[0\].value must be float, got 'high'"),

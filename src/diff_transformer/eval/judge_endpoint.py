@@ -12,6 +12,7 @@ from typing import Any
 
 from diff_transformer.eval.judge import FORM, TASK, JudgeError, Judgement, evidence, read_verdict
 from diff_transformer.eval.sources import Source
+from diff_transformer.files import parse_json
 
 # What a server may say of an overload or of its own fault: asked again. Anything else would be said again.
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
@@ -174,7 +175,7 @@ def _key(variable: str) -> str:
 def _message(text: str) -> str:
     """What a server's error says, in OpenAI's form or in any."""
     try:
-        error = json.loads(text)["error"]
+        error = parse_json(text, "the error")["error"]
         return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
         return text
@@ -190,9 +191,9 @@ def _seconds(header: str | None) -> float | None:
 
 def _judgement(data: bytes) -> Judgement:
     try:
-        answer = json.loads(data)
+        answer = parse_json(data, "the reply")
         reply = answer["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+    except (ValueError, KeyError, IndexError, TypeError):
         raise _AttemptError(f"not a chat completion: {data[:80].decode('utf-8', 'replace')!r}") from None
     if reply is not None and not isinstance(reply, str):
         raise _AttemptError("a chat completion whose content is no text")

@@ -10,6 +10,7 @@ from typing import Any
 
 from diff_transformer.eval.judge import FORM, TASK, Judge, Judgement, evidence
 from diff_transformer.eval.sources import Source
+from diff_transformer.files import parse_json
 
 
 @dataclass
@@ -115,7 +116,7 @@ def _read(path: Path) -> dict[str, Judgement]:
 
 def _judgement_of_line(line: bytes, where: str) -> tuple[str, Judgement]:
     try:
-        fields: dict[str, Any] = json.loads(line)
+        fields: dict[str, Any] = parse_json(line, where)
         supported, reply = fields["supported"], fields["reply"]
         if supported not in (True, False, None) or not isinstance(reply, str):
             raise TypeError

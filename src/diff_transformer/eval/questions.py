@@ -1,8 +1,9 @@
 """Multiple-choice questions from a .jsonl file, checked line by line."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from diff_transformer.files import parse_json
 
 
 def read_questions(path: Path) -> list[dict[str, Any]]:
@@ -36,12 +37,7 @@ def read_questions(path: Path) -> list[dict[str, Any]]:
 
 
 def _question(line: str, where: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error}.") from None
-    except RecursionError:
-        raise ValueError(f"{where} holds lists in lists too deep to be read.") from None
+    fields = parse_json(line, where)
     if not isinstance(fields, dict):
         raise ValueError(f"{where} must be an object with the fields question or context, choices and answer.")
     for name in ("choices", "answer"):

@@ -1,6 +1,5 @@
 """Documents with a question or to be summarised: from a .jsonl file, or the paper's sets by name (Table 4)."""
 
-import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diff_transformer.data import TextBatches
+from diff_transformer.files import parse_json
 
 FIELDS = ("document", "question", "reference")
 # LongBench publishes four of the six sets, 200 documents of each, in one archive.
@@ -149,10 +149,7 @@ def _read_lines(path: Path) -> Iterator[Source]:
 
 
 def _source_of_line(line: str, where: str) -> Source:
-    try:
-        fields = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON: {error}.") from None
+    fields = parse_json(line, where)
     if not isinstance(fields, dict) or "document" not in fields:
         raise ValueError(f"{where} must be an object with the field 'document'.")
     for name in FIELDS:

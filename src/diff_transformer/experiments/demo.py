@@ -6,6 +6,7 @@ files; a page and a table are made from these alone.
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from diff_transformer.data import RetrievalBatches, TextBatches
 from diff_transformer.eval import evaluate, validation_callback
+from diff_transformer.experiments.recall import retrieval_baselines
 from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.results import Result, capture_results, write_json
 from diff_transformer.train import Data, Progress, Recipe, TrainedRun, build_data, load_recipe, train
@@ -121,7 +123,9 @@ def run_demo(
         },
     }
     title = "A Differential Transformer beside its twin"
-    write_json(folder / RESULTS, capture_results(title, settings, records, device=str(models["diff"].device)))
+    results = capture_results(title, settings, records, device=str(models["diff"].device))
+    baselines = tuple(retrieval_baselines(recipes["retrieval"][ARMS[0]]))
+    write_json(folder / RESULTS, replace(results, baselines=baselines))
     return folder
 
 

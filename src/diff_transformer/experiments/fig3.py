@@ -24,6 +24,7 @@ from diff_transformer.experiments.language import (
 from diff_transformer.experiments.scaling import FURTHEST, fit, ratio_interval, tokens_ratio
 from diff_transformer.results import (
     Comparison,
+    Headline,
     Interval,
     Result,
     compare,
@@ -271,6 +272,7 @@ FIG_3 = Experiment(
     measure=_measure,
     compare=_compare,
     check=check_ar_hit,
+    headline=lambda _: Headline(name=PARAMETERS),
     notes=(
         f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "
         f"counted; the paper reads it at 6.8B. Where {APART}, for "

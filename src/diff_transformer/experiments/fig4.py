@@ -8,7 +8,7 @@ from diff_transformer.eval.positions import measured_documents, position_marks, 
 from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import CPU, GPU, text_of
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.results import Comparison, Headline, Result, compare
 from diff_transformer.train import Data
 
 CUMULATIVE = "positions/cumulative_loss"
@@ -27,6 +27,11 @@ def _check(options: Mapping[str, Any], data: Data) -> None:
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     marks = position_marks(preset.options["length"], preset.options["first"])
     return [compare(records, CUMULATIVE, "diff", "softmax", group=f"first {mark}") for mark in marks]
+
+
+def _headline(options: Mapping[str, Any]) -> Headline:
+    """The whole of the long documents."""
+    return Headline(name=CUMULATIVE, group=f"first {position_marks(options['length'], options['first'])[-1]}")
 
 
 FIG_4 = Experiment(
@@ -97,6 +102,7 @@ FIG_4 = Experiment(
     measure=_measure,
     compare=_compare,
     check=_check,
+    headline=_headline,
     notes=(
         "The learning rate of the second stage is one and the same for both arms, fixed beforehand and not swept.",
         "The paper draws Figure 4 and gives no numbers: at every position DIFF's curve lies below.",

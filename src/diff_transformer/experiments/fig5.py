@@ -1,15 +1,17 @@
 """Figure 5: one needle of several found, by the length of the context and the needle's depth."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from diff_transformer.eval.needles import ACCURACY, BY_DEPTH, JOINT
 from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY as BY_ACCURACY
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
-from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, accuracy_records, check_cells
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, accuracy_records, cell_baselines, check_cells
+from diff_transformer.results import Baseline, Comparison, Headline, Result, compare
+from diff_transformer.train import Recipe
 
 # At 8K, 16K, … 64K tokens, mean over five depths.
 PAPER_DIFF = (1.00, 0.94, 0.87, 0.83, 0.83, 0.92, 0.84, 0.86)
@@ -45,6 +47,12 @@ def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     return found + [compare(records, BY_DEPTH, *ARMS, group=group) for group in both]
 
 
+def _baselines(recipe: Recipe, options: Mapping[str, Any]) -> list[Baseline]:
+    cell = (options["needles"], 1)
+    groups = [ALL, *map(_group, options["lengths"])]
+    return [baseline for group in groups for baseline in cell_baselines(recipe, cell, group)]
+
+
 FIG_5 = Experiment(
     name="fig5",
     shows="one needle of several found, by the length of the context and the needle's depth (Figure 5)",
@@ -70,5 +78,7 @@ FIG_5 = Experiment(
     compare=_compare,
     check=lambda options, data: check_cells(data, [(options["needles"], 1)], options["lengths"]),
     validation=BY_ACCURACY,
+    headline=lambda _: Headline(name=ACCURACY, group=ALL),
+    baselines=_baselines,
     notes=(*NOTES, f"The paper's values of {ALL!r} are the means of its eight lengths, 8K to 64K."),
 )

@@ -1,14 +1,16 @@
 """Figure 6: many-shot classification, by the number of demonstrations and how many of their labels are wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from diff_transformer.data import ManyShotBatches
 from diff_transformer.eval.many_shot import check_noises, shots_group, shots_records
 from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY, TWINS, Experiment, MeasuredRun, Preset
-from diff_transformer.experiments.many_shot import CPU, NOTES, ON_GPU
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.experiments.many_shot import CPU, NOTES, ON_GPU, guessing
+from diff_transformer.results import Baseline, Comparison, Headline, Result, compare
+from diff_transformer.train import Recipe
 
 NAME = "many_shot/accuracy"
 # Demonstrations have 20 to 40 tokens each, so the longest prompts have 20K to 40K.
@@ -21,9 +23,21 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
     return shots_records(run.model, run.data.batches, run.arm.name, seed=run.seed, **settings)
 
 
+def _groups(options: Mapping[str, Any]) -> list[str]:
+    return [shots_group(noise, shots) for noise in options["noises"] for shots in options["shots"]]
+
+
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    groups = [shots_group(noise, shots) for noise in preset.options["noises"] for shots in preset.options["shots"]]
-    return [compare(records, NAME, "diff", "softmax", group=group) for group in groups]
+    return [compare(records, NAME, "diff", "softmax", group=group) for group in _groups(preset.options)]
+
+
+def _headline(options: Mapping[str, Any]) -> Headline:
+    """With as many demonstrations as there are, the fewest of them wrong."""
+    return Headline(name=NAME, group=shots_group(min(options["noises"]), max(options["shots"])))
+
+
+def _baselines(recipe: Recipe, options: Mapping[str, Any]) -> list[Baseline]:
+    return [guessing(recipe, NAME, group) for group in _groups(options)]
 
 
 FIG_6 = Experiment(
@@ -60,6 +74,8 @@ FIG_6 = Experiment(
     measure=_measure,
     compare=_compare,
     validation=ACCURACY,
+    headline=_headline,
+    baselines=_baselines,
     check=lambda options, _: check_noises(options["noises"]),
     notes=(
         *NOTES,

@@ -1,6 +1,5 @@
 """Figure 7: how much the answers depend on the order of the same demonstrations."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,16 +8,15 @@ from diff_transformer.data import ManyShotBatches
 from diff_transformer.eval.many_shot import ORDERS, RANGE_ORDERS, check_orders, order_group, order_records
 from diff_transformer.experiments.cluster import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY, TWINS, Experiment, MeasuredRun, Preset
-from diff_transformer.experiments.many_shot import CPU, NOTES, ON_GPU
-from diff_transformer.results import Comparison, Result, compare
-from diff_transformer.train import Data
+from diff_transformer.experiments.many_shot import CPU, NOTES, ON_GPU, guessing
+from diff_transformer.results import Baseline, Comparison, Headline, Result, compare
+from diff_transformer.train import Data, Recipe
 
 # The first is judged: how far apart orders lie beyond chance, without bias. A range grows with what chance does, which
 # is most at one half, so that it would follow the accuracy; a spread is the root of the first, to be read. A model that
-# guesses has no orders that are better than others, so an accuracy must be above that of guessing for a verdict.
+# guesses has no orders that are better than others, so both variants must be above guessing (MEAN) for a verdict.
 VARIANCE, RANGE = "many_shot/order_variance", "many_shot/order_range"
 SPREAD, MEAN = "many_shot/order_spread", "many_shot/order_mean"
-CHANCE, GUESSING = "many_shot/order_chance", "guessing"
 # Best less worst of 10 orders on TREC: DIFF, the Transformer.
 PAPER = {"random": (0.040, 0.190), "alternating": (0.134, 0.567)}
 _SETTINGS = ("shots", "noises", "orders", "queries", "sets")
@@ -27,37 +25,41 @@ _SETTINGS = ("shots", "noises", "orders", "queries", "sets")
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
     assert isinstance(run.data.batches, ManyShotBatches)  # the presets' recipes
     settings = {name: preset.options[name] for name in _SETTINGS}
-    chance = Result(name=CHANCE, arm=run.arm.name, value=1 / run.data.batches.classes, seed=run.seed)
-    return [*order_records(run.model, run.data.batches, run.arm.name, seed=run.seed, **settings), chance]
+    return order_records(run.model, run.data.batches, run.arm.name, seed=run.seed, **settings)
 
 
 def _check(options: Mapping[str, Any], _: Data) -> None:
     check_orders(**{name: options[name] for name in _SETTINGS})
 
 
+def _parts(options: Mapping[str, Any]) -> dict[str, str]:
+    """The groups of all orders, with their kinds."""
+    return {order_group(kind, noise): kind for noise in options["noises"] for kind in ORDERS}
+
+
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    parts = {order_group(kind, noise): kind for noise in preset.options["noises"] for kind in ORDERS}
-    beside_chance = {part: [_beside_chance(records, arm, part) for arm in ("diff", "softmax")] for part in parts}
     found = []
     for name in (VARIANCE, RANGE, SPREAD, MEAN):
-        for part, kind in parts.items():
-            claimed = name == VARIANCE and not any(map(_may_guess, beside_chance[part]))
+        for part, kind in _parts(preset.options).items():
             more: dict[str, Any] = {"group": part, "paper": PAPER[kind] if name == RANGE else None}
-            found.append(compare(records, name, "diff", "softmax", claimed=claimed, **more))
-    return [*found, *(row for rows in beside_chance.values() for row in rows)]
+            found.append(compare(records, name, "diff", "softmax", claimed=name == VARIANCE, **more))
+    return found
 
 
-def _beside_chance(records: Sequence[Result], arm: str, part: str) -> Comparison:
-    """An arm's accuracy after all orders beside that of guessing, which is the same for all seeds."""
-    chance = max(record.value for record in records if record.name == CHANCE and not math.isnan(record.value))
-    means = [record for record in records if (record.name, record.arm, record.group) == (MEAN, arm, part)]
-    guesses = [replace(record, value=chance, arm=GUESSING) for record in means]
-    return compare([*means, *guesses], MEAN, arm, GUESSING, group=part, claimed=False)
+def _headline(options: Mapping[str, Any]) -> Headline:
+    return Headline(name=VARIANCE, group=order_group(ORDERS[0], options["noises"][0]))
 
 
-def _may_guess(row: Comparison) -> bool:
-    """Whether an accuracy over seeds is not above chance; of one seed, or of one that diverged, it is not known."""
-    return row.interval is not None and row.interval[0] <= 0
+def _baselines(recipe: Recipe, options: Mapping[str, Any]) -> list[Baseline]:
+    above: dict[str, Any] = {"accuracy": MEAN, "is_accuracy": False}
+    return [
+        baseline
+        for part in _parts(options)
+        for baseline in (
+            guessing(recipe, VARIANCE, part, accuracy_group=part, **above),
+            guessing(recipe, MEAN, part),
+        )
+    ]
 
 
 FIG_7 = Experiment(
@@ -88,15 +90,17 @@ FIG_7 = Experiment(
     measure=_measure,
     compare=_compare,
     validation=ACCURACY,
+    headline=_headline,
+    baselines=_baselines,
     check=_check,
     notes=(
         *NOTES,
         f"The verdict is on {VARIANCE}, the variance of the accuracies after different orders less what chance alone "
         f"gives, as a mean over sets; where chance did less than usual it is below 0. {SPREAD} is "
         "the mean over seeds of its root for each, 0 where it is below 0.",
-        f"A model that guesses answers alike after every order, and one that is hardly better nearly so: {MEAN} stands "
-        "beside the accuracy of guessing, and where the 95 % interval of an arm's over seeds is not above that, "
-        "nothing is claimed. Beyond it the variance may still be smaller for the arm that knows less, or nearly all.",
+        "A model that guesses answers alike after every order, and one that is hardly better nearly so: where the 95 % "
+        f"interval of a variant's {MEAN} is not above guessing, the variances are not comparable. Beyond it the "
+        "variance may still be smaller for the variant that knows less, or nearly all.",
         f"{RANGE} is the best less the worst of {RANGE_ORDERS} orders, as in the paper. Most of it may be chance, "
         "which is largest where half of the answers are right: it follows the accuracy, so no verdict is on it.",
     ),

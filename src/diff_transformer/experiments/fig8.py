@@ -8,7 +8,7 @@ from diff_transformer.experiments.cluster import Evaluation
 from diff_transformer.experiments.framework import Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import FIXED_TEXT
 from diff_transformer.experiments.language_twins import language_twins
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.results import Comparison, Headline, Result, compare
 
 # Accuracy on HellaSwag, read off the figure: DIFF and then the Transformer.
 ACCURACY = {16: (0.662, 0.634), 8: (0.663, 0.627), 6: (0.660, 0.589), 4: (0.588, 0.339)}
@@ -57,6 +57,7 @@ FIG_8 = Experiment(
     ),
     compare=_compare,
     measure=_measure,
+    headline=lambda _: Headline(name="quantised/accuracy_drop", group="6 bits per tensor"),
     notes=(
         "Rounded to 2^b − 1 equal steps up to the largest in size: of each row (a query in a head and map), or of each "
         "tensor (all logits of a layer for one sequence). The paper does not say which.",

@@ -11,7 +11,7 @@ from typing import Any
 
 from diff_transformer.data import Batches
 from diff_transformer.eval import validation_callback
-from diff_transformer.results import Better, Comparison, Result
+from diff_transformer.results import Baseline, Better, Comparison, Headline, Result
 from diff_transformer.train import Data, Progress, Recipe, build_data, load_recipe
 from diff_transformer.train.recipe import TextData
 
@@ -155,6 +155,10 @@ class Experiment:
         check: raises where the measurement's options ask for what cannot be had: a judge, a task, longer documents
             than the data have. Called with the options and with the data of each arm before anything is trained.
         notes: sentences that a reader of the numbers must know, whatever they are.
+        headline: from the measurement's options, which comparison the experiment is about: the one that an overview
+            shows. None where no comparison of two variants stands for it.
+        baselines: from a recipe (the same for all arms but for the model) and the measurement's options, what a model
+            comes to in each accuracy that has not learned what is measured.
     """
 
     name: str
@@ -168,6 +172,8 @@ class Experiment:
     on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]] = validation_callback
     check: Callable[[Mapping[str, Any], Data], None] | None = None
     notes: tuple[str, ...] = ()
+    headline: Callable[[Mapping[str, Any]], Headline] | None = None
+    baselines: Callable[[Recipe, Mapping[str, Any]], list[Baseline]] | None = None
 
     def __post_init__(self) -> None:
         if (self.measure is None) == (self.measure_once is None):

@@ -7,15 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from diff_transformer.eval.cloze import write_cloze
+from diff_transformer.eval.cloze import CHOICES, write_cloze
 from diff_transformer.eval.documents import text_part
 from diff_transformer.eval.harness import load_tasks, measure_tasks
 from diff_transformer.eval.table_1 import TABLE_1_MEASURES, table_1_average
 from diff_transformer.experiments.cluster import Evaluation
 from diff_transformer.experiments.framework import MeasuredRun, Preset
 from diff_transformer.experiments.language_twins import language_twins
-from diff_transformer.results import Comparison, Result, compare
-from diff_transformer.train import Data
+from diff_transformer.results import Baseline, Comparison, Result, compare
+from diff_transformer.train import Data, Recipe
 
 NOTES = (
     "No verdict: models of this size answer such tasks by chance, and what they answer says nothing about the paper's "
@@ -95,6 +95,24 @@ def harness_comparisons(
     return [
         compare(records, name, "diff", "softmax", group=group, paper=paper.get((name, group or "")), claimed=False)
         for name, group in found
+    ]
+
+
+def harness_baselines(recipe: Recipe, options: Mapping[str, Any], shots: Sequence[int]) -> list[Baseline]:
+    """Guessing among the choices of the questions from held-out text; of other tasks their authors tell.
+
+    Args:
+        recipe: of the runs.
+        options: as of `harness_records`.
+        shots: examples before each question.
+    """
+    if options["tasks"]:
+        return []
+    levels: dict[str, Any] = {"chance": 1 / CHOICES, "floor": 1 / CHOICES, "steps": recipe.train.steps}
+    return [
+        Baseline(name=f"harness/held_out_text/{measure}", group=f"{count}-shot", **levels)
+        for count in shots
+        for measure in ("acc", "acc_norm")
     ]
 
 

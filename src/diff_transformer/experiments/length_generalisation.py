@@ -1,13 +1,17 @@
 """Beyond the paper: recall in contexts that are longer than any that was trained on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from diff_transformer.data import RetrievalBatches
+from diff_transformer.eval.floors import token_levels
 from diff_transformer.eval.lengths import LENGTH_ACCURACY, length_records, times
 from diff_transformer.experiments.framework import ACCURACY, TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.needles import CPU
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.results import Baseline, Comparison, Headline, Result, compare
+from diff_transformer.train import Recipe
+from diff_transformer.train.recipe import RetrievalData
 
 
 def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
@@ -18,6 +22,22 @@ def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     groups = map(times, preset.options["factors"])
     return [compare(records, LENGTH_ACCURACY, "diff", "softmax", group=group, claimed_by="us") for group in groups]
+
+
+def _headline(options: Mapping[str, Any]) -> Headline:
+    """The longest context: what was trained on is Table 2's and Figure 5's."""
+    return Headline(name=LENGTH_ACCURACY, group=times(max(options["factors"])))
+
+
+def _baselines(recipe: Recipe, options: Mapping[str, Any]) -> list[Baseline]:
+    assert isinstance(recipe.data, RetrievalData)  # the presets' recipes
+    levels = token_levels(recipe.data.num_pairs, 1, recipe.data.num_values)
+    # Whether a model has learned the task is told by the shortest contexts, whatever is left of it in longer ones.
+    told: dict[str, Any] = {"accuracy": LENGTH_ACCURACY, "accuracy_group": times(min(options["factors"]))}
+    return [
+        Baseline(name=LENGTH_ACCURACY, group=times(factor), steps=recipe.train.steps, **levels, **told)
+        for factor in options["factors"]
+    ]
 
 
 LENGTH_GENERALISATION = Experiment(
@@ -55,6 +75,8 @@ LENGTH_GENERALISATION = Experiment(
     measure=_measure,
     compare=_compare,
     validation=ACCURACY,
+    headline=_headline,
+    baselines=_baselines,
     notes=(
         "Whether DIFF recalls more than its twin is our question here: the paper says so of contexts that were trained "
         "on (× 1; Table 2 and Figure 5 ask that), and of longer ones nothing.",

@@ -7,7 +7,7 @@ from statistics import fmean
 from diff_transformer.experiments.cluster import Evaluation, PaperPreset, Stage
 from diff_transformer.experiments.framework import TWINS, Arm, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import CPU, FIXED_TEXT, GPU, LOSS, by_name, loss_record, text_of
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.results import Comparison, Headline, Result, compare
 
 UNIFORM = "sensitivity/loss_of_a_guess"
 BEST = "sensitivity/best_loss"
@@ -104,6 +104,7 @@ LR_SENSITIVITY = Experiment(
     },
     measure=_measure,
     compare=_compare,
+    headline=lambda _: Headline(name=EXCESS),
     notes=(
         "The paper trains both with one learning rate and argues that their gradients are of one size (Appendix G); it "
         f"shows no sweep. {BEST} is the loss at the arm's best rate, {EXCESS} the mean over the rates of the loss "

@@ -1,7 +1,12 @@
 """What Figures 6 and 7 share: the training, whose runs they have in common."""
 
+from typing import Any
+
 from diff_transformer.experiments.framework import TWINS, Preset
 from diff_transformer.experiments.tokens import FINDING
+from diff_transformer.results import Baseline
+from diff_transformer.train import Recipe
+from diff_transformer.train.recipe import ManyShotData
 
 # Two cores.
 CPU = Preset(
@@ -42,3 +47,17 @@ NOTES = (
     "`diff-transformer eval CHECKPOINT --measure many_shot --option folder=FOLDER` asks a language model about TREC, "
     "Banking-77 or CLINC-150.",
 )
+
+
+def guessing(recipe: Recipe, name: str, group: str, **more: Any) -> Baseline:
+    """What guessing among a sequence's labels gives: an item's class does not depend on how often others are shown, so
+    knowing which labels occur gives no more.
+
+    Args:
+        recipe: of the runs.
+        name, group: the measure and its part.
+        more: other fields of the baseline.
+    """
+    assert isinstance(recipe.data, ManyShotData)  # the presets' recipes
+    chance = 1 / recipe.data.classes
+    return Baseline(name=name, group=group, chance=chance, floor=chance, steps=recipe.train.steps, **more)

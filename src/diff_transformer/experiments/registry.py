@@ -31,11 +31,11 @@ EXPERIMENTS = {
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment of that name. Raises ValueError naming the nearest where there is none."""
+    """The experiment of that name. Raises ValueError with the nearest name and all names where there is none."""
     if name not in EXPERIMENTS:
         near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(EXPERIMENTS)}."
-        raise ValueError(f"There is no experiment {name!r}; {hint}")
+        hint = f"did you mean {near[0]!r}? There" if near else "there"
+        raise ValueError(f"There is no experiment {name!r}; {hint} are {', '.join(EXPERIMENTS)}.")
     module, attribute = EXPERIMENTS[name].split(":")
     found = getattr(importlib.import_module(f"diff_transformer.experiments.{module}"), attribute)
     assert isinstance(found, Experiment)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diff_transformer.experiments.asked import Asked
+from diff_transformer.experiments.definition import with_definition
 from diff_transformer.experiments.fairness import Counts, check_counts, check_recipes, count
 from diff_transformer.experiments.framework import Arm, Experiment, MeasuredRun, Preset, Situation
 from diff_transformer.experiments.heads import heads_of
@@ -60,7 +61,7 @@ def run_experiment(
     path = results_path(folder, asked.experiment.name)
     check_results(path, asked, resume=resume, overwrite=overwrite)
     if resume and path.exists():
-        found = read_results(path)
+        found = with_definition(read_results(path), asked.experiment)
         if progress is not None:
             kept = f"{asked.experiment.name}: kept from {found.created}, {_place(found.commit)}"
             progress.tell(f"{kept}; --overwrite measures and compares anew, and trains nothing twice.")
@@ -86,6 +87,7 @@ def run_experiment(
     results = replace(results, commit=work.commit)
     if work.device is None and work.kept_device is not None:
         results = replace(results, device=work.kept_device)
+    results = with_definition(results, asked.experiment)
     folder.mkdir(parents=True, exist_ok=True)
     # What was written is what is shown: read back, it is as strict as a file.
     return read_results(write_json(path, results))

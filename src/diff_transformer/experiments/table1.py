@@ -9,6 +9,7 @@ from diff_transformer.experiments.harness_twins import (
     NOTES,
     alone,
     check_tasks,
+    harness_baselines,
     harness_comparisons,
     harness_presets,
     harness_records,
@@ -49,6 +50,7 @@ TABLE_1 = Experiment(
     compare=_compare,
     measure=_measure,
     check=check_tasks,
+    baselines=lambda recipe, options: harness_baselines(recipe, options, (0,)),
     notes=(
         *NOTES,
         "The paper's averages after 1T tokens: DIFF-3B 60.6, OpenLLaMA-3B-v2 57.5, StableLM-base-alpha-3B-v2 56.8; the "

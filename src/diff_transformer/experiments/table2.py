@@ -1,6 +1,6 @@
 """Table 2: needles found, of N hidden ones when R are asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +8,9 @@ from diff_transformer.eval.needles import ACCURACY, JOINT, cell_name
 from diff_transformer.experiments.cluster import THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.experiments.framework import ACCURACY as BY_ACCURACY
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
-from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, accuracy_records, check_cells
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, accuracy_records, cell_baselines, check_cells
+from diff_transformer.results import Baseline, Comparison, Headline, Result, compare
+from diff_transformer.train import Recipe
 
 # DIFF and the Transformer; mean over five depths.
 PAPER = {(1, 1): (1.00, 1.00), (2, 2): (0.92, 0.85), (4, 2): (0.84, 0.62), (6, 2): (0.85, 0.55)}
@@ -38,6 +39,11 @@ def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     return found
 
 
+def _baselines(recipe: Recipe, options: Mapping[str, Any]) -> list[Baseline]:
+    cells = [(int(needles), int(queried)) for needles, queried in options["cells"]]
+    return [baseline for cell in cells for baseline in cell_baselines(recipe, cell, cell_name(cell))]
+
+
 TABLE_2 = Experiment(
     name="table2",
     shows="needles found, of N hidden ones when R are asked for (Table 2)",
@@ -62,6 +68,8 @@ TABLE_2 = Experiment(
     compare=_compare,
     check=lambda options, data: check_cells(data, options["cells"]),
     validation=BY_ACCURACY,
+    headline=lambda _: Headline(name=ACCURACY, group=cell_name((2, 2))),
+    baselines=_baselines,
     notes=(
         *NOTES,
         "needles/accuracy counts each city, needles/joint_accuracy a question whose cities are all answered; the paper "

@@ -8,7 +8,7 @@ from diff_transformer.experiments.cluster import THREE_BILLION, Evaluation, Pape
 from diff_transformer.experiments.framework import ACCURACY as BY_ACCURACY
 from diff_transformer.experiments.framework import TWINS, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.needles import CPU, NOTES, ON_GPU, attention_by_depth, check_cells
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.results import Comparison, Headline, Result, compare
 
 # By depth: DIFF, the Transformer.
 PAPER = {
@@ -59,6 +59,7 @@ TABLE_3 = Experiment(
     compare=_compare,
     check=lambda options, data: check_cells(data, [(options["needles"], 1)]),
     validation=BY_ACCURACY,
+    headline=lambda _: Headline(name="needles/attention_to_answer_share", group=depth_name(DEPTHS[0])),
     notes=(
         *NOTES,
         "The paper does not state how it normalises: signed is the sum of the weights of A1 − λ A2, share the sum of "

@@ -7,7 +7,7 @@ from diff_transformer.experiments.cluster import Evaluation
 from diff_transformer.experiments.framework import Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import FIXED_TEXT
 from diff_transformer.experiments.language_twins import language_twins
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.results import Comparison, Headline, Result, compare
 
 # Of the paper's 3B models over 0.4M tokens, DIFF and then the Transformer.
 PAPER = {
@@ -55,6 +55,7 @@ TABLE_5 = Experiment(
     ),
     compare=_compare,
     measure=_measure,
+    headline=lambda _: Headline(name="outliers/attention_logits", group="top-1"),
     notes=(
         "Attention logits are q·k/√d as the softmax gets them, of the keys that a query sees, of all heads and layers, "
         "and of both maps of DIFF. Hidden states are the residual stream after each layer.",

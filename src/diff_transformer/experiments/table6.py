@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from diff_transformer.experiments.cluster import Evaluation, PaperPreset, Stage
 from diff_transformer.experiments.framework import Arm, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import CPU, GPU, ar_hit_records, check_ar_hit
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.results import Comparison, Headline, Result, compare
 
 LOSS, AR_HIT, OTHER = COLUMNS = "repeats/loss", "repeats/ar_hit", "repeats/other"
 DIFF, TRANSFORMER = "diff", "softmax"
@@ -109,6 +109,7 @@ TABLE_6 = Experiment(
     measure=_measure,
     compare=_compare,
     check=check_ar_hit,
+    headline=lambda _: Headline(name=LOSS),
     notes=(
         "DIFF without headwise norm lacks the factor 1 − λ_init after it as well, so this row is of both; the "
         "Transformer with headwise norm has no such factor.",

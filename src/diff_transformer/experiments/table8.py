@@ -7,6 +7,7 @@ from diff_transformer.experiments.framework import Experiment, MeasuredRun, Pres
 from diff_transformer.experiments.harness_twins import (
     NOTES,
     check_tasks,
+    harness_baselines,
     harness_comparisons,
     harness_presets,
     harness_records,
@@ -37,6 +38,7 @@ TABLE_8 = Experiment(
     compare=_compare,
     measure=_measure,
     check=check_tasks,
+    baselines=lambda recipe, options: harness_baselines(recipe, options, SHOTS),
     notes=(
         *NOTES,
         "The paper's averages after 350B tokens, Transformer and DIFF: 55.4 and 56.2 without examples, 56.4 and 58.0 "

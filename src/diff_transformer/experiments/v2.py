@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from diff_transformer.experiments.cluster import Evaluation, PaperPreset, Stage
 from diff_transformer.experiments.framework import TWINS, Arm, Experiment, MeasuredRun, Preset
 from diff_transformer.experiments.language import CPU, GPU, WHOLE, ar_hit_records, check_ar_hit, loss_record
-from diff_transformer.results import Comparison, Result, compare
+from diff_transformer.results import Comparison, Headline, Result, compare
 
 # All parameters are equal; those without λ, which is how arms are checked, differ by V2's projection for λ.
 W_LAMBDA = 0.01
@@ -77,6 +77,7 @@ V2 = Experiment(
     measure=_measure,
     compare=_compare,
     check=check_ar_hit,
+    headline=lambda _: Headline(name=WHOLE, arm="diff_v2"),
     notes=(
         "DIFF V2 has twice the queries; here its feed-forward network is narrower by as many parameters. Its authors "
         "save them by sharing keys and values instead, and publish no table to compare with.",

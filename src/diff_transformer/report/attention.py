@@ -29,8 +29,27 @@ TITLES = {
 }
 
 
+def query_section(path: Path) -> str:
+    """What one query of `attention.json` attends to, which shows what DIFF does; nothing where there is none."""
+    example = read_attention(path) if path.is_file() else None
+    drawn = [] if example is None else _row_figures(example)
+    if example is None or not drawn:
+        return ""
+    answers = ", ".join(f"“{example.tokens[place]}” (position {place})" for place in example.answer_positions)
+    return markup.section(
+        "What one query attends to",
+        markup.grid(*drawn),
+        markup.paragraph(
+            f"The query “{example.tokens[example.query_position]}” (position {example.query_position}) must find the "
+            f"answer {answers}, marked by ▾; shading marks the hidden pairs. Shown are "
+            f"{' and '.join(_where(example, arm) for arm in example.layers)}: in each model the head that puts the "
+            "most of its weight on the answers."
+        ),
+    )
+
+
 def example_section(path: Path) -> str:
-    """The section on `attention.json`, or one that says that it is missing."""
+    """The section on the maps of `attention.json`, or one that says that it is missing."""
     title = "Attention maps of one example"
     if not path.is_file():
         return markup.section(title, markup.note("attention.json is missing: there are no maps to show."))
@@ -39,28 +58,21 @@ def example_section(path: Path) -> str:
     if not maps:
         return markup.section(title, markup.note("attention.json holds no maps."))
     largest = max(abs(weight) for rows in maps.values() for row in rows for weight in row if math.isfinite(weight))
-
-    def where(arm: str) -> str:
-        strength = f" (λ = {example.lambda_:.3f})" if arm == "diff" else ""
-        return f"head {example.heads[arm]} of layer {example.layers[arm]} of {arm_label(arm)}{strength}"
-
-    answers = ", ".join(f"“{example.tokens[place]}” (position {place})" for place in example.answer_positions)
     return markup.section(
         title,
         markup.paragraph(
-            f"Shown are {' and '.join(map(where, example.layers))}: in each model the head that puts the most of its "
-            f"weight on the answers. The query “{example.tokens[example.query_position]}” (position "
-            f"{example.query_position}, marked ▸) must find the answer {answers}, marked by a strong ▾; faint ▾ and "
-            "shading mark the hidden pairs."
-        ),
-        markup.grid(*_row_figures(example)),
-        markup.paragraph(
-            f"All maps share one scale: white is 0, red is positive, blue is negative, {largest:.2f} is the largest "
-            "size of a weight in any of them, and colours grow as the square root, so that small weights can be seen. "
-            "What comes after a query is hidden from it, and left blank."
+            "All queries of the heads that stand above, one of them marked ▸; its answer is marked by a strong ▾, the "
+            "hidden pairs by faint ones. All maps share one scale: no colour is 0, red is positive, blue is negative, "
+            f"{largest:.2f} is the largest size of a weight in any of them, and colours grow as the square root, so "
+            "that small weights can be seen. What comes after a query is hidden from it, and left blank."
         ),
         markup.grid(*(_map_figure(example, rows, TITLES[key], largest or 1.0) for key, rows in maps.items())),
     )
+
+
+def _where(example: AttentionExample, arm: str) -> str:
+    strength = f" (λ = {example.lambda_:.3f})" if arm == "diff" else ""
+    return f"head {example.heads[arm]} of layer {example.layers[arm]} of {arm_label(arm)}{strength}"
 
 
 def _map_figure(example: AttentionExample, rows: list[list[float]], title: str, largest: float) -> str:

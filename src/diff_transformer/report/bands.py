@@ -15,6 +15,8 @@ from diff_transformer.results import Interval
 # From this ratio of the largest to the smallest on, an axis is logarithmic.
 _WIDE, _TALL = 8, 30
 _MOST_TICKS = 8
+# Of levels, the highest first.
+_LEVEL_DASHES = ("--", "-.", ":")
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,18 @@ class Places:
 
 
 @styled
-def bands(series: Sequence[Series], places: Places, *, title: str, ylabel: str, paper: Sequence[Series] = ()) -> Figure:
-    """Lines with bands where `series` have intervals; `paper`, hollow and dotted; a cross above where y is NaN."""
+def bands(
+    series: Sequence[Series],
+    places: Places,
+    *,
+    title: str,
+    ylabel: str,
+    paper: Sequence[Series] = (),
+    levels: Sequence[Series] = (),
+) -> Figure:
+    """Lines with bands where `series` have intervals; `paper`, hollow and dotted; `levels` that lines are read against,
+    thin and without marks; a cross above where y is NaN.
+    """
     figure, axes = axes_of(title, places.label, ylabel)
     colours = colours_of(series)
     shown = dict(zip((line.label for line in series), colours, strict=True))
@@ -64,10 +76,12 @@ def bands(series: Sequence[Series], places: Places, *, title: str, ylabel: str, 
             markerfacecolor=PAGE,
             label=label,
         )
+    for line, dash in zip(levels, _LEVEL_DASHES, strict=False):
+        axes.plot(line.x, line.y, color=line.colour, linestyle=dash, linewidth=1.2, label=line.label, zorder=1)
     if any(not math.isfinite(y) for line in series for y in line.y):
         axes.margins(y=0.15)
-    _scale(axes, places, [value for line in (*series, *paper) for value in line.y if math.isfinite(value)])
-    figure.set_figheight(3.2 + 0.2 * math.ceil((len(series) + len(paper)) / 2))
+    _scale(axes, places, [value for line in (*series, *paper, *levels) for value in line.y if math.isfinite(value)])
+    figure.set_figheight(3.2 + 0.2 * math.ceil((len(series) + len(paper) + len(levels)) / 2))
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, [short(label, 32) for label in labels], loc="outside lower center", ncols=2, fontsize=9)
     return figure

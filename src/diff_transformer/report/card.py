@@ -9,11 +9,12 @@ from typing import Any, Literal
 import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
+from diff_transformer import INSTALL
 from diff_transformer.report.rows import UNCLEAR, arm_label, arms_of, lines_of, rows_of
 from diff_transformer.report.table import NOTE
 from diff_transformer.results import Result, ResultsFile
 
-Form = Literal["package", "code", "onnx"]
+Form = Literal["package", "onnx"]
 
 PAPER = "[Differential Transformer](https://arxiv.org/abs/2410.05258)"
 KINDS = {
@@ -39,7 +40,7 @@ class SharedModel:
 
     Attributes:
         name: of the folder.
-        form: how it is loaded: "package" with this package imported, "code" by the folder's own code files, or "onnx".
+        form: how it is loaded: "package" with this package, or "onnx".
         needed: version of this package.
         config: the configuration, as config.json has it.
         parameters: how many.
@@ -174,14 +175,14 @@ def _loading(model: SharedModel) -> Iterator[str]:
             "first. Outputs are `logits`, and the keys and values to hand in with the next tokens."
         )
         return
-    trust = ", trust_remote_code=True" if model.form == "code" else ""
-    lines = [] if model.form == "code" else ["import diff_transformer  # which makes transformers know the model"]
+    lines = ["import diff_transformer  # which makes transformers know the model"]
     lines += [f"from transformers import {model.auto_class}" + (", AutoTokenizer" if model.has_tokenizer else ""), ""]
-    lines += [f'model = {model.auto_class}.from_pretrained("{model.name}"{trust})']
+    lines += [f'model = {model.auto_class}.from_pretrained("{model.name}")']
     if model.has_tokenizer:
-        lines += [f'tokenizer = AutoTokenizer.from_pretrained("{model.name}"{trust})']
-    yield f'It needs `pip install "diff-transformer>={model.needed}"`.'
+        lines += [f'tokenizer = AutoTokenizer.from_pretrained("{model.name}")']
+    yield f"It needs the Python package diff-transformer, {model.needed} or later: {INSTALL}."
     yield "\n".join(["```python", *lines, "```"])
+    yield "Without that import, `trust_remote_code=True` loads it: the folder's two code files import the package."
 
 
 def _training(model: SharedModel, recipe: Mapping[str, Any] | None) -> Iterator[str]:

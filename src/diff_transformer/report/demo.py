@@ -5,16 +5,17 @@ from pathlib import Path
 
 from diff_transformer.report import attention, curves, figures, markup
 from diff_transformer.report.figures import ARM_COLOURS, ARM_MARKERS, Series
-from diff_transformer.report.rows import ARMS, UNCLEAR, Row, arm_label, arms_of, rows_of
+from diff_transformer.report.rows import ARMS, UNCLEAR, Row, arm_label, arms_of, levels_text, rows_of
 from diff_transformer.report.shared import all_numbers, origin, results_table
-from diff_transformer.results import Result, ResultsFile, read_metrics, read_results, read_samples
+from diff_transformer.report.verdicts import LEVELS
+from diff_transformer.results import Baseline, Result, ResultsFile, read_metrics, read_results, read_samples
 
 TASKS = {
     "retrieval": "Key–value pairs lie hidden among noise tokens; then keys are asked for, and the model must answer "
     "each with the value that stood beside it. Accuracy is the share of answers that are right; depth is where in the "
     "context the pair lay, 0 % being its beginning. Every pair is asked for once and the answers stay in view, so a "
     "model can do better than guessing without knowing which value belongs to which key: by leaving out those already "
-    "given (with four pairs, 0.25 by guessing and 0.52 by elimination). The first query cannot be answered that way.",
+    "given. The first query cannot be answered that way.",
     "language": "The model reads real text and predicts each next token from those before it. Validation loss is the "
     "mean surprise on text that was kept out of training; in bits per byte it does not depend on how text is cut into "
     "tokens.",
@@ -58,10 +59,11 @@ def page_of(run_dir: Path) -> tuple[str, list[str]]:
     runs = {key: read_metrics(folder / "metrics.jsonl") for key, folder in task_runs(run_dir).items()}
     retrieval = [
         *_training_curves("retrieval", runs),
-        *_depth_figure(records, "retrieval/accuracy_by_depth", "Accuracy"),
+        *_depth_figure(records, "retrieval/accuracy_by_depth", "Accuracy", results.baselines if results else ()),
     ]
     return title, [
         markup.header(title, *map(markup.paragraph, ABOUT), origin(results) if results else ""),
+        attention.query_section(run_dir / "attention.json"),
         _results(results),
         markup.section("Retrieval", markup.paragraph(TASKS["retrieval"]), _grid(retrieval)),
         _where_weight_goes(records),
@@ -87,10 +89,11 @@ def _results(results: ResultsFile | None) -> str:
     one_seed = len({record.seed for record in results.records} - {None}) <= 1
     return markup.section(
         "Results",
-        results_table(results.records),
+        results_table(results.records, results.baselines),
         markup.paragraph(
             "↑ higher is better, ↓ lower is better. Brackets hold 95 % intervals. Where the twins' intervals overlap, "
             f"the last column says “{UNCLEAR}”. A measure taken at several depths shows the range over them."
+            + (f" {LEVELS}" if results.baselines else "")
         ),
         markup.paragraph(
             "Each model was trained once, from one seed: an interval tells how well these two models were measured, "
@@ -128,7 +131,9 @@ def _training_curves(task: str, runs: dict[tuple[str, str], list[dict]]) -> Iter
             )
 
 
-def _depth_figure(records: Sequence[Result], name: str, title: str) -> Iterator[str]:
+def _depth_figure(
+    records: Sequence[Result], name: str, title: str, baselines: Sequence[Baseline] = ()
+) -> Iterator[str]:
     rows = [row for row in rows_of(records) if row.name == name and row.group is not None]
     if not rows:
         return
@@ -148,8 +153,16 @@ def _depth_figure(records: Sequence[Result], name: str, title: str) -> Iterator[
         )
         values = ", ".join(f"{group}: {result.value:.3g}" for group, result in results.items())
         said.append(f"{arm_label(arm)} {values}")
+    # The same at every depth.
+    baseline = next((one for one in baselines if one.name == name), None)
+    levels: dict[str, float] = {}
+    if baseline is not None:
+        levels = {"chance": baseline.chance, "floor": baseline.floor}
+        if baseline.by_elimination is not None:
+            levels["by elimination"] = baseline.by_elimination
+        said.append(levels_text(baseline))
     yield markup.figure(
-        figures.by_group(series, groups, title=title, xlabel="depth of the answer in the context"),
+        figures.by_group(series, groups, levels, title=title, xlabel="depth of the answer in the context"),
         f"{title} by depth of the answer: {'; '.join(said)}.",
         _bars(rows),
     )

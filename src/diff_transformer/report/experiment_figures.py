@@ -15,7 +15,15 @@ from diff_transformer.report.figures import svg
 from diff_transformer.report.forest import ForestRow, forest
 from diff_transformer.report.rows import DIVERGED, NOT_KNOWN, arm_label, format_number
 from diff_transformer.report.series import Panel, measure_words, panels
-from diff_transformer.report.verdicts import ARROWS, format_difference, missing_word, verdict_text
+from diff_transformer.report.verdicts import (
+    ARROWS,
+    floor_mark,
+    format_difference,
+    has_levels,
+    levels_mark,
+    missing_word,
+    verdict_text,
+)
 from diff_transformer.results import Better, Comparison
 
 # Rows of one forest plot, and how much larger the differences of one measure in it may be than those of another.
@@ -99,7 +107,7 @@ def _forests(results: ExperimentResults, called: str) -> Iterator[Drawn]:
                 )
             ),
             alt=f"{called}, differences{part}: {told}.",
-            caption=_FOREST_CAPTION,
+            caption=_FOREST_CAPTION + (_LEVELS_CAPTION if has_levels(rows) else ""),
             wide=True,
         )
 
@@ -107,6 +115,10 @@ def _forests(results: ExperimentResults, called: str) -> Iterator[Drawn]:
 _FOREST_CAPTION = (
     "Mean difference over paired seeds, with its 95 % interval where there is one. An arrow at the edge: the interval "
     "goes on; where the paper's difference lies beyond the edge, it is written there."
+)
+_LEVELS_CAPTION = (
+    " In brackets behind an accuracy: chance, and the floor that takes no binding, or what elimination gives where "
+    "that is more."
 )
 
 
@@ -162,6 +174,7 @@ def _rows(
                 claimed_by=row.claimed_by,
                 paper=paper if paper is not None and math.isfinite(paper) else None,
                 missing=missing_word(row, arms),
+                remark=floor_mark(row),
             )
 
 
@@ -169,13 +182,13 @@ def _label(row: Comparison, *, measure: bool = True, pairs: bool = True) -> str:
     """What a row compares: the measure unless it stands above or in the title, the part, and the arms if they vary."""
     arms = f"{arm_label(row.arm)} − {arm_label(row.against)}"
     parts = [*([measure_words(row.name)] if measure else []), row.group or "", arms if pairs else ""]
-    return ", ".join(part for part in parts if part) or arms
+    return (", ".join(part for part in parts if part) or arms) + levels_mark(row)
 
 
 def _lines(results: ExperimentResults, called: str) -> Iterator[Drawn]:
     file = results.file
     rates = {arm["group"]: arm["learning_rate"] for arm in results.arms if arm["group"] is not None}
-    found = list(panels(file.records, file.comparisons, rates))
+    found = list(panels(file.records, file.comparisons, rates, file.baselines))
     often = Counter((panel.name, panel.part) for panel in found)
     used: set[str] = set()
     for panel in found:
@@ -187,7 +200,7 @@ def _lines(results: ExperimentResults, called: str) -> Iterator[Drawn]:
         missing = DIVERGED if any(arm["diverged"] for arm in results.arms) else NOT_KNOWN
         ends = "; ".join(
             "{} goes from {} to {}".format(line.label, *(format_number(line.y[at], missing=missing) for at in (0, -1)))
-            for line in (*panel.lines, *panel.paper)
+            for line in (*panel.lines, *panel.paper, *panel.levels)
         )
         yield Drawn(
             name=name,
@@ -199,6 +212,7 @@ def _lines(results: ExperimentResults, called: str) -> Iterator[Drawn]:
                     title=f"{called}: {measure_words(panel.name)}{part}",
                     ylabel=panel.label,
                     paper=panel.paper,
+                    levels=panel.levels,
                 )
             ),
             alt=f"{called}, {panel.label}{part} by {panel.places.label}: {ends}.",

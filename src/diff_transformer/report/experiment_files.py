@@ -1,12 +1,12 @@
 """Results files of experiments: which files are some, what each is called, and their order in a report."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diff_transformer.results import ResultsFile, read_json, read_results
+from diff_transformer.results import Comparison, ResultsFile, judge, read_json, read_results
 
 _KINDS = {"table": "Table", "fig": "Figure", "appendix": "Appendix"}
 
@@ -45,6 +45,17 @@ class ExperimentResults:
         return f"{self.title}, preset {self.preset}"
 
     @property
+    def headline(self) -> Comparison | None:
+        """The comparison that stands for the experiment in an overview; None where it judges none.
+
+        It is the one that the results name. Where they name none, or were asked for without it: the first one with a
+        verdict that the paper has values of, else the first with a verdict.
+        """
+        judged = [row for row in self.file.comparisons if row.verdict is not None]
+        named = [row for row in judged if self.file.headline is not None and self.file.headline.names(row)]
+        return next((row for rows in (named, [r for r in judged if r.paper], judged) for row in rows), None)
+
+    @property
     def arms(self) -> list[dict[str, Any]]:
         """What was trained; empty for an experiment that trains nothing."""
         return list(self.file.settings.get("arms", []))
@@ -70,8 +81,15 @@ def holds_experiments(path: Path) -> bool:
     return any(map(_is_experiment, [path] if path.is_file() else _candidates(path)))
 
 
-def read_experiments(paths: Sequence[Path]) -> list[ExperimentResults]:
+def read_experiments(
+    paths: Sequence[Path], complete: Callable[[ResultsFile], ResultsFile] = judge
+) -> list[ExperimentResults]:
     """The results in files, and in the folders that hold them directly or one level deeper.
+
+    Args:
+        paths: files, or folders with some.
+        complete: adds to the results of one file what the definition of its experiment says of them, which files of
+            earlier versions lack. By default only what the file says itself is used.
 
     Raises:
         FileNotFoundError: a path that does not exist.
@@ -96,7 +114,7 @@ def read_experiments(paths: Sequence[Path]) -> list[ExperimentResults]:
                 "give one of them."
             )
         named[key] = place
-        results.append(ExperimentResults(*key, file))
+        results.append(ExperimentResults(*key, complete(file)))
     return sorted(results, key=_order)
 
 

@@ -13,9 +13,12 @@ from diff_transformer.report.verdicts import (
     ANSWERS,
     ARROWS,
     UNCORRECTED,
+    chance_cell,
+    floor_cell,
     format_difference,
+    has_levels,
+    judged_word,
     missing_word,
-    verdict_word,
 )
 from diff_transformer.results import Claimant, Comparison, Verdict
 
@@ -24,17 +27,23 @@ VERDICTS: dict[Verdict | None, str] = {
     "reproduced": "reproduced",
     "inconclusive": "inconclusive",
     "contrary": "contrary",
+    "not comparable": "not comparable",
     None: "nothing claimed",
 }
 RULE = (
-    "The rule was fixed before anything was run: a difference is taken over paired seeds, in the direction that the "
-    "claim says is better. Where all of its 95 % interval lies on the claim's side of 0, the claim is reproduced; "
+    "The rule for a difference was fixed before anything was run: it is taken over paired seeds, in the direction that "
+    "the claim says is better. Where all of its 95 % interval lies on the claim's side of 0, the claim is reproduced; "
     "where all of it lies on the other side, what was found is contrary to it; else it is inconclusive, as it is with "
     "one seed. For what is inconclusive, the seeds needed are those with which a difference of this size and spread "
     "would come out in 80 % of such experiments, unless it is other documents that leave it open. Some questions are "
     "ours and no claim of the paper's: by the same rule they are answered with yes, inconclusive or no, and counted "
     f"apart. {UNCORRECTED} Comparisons of one experiment are of the same runs and not independent of each other, so "
     "their counts are no score."
+)
+CHANGED = (
+    "Not everything was fixed beforehand. Sizes, learning rates and the judged measure of Figure 7 were changed after "
+    "a look at results, and the rule about chance and floor was added after one: docs/log.md says what was seen before "
+    "each change."
 )
 READING = (
     "↑ higher is better, ↓ lower is better. Brackets hold 95 % intervals of the difference, first − second. “–”: not "
@@ -90,7 +99,7 @@ def overview(counted: Sequence[Tally]) -> Table:
         )
         for tally in counted
     ]
-    verdicts = ("Reproduced, or yes", "Inconclusive", "Contrary, or no", "Nothing claimed")
+    verdicts = ("Reproduced, or yes", "Inconclusive", "Contrary, or no", "Not comparable", "Nothing claimed")
     return Table(("Experiment", "Preset", "Claims", *verdicts, "Seeds", "What it shows", "Device"), tuple(rows))
 
 
@@ -116,9 +125,12 @@ def comparison_table(comparisons: Sequence[Comparison], arms: Sequence[Mapping[s
     for side, name in enumerate((first, second)):
         found = zip(comparisons, words, strict=True)
         columns[f"Here, {name}"] = [format_number(row.ours[side], missing=word) for row, word in found]
+    if has_levels(comparisons):
+        columns["Chance"] = [chance_cell(row) for row in comparisons]
+        columns["Floor"] = [floor_cell(row) for row in comparisons]
     columns["Here, difference"] = [format_difference(*pair) for pair in zip(comparisons, words, strict=True)]
     columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
-    columns["Verdict"] = [verdict_word(row.verdict, row.claimed_by) for row in comparisons]
+    columns["Verdict"] = [judged_word(row) for row in comparisons]
     if any(row.verdict == "inconclusive" for row in comparisons):
         columns["Seeds needed"] = [_needed(row) for row in comparisons]
     return Table(tuple(columns), tuple(zip(*columns.values(), strict=True)))
@@ -155,13 +167,20 @@ def verdict_counts(comparisons: Sequence[Comparison]) -> str:
     by = {claimant for _, claimant in counts}
     parts = []
     if "paper" in by or "us" not in by:
-        parts.append(", ".join(f"{counts[verdict, 'paper']} {word}" for verdict, word in VERDICTS.items() if verdict))
+        parts.append(_counted(counts, "paper", {verdict: word for verdict, word in VERDICTS.items() if verdict}))
     if "us" in by:
-        answers = ", ".join(f"{counts[verdict, 'us']} {word}" for verdict, word in ANSWERS.items())
-        parts.append(f"to our own questions {answers}")
+        parts.append(f"to our own questions {_counted(counts, 'us', ANSWERS)}")
     if counts[None, None]:
         parts.append(f"{counts[None, None]} {VERDICTS[None]}")
     return f"Of {len(comparisons)} comparisons: {('; ' if 'us' in by else ', ').join(parts)}."
+
+
+def _counted(
+    counts: Counter[tuple[Verdict | None, Claimant | None]], claimed_by: Claimant, words: Mapping[Any, str]
+) -> str:
+    """Each verdict with its number, 0 too; "not comparable" where there is any."""
+    shown = [verdict for verdict in words if verdict != "not comparable" or counts[verdict, claimed_by]]
+    return ", ".join(f"{counts[verdict, claimed_by]} {words[verdict]}" for verdict in shown)
 
 
 def interval_methods(comparisons: Sequence[Comparison]) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from diff_transformer.report import markdown, markup
 from diff_transformer.report.experiment_figures import Drawn, figures_of, overview_figure
 from diff_transformer.report.experiment_files import ExperimentResults, read_experiments
 from diff_transformer.report.experiment_tables import (
+    CHANGED,
     READING,
     RULE,
     Table,
@@ -24,7 +25,8 @@ from diff_transformer.report.experiment_tables import (
 from diff_transformer.report.head_counts import few_heads
 from diff_transformer.report.shared import origin
 from diff_transformer.report.svg_files import GENERATOR, svg_file
-from diff_transformer.results import ResultsFile, write_text
+from diff_transformer.report.verdicts import LEVELS
+from diff_transformer.results import ResultsFile, judge, write_text
 
 TITLE = "Results beside the paper's"
 ABOUT = (
@@ -50,13 +52,18 @@ class _Section:
     arms: Table | None
 
 
-def build_results_report(paths: Sequence[str | Path], output: str | Path | None = None) -> tuple[Path, Path]:
+def build_results_report(
+    paths: Sequence[str | Path],
+    output: str | Path | None = None,
+    complete: Callable[[ResultsFile], ResultsFile] = judge,
+) -> tuple[Path, Path]:
     """Write the report of experiments from their results files, or the folders that hold them.
 
     Args:
         paths: files as `diff-transformer reproduce` writes them, or folders with such.
         output: the Markdown document; by default RESULTS.md in the folder that holds all of the files. The page lies
             beside it with the ending .html, figures in the folder "figures" beside it.
+        complete: as `read_experiments` takes it.
 
     Returns:
         The document and the page. Earlier ones are replaced, and figures of an earlier report that are not in this one
@@ -67,17 +74,8 @@ def build_results_report(paths: Sequence[str | Path], output: str | Path | None 
         FileExistsError: something else than a report is in the way.
     """
     given = [Path(path) for path in paths]
-    all_results = read_experiments(given)
-    if output is None:
-        places = [path if path.is_dir() else path.parent for path in given]
-        shared = Path(os.path.commonpath([place.resolve() for place in places]))
-        document = (places[0] if len(places) == 1 else shared) / DOCUMENT
-    else:
-        document = Path(output)
-    if document.suffix != ".md":
-        raise ValueError(f"the report of experiments is a Markdown document, so {str(document)!r} must end in .md")
-    if not document.parent.is_dir():
-        raise FileNotFoundError(f"the folder of {str(document)!r} does not exist")
+    all_results = read_experiments(given, complete)
+    document = _document_path(given, output)
     page = document.with_suffix(".html")
     _refuse_others(document, markdown.GENERATOR)
     _refuse_others(page, markup.GENERATOR)
@@ -97,6 +95,30 @@ def build_results_report(paths: Sequence[str | Path], output: str | Path | None 
     write_text(page, markup.page(TITLE, _page(sections, summary)))
     write_text(document, "\n\n".join(_document(sections, summary, page.name)) + "\n")
     return document, page
+
+
+def results_report_files(paths: Sequence[str | Path], output: str | Path | None = None) -> list[Path]:
+    """The files of an earlier report that `build_results_report` would replace or remove. Raises as it does where there
+    is no place for the document.
+    """
+    document = _document_path([Path(path) for path in paths], output)
+    figures = sorted((document.parent / FIGURES).glob("*.svg"))
+    ours = [path for path in figures if GENERATOR in path.read_text(encoding="utf-8", errors="replace")]
+    return [path for path in (document, document.with_suffix(".html")) if path.exists()] + ours
+
+
+def _document_path(paths: Sequence[Path], output: str | Path | None) -> Path:
+    if output is None:
+        places = [path if path.is_dir() else path.parent for path in paths]
+        shared = Path(os.path.commonpath([place.resolve() for place in places]))
+        document = (places[0] if len(places) == 1 else shared) / DOCUMENT
+    else:
+        document = Path(output)
+    if document.suffix != ".md":
+        raise ValueError(f"the report of experiments is a Markdown document, so {str(document)!r} must end in .md")
+    if not document.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {str(document)!r} does not exist")
+    return document
 
 
 def _refuse_others(path: Path, mark: str) -> None:
@@ -133,8 +155,8 @@ def _document(sections: Sequence[_Section], summary: Drawn, page: str) -> Iterat
     yield markdown.GENERATOR
     yield f"# {TITLE}"
     yield f"{markdown.text(ABOUT)} The same with all figures in one file: [{page}]({page})."
-    yield markdown.text(RULE)
-    yield markdown.text(READING)
+    for words in (RULE, LEVELS, CHANGED, READING):
+        yield markdown.text(words)
     yield "## Overview"
     yield markdown.figure(f"{FIGURES}/{summary.name}.svg", summary.title)
     counted = tallies([section.results for section in sections])
@@ -177,7 +199,7 @@ def _document(sections: Sequence[_Section], summary: Drawn, page: str) -> Iterat
 
 def _page(sections: Sequence[_Section], summary: Drawn) -> Iterator[str]:
     """The parts of the page: the same as the document's, in the same order."""
-    yield markup.header(TITLE, *map(markup.paragraph, (ABOUT, RULE, READING)))
+    yield markup.header(TITLE, *map(markup.paragraph, (ABOUT, RULE, LEVELS, CHANGED, READING)))
     names = [(section.results.heading, section.results.anchor) for section in sections]
     yield markup.section(
         "Overview",

@@ -36,6 +36,9 @@ THEME = {
     "fifth": ("#7a6a00", "#c9b22b"),
     "sixth": ("#5b5bd6", "#9a9aff"),
 }
+# The same as CSS.
+LIGHT = "".join(f"--{name}: {light}; " for name, (light, _) in THEME.items())
+DARK = "".join(f"--{name}: {dark}; " for name, (_, dark) in THEME.items())
 PAGE, INK, MUTED, RULE = (THEME[name][0] for name in ("page", "ink", "muted", "rule"))
 ARM_COLOURS = {"diff": THEME["diff"][0], "softmax": THEME["softmax"][0], "diff_v2": THEME["third"][0]}
 ARM_MARKERS = {"diff": "o", "softmax": "s", "diff_v2": "^"}
@@ -43,6 +46,10 @@ CYCLE = [THEME[name][0] for name in ("diff", "softmax", "third", "fourth", "fift
 DASHES = ("-", "--", "-.", ":")
 # Layers are ordered: one ramp of middle lightness, legible on white and on black.
 _RAMP = LinearSegmentedColormap.from_list("layers", ["#8e44ad", "#2e86c1", "#17a589", "#b7950b"])
+# Of a weight: nothing is drawn where it is 0, so that the page shows through, light or dark.
+_SIGNED = LinearSegmentedColormap.from_list(
+    "signed", [(0.0, "#2f7fd1"), (0.5, "#2f7fd100"), (0.5, "#e0533d00"), (1.0, "#e0533d")]
+)
 _STYLE = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -121,8 +128,17 @@ def curves(
 
 
 @styled
-def by_group(series: Sequence[Series], groups: Sequence[str], *, title: str, xlabel: str) -> Figure:
-    """A measure in each group (depth), a dodged point with its 95 % interval per arm; `x` counts groups."""
+def by_group(
+    series: Sequence[Series],
+    groups: Sequence[str],
+    levels: Mapping[str, float] | None = None,
+    *,
+    title: str,
+    xlabel: str,
+) -> Figure:
+    """A measure in each group (depth), a dodged point with its 95 % interval per arm; `x` counts groups. `levels`, by
+    name, are what the measure is read against.
+    """
     figure, axes = axes_of(title, xlabel, "")
     for number, (line, colour) in enumerate(zip(series, colours_of(series), strict=True)):
         x = [place + 0.14 * (number - (len(series) - 1) / 2) for place in line.x]
@@ -135,6 +151,10 @@ def by_group(series: Sequence[Series], groups: Sequence[str], *, title: str, xla
     axes.set_xticks(range(len(groups)), [short(group, 16) for group in groups])
     axes.set_xlim(-0.5, len(groups) - 0.5)
     low, high = axes.get_ylim()
+    high = max(high, *(levels or {"": high}).values())
+    for (name, height), dash in zip((levels or {}).items(), (":", "-.", "--"), strict=False):
+        axes.axhline(height, color=MUTED, linestyle=dash, linewidth=1.2, zorder=1)
+        axes.text(len(groups) - 0.5, height, name, color=MUTED, fontsize=8, ha="right", va="bottom")
     # A share is read against nothing at all: the axis shows zero, and leaves room for the legend above.
     axes.set_ylim(min(low, 0.0), max(high, 0.0) + 0.22 * (max(high, 0.0) - min(low, 0.0)))
     legend(axes, loc="upper center", ncols=max(1, len(series)))
@@ -173,12 +193,12 @@ def attention_map(
     needles: Sequence[int],
     answers: Sequence[int],
 ) -> Figure:
-    """One causal map (N, N) on a scale from −`largest` to `largest`, zero white, growing as the square root."""
+    """One causal map (N, N) on a scale from −`largest` to `largest`, growing as the square root; zero is the page."""
     figure = Figure(figsize=(4.8, 4.3), layout="constrained")
     axes = figure.add_subplot()
     norm = FuncNorm((_signed_root, _signed_square), vmin=-largest, vmax=largest)
     visible = np.tril(np.ones((len(rows), len(rows)), dtype=bool))
-    image = axes.imshow(np.where(visible, rows, np.nan), cmap="RdBu_r", norm=norm, interpolation="nearest")
+    image = axes.imshow(np.where(visible, rows, np.nan), cmap=_SIGNED, norm=norm, interpolation="nearest")
     ticks = [share * largest for share in (-1, -0.25, 0, 0.25, 1)]
     bar = figure.colorbar(image, ax=axes, ticks=ticks, shrink=0.8)
     bar.ax.set_yticklabels([f"{tick:.2f}".replace("-", "−") for tick in ticks])

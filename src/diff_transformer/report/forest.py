@@ -1,5 +1,7 @@
 """Differences of arms with their intervals, below each other: a forest plot, one axis for all of its rows."""
 
+import itertools
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from diff_transformer.report.figures import INK, MUTED, PAGE, RULE, THEME, short, styled
+from diff_transformer.report.figures import INK, MUTED, PAGE, RULE, THEME, styled
 from diff_transformer.report.rows import NOT_KNOWN
 from diff_transformer.report.verdicts import ANSWERS, verdict_word
 from diff_transformer.results import Better, Claimant, Interval, Verdict
@@ -21,14 +23,15 @@ MARKS: dict[Verdict | None, tuple[str, str, bool]] = {
     "reproduced": ("o", THEME["diff"][0], True),
     "inconclusive": ("o", INK, False),
     "contrary": ("s", THEME["softmax"][0], True),
+    "not comparable": ("X", MUTED, False),
     None: ("D", MUTED, False),
 }
-_ROW = 0.27
-# Inches: labels are set by whatever shows the figure, whose letters may be a little wider.
-_MARGIN = 0.14
-# Inches; the wider one for rows with long labels.
-_WIDTH, _WIDER, _LONG = 7.2, 8.6, 34
-_LONGEST = 60
+# Inches, as wide as other figures, so that a phone shows it whole with legible text: labels stand above their rows.
+_WIDTH, _LINE = 4.8, 0.19
+# Inches: text is set by whatever shows the figure, whose letters may be a little wider.
+_MARGIN = 0.08
+# Characters of a line of text.
+_LONGEST = 66
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class ForestRow:
         claimed_by: whose claim it is on.
         paper: the paper's difference.
         missing: what stands for a difference that is not known.
+        remark: what follows the verdict.
     """
 
     label: str
@@ -52,6 +56,7 @@ class ForestRow:
     claimed_by: Claimant = "paper"
     paper: float | None = None
     missing: str = NOT_KNOWN
+    remark: str = ""
 
 
 @styled
@@ -60,32 +65,58 @@ def forest(rows: Sequence[ForestRow], *, title: str, xlabel: str, better: Better
 
     What lies far beyond the others is cut at the edge, with an arrow; the table has its numbers.
     """
-    width = _WIDER if any(len(row.label) > _LONG for row in rows) else _WIDTH
-    figure = Figure(figsize=(width, 1.25 + _ROW * len(rows)), layout=ConstrainedLayoutEngine(w_pad=_MARGIN))
+    texts = [_lines(row) for row in rows]
+    *places, end = itertools.accumulate(
+        (_height(row, lines) for row, lines in zip(rows, texts, strict=True)), initial=0.0
+    )
+    figure = Figure(figsize=(_WIDTH, 1.35 + _LINE * end), layout=ConstrainedLayoutEngine(w_pad=_MARGIN))
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=xlabel)
     low, high = _limits(rows)
     claim = {"higher": (0.0, high), "lower": (low, 0.0), None: None}[better]
-    if claim is not None:
-        axes.axvspan(*claim, color=RULE, alpha=0.45, linewidth=0, zorder=0)
-    axes.axvline(0.0, color=INK, linewidth=1.2, zorder=1)
-    for place, row in enumerate(rows):
+    for row, lines, top in zip(rows, texts, places, strict=True):
+        _write(axes, row, lines, top)
         if row.difference is not None:
+            place = top + len(lines) + 0.5
+            if claim is not None:
+                axes.fill_between(claim, place - 0.45, place + 0.45, color=RULE, alpha=0.45, linewidth=0, zorder=0)
+            axes.plot([0.0, 0.0], [place - 0.45, place + 0.45], color=INK, linewidth=1.2, zorder=1)
             _draw(axes, place, row, (low, high))
-    axes.set(xlim=(low, high), ylim=(len(rows) - 0.4, -0.6))
+    axes.set(xlim=(low, high), ylim=(end, -0.2))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}".replace("-", "−")))
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0, pad=8)
-    axes.set_yticks(range(len(rows)), [short(row.label, _LONGEST) for row in rows])
-    for row, text in zip(rows, axes.get_yticklabels(), strict=True):
-        text.set(color=INK, fontsize=9, fontweight="bold" if row.difference is None else "normal")
-    _verdicts(axes, rows)
+    axes.grid(visible=False)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
     _keys(figure, rows)
     return figure
 
 
-def _draw(axes: Axes, place: int, row: ForestRow, limits: tuple[float, float]) -> None:
+def _lines(row: ForestRow) -> list[str]:
+    """The lines of text above a row: its label, and its verdict in a line of its own where the last has no room."""
+    lines = textwrap.wrap(row.label, _LONGEST)
+    if row.difference is not None and len(lines[-1]) + 2 + len(_word(row)) > _LONGEST:
+        lines.append("")
+    return lines
+
+
+def _height(row: ForestRow, lines: Sequence[str]) -> float:
+    """Lines of text, one for the interval, and room before the next row."""
+    return len(lines) + (0.1 if row.difference is None else 1.25)
+
+
+def _write(axes: Axes, row: ForestRow, lines: Sequence[str], top: float) -> None:
+    """A row's label on the left, its verdict on the right."""
+    style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 9}
+    for number, line in enumerate(lines):
+        bold = "bold" if row.difference is None else "normal"
+        axes.text(0.0, top + number + 0.5, line, color=INK, fontweight=bold, **style)
+    if row.difference is not None:
+        colour = MUTED if row.verdict is None else INK
+        axes.text(1.0, top + len(lines) - 0.5, _word(row), color=colour, ha="right", **style)
+
+
+def _draw(axes: Axes, place: float, row: ForestRow, limits: tuple[float, float]) -> None:
     """The interval, the paper's cross and the dot of a row."""
     low, high = limits
     marker, colour, filled = MARKS[row.verdict]
@@ -124,7 +155,7 @@ def _draw(axes: Axes, place: int, row: ForestRow, limits: tuple[float, float]) -
     axes.plot([row.difference], [place], marker=marker, markersize=6.5, color=colour, markerfacecolor=face, zorder=5)
 
 
-def _at_edge(axes: Axes, edge: float, place: int, arrow: str, colour: str) -> None:
+def _at_edge(axes: Axes, edge: float, place: float, arrow: str, colour: str) -> None:
     axes.plot([edge], [place], marker=arrow, markersize=6, color=colour, clip_on=False, zorder=4)
 
 
@@ -149,18 +180,8 @@ def _limits(rows: Sequence[ForestRow]) -> tuple[float, float]:
 
 
 def _word(row: ForestRow) -> str:
-    return "no claim" if row.verdict is None else verdict_word(row.verdict, row.claimed_by)
-
-
-def _verdicts(axes: Axes, rows: Sequence[ForestRow]) -> None:
-    """The verdict of each row in words, on the right."""
-    right = axes.secondary_yaxis("right")
-    places = [place for place, row in enumerate(rows) if row.difference is not None]
-    right.set_yticks(places, [_word(rows[place]) for place in places])
-    right.tick_params(axis="y", length=0, pad=8)
-    right.spines["right"].set_visible(False)
-    for place, text in zip(places, right.get_yticklabels(), strict=True):
-        text.set(color=MUTED if rows[place].verdict is None else INK, fontsize=9)
+    word = "no claim" if row.verdict is None else verdict_word(row.verdict, row.claimed_by)
+    return f"{word}; {row.remark}" if row.remark else word
 
 
 def _keys(figure: Figure, rows: Sequence[ForestRow]) -> None:
@@ -175,4 +196,4 @@ def _keys(figure: Figure, rows: Sequence[ForestRow]) -> None:
             handles.plot([], [], marker=marker, label=", or ".join(dict.fromkeys(words)), **style)
     if any(row.paper is not None for row in rows):
         handles.plot([], [], marker="x", linestyle="", color=INK, markeredgewidth=1.6, label="the paper")
-    figure.legend(loc="outside lower center", ncols=5, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)

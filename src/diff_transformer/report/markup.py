@@ -1,19 +1,20 @@
 """The pieces of a page: text, tables, figures and the frame around them. Everything that is not markup is escaped."""
 
+import itertools
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from matplotlib.figure import Figure
 
-from diff_transformer.report.figures import THEME, svg
+from diff_transformer.report.figures import DARK, LIGHT, svg
 
-_LIGHT = "".join(f"--{name}: {light}; " for name, (light, _) in THEME.items())
-_DARK = "".join(f"--{name}: {dark}; " for name, (_, dark) in THEME.items())
 _STYLE = f"""
-:root {{ color-scheme: light dark; --panel: #f4f6f8; {_LIGHT}}}
-@media (prefers-color-scheme: dark) {{ :root {{ --panel: #1d2229; {_DARK}}} }}
+:root {{ color-scheme: light dark; --panel: #f4f6f8; {LIGHT}}}
+@media (prefers-color-scheme: dark) {{ :root {{ --panel: #1d2229; {DARK}}} }}
 * {{ box-sizing: border-box; }}
-body {{ margin: 0 auto; max-width: 64rem; padding: 1.5rem 1rem 4rem; background: var(--page); color: var(--ink);
+body {{ margin: 0 auto; max-width: 76rem; padding: 1.5rem 1rem 4rem; background: var(--page); color: var(--ink);
   font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; overflow-wrap: break-word; }}
 h1 {{ font-size: 1.7rem; line-height: 1.2; margin: 0 0 .5rem; }}
 h2 {{ font-size: 1.25rem; margin: 2.75rem 0 .5rem; padding-top: .75rem; border-top: 1px solid var(--rule); }}
@@ -30,8 +31,8 @@ th, td {{ text-align: left; padding: .3rem 1.1rem .3rem 0; border-bottom: 1px so
 td.number {{ white-space: nowrap; }}
 td.words {{ min-width: 9rem; }}
 .dense table {{ font-size: .8125rem; line-height: 1.4; }}
-.dense th, .dense td {{ padding-right: .7rem; }}
-.dense tbody th {{ min-width: 6rem; }}
+.dense th, .dense td {{ padding-right: .5rem; }}
+.dense tbody th {{ min-width: 8.5rem; overflow-wrap: anywhere; }}
 th {{ font-weight: 600; }}
 tbody th {{ font-weight: 400; min-width: 9rem; }}
 tr.section th {{ font-weight: 600; padding-top: 1rem; }}
@@ -39,13 +40,20 @@ td.better {{ font-weight: 600; }}
 .grid {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); gap: 1rem 1.75rem; }}
 .grid > * {{ min-width: 0; max-width: 31rem; }}
 figure {{ margin: .75rem 0; }}
-figure.wide {{ max-width: 46rem; }}
-figure.wide > div {{ overflow-x: auto; }}
-figure.wide svg {{ min-width: 34rem; }}
+figure.wide {{ max-width: 34rem; }}
 a {{ color: inherit; }}
 svg {{ display: block; width: 100%; height: auto; }}
 svg text {{ font-family: inherit !important; }}
 summary {{ cursor: pointer; margin: .75rem 0; }}
+@media (max-width: 40rem) {{
+  thead {{ display: none; }}
+  table, tbody, tr, tbody th, td {{ display: block; }}
+  tbody tr {{ border-bottom: 1px solid var(--rule); padding: .5rem 0; }}
+  tbody th, td, .dense tbody th, .dense td {{ border: 0; padding: .1rem 0; min-width: 0; }}
+  tbody th {{ font-weight: 600; }}
+  td, td.number {{ white-space: normal; display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 1rem; }}
+  td::before {{ content: attr(data-head); color: var(--muted); }}
+}}
 @media print {{ body {{ max-width: none; }} .scroll {{ overflow: visible; }} .dense table {{ font-size: .65rem; }}
   figure, tr {{ break-inside: avoid; }} }}
 dt {{ font-weight: 600; }}
@@ -59,6 +67,7 @@ GENERATOR = '<meta name="generator" content="diff-transformer">'
 
 def page(title: str, sections: Iterable[str]) -> str:
     """A whole page. Its policy forbids scripts and every load, so that no text in a results file can cause one."""
+    body = _with_own_ids("".join(sections))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -70,9 +79,20 @@ def page(title: str, sections: Iterable[str]) -> str:
 <style>{_STYLE}</style>
 </head>
 <body>
-{"".join(sections)}</body>
+{body}</body>
 </html>
 """
+
+
+def _with_own_ids(body: str) -> str:
+    """The page with ids in its figures that no other figure has: figures drawn alike name their parts alike."""
+    numbers = itertools.count(1)
+
+    def renamed(drawing: re.Match[str]) -> str:
+        prefix = f"figure{next(numbers)}-"
+        return re.sub(r'( id="| href="#|url\(#)', lambda found: found[1] + prefix, drawing[0])
+
+    return re.sub(r"<svg .*?</svg>", renamed, body, flags=re.DOTALL)
 
 
 def section(heading: str, *parts: str, anchor: str | None = None) -> str:
@@ -153,29 +173,49 @@ def definitions(pairs: Iterable[tuple[str, str]]) -> str:
     return "<dl>\n" + "".join(f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>\n" for term, text in pairs) + "</dl>\n"
 
 
-def table(head: Sequence[str], rows: Iterable[str], *, dense: bool = False) -> str:
-    """A table that scrolls by itself where the screen is narrow; `rows` come from `row` and `section_row`.
+@dataclass(frozen=True)
+class Row:
+    """A row of a table, see `row` and `section_row`."""
+
+    head: str
+    cells: tuple[str, ...] = ()
+    better: tuple[bool, ...] = ()
+    longest: int | None = None
+    columns: int | None = None
+
+    def html(self, heads: Sequence[str]) -> str:
+        """The row under these heads of columns; its cells name theirs for a screen that shows them below each other."""
+        if self.columns is not None:
+            span = f'scope="colgroup" colspan="{self.columns}"'
+            return f'<tr class="section"><th {span}>{escape(self.head)}</th></tr>\n'
+        filled = "".join(
+            f'<td data-head="{escape(head)}" class="{self._kind(cell)}{" better" if mark else ""}">{escape(cell)}</td>'
+            for head, cell, mark in zip(heads[1:], self.cells, self.better, strict=True)
+        )
+        return f'<tr><th scope="row">{escape(self.head)}</th>{filled}</tr>\n'
+
+    def _kind(self, cell: str) -> str:
+        return "words" if self.longest and len(cell) > self.longest else "number"
+
+
+def table(head: Sequence[str], rows: Iterable[Row], *, dense: bool = False) -> str:
+    """A table; where the screen is narrow, the cells of a row stand below each other, each with its column's head.
 
     A `dense` one is for many columns: smaller, with less between them.
     """
-    cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    inner = f"<thead><tr>{cells}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody>"
+    heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    inner = f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{''.join(row.html(head) for row in rows)}</tbody>"
     return f'<div class="scroll{" dense" if dense else ""}"><table>\n{inner}</table></div>\n'
 
 
-def section_row(text: str, columns: int) -> str:
-    return f'<tr class="section"><th scope="colgroup" colspan="{columns}">{escape(text)}</th></tr>\n'
+def section_row(text: str, columns: int) -> Row:
+    """A heading over the rows below it."""
+    return Row(text, columns=columns)
 
 
-def row(head: str, cells: Sequence[str], better: Sequence[bool] = (), longest: int | None = None) -> str:
+def row(head: str, cells: Sequence[str], better: Sequence[bool] = (), longest: int | None = None) -> Row:
     """A row: its head, then its cells; those that `better` marks are set in semibold, whoever's they are.
 
     A cell is one line, unless it has more than `longest` characters.
     """
-    marks = better or [False] * len(cells)
-    filled = "".join(
-        f'<td class="{"words" if longest and len(cell) > longest else "number"}{" better" if mark else ""}">'
-        f"{escape(cell)}</td>"
-        for cell, mark in zip(cells, marks, strict=True)
-    )
-    return f'<tr><th scope="row">{escape(head)}</th>{filled}</tr>\n'
+    return Row(head, tuple(cells), tuple(better or [False] * len(cells)), longest)

@@ -29,20 +29,30 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
     something else than a report is in the way.
     """
     folders = [Path(run_dir) for run_dir in run_dirs]
+    path = run_report_path(folders, output)
+    is_demo = len(folders) == 1 and demo.is_demo(folders[0])
+    content = demo.page_of(folders[0]) if is_demo else runs.page_of(_runs_in(folders))
+    return _write_page(path, markup.page(*content))
+
+
+def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
+    """The file that `build_run_report` writes. Raises as it does where a folder is none of a run, or missing."""
+    folders = [Path(run_dir) for run_dir in run_dirs]
     if not folders:
         raise ValueError("a report needs at least one run folder")
     if output is not None and not Path(output).parent.is_dir():
         raise FileNotFoundError(f"the folder of {output} does not exist")
-    if len(folders) == 1 and demo.is_demo(folders[0]):
-        content = demo.page_of(folders[0])
-        default = folders[0] / "report.html"
-    else:
-        # A folder named twice, be it by two paths, is one run.
-        found = list({run.resolve(): run for folder in folders for run in runs.runs_in(folder)}.values())
-        content = runs.page_of(found)
-        shared = Path(os.path.commonpath([run.resolve().parent for run in found]))
-        default = found[0] / "report.html" if len(found) == 1 else shared / "comparison.html"
-    return _write_page(default if output is None else Path(output), markup.page(*content))
+    is_demo = len(folders) == 1 and demo.is_demo(folders[0])
+    found = folders if is_demo else _runs_in(folders)
+    if output is not None:
+        return Path(output)
+    shared = Path(os.path.commonpath([run.resolve().parent for run in found]))
+    return found[0] / "report.html" if len(found) == 1 else shared / "comparison.html"
+
+
+def _runs_in(folders: Sequence[Path]) -> list[Path]:
+    """The runs in folders; one that is named twice, be it by two paths, once."""
+    return list({run.resolve(): run for folder in folders for run in runs.runs_in(folder)}.values())
 
 
 def _write_page(path: Path, text: str) -> Path:

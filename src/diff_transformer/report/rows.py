@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from diff_transformer.results import Result
+from diff_transformer.results import Baseline, Result
 
 # An arm by its attention type; the order of the columns.
 ARMS = {"diff": "DIFF", "diff_v2": "DIFF V2", "softmax": "Transformer"}
@@ -32,7 +32,7 @@ NOT_KNOWN, DIVERGED = "not known", "diverged"
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which arm came out better, if one did, and the words that say so."""
+    """Which arm came out better beyond its interval, if one did, and the words that say what came out."""
 
     arm: str | None
     text: str
@@ -55,7 +55,9 @@ class Row:
         return self.name.split("/", 1)[0]
 
     def verdict(self) -> Verdict:
-        """The better arm; nobody where the 95 % intervals overlap, or where the measure has no better direction."""
+        """The better arm; nobody where the 95 % intervals overlap or are missing, as of a single timing, or where the
+        measure has no better direction.
+        """
         results = list(self.cells.values())
         directions = {result.better for result in results}
         if len(results) < 2 or len(directions) > 1 or None in directions:
@@ -67,7 +69,7 @@ class Row:
         if first.value == second.value:
             return Verdict(None, "equal")
         if first.interval is None or second.interval is None:
-            return Verdict(first.arm, f"{arm_label(first.arm)}, no interval")
+            return Verdict(None, f"{arm_label(first.arm)}, no interval")
         if first.interval[0] <= second.interval[1] and second.interval[0] <= first.interval[1]:
             return Verdict(None, UNCLEAR)
         return Verdict(first.arm, arm_label(first.arm))
@@ -107,16 +109,31 @@ def rows_of(records: Sequence[Result]) -> list[Row]:
     ]
 
 
-def lines_of(records: Sequence[Result]) -> list[Line]:
-    """One line for every measure: its value, or the range of its values over the groups."""
+def lines_of(records: Sequence[Result], baselines: Sequence[Baseline] = ()) -> list[Line]:
+    """One line for every measure: its value, or the range of its values over the groups; an accuracy's chance and floor
+    stand behind its label, where they are known.
+    """
+    levels = {baseline.name: f" ({levels_text(baseline)})" for baseline in baselines if baseline.is_accuracy}
     together: dict[tuple[str, str], list[Row]] = {}
     for row in rows_of(records):
         together.setdefault((row.name, row.label), []).append(row)
     arms = arms_of(records)
     return [
-        Line(rows[0].section, label, {arm: _cell(rows, arm) for arm in arms}, _overall(rows))
+        Line(
+            rows[0].section,
+            label + levels.get(rows[0].name, ""),
+            {arm: _cell(rows, arm) for arm in arms},
+            _overall(rows),
+        )
         for (_, label), rows in together.items()
     ]
+
+
+def levels_text(baseline: Baseline) -> str:
+    """ "chance 0.016, floor 0.273, by elimination 0.560", of which a floor that is chance is left out."""
+    parts = {"chance": baseline.chance, "floor": baseline.floor, "by elimination": baseline.by_elimination}
+    shown = {name: value for name, value in parts.items() if name == "chance" or value not in (None, baseline.chance)}
+    return ", ".join(f"{name} {format_number(value)}" for name, value in shown.items() if value is not None)
 
 
 def format_result(result: Result) -> str:

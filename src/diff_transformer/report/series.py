@@ -3,14 +3,14 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from diff_transformer.report.bands import Places
-from diff_transformer.report.figures import ARM_COLOURS, ARM_MARKERS, Series
+from diff_transformer.report.figures import ARM_COLOURS, ARM_MARKERS, MUTED, Series
 from diff_transformer.report.rows import arm_label, arms_of
 from diff_transformer.report.verdicts import ARROWS
-from diff_transformer.results import Comparison, Interval, Result
+from diff_transformer.results import Baseline, Comparison, Interval, Result
 
 # Fewer are no line.
 FEWEST = 3
@@ -46,6 +46,7 @@ class Panel:
         paper: the paper's values, where it gives as many.
         seeds: over how many.
         own_intervals: whether bands are the measurement's own intervals.
+        levels: chance and floor, where they are known at every place.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Panel:
     paper: tuple[Series, ...]
     seeds: int
     own_intervals: bool
+    levels: tuple[Series, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,19 @@ class _Slot:
     text: str
 
 
-def panels(records: Sequence[Result], comparisons: Sequence[Comparison], rates: Mapping[str, float]) -> Iterator[Panel]:
+def panels(
+    records: Sequence[Result],
+    comparisons: Sequence[Comparison],
+    rates: Mapping[str, float],
+    baselines: Sequence[Baseline] = (),
+) -> Iterator[Panel]:
     """Every measure that was taken at three numbers or more and is not the same at all of them.
 
     Args:
         records: of all arms and seeds; those of training (sizes, seconds) are not drawn.
         comparisons: what the paper's values are taken from.
         rates: learning rates by group of arms, which name an axis of bare numbers.
+        baselines: of the accuracies.
     """
     for name in dict.fromkeys(record.name for record in records):
         if name.startswith("training/"):
@@ -83,7 +91,9 @@ def panels(records: Sequence[Result], comparisons: Sequence[Comparison], rates: 
             here = [record for record in own if record.group in slots]
             # What is the same for all arms at every place is no line.
             if len({record.value for record in here}) > 1:
-                yield _panel(name, slots, here, comparisons, rates)
+                panel = _panel(name, slots, here, comparisons, rates)
+                known = {one.group: one for one in baselines if one.name == name and one.is_accuracy}
+                yield replace(panel, levels=tuple(_levels(slots, known))) if slots.keys() <= known.keys() else panel
 
 
 def _over(groups: Sequence[str]) -> Iterator[dict[str, _Slot]]:
@@ -157,6 +167,22 @@ def _panel(
         seeds=len({record.seed for record in records}),
         own_intervals=own and any(record.interval is not None for record in records),
     )
+
+
+def _levels(slots: Mapping[str, _Slot], known: Mapping[str | None, Baseline]) -> Iterator[Series]:
+    """Chance, floor and elimination as lines; only the highest of those that are the same."""
+    x = [slot.number for slot in slots.values()]
+    heights: dict[str, list[float | None]] = {
+        "by elimination": [known[group].by_elimination for group in slots],
+        "floor": [known[group].floor for group in slots],
+        "chance": [known[group].chance for group in slots],
+    }
+    shown: list[list[float]] = []
+    for label, values in heights.items():
+        y = [value for value in values if value is not None]
+        if len(y) == len(x) and y not in shown:
+            shown.append(y)
+            yield Series(label, x, y, colour=MUTED)
 
 
 def measure_words(name: str) -> str:

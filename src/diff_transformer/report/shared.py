@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 from diff_transformer.report import markup
 from diff_transformer.report.rows import arm_label, arms_of, format_result, lines_of, rows_of
-from diff_transformer.results import Result, ResultsFile
+from diff_transformer.results import Baseline, Result, ResultsFile
 
 
-def results_table(records: Sequence[Result]) -> str:
-    """All measures, one row each, twins side by side."""
+def results_table(records: Sequence[Result], baselines: Sequence[Baseline] = ()) -> str:
+    """All measures, one row each, twins side by side; `baselines` are of their accuracies."""
     if not records:
         return markup.note("results.json holds no results.")
     arms = arms_of(records)
-    rows: list[str] = []
+    rows: list[markup.Row] = []
     section = None
-    for line in lines_of(records):
+    for line in lines_of(records, baselines):
         if line.section != section:
             rows.append(markup.section_row(line.section.capitalize(), len(arms) + 2))
             section = line.section

@@ -4,7 +4,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diff_transformer.report.rows import UNCLEAR, arm_label, arms_of, format_number, lines_of
-from diff_transformer.report.verdicts import ARROWS
+from diff_transformer.report.verdicts import ARROWS, LEVELS
 from diff_transformer.results import Result, ResultsFile
 
 NOTE = "↑ higher is better, ↓ lower is better. [low, high]: 95 % interval"
@@ -15,7 +15,8 @@ def demo_table(results: ResultsFile) -> Table:
     arms = arms_of(results.records)
     twins = len(arms) > 1
     note = f"{NOTE}; where they overlap, “{UNCLEAR}”." if twins else f"{NOTE}."
-    caption = Text(f"{note}\nMeasured on {results.device}.")
+    levels = f"\n{LEVELS}" if results.baselines else ""
+    caption = Text(f"{note}{levels}\nMeasured on {results.device}.")
     table = Table(title=Text(results.title), title_justify="left", caption=caption, caption_justify="left")
     table.add_column("measure", overflow="fold")
     for arm in arms:
@@ -23,7 +24,7 @@ def demo_table(results: ResultsFile) -> Table:
     if twins:
         table.add_column("better", overflow="fold")
     section = None
-    for line in lines_of(results.records):
+    for line in lines_of(results.records, results.baselines):
         if line.section != section:
             table.add_section()
             table.add_row(Text(line.section, style="bold"))

@@ -13,6 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from diff_transformer.files import parse_json, read_json
 from diff_transformer.results.records import AttentionExample, ResultsFile, Samples
 
 T = TypeVar("T")
@@ -71,20 +72,20 @@ def read_samples(path: str | Path) -> Samples:
     return _read_record(path, Samples)
 
 
-def read_json(path: str | Path) -> Any:
-    """Read a JSON file. Raises FileNotFoundError, or ValueError naming the file."""
-    return _parse(_read(path), str(path))
-
-
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """Read a `metrics.jsonl`: a dict per logged step, without the half line that a running training is writing."""
-    *whole, _ = _read(path).split("\n")
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        *whole, _ = Path(path).read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
     return [parse_metrics_line(text, f"{path}, line {number}") for number, text in enumerate(whole, start=1)]
 
 
 def parse_metrics_line(text: str, where: str) -> dict[str, Any]:
     """A line of a `metrics.jsonl`, which lies `where`. Raises ValueError if it is none."""
-    line = _parse(text, where)
+    line = parse_json(text, where)
     if not isinstance(line, dict) or not isinstance(line.get("step"), int):
         raise ValueError(f"{where}: expected an object with a whole number 'step'")
     return line
@@ -93,22 +94,6 @@ def parse_metrics_line(text: str, where: str) -> dict[str, Any]:
 def number_of(value: float | None) -> float:
     """A number of a metrics line: null, which is what JSON has for one that is not finite, is NaN."""
     return math.nan if value is None else float(value)
-
-
-def _read(path: str | Path) -> str:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} does not exist")
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is not JSON: {error}") from error
 
 
 def _read_record(path: str | Path, kind: type[T]) -> T:

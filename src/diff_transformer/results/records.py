@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 Interval = tuple[float, float]
 Better = Literal["higher", "lower"]
-Verdict = Literal["reproduced", "inconclusive", "contrary"]
+Verdict = Literal["reproduced", "inconclusive", "contrary", "not comparable"]
 Claimant = Literal["paper", "us"]
 
 
@@ -41,6 +41,48 @@ class Result:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What a model answers right that has not learned what a measure is about.
+
+    Attributes:
+        name, group: the measure and its part, as in the records.
+        chance: the accuracy of guessing among all possible answers.
+        floor: the accuracy of knowing which answers occur in the context, and how often, without knowing which of them
+            belongs to which question. Not below `chance`.
+        by_elimination: the accuracy of leaving out, besides, the answers that were already given to other questions;
+            None where there are none in view.
+        steps: of training, after which the measure was taken.
+        accuracy, accuracy_group: the accuracy that is compared with these levels; the measure itself where it is None.
+        is_accuracy: whether the measure is an accuracy, and so stands beside these levels. One that is not, such as a
+            variance of accuracies, means nothing for a model at the floor.
+    """
+
+    name: str
+    group: str | None
+    chance: float
+    floor: float
+    by_elimination: float | None = None
+    steps: int
+    accuracy: str | None = None
+    accuracy_group: str | None = None
+    is_accuracy: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """The comparison that an experiment is about, by the fields of `Comparison` that name it."""
+
+    name: str
+    arm: str = "diff"
+    against: str = "softmax"
+    group: str | None = None
+
+    def names(self, row: "Comparison") -> bool:
+        """Whether `row` is that comparison."""
+        return (row.name, row.arm, row.against, row.group) == (self.name, self.arm, self.against, self.group)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Two arms in one measure: what the paper found of them, what we found, and what that says.
 
@@ -57,13 +99,17 @@ class Comparison:
         difference: their mean.
         interval: its 95 % interval, as `method` describes; None where one seed tells no spread.
         verdict: "reproduced" where all of the interval is on the claim's side of 0, "contrary" where all of it is on
-            the other, else "inconclusive"; None without a claim.
+            the other, else "inconclusive"; "not comparable" where `results.judge` finds that the variants have not
+            learned enough for the difference to mean anything; None without a claim.
         seeds_needed: with how many seeds a difference of this size and spread would come out in 80 % of such
             experiments, the documents staying as they are; given where the verdict is "inconclusive" and the number can
             be told. More than there are.
         documents_needed: the verdict is "inconclusive" for want of documents: over the seeds alone it would not be, or
             what other documents might do is as large as the difference, whatever the number of seeds.
         reason: why the difference is not known (NaN), where that is not that a run diverged.
+        baseline: what a model comes to that has not learned what is measured, where that is known.
+        at_floor: which of the two are not above its floor.
+        at_elimination: which of the two are above its floor, and not above what elimination gives.
     """
 
     name: str
@@ -83,6 +129,9 @@ class Comparison:
     documents_needed: bool = False
     reason: str = ""
     claimed_by: Claimant = "paper"
+    baseline: Baseline | None = None
+    at_floor: tuple[str, ...] = ()
+    at_elimination: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or not self.arm or not self.against:
@@ -109,7 +158,8 @@ class Environment:
 class ResultsFile(Environment):
     """The content of a `results.json`: an environment, the settings of the run, its results, and what they say.
 
-    `notes` are sentences that a reader of the numbers must know.
+    `notes` are sentences that a reader of the numbers must know. `headline` names the comparison that stands for the
+    experiment in an overview, `baselines` say what its accuracies are to be read against.
     """
 
     title: str
@@ -117,6 +167,8 @@ class ResultsFile(Environment):
     records: tuple[Result, ...]
     comparisons: tuple[Comparison, ...] = ()
     notes: tuple[str, ...] = ()
+    headline: Headline | None = None
+    baselines: tuple[Baseline, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
