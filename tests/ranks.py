@@ -22,8 +22,8 @@ RANKS = 2
 SECONDS = 300  # a machine may be busy with other tests
 
 
-def run(script: str, folder: Path) -> None:
-    """Run ``python SCRIPT RANK FOLDER`` for each rank at once, warnings as errors; fail with what a rank printed."""
+def start(script: str, folder: Path, *words: str) -> tuple[list[subprocess.Popen[bytes]], list[Path]]:
+    """Start ``python SCRIPT RANK FOLDER WORDS`` for each rank, warnings as errors; return the ranks and their logs."""
     environment = {
         **os.environ,
         "WORLD_SIZE": str(RANKS),
@@ -33,10 +33,16 @@ def run(script: str, folder: Path) -> None:
     }
     ranks, logs = [], [folder / f"rank{rank}.log" for rank in range(RANKS)]
     for rank, log in enumerate(logs):
-        command = [sys.executable, "-W", "error", script, str(rank), str(folder)]
+        command = [sys.executable, "-W", "error", script, str(rank), str(folder), *words]
         more = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         with log.open("w") as stream:
             ranks.append(subprocess.Popen(command, env=environment | more, stdout=stream, stderr=stream))
+    return ranks, logs
+
+
+def run(script: str, folder: Path) -> None:
+    """Run ``python SCRIPT RANK FOLDER`` for each rank at once; fail with what a rank printed."""
+    ranks, logs = start(script, folder)
     try:
         end = time.monotonic() + SECONDS
         # One rank that failed leaves the other waiting for it.

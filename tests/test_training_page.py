@@ -142,14 +142,14 @@ def test_commands_are_as_the_page_has_them(words: list[str], elsewhere: Path) ->
         command = command.commands[rest.pop(0)]
     options = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in rest if word.startswith("--")} <= options
-    if name in ("train", "plan"):
+    if name in ("train", "plan", "prepare"):
         recipe, overrides = rest[0], [word for word in rest[1:] if "=" in word]
         assert recipe == "mine.yaml" or recipe in shipped_recipes()
         load_recipe(recipe, overrides)
 
 
 def test_there_are_commands() -> None:
-    assert {words[0] for words in commands()} == {"train", "watch", "plan", "report", "tokenizer"}
+    assert {words[0] for words in commands()} == {"prepare", "train", "watch", "plan", "report", "tokenizer"}
     assert sum(line.startswith("python examples/") for line in SHELL) == 2
 
 

@@ -10,8 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from corpora import written
-from diff_transformer.data import TextBatches, TextFiles, byte_tokenizer, prepare, train_bpe, training_text
-from diff_transformer.data import batches as batches_module
+from diff_transformer.data import TextBatches, TextFiles, byte_tokenizer, prepare, tables, train_bpe, training_text
 from diff_transformer.data.split import DOCUMENT, Digest, split
 
 DOCUMENTS = [f"document {number}: " + "".join(random.Random(number).choices("abcdé ", k=60)) for number in range(40)]
@@ -147,7 +146,7 @@ class TestSplit:
     def test_one_document_is_cut(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[str], at_a_time: int
     ) -> None:
-        monkeypatch.setattr(batches_module, "_AT_A_TIME", at_a_time)
+        monkeypatch.setattr(tables, "_AT_A_TIME", at_a_time)
         text = "é" + "".join(str(number % 10) for number in range(198))
         files = written([*others, text], tmp_path / "text" if (tmp_path / "text").mkdir() is None else tmp_path)
         assert "".join(training_text(files, 0.001)) == "".join(other.strip() for other in others) + text[:-1]

@@ -3,6 +3,8 @@
 import itertools
 import multiprocessing
 import os
+import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from diff_transformer.data import (
     trained_bpe,
     training_text,
 )
+from diff_transformer.data import cache as cache_module
 from diff_transformer.data.corpus import Piece
 
 TOKENIZER = byte_tokenizer()
@@ -131,6 +134,95 @@ def test_an_interrupted_preparation_goes_on(
     assert not list((tmp_path / "tokens").glob(".unfinished-*"))
 
 
+def flipped(content: bytes) -> bytes:
+    return content[:5] + bytes([content[5] ^ 1]) + content[6:]
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "pieces.bin", "cache.json"])
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content: content[: len(content) // 2], r" has \d+ bytes instead of \d+"),
+        (lambda content: bytes(len(content)), " does not hold what was written"),
+        (flipped, " does not hold what was written"),
+        (None, " is missing"),
+    ],
+    ids=["halved", "zeros", "flipped bit", "deleted"],
+)
+def test_a_damaged_cache_is_made_again(
+    tmp_path: Path, name: str, damage: Callable[[bytes], bytes] | None, reason: str
+) -> None:
+    prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
+    (file,) = (tmp_path / "tokens").glob(f"*/{name}")
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_bytes(damage(file.read_bytes()))
+    with pytest.warns(UserWarning, match=f"The cache '{file.parent}' is damaged.* and is made again: {name}{reason}"):
+        cache = prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
+    assert cache.tokens.tolist() == expected(DOCUMENTS)
+    assert_same(prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path), cache)
+
+
+def test_a_cache_of_an_earlier_version_is_made_again(tmp_path: Path) -> None:
+    """It has no hashes, so nobody knows what it held."""
+    prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
+    (manifest,) = tmp_path.glob("tokens/*/complete.json")
+    (stamps,) = tmp_path.glob("tokens/*.verified.json")
+    manifest.unlink()
+    stamps.unlink()
+    with pytest.warns(UserWarning, match=r"made again: it has no complete\.json"):
+        prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
+
+
+def test_content_is_read_only_where_sizes_or_times_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[Path] = []
+    compare = cache_module.why_changed
+    monkeypatch.setattr(cache_module, "why_changed", lambda folder: compared.append(folder) or compare(folder))
+    for _ in "12":
+        cache = prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
+    assert not compared
+    (tokens,) = tmp_path.glob("tokens/*/tokens.bin")
+    os.utime(tokens)
+    for _ in "12":
+        assert_same(prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path), cache)
+    assert compared == [tokens.parent]
+
+
+def test_all_is_on_the_disk_before_the_cache_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: set[int] = set()
+    moved: list[Path] = []
+
+    def move(old: Path, new: Path) -> None:
+        assert {path.stat().st_ino for path in (old, *old.rglob("*"))} <= flushed
+        moved.append(new)
+        rename(old, new)
+
+    rename = os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.add(os.fstat(descriptor).st_ino))
+    monkeypatch.setattr(os, "replace", move)
+    prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
+    assert [path.parent for path in moved] == [tmp_path / "tokens"]
+    assert (tmp_path / "tokens").stat().st_ino in flushed
+
+
+@pytest.mark.parametrize("size", [10, 60])
+def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, size: int) -> None:
+    """In the tokens, in the list of pieces; where there is room again, it goes on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    message = f"The cache '{tmp_path}/tokens/.*' cannot be written: there is no room for it .*File too large.* are free"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        with pytest.raises(OSError, match=message) as raised:
+            prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(raised.value)
+    assert prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path).tokens.tolist() == expected(DOCUMENTS)
+
+
 def test_a_list_without_its_tokens_is_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_cache, "_AT_A_TIME", 1)
     with pytest.raises(KeyboardInterrupt):
@@ -201,3 +293,17 @@ def test_bad_input(tmp_path: Path) -> None:
     endless.eos_token = None
     with pytest.raises(ValueError, match="no end-of-text token"):
         prepare(Texts(DOCUMENTS), endless, tmp_path)
+
+
+def test_a_whole_cache_that_cannot_be_written_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As somebody else's, or one in the image of a container. Its times may be others than when it was made."""
+    made = cache_module.made_once(tmp_path / "tokens" / "key", lambda folder: (folder / "file").write_bytes(b"content"))
+    os.utime(made / "file", ns=(1, 1))
+    before = sorted(path.name for path in made.parent.iterdir())
+    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, who may write anywhere
+    monkeypatch.setattr(cache_module, "FileLock", None)
+    assert cache_module.made_once(made, lambda folder: pytest.fail("it is made again")) == made
+    assert sorted(path.name for path in made.parent.iterdir()) == before
+    (made / "file").write_bytes(b"damaged")
+    with pytest.raises(OSError, match=r"cannot be used.*SHA-256"):
+        cache_module.made_once(made, lambda folder: pytest.fail("it is made again"))

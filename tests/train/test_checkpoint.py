@@ -1,6 +1,7 @@
 """Checkpoints: complete or passed over, whatever happened while one was written."""
 
 import errno
+import hashlib
 import json
 import os
 import resource
@@ -16,9 +17,10 @@ import torch
 from torch import nn
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model.remote_code import code_files
 from diff_transformer.train import together
 from diff_transformer.train.checkpoint import Checkpoints, RunState, load_checkpoint, save_model, written_whole
-from diff_transformer.train.whole_folder import seal, why_torn
+from diff_transformer.train.whole_folder import seal, why_damaged, why_torn
 from tiny import SIZES
 
 FILES = (
@@ -36,6 +38,8 @@ DAMAGES: dict[str, Callable[[bytes], bytes | None]] = {
     "one byte short": lambda content: content[:-1],
     "one byte long": lambda content: content + b" ",
     "garbage": lambda content: b"\xf7" * len(content),
+    "flipped bit": lambda content: content[:-3] + bytes([content[-3] ^ 1]) + content[-2:],
+    "zeros": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
 }
 
 
@@ -73,7 +77,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_these_are_all_files(two: Path) -> None:
-    assert names(two / "step-000002") == sorted(FILES)
+    assert names(two / "step-000002") == sorted((*FILES, *code_files()))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -92,7 +96,7 @@ def test_a_torn_checkpoint_is_passed_over_with_a_message(folder: Path, name: str
         return
     assert checkpoints.newest() == checkpoints.last == folder / "step-000001"
     assert len(told) == 1
-    assert told[0].startswith(f"The checkpoint {str(folder / 'step-000002')!r} is not complete and is passed over: ")
+    assert told[0].startswith(f"The checkpoint {str(folder / 'step-000002')!r} cannot be used and is passed over: ")
     assert "\n" not in told[0]
     if damage != "garbage":
         assert name in told[0] or name == "complete.json"
@@ -102,7 +106,7 @@ def test_a_torn_checkpoint_is_passed_over_with_a_message(folder: Path, name: str
 @pytest.mark.parametrize("manifest", ["[]", "3", "{}", '{"files": 3}', '{"files": {"state.json": "1"}}'])
 def test_a_manifest_that_is_none(folder: Path, manifest: str) -> None:
     (folder / "step-000002" / "complete.json").write_text(manifest)
-    with pytest.warns(UserWarning, match="step-000002' is not complete"):
+    with pytest.warns(UserWarning, match="step-000002' cannot be used"):
         assert Checkpoints(folder, keep=1).newest() == folder / "step-000001"
 
 
@@ -112,8 +116,49 @@ def test_files_in_folders_count(tmp_path: Path) -> None:
     part.write_text("[]")
     seal(tmp_path)
     assert why_torn(tmp_path) is None
+    part.write_text("{}")
+    assert why_torn(tmp_path) is None  # which looks at names and sizes
+    assert why_damaged(tmp_path) == "optimizer/shard.json does not hold what was written, by its SHA-256"
     part.unlink()
     assert why_torn(tmp_path) == "optimizer/shard.json is missing"
+
+
+def test_a_manifest_has_every_file_with_size_and_hash(two: Path) -> None:
+    entries = json.loads((two / "step-000002" / "complete.json").read_text())["files"]
+    assert sorted([*entries, "complete.json"]) == sorted((*FILES, *code_files()))
+    for name, entry in entries.items():
+        content = (two / "step-000002" / name).read_bytes()
+        assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def test_a_checkpoint_of_an_earlier_version_has_sizes_alone(folder: Path, model: Any, optimizers: Any) -> None:
+    for path in folder.iterdir():
+        sizes = {file.name: file.stat().st_size for file in path.iterdir() if file.name != "complete.json"}
+        (path / "complete.json").write_text(json.dumps({"files": sizes}, indent=1))
+    checkpoint = Checkpoints(folder, keep=1).newest()
+    assert checkpoint == folder / "step-000002"
+    assert load_checkpoint(checkpoint, model, optimizers).step == 2
+    (checkpoint / "state.json").write_text("{")
+    with pytest.warns(UserWarning, match="state.json has 1 bytes instead of"):
+        assert Checkpoints(folder, keep=1).newest() == folder / "step-000001"
+
+
+def test_a_damaged_checkpoint_takes_no_place_of_a_whole_one(folder: Path, model: Any, optimizers: Any) -> None:
+    """It is known to be damaged from when it was passed over: its content is not read again for every checkpoint."""
+    weights = folder / "step-000002" / "model.safetensors"
+    weights.write_bytes(DAMAGES["zeros"](weights.read_bytes()) or b"")
+    checkpoints = Checkpoints(folder, keep=2, tell=lambda message: None)
+    assert checkpoints.newest() == folder / "step-000001"
+    checkpoints.save(RunState("x", 3), model, optimizers, None)
+    assert names(folder) == ["step-000001", "step-000003"]
+
+
+def test_none_that_can_be_used(folder: Path) -> None:
+    (folder / "step-000001" / "state.json").write_text("")
+    (folder / "step-000002" / "complete.json").unlink()
+    message = r"No checkpoint in .*step-000002: it has no complete\.json.*; step-000001: state\.json has 0 bytes"
+    with pytest.raises(OSError, match=message):
+        Checkpoints(folder, keep=1).newest()
 
 
 def test_no_checkpoint_at_all(tmp_path: Path) -> None:

@@ -291,7 +291,7 @@ def test_what_cannot_be(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     alone = SimpleNamespace(num_processes=1, device=torch.device("cpu"), process_index=0)
-    monkeypatch.setattr(distributed, "PartialState", lambda cpu: alone)
+    monkeypatch.setattr(distributed, "PartialState", lambda **_: alone)
     with pytest.raises(ValueError, match=message):
         Processes.of(settings(**values))
 
@@ -312,9 +312,9 @@ def test_what_accelerate_launch_asks_for(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     two = SimpleNamespace(num_processes=2, device=torch.device("cpu"), process_index=1)
-    monkeypatch.setattr(distributed, "PartialState", lambda cpu: two)
+    monkeypatch.setattr(distributed, "PartialState", lambda **_: two)
     assert Processes.of(settings(parallel=parallel)).kind == kind
-    monkeypatch.setattr(distributed, "PartialState", lambda cpu: SimpleNamespace(**vars(two) | {"num_processes": 1}))
+    monkeypatch.setattr(distributed, "PartialState", lambda **_: SimpleNamespace(**vars(two) | {"num_processes": 1}))
     assert Processes.of(settings(parallel=parallel)).kind == "single"
 
 

@@ -69,6 +69,10 @@ def assert_identical(first: Path, second: Path) -> None:
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def checkpoint_names(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
@@ -171,7 +175,7 @@ def test_nothing_is_pickled(tmp_path: Path) -> None:
     train(recipe(steps=1), tmp_path / "run")
     endings = {path.suffix for path in (tmp_path / "run").rglob("*") if path.is_file()}
     endings = {ending for ending in endings if not ending.removeprefix(".").isdigit()}  # TensorBoard's event files
-    assert endings <= {".yaml", ".json", ".jsonl", ".safetensors"}
+    assert endings <= {".yaml", ".json", ".jsonl", ".safetensors", ".py"}
 
 
 def test_training_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -473,16 +477,78 @@ def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:
 def test_a_run_says_where_it_goes_on(tmp_path: Path) -> None:
     with pytest.raises(TrainingInterrupted):
         train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=3))
-    shutil.copytree(tmp_path / "run", tmp_path / "torn")
+    shutil.copytree(tmp_path / "run", tmp_path / "early")
     watcher = Watcher()
     train(recipe(), tmp_path / "run", resume=True, progress=watcher)
     assert watcher.told == ["1 process (cpu), float32", "goes on after step 3"]
-    (tmp_path / "torn" / "checkpoints" / "step-000003" / "complete.json").unlink()
+    shutil.rmtree(tmp_path / "early" / "checkpoints")
     watcher = Watcher()
-    train(recipe(), tmp_path / "torn", resume=True, progress=watcher)
-    assert "step-000003" in watcher.told[0]
-    assert watcher.told[2] == "no complete checkpoint: begins at step 1"
+    train(recipe(), tmp_path / "early", resume=True, progress=watcher)
+    assert watcher.told[1] == "no checkpoint: begins at step 1"
     assert watcher.steps == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("resume", [True, "auto"])
+def test_a_run_without_a_usable_checkpoint_is_not_begun_anew(tmp_path: Path, resume: Any) -> None:
+    with pytest.raises(TrainingInterrupted):
+        train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=3))
+    (tmp_path / "run" / "checkpoints" / "step-000003" / "state.json").unlink()
+    before = files_of(tmp_path / "run")
+    message = r"No checkpoint in .*run/checkpoints' .*\(step-000003: state.json is missing\): .*--overwrite"
+    with pytest.raises(OSError, match=message):
+        train(recipe(), tmp_path / "run", resume=resume)
+    assert files_of(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("settings", [{"log_every": 1}, {"log_every": 100, "checkpoint_every": 1}])
+def test_a_removed_output_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str], settings: dict[str, int]) -> None:
+    class Removes(Watcher):
+        def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+            if step == 3:
+                shutil.rmtree(tmp_path / "run")
+
+    with pytest.raises(FileNotFoundError, match=r"The output folder '.*/run' was removed during training"):
+        train(recipe(**settings), tmp_path / "run", progress=Removes())
+    assert not (tmp_path / "run").exists()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_auto_begins_and_goes_on(tmp_path: Path) -> None:
+    whole = train(recipe(), tmp_path / "whole", resume="auto")
+    with pytest.raises(TrainingInterrupted):
+        train(recipe(), tmp_path / "run", resume="auto", progress=Watcher(interrupt_after=3))
+    watcher = Watcher()
+    resumed = train(recipe(), tmp_path / "run", resume="auto", progress=watcher)
+    assert watcher.steps == [4, 5, 6]
+    assert_identical(whole.model_folder, resumed.model_folder)
+    watcher = Watcher()
+    train(recipe(), tmp_path / "run", resume="auto", progress=watcher)  # as a requeued job that had ended
+    assert watcher.steps == []
+
+
+def test_a_run_goes_on_with_another_time_limit(tmp_path: Path) -> None:
+    with pytest.raises(TrainingInterrupted):
+        train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=3))
+    again = recipe()
+    again = again.model_copy(update={"train": again.train.model_copy(update={"timeout_minutes": 60.0})})
+    watcher = Watcher()
+    train(again, tmp_path / "run", resume=True, progress=watcher)
+    assert watcher.steps == [4, 5, 6]
+
+
+def test_auto_refuses_what_resuming_and_beginning_refuse(tmp_path: Path) -> None:
+    train(recipe(steps=1), tmp_path / "run", resume="auto")
+    with pytest.raises(ValueError, match=r"train\.steps \(1, 2\)"):
+        train(recipe(steps=2), tmp_path / "run", resume="auto")
+    with pytest.raises(ValueError, match="not both"):
+        train(recipe(steps=1), tmp_path / "run", resume="auto", overwrite=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("x")
+    with pytest.raises(FileExistsError, match="not a run of ours"):
+        train(recipe(), tmp_path / "other", resume="auto")
+    with pytest.raises(ValueError, match="True, False or 'auto', got 'yes'"):
+        train(recipe(), tmp_path / "new", resume="yes")  # type: ignore[arg-type]
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path) -> None:

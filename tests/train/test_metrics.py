@@ -2,8 +2,10 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,21 @@ def test_each_line_can_be_read_when_it_is_logged(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux keeps a record of a process's peak")
+def test_an_error_of_tensorboards_thread_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def log() -> None:
+        with Metrics(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", 0) as metrics:
+            metrics.log({"step": 1, "loss": 2.0})
+            shutil.rmtree(tmp_path / "tensorboard")
+            for step in range(2, 10_000):
+                metrics.log({"step": step, "loss": 2.0})
+
+    hook = threading.excepthook
+    with pytest.raises(OSError, match=r"tensorboard' cannot be written \(No such file.*--resume"):
+        log()
+    assert capfd.readouterr() == ("", "")
+    assert threading.excepthook == hook
+
+
 def test_peak_memory_of_a_process() -> None:
     """128 MiB that are used and given back stay in the record."""
     code = "import torch; from diff_transformer.train.metrics import peak_memory as p; d = torch.device('cpu')\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from diff_transformer.data import byte_tokenizer
-from diff_transformer.train import build_data, load_recipe, shipped_recipes
+from diff_transformer.train import build_data, load_recipe, shipped_recipes, train
 from diff_transformer.train import plan as module
 from diff_transformer.train.hardware import GPUS
 from diff_transformer.train.plan import CONTEXT, GIB, USABLE, Plan, backend, plan, vocabulary
@@ -66,6 +66,47 @@ def test_each_paper_recipe_fits_what_its_comment_names(name: str) -> None:
         assert made.ways[made.checkpointing].fits, name
 
 
+def test_communication_bounds_the_utilisation() -> None:
+    recipe = load_recipe("paper-13.1b")
+    own = plan(recipe, "h200", 64)
+    assert own.needed is not None
+    assert own.communication is not None
+    # A GPU has to receive 123 GB/s in all at 40 %, a ninth of it through its card: the eight of a machine share.
+    assert own.needed[0] == pytest.approx(123e9, rel=0.01)
+    assert own.needed[1] == pytest.approx(own.needed[0] / 9)
+    assert (own.communication.link, own.communication.network) == (450e9, 50e9)
+    assert (own.assumed, own.utilisation) == (0.4, 0.4)
+    slow = plan(recipe, "h200", 64, network=6.25e9)  # one card of 400 Gb/s for eight GPUs
+    assert slow.utilisation == pytest.approx(0.4 * 6.25e9 / own.needed[1])
+    assert own.days is not None
+    assert slow.days == pytest.approx(own.days * 0.4 / slow.utilisation)
+    alone = plan(load_recipe("small"), "h200")
+    assert (alone.communication, alone.needed, alone.utilisation) == (None, None, 0.4)
+    unknown = plan(load_recipe("paper-1.4b"), "l4", 16, parallel="ddp")
+    assert unknown.communication is not None
+    assert (unknown.communication.seconds, unknown.utilisation) == (None, 0.4)
+
+
+def test_the_disk_of_checkpoints_is_that_of_real_ones(tmp_path: Path) -> None:
+    for optimizer in ("adamw", "muon"):
+        settings = ["model.hidden_size=160", f"train.optimizer={optimizer}", "train.steps=2", "train.warmup_steps=0"]
+        recipe = load_recipe("tiny", [*settings, "train.checkpoint_every=1"])
+        train(recipe, tmp_path / optimizer)
+        (newest, other) = (tmp_path / optimizer / "checkpoints").iterdir()
+        made = plan(recipe)
+        for folder in (newest, other):
+            real = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            assert made.checkpoint_bytes == pytest.approx(real, rel=0.03)
+        assert made.checkpoints_bytes == 3 * made.checkpoint_bytes  # two stay, one is written
+
+
+def test_the_disk_of_tokens() -> None:
+    recipe = load_recipe("paper-3b")
+    assert plan(recipe, "h200", 64).token_cache_bytes == 4 * recipe.train.steps * (4 << 20)
+    assert plan(load_recipe("tiny")).token_cache_bytes == 2 * 20 * 512
+    assert plan(load_recipe("retrieval")).token_cache_bytes is None
+
+
 def test_how_many_train_together() -> None:
     small = load_recipe("small")
     assert plan(small, "l4").kind == "single"
@@ -121,6 +162,7 @@ def test_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
         ({"gpus": 2}, "several processes are planned for GPUs, got 2"),
         ({"gpu": "h200", "utilisation": 0.0}, "the utilisation must lie above 0 and not above 1, got 0.0"),
         ({"gpu": "h200", "utilisation": 40.0}, "the utilisation must lie above 0 and not above 1, got 40.0"),
+        ({"gpu": "h200", "network": 0.0}, "network's bandwidth must be above 0, got 0.0"),
         ({"gpu": "h200", "parallel": "zero"}, "parallel must be one of 'ddp', 'fsdp', 'tensor', got 'zero'"),
         ({"gpu": "h200", "gpus": 3}, r"data\.batch_size=32 cannot be divided among 3 processes"),
         ({"gpu": "h200", "gpus": 3, "parallel": "tensor"}, "which 3 ranks cannot share evenly"),

@@ -155,6 +155,12 @@ def test_a_key_that_is_like_no_other_gets_the_list(path: Path) -> None:
         ("model.num_attention_heads=3", "num_attention_heads"),
         ("model.num_key_value_heads=3", "num_key_value_heads"),
         ("model.head_dim=1", "head_dim must be even"),
+        ("train.seed=100000000000000000000000", "'train.seed' is 100000000000000000000000; input should be less than"),
+        ("train.seed=-1", "'train.seed' is -1"),
+        ("data.length=100000000000000000000000", "'data.length' is 100000000000000000000000"),
+        ("model.num_hidden_layers=1000000000", "num_hidden_layers must be at most 1,024, got 1000000000."),
+        ("model.hidden_size=" + "[" * 100_000, "not valid YAML"),
+        ("model.hidden_size=" + "9" * 5000, "not valid YAML"),
     ],
 )
 def test_a_wrong_value_is_named(path: Path, override: str, expected: str) -> None:
@@ -177,6 +183,8 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
         ("name: [", "not valid YAML"),
         ("just words", "not a recipe"),
         (RECIPE + "name: again\n", "the key 'name' is given twice"),
+        ("[" * 100_000, "recipe.yaml is not valid YAML: it holds lists in lists too deep"),
+        ("? [a]\n: 1", "not valid YAML"),
     ]:
         file.write_text(text)
         assert message in refusal(file)

@@ -7,6 +7,7 @@ both ranks), "fsdp" and "tensor" (each rank has a part).
 import inspect
 import json
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,17 @@ def _failures(folder: Path, rank: int) -> None:
     with pytest.raises(ValueError, match="not one of this model") as other:
         load_checkpoint(kept, model, [])
     messages["other"] = str(other.value)
+    if rank == 0:  # each rank reads its share of the files, and both hear what either finds
+        for file in kept.glob("model*.safetensors"):
+            damaged = shutil.copytree(kept, folder / f"damaged {file.name}" / kept.name) / file.name
+            content = file.read_bytes()
+            damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    dist.barrier()
+    every = sorted(folder.glob("damaged *"))
+    assert len(every) == ranks.RANKS
+    for damaged in every:
+        with pytest.raises(OSError, match=r"step-000007: model.* does not hold what was written"):
+            Checkpoints(damaged, keep=1).newest()
     (folder / f"messages {rank}").write_text(json.dumps(messages))
 
 
@@ -246,7 +258,7 @@ def test_no_rank_writes_everything_that_is_split(written: Path, way: str) -> Non
 def test_nothing_is_pickled(written: Path) -> None:
     for name in MODELS:
         endings = {path.suffix for path in (written / name).rglob("*") if path.is_file()}
-        assert endings == {".json", ".safetensors"}
+        assert endings == {".json", ".safetensors", ".py"}
 
 
 def test_each_rank_goes_on_with_its_own_random_numbers(written: Path) -> None:

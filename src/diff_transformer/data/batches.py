@@ -1,6 +1,5 @@
 """Batches of text for training and validation."""
 
-import hashlib
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -8,13 +7,12 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from diff_transformer.data.packing import IGNORED, Packed, shuffled
-from diff_transformer.data.split import split
+from diff_transformer.data.packing import IGNORED, shuffled
+from diff_transformer.data.tables import divided
 from diff_transformer.data.token_cache import TokenCache
 from diff_transformer.data.tokenizers import bytes_of_tokens
 
 _VALIDATED_TOGETHER = 1 << 14  # tokens
-_AT_A_TIME = 1 << 20  # tokens whose sizes are added up together
 
 
 class Batches(Protocol):
@@ -82,9 +80,9 @@ class TextBatches:
         if length < 2 or batch_size < 1:
             raise ValueError(f"Need length ≥ 2 and batch_size ≥ 1, got length={length}, batch_size={batch_size}.")
         self.vocab_size = len(tokenizer)
-        self.length, self.batch_size, self.seed, self.isolated = length, batch_size, seed, isolated
+        self.cache, self.length, self.batch_size, self.seed, self.isolated = cache, length, batch_size, seed, isolated
         sizes = np.array(bytes_of_tokens(tokenizer))
-        self._train, self._validation = _parts(cache, validation_fraction, sizes)
+        self._train, self._validation, self.source = divided(cache, validation_fraction, sizes)
         for part, packed in (("training", self._train), ("validation", self._validation)):
             if not packed.blocks(length) and not (part == "training" and validation_fraction == 1):
                 raise ValueError(
@@ -98,7 +96,6 @@ class TextBatches:
         else:
             self._validation_blocks = np.arange(blocks)
         self._sizes = sizes
-        self.source = hashlib.sha256(cache.documents["digest"].tobytes()).hexdigest()
 
     @property
     def train_tokens(self) -> int:
@@ -143,36 +140,3 @@ class TextBatches:
         for start in range(0, len(self._validation_blocks), rows):
             indices = self._validation_blocks[start : start + rows]
             yield self._validation.batch(indices, self.length, self.isolated)
-
-
-def _parts(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) -> tuple[Packed, Packed]:
-    """The training and the validation part of a corpus."""
-    ends = cache.documents["end"]
-    begins = np.concatenate([[0], ends[:-1]])
-    lengths = ends - begins
-    validation, cut = split(cache.documents, validation_fraction)
-    if cut is None:
-        kept = [(begins[chosen], lengths[chosen]) for chosen in (~validation, validation)]
-        train, held_out = (Packed.of(cache.tokens, *part) for part in kept)
-        return train, held_out
-    # The end of the longest document is the validation part: from the first token that begins at the cut or after it.
-    longest = int(np.argmax(cache.documents["bytes"]))
-    room = int(cache.documents["bytes"][longest]) - cut
-    before = _tokens_before_end(cache.tokens[begins[longest] : ends[longest]], room, sizes)
-    rest = np.array([begins[longest] + before]), np.array([lengths[longest] - before])
-    lengths[longest] = before
-    return Packed.of(cache.tokens, begins, lengths), Packed.of(cache.tokens, *rest)
-
-
-def _tokens_before_end(tokens: np.ndarray, room: int, sizes: np.ndarray) -> int:
-    """How many tokens there are before the last `room` bytes of a text.
-
-    Read from its end, a part at a time: the text may be larger than memory, and what is kept of it is small.
-    """
-    for end in range(len(tokens), 0, -_AT_A_TIME):
-        start = max(0, end - _AT_A_TIME)
-        part = np.cumsum(sizes[tokens[start:end]][::-1])  # bytes from each token to the end, the last one first
-        if part[-1] > room:
-            return end - int(np.searchsorted(part, room, side="right"))
-        room -= int(part[-1])
-    return 0

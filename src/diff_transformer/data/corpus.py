@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import sysconfig
 import tokenize
@@ -9,6 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from diff_transformer.data.cache import cache_folder
+from diff_transformer.data.file_digests import file_digests
+from diff_transformer.files import parse_json
 
 ENDINGS = (".txt", ".jsonl", ".parquet")
 
@@ -75,6 +80,7 @@ class TextFiles:
             files of a folder are sorted by name. None means the source files of Python's standard library, a document
             a file.
         field: the key of a `.jsonl` line and the column of a `.parquet` file that hold the text.
+        cache: the folder of all caches, where the files' hashes are remembered; `cache_folder()` unless given.
 
     Raises:
         FileNotFoundError: a path does not exist.
@@ -84,9 +90,12 @@ class TextFiles:
 
     paths: Sequence[str | Path] | None
     field: str = "text"
+    cache: Path | None = None
 
     def __post_init__(self) -> None:
-        if not self.files():
+        for path in self.paths or ():
+            next(_text_files(Path(path)))  # looking for the first file is quick where there are many
+        if self.paths is not None and not self.paths:
             raise ValueError("The corpus is empty: no file or folder of text is named.")
 
     @property
@@ -95,14 +104,14 @@ class TextFiles:
             return "Python's standard library"
         return ", ".join(str(path) for path in self.paths)
 
-    def files(self) -> list[Path]:
-        """The files, in the order of the documents."""
+    def files(self) -> list[str]:
+        """The files' paths, in the order of the documents."""
         if self.paths is None:
-            return _standard_library()
-        return [file for path in self.paths for file in _text_files(Path(path))]
+            return [str(file) for file in _standard_library()]
+        return [file for path in self.paths for file in sorted(_text_files(Path(path)), key=_parts_of)]
 
     def pieces(self, skip: int = 0) -> Iterator[Piece]:
-        for file in self.files():
+        for file in map(Path, self.files()):
             reader = _READERS[file.suffix.lower()]
             if skip and reader in (_read_txt, _read_source):  # a document: no need to read what is skipped
                 skip -= 1
@@ -116,14 +125,38 @@ class TextFiles:
                 raise ValueError(f"{str(file)!r} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
 
     def fingerprint(self) -> str:
+        """See `Corpus`. A file is read where its size and time are not those with which it was hashed before."""
         whole = hashlib.sha256(self.field.encode())
-        for file in self.files():
-            digest = hashlib.sha256(file.suffix.lower().encode())
-            with file.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
-            whole.update(digest.digest())
+        names = json.dumps([self.paths is None, *(os.path.abspath(path) for path in self.paths or ())])
+        record = f"{hashlib.sha256(names.encode()).hexdigest()[:32]}.stamps"
+        here = os.getcwd()
+        files = [os.path.join(here, file) for file in self.files()]
+        for digest in file_digests(files, (self.cache or cache_folder()) / "sources" / record):
+            whole.update(bytes.fromhex(digest))
         return whole.hexdigest()
+
+
+@dataclass(frozen=True)
+class Fingerprinted:
+    """A corpus whose fingerprint is known, which no process has to find out again.
+
+    Args:
+        corpus: the corpus.
+        known: its fingerprint.
+    """
+
+    corpus: Corpus
+    known: str
+
+    @property
+    def name(self) -> str:
+        return self.corpus.name
+
+    def pieces(self, skip: int = 0) -> Iterator[Piece]:
+        return self.corpus.pieces(skip)
+
+    def fingerprint(self) -> str:
+        return self.known
 
 
 @dataclass(frozen=True)
@@ -171,18 +204,34 @@ def _standard_library() -> list[Path]:
     return [root / file for file in sorted(chosen, key=lambda file: file.as_posix())]
 
 
-def _text_files(path: Path) -> list[Path]:
-    """The readable files that `path` names: itself, or everything below it."""
+def _text_files(path: Path) -> Iterator[str]:
+    """The readable files that `path` names, in any order: itself, or everything below it.
+
+    Strings, and no look at each file beside its folder's list: a million files are found in seconds.
+    """
     if not path.exists():
         raise FileNotFoundError(f"There is no text file or folder {str(path)!r}.")
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
-        if not files:
-            raise ValueError(f"The folder {str(path)!r} holds no file that ends in {', '.join(ENDINGS)}.")
-        return files
-    if path.suffix.lower() not in ENDINGS:
-        raise ValueError(f"Cannot read {str(path)!r}: a text file ends in {', '.join(ENDINGS)}.")
-    return [path]
+    if not path.is_dir():
+        if path.suffix.lower() not in ENDINGS:
+            raise ValueError(f"Cannot read {str(path)!r}: a text file ends in {', '.join(ENDINGS)}.")
+        yield str(path)
+        return
+    found, folders = False, [str(path)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif os.path.splitext(entry.name)[1].lower() in ENDINGS and entry.is_file():
+                    found = True
+                    yield entry.path
+    if not found:
+        raise ValueError(f"The folder {str(path)!r} holds no file that ends in {', '.join(ENDINGS)}.")
+
+
+def _parts_of(file: str) -> list[str]:
+    """To sort by: a folder's files stand together, before those of "folder b" after "folder"."""
+    return file.split(os.sep)
 
 
 def _read_txt(file: Path, field: str) -> Iterator[Piece]:
@@ -224,10 +273,7 @@ def _read_jsonl(file: Path, field: str) -> Iterator[Piece]:
             if not line.strip():
                 continue
             where = f"Line {number} of {str(file)!r}"
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{where} is not JSON: {error.msg}.") from None
+            row = parse_json(line, where)
             if not isinstance(row, dict) or field not in row:
                 found = f"only {', '.join(map(repr, row))}" if isinstance(row, dict) else f"a {type(row).__name__}"
                 raise ValueError(f"{where} has no field {field!r}, {found}.")

@@ -1,11 +1,12 @@
 """Labelled questions for many-shot classification: TREC, Banking-77 and CLINC-150, from files that the user has."""
 
 import csv
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from diff_transformer.files import read_json
 
 SEPARATOR = "\n==\n"
 
@@ -114,7 +115,7 @@ def _banking77(folder: Path) -> tuple[Rows, Rows]:
 def _clinc150(folder: Path) -> tuple[Rows, Rows]:
     file = _find(folder, ("data_full.json",))
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         parts = content["train"], content["test"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not JSON with the lists 'train' and 'test': {error}.") from None

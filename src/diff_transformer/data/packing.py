@@ -36,8 +36,8 @@ class Packed(NamedTuple):
 
     def documents(self) -> Iterator[np.ndarray]:
         """The tokens of each document in turn, as the cache holds them."""
-        for begin, size in zip(self.begins, np.diff(self.ends), strict=True):
-            yield self.tokens[begin : begin + size]
+        for number, begin in enumerate(self.begins):
+            yield self.tokens[begin : begin + self.ends[number + 1] - self.ends[number]]
 
     def blocks(self, length: int) -> int:
         """How many blocks there are: each begins with the last token of the one before, so that all tokens but the

@@ -3,7 +3,8 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -13,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from diff_transformer.data.cache import cache_folder, made_once
 from diff_transformer.data.corpus import Corpus, Piece
 from diff_transformer.data.split import DOCUMENT, Digest
-from diff_transformer.data.tokenizers import encode_documents
+from diff_transformer.data.tokenizers import encode_documents, plain_text_tokenizer
+from diff_transformer.text_workers import encode_in_processes
 
 # A piece of a document in the cache: where its tokens end (a last piece's with the end of text), whether the document
 # ends with it, and, where it does, what `split` needs.
@@ -31,17 +33,27 @@ class TokenCache(NamedTuple):
 
     Attributes:
         tokens: (tokens,) uint16 or uint32, mapped from the file: all documents, each followed by the end of text.
-        documents: (documents,) with the fields of `RECORD`; an empty document has no tokens.
+        folder: where its files are.
         name: of the corpus, for messages.
     """
 
     tokens: np.ndarray
-    documents: np.ndarray
+    folder: Path
     name: str
+
+    @property
+    def documents(self) -> np.ndarray:
+        """(documents,) with the fields of `RECORD`, read from the file; an empty document has no tokens."""
+        pieces = np.fromfile(self.folder / _PIECES, dtype=RECORD)
+        return pieces[pieces["ends"]]
 
 
 def prepare(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerFast, folder: Path | None = None, tell: Tell | None = None
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path | None = None,
+    tell: Tell | None = None,
+    workers: int | None = None,
 ) -> TokenCache:
     """The corpus in tokens: from the cache, or tokenised into it.
 
@@ -53,6 +65,7 @@ def prepare(
         tokenizer: with an end-of-text token.
         folder: of all caches; `cache_folder()` unless given.
         tell: is told about progress.
+        workers: processes that tokenise, beside this one, which reads; none unless given: the tokens are the same.
 
     Raises:
         ValueError: the corpus cannot be read or holds no text; the tokenizer has no end-of-text token.
@@ -60,8 +73,13 @@ def prepare(
     if tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has no end-of-text token (eos_token), which has to stand between documents.")
     target = (folder or cache_folder()) / "tokens" / _key(corpus, tokenizer)
-    made_once(target, lambda unfinished: _tokenise(corpus, tokenizer, unfinished, tell))
+    made_once(target, lambda unfinished: _tokenise(corpus, tokenizer, unfinished, tell, workers))
     return _open(target, corpus.name)
+
+
+def token_dtype(vocabulary: int) -> np.dtype:
+    """What a token of a vocabulary of so many is kept in."""
+    return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
 
 
 def _key(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> str:
@@ -71,17 +89,22 @@ def _key(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> str:
 
 def _open(folder: Path, name: str) -> TokenCache:
     settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
-    pieces = np.fromfile(folder / _PIECES, dtype=RECORD)
     tokens: np.ndarray = np.memmap(folder / _TOKENS, dtype=settings["dtype"], mode="r")
-    return TokenCache(tokens, pieces[pieces["ends"]], name)
+    return TokenCache(tokens, folder, name)
 
 
-def _tokenise(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, folder: Path, tell: Tell | None) -> None:
-    dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-    with (folder / _TOKENS).open("ab") as tokens, (folder / _PIECES).open("ab") as pieces:
+def _tokenise(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerFast, folder: Path, tell: Tell | None, workers: int | None
+) -> None:
+    dtype = token_dtype(len(tokenizer))
+    with ExitStack() as stack:
+        tokens = stack.enter_context((folder / _TOKENS).open("ab"))
+        pieces = stack.enter_context((folder / _PIECES).open("ab"))
         done = _cut_back(folder, tokens, pieces, dtype)
         documents = int(done["ends"].sum())
-        for records, ids in _encoded(corpus, tokenizer, done, dtype):
+        # Closed at an interruption, too: with it the workers end.
+        encoded = stack.enter_context(closing(_encoded(corpus, tokenizer, done, dtype, workers)))
+        for records, ids in encoded:
             # The tokens first: a piece that is listed has them.
             tokens.write(ids.tobytes())
             tokens.flush()
@@ -106,8 +129,8 @@ def _cut_back(folder: Path, tokens: BinaryIO, pieces: BinaryIO, dtype: np.dtype)
 
 
 def _encoded(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerFast, done: np.ndarray, dtype: np.dtype
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    corpus: Corpus, tokenizer: PreTrainedTokenizerFast, done: np.ndarray, dtype: np.dtype, workers: int | None
+) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
     """Records and tokens of the pieces after those that are done, a batch at a time."""
     ended = np.flatnonzero(done["ends"])
     total = int(done["end"][-1]) if len(done) else 0
@@ -116,15 +139,23 @@ def _encoded(
     pieces = corpus.pieces(len(ended))
     for piece in itertools.islice(pieces, len(done) - 1 - (ended[-1] if len(ended) else -1)):
         digest.update(piece.text)  # tokenised already, and needed for its document's digest
-    for batch in _batches(pieces):
+    end_of_text = np.array([tokenizer.eos_token_id], dtype=dtype)
+    texts = ((batch, [piece.text for piece in batch]) for batch in _batches(pieces))
+    encoded: Iterator[tuple[list[Piece], Sequence[Any]]]
+    if workers is None:
+        encoded = ((batch, encode_documents(tokenizer, each)) for batch, each in texts)
+    else:
+        encoded = encode_in_processes(plain_text_tokenizer(tokenizer), texts, workers, dtype)
+    for batch, ids_of_batch in encoded:
         records: list[tuple[Any, ...]] = []
         parts: list[np.ndarray] = []
-        for piece, ids in zip(batch, encode_documents(tokenizer, [piece.text for piece in batch]), strict=True):
+        for piece, ids in zip(batch, ids_of_batch, strict=True):
             digest.update(piece.text)
-            if piece.ends and (ids or total > begin):  # not of an empty document
-                ids.append(tokenizer.eos_token_id)
             total += len(ids)
-            parts.append(np.array(ids, dtype=dtype))
+            parts.append(np.asarray(ids, dtype=dtype))
+            if piece.ends and total > begin:  # not of an empty document
+                total += 1
+                parts.append(end_of_text)
             if piece.ends:
                 records.append((total, True, *digest.record()))
                 digest, begin = Digest(), total

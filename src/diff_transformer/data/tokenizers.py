@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from diff_transformer.data.cache import cache_folder, made_once
 from diff_transformer.data.corpus import Corpus
 from diff_transformer.data.split import training_text
+from diff_transformer.text_workers import encode
 
 END_OF_TEXT = "<|endoftext|>"
 BYTES = 256
@@ -95,14 +96,14 @@ def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str
     Raises:
         ValueError: a document is not valid text.
     """
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())  # a copy: the switch below is its state
+    return encode(plain_text_tokenizer(tokenizer), list(_checked(documents)))
+
+
+def plain_text_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """A copy of what encodes text in a tokenizer, for which special tokens in a text are plain text."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.encode_special_tokens = True
-    encoded: list[list[int]] = []
-    checked = list(_checked(documents))
-    for start in range(0, len(checked), 64):  # a few at a time: an encoding takes far more memory than its ids
-        batch = backend.encode_batch_fast(checked[start : start + 64], add_special_tokens=False)
-        encoded.extend(encoding.ids for encoding in batch)
-    return encoded
+    return backend
 
 
 def bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from diff_transformer.files import follow_umask
 from diff_transformer.train.optimizer_state import by_name, empty_state, reshard, tensors_of
 from diff_transformer.train.run_state import RunState, read_state
 from diff_transformer.train.tensor_files import TensorFiles, bytes_of, is_split, write_plain, write_split, write_weights
@@ -30,6 +31,7 @@ from diff_transformer.train.whole_folder import (
     clean_up,
     left_behind,
     seal,
+    why_damaged,
     why_torn,
     written_whole,
 )
@@ -78,6 +80,7 @@ def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | No
                     _save_configuration(folder, model)
                 else:
                     model.save_pretrained(folder, max_shard_size="1TB")
+                    follow_umask(folder.glob("*.safetensors"))
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
     if split:
@@ -88,7 +91,7 @@ class Checkpoints:
     """The folder of a run's checkpoints, `step-000100/` and so on; only the `keep` newest complete ones stay.
 
     A checkpoint can be used like a finished model: it holds the configuration and the tokenizer as well. It is
-    complete with its manifest `complete.json`, which names every file and its size.
+    complete with its manifest `complete.json`, which has the size and the SHA-256 of every file.
 
     Args:
         folder: may be missing. All processes must see the same file system there.
@@ -102,12 +105,32 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int, tell: Callable[[str], None] = warnings.warn) -> None:
         self.folder, self.keep, self.tell = folder, keep, tell
         self.last: Path | None = None
+        self._damaged: dict[int, str] = {}  # by step, what `newest` found wrong
 
     def newest(self) -> Path | None:
-        """The newest complete checkpoint, if there is one. Called on every process; changes nothing."""
+        """The newest complete checkpoint; None where there is none at all. Called on every process; changes nothing.
+
+        Raises:
+            OSError: there are checkpoints, but none is complete: to begin anew would lose what they hold.
+        """
         with together():
-            found = self._newest() if is_first() else None
-        self.last = gathered(found)[0]
+            found = self._all() if is_first() else {}
+        self.last, self._damaged = None, {}
+        for step, path in reversed(gathered(found)[0].items()):
+            reason = why_damaged(path)
+            if reason is None:
+                self.last = path
+                break
+            self._damaged[step] = reason
+        if self._damaged and self.last is None:
+            wrong = "; ".join(f"{self._path(step).name}: {why}" for step, why in self._damaged.items())
+            raise OSError(
+                f"No checkpoint in {str(self.folder)!r} can be used to go on from ({wrong}): put a complete one back, "
+                "or begin anew with --overwrite (in Python overwrite=True)."
+            )
+        for step, why in self._damaged.items():
+            if is_first():
+                self.tell(f"The checkpoint {str(self._path(step))!r} cannot be used and is passed over: {why}.")
         return self.last
 
     def save(
@@ -127,7 +150,7 @@ class Checkpoints:
         Raises:
             OSError: it cannot be written, as where the disk is full; the checkpoints before are as they were.
         """
-        final = self.folder / f"{_PREFIX}{state.step:06d}"
+        final = self._path(state.step)
         moments = tensors_of(model, optimizers)
         split = is_split(moments.values())
         random = _random_state()
@@ -146,8 +169,9 @@ class Checkpoints:
             with together():
                 if is_first():
                     (folder / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-                    seal(folder)
+            seal(folder)
         self.last = final
+        self._damaged.pop(state.step, None)
         with together():
             if is_first():
                 self._delete_old(state.step)
@@ -157,18 +181,13 @@ class Checkpoints:
         """What there is to go on from, as a part of a message."""
         return "there is no checkpoint" if self.last is None else f"the checkpoint {str(self.last)!r} is intact"
 
-    def _newest(self) -> Path | None:
-        for path in reversed(self._all().values()):
-            reason = why_torn(path)
-            if reason is None:
-                return path
-            self.tell(f"The checkpoint {str(path)!r} is not complete and is passed over: {reason}.")
-        return None
+    def _path(self, step: int) -> Path:
+        return self.folder / f"{_PREFIX}{step:06d}"
 
     def _delete_old(self, step: int) -> None:
         """Beyond the newest `keep`; what is torn and older than the checkpoint of `step`, which is complete."""
         found = self._all()
-        torn = {number for number, path in found.items() if why_torn(path) is not None}
+        torn = {number for number, path in found.items() if number in self._damaged or why_torn(path) is not None}
         old = sorted(found.keys() - torn)[: -self.keep]
         for number in (*old, *(number for number in torn if number < step)):
             shutil.rmtree(found[number])

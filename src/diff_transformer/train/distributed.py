@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from diff_transformer.train.recipe import Recipe, build_config
 from diff_transformer.train.run_folder import START
 from diff_transformer.train.schema import TrainRecipe
 from diff_transformer.train.sharding import is_split, local, shard
+from diff_transformer.train.standstill import plain_connection_errors
 
 Kind = Literal["single", "ddp", "fsdp", "tensor"]
 
@@ -56,11 +58,14 @@ class Processes:
 
         Raises:
             ValueError: the launcher asks for what the recipe does not, or the device cannot do what it asks for.
+            ConnectionError: the others do not come within the recipe's `timeout_minutes`.
         """
         _check_launcher(settings)
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         # Without a GPU, accelerate connects processes only where the CPU is asked for; else each would train alone.
-        state = PartialState(cpu=settings.device == "cpu" or not torch.accelerator.is_available())
+        cpu = settings.device == "cpu" or not torch.accelerator.is_available()
+        with plain_connection_errors(settings.timeout_minutes):
+            state = PartialState(cpu=cpu, timeout=timedelta(minutes=settings.timeout_minutes))
         count = state.num_processes
         if launched > count:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What devices can do: the memory and the peak of GPUs by their datasheets, of a CPU by a measurement."""
+"""What devices can do: memory, peak and bandwidth of GPUs by their datasheets, the peak of a CPU by a measurement."""
 
 import functools
 import re
@@ -9,6 +9,7 @@ import torch
 
 PRECISIONS = ("no", "bf16", "fp16")  # as in train.precision
 _DTYPES = {"no": torch.float32, "bf16": torch.bfloat16}
+NODE = 8  # GPUs of a machine, as the vendors build them
 _SIZE, _SECONDS = 1024, 0.25  # of the matrices that a CPU multiplies, and for how long at most
 
 
@@ -23,6 +24,8 @@ class Gpu:
         memory_gib: what torch finds, in GiB; the driver keeps some of what is built in.
         half: FLOP/s of dense bf16 and fp16 matrix products that add up in float32.
         tf32, float32: FLOP/s of float32 matrix products, on tensor cores and off them.
+        link: bytes/s that it can receive from the other GPUs of its machine; None where machines differ.
+        network: bytes/s of the network card that its vendor's machine has for each GPU; None where there is none such.
     """
 
     name: str
@@ -31,6 +34,8 @@ class Gpu:
     half: float
     tf32: float
     float32: float
+    link: float | None
+    network: float | None
 
     @property
     def is_cuda(self) -> bool:
@@ -45,30 +50,45 @@ class Gpu:
         return self.tf32 if tf32 else self.float32
 
 
-def _gpu(name: str, device_names: str, memory_gib: float, half: float, tf32: float, float32: float) -> Gpu:
-    return Gpu(name, device_names, memory_gib, half * 1e12, tf32 * 1e12, float32 * 1e12)
+def _gpu(
+    name: str,
+    device_names: str,
+    memory_gib: float,
+    half: float,
+    tf32: float,
+    float32: float,
+    link: float | None,
+    network: float | None = None,
+) -> Gpu:
+    """In the units of the datasheets: TFLOP/s and GB/s."""
+    bandwidths = (None if bandwidth is None else bandwidth * 1e9 for bandwidth in (link, network))
+    return Gpu(name, device_names, memory_gib, half * 1e12, tf32 * 1e12, float32 * 1e12, *bandwidths)
 
 
-# TFLOP/s from the vendors' datasheets; where they print the number for sparse matrices, half of it.
+# TFLOP/s from the vendors' datasheets; where they print the number for sparse matrices, half of it. Then GB/s in one
+# direction, half of the datasheets' sums of both: NVLink (1800, 900 and 600 GB/s), AMD's Infinity Fabric (7 × 128), or
+# else PCIe x16 (128 GB/s in its fifth generation, 64 in its fourth), also where bridges join some pairs of a machine.
+# Last the network: DGX B200, H200 and H100 have a card of 400 Gb/s for each GPU, DGX A100 has one of 200, and AMD's
+# reference network for the MI300X one of 400.
 _GPUS = [
-    _gpu("b200", r"NVIDIA B200", 178, 2250, 1125, 75),
-    _gpu("h200", r"NVIDIA H200", 139.8, 989.5, 494.7, 67),
-    _gpu("h200-nvl", r"NVIDIA H200 NVL", 139.8, 835.5, 417.5, 60),
-    _gpu("h100", r"NVIDIA H100 80GB HBM3", 79.1, 989.5, 494.7, 67),
-    _gpu("h100-pcie", r"NVIDIA H100 PCIe", 79.1, 756, 378, 51),
-    _gpu("h100-nvl", r"NVIDIA H100 NVL", 93, 835.5, 417.5, 60),
-    _gpu("gh200", r"NVIDIA GH200 480GB", 94.5, 989.5, 494.7, 67),
-    _gpu("a100-80", r"NVIDIA A100(-SXM4-80GB|-PCIE-80GB| 80GB PCIe)", 79.1, 312, 156, 19.5),
-    _gpu("a100-40", r"NVIDIA A100-(SXM4|PCIE)-40GB", 39.4, 312, 156, 19.5),
-    _gpu("mi300x", r"AMD Instinct MI300X( OAM)?", 191.5, 1307.4, 653.7, 163.4),
-    _gpu("l40s", r"NVIDIA L40S", 44.4, 362, 183, 91.6),
-    _gpu("l4", r"NVIDIA L4", 22, 121, 60, 30.3),
-    _gpu("a10g", r"NVIDIA A10G", 22, 70, 35, 35),
-    _gpu("rtx-6000-ada", r"NVIDIA RTX 6000 Ada Generation", 47.4, 364.2, 182.1, 91.1),
-    _gpu("rtx-a6000", r"NVIDIA RTX A6000", 47.4, 154.8, 77.4, 38.7),
-    _gpu("rtx-5090", r"NVIDIA GeForce RTX 5090", 31.4, 209.5, 104.8, 104.8),
-    _gpu("rtx-4090", r"NVIDIA GeForce RTX 4090", 23.5, 165.2, 82.6, 82.6),
-    _gpu("rtx-3090", r"NVIDIA GeForce RTX 3090", 23.6, 71, 35.6, 35.6),
+    _gpu("b200", r"NVIDIA B200", 178, 2250, 1125, 75, 900, 50),
+    _gpu("h200", r"NVIDIA H200", 139.8, 989.5, 494.7, 67, 450, 50),
+    _gpu("h200-nvl", r"NVIDIA H200 NVL", 139.8, 835.5, 417.5, 60, 64),
+    _gpu("h100", r"NVIDIA H100 80GB HBM3", 79.1, 989.5, 494.7, 67, 450, 50),
+    _gpu("h100-pcie", r"NVIDIA H100 PCIe", 79.1, 756, 378, 51, 64),
+    _gpu("h100-nvl", r"NVIDIA H100 NVL", 93, 835.5, 417.5, 60, 64),
+    _gpu("gh200", r"NVIDIA GH200 480GB", 94.5, 989.5, 494.7, 67, None),
+    _gpu("a100-80", r"NVIDIA A100(-SXM4-80GB|-PCIE-80GB| 80GB PCIe)", 79.1, 312, 156, 19.5, 300, 25),
+    _gpu("a100-40", r"NVIDIA A100-(SXM4|PCIE)-40GB", 39.4, 312, 156, 19.5, 300, 25),
+    _gpu("mi300x", r"AMD Instinct MI300X( OAM)?", 191.5, 1307.4, 653.7, 163.4, 448, 50),
+    _gpu("l40s", r"NVIDIA L40S", 44.4, 362, 183, 91.6, 32),
+    _gpu("l4", r"NVIDIA L4", 22, 121, 60, 30.3, 32),
+    _gpu("a10g", r"NVIDIA A10G", 22, 70, 35, 35, 32),
+    _gpu("rtx-6000-ada", r"NVIDIA RTX 6000 Ada Generation", 47.4, 364.2, 182.1, 91.1, 32),
+    _gpu("rtx-a6000", r"NVIDIA RTX A6000", 47.4, 154.8, 77.4, 38.7, 32),
+    _gpu("rtx-5090", r"NVIDIA GeForce RTX 5090", 31.4, 209.5, 104.8, 104.8, 64),
+    _gpu("rtx-4090", r"NVIDIA GeForce RTX 4090", 23.5, 165.2, 82.6, 82.6, 32),
+    _gpu("rtx-3090", r"NVIDIA GeForce RTX 3090", 23.6, 71, 35.6, 35.6, 32),
 ]
 GPUS = {gpu.name: gpu for gpu in _GPUS}
 

@@ -37,14 +37,18 @@ from diff_transformer.train.run_folder import (
     METRICS,
     MODEL,
     TENSORBOARD,
+    Resume,
     begin_run_folder,
     check_run_folder,
+    is_resumed,
     locked,
+    require_run_folder,
 )
 from diff_transformer.train.setup import Data, build_data, build_model, draw_weights
+from diff_transformer.train.standstill import TimeLimit, plain_connection_errors
 from diff_transformer.train.step import backward, inspect_batch, prefetched
 from diff_transformer.train.tensor_files import bytes_of
-from diff_transformer.train.together import together
+from diff_transformer.train.together import gathered, together
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
 Evaluate = Callable[[Any, int], dict[str, float]]
@@ -75,7 +79,7 @@ def train(
     recipe: Recipe,
     output_dir: str | Path,
     *,
-    resume: bool = False,
+    resume: Resume = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     on_evaluate: Evaluate | None = None,
@@ -91,7 +95,7 @@ def train(
     Args:
         recipe: what to train.
         output_dir: the folder of the run: new or empty, unless one of the next two says otherwise.
-        resume: go on from the newest checkpoint of the run in `output_dir`.
+        resume: go on from the newest checkpoint of the run in `output_dir`; "auto" begins one where there is none.
         overwrite: replace the run in `output_dir`.
         progress: is told about every step.
         on_evaluate: called every `evaluate_every` steps and after the last one; what it returns is logged.
@@ -101,18 +105,20 @@ def train(
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
         DivergenceError: the loss or its gradient is not finite, or the loss jumped; the weights are those before.
         TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was saved.
-        OSError: the disk is full, for example; the checkpoints before are intact.
+        OSError: the disk is full, or the folder was removed; none of the checkpoints to resume from is whole; or, as
+            ConnectionError, another process has ended. One that hangs ends this process with a sentence on stderr.
     """
     folder = Path(output_dir)
     check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
     processes = Processes.of(recipe.train)
     processes.check(recipe)
     data = data or build_data(recipe)
-    with ExitStack() as held:
+    with plain_connection_errors(recipe.train.timeout_minutes), ExitStack() as held:
+        going_on = gathered(is_resumed(folder, resume))[0]
         with together():
             if processes.is_first:
                 held.enter_context(locked(folder))
-        return _train(recipe, folder, processes, data, resume, progress, on_evaluate)
+        return _train(recipe, folder, processes, data, going_on, progress, on_evaluate)
 
 
 def _train(
@@ -153,17 +159,27 @@ def _train(
     if newest is not None:
         state = _restore(newest, model, optimizers, scaler, watch, state.data)
 
-    with _records(folder, state.step, processes) as metrics, catch_interrupt() as interrupt:
+    limit = TimeLimit(
+        settings.timeout_minutes,
+        lambda: (
+            f"The run has stood still after step {state.step} of {settings.steps} for longer than "
+            f"train.timeout_minutes={settings.timeout_minutes:g}: this process or another one hangs; "
+            f"{checkpoints.intact()}; the same command with --resume goes on."
+        ),
+    )
+    limited = limit.running() if processes.count > 1 else nullcontext()
+    with _records(folder, state.step, processes) as metrics, catch_interrupt() as interrupt, limited:
         progress.start(settings.steps, f"{recipe.name} · {recipe.model.attention_type}")
         progress.tell(processes.describe(model, call))
         if resume:
-            progress.tell(f"goes on after step {state.step}" if newest else "no complete checkpoint: begins at step 1")
+            progress.tell(f"goes on after step {state.step}" if newest else "no checkpoint: begins at step 1")
         fastest = _fastest(model, recipe, processes)
         try:
             call.train()
             tokens, since = 0, state.seconds  # since the last logged step
             layers: dict[str, list[float]] = {}  # what was found when they were last inspected
             for step, batch in prefetched(data.batches.train_batch, state.step + 1, settings.steps):
+                limit.begin()
                 started = time.perf_counter()
                 rate = learning_rate(step, settings)
                 for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
@@ -207,18 +223,23 @@ def _train(
                         layers = inspect_batch(model, batch, processes)
                         line |= layers
                     if on_evaluate is not None and evaluating:
+                        limit.end()  # an evaluation may take as long as it likes
                         try:
                             line |= _evaluate(model, step, on_evaluate, processes)
                         except Exception:
                             if processes.count == 1:  # of several, the others may be at another place
                                 checkpoints.save(_with(state, watch, scaler), model, optimizers, data.tokenizer)
                             raise
+                        limit.begin()
+                    require_run_folder(folder)
                     if metrics is not None:
                         metrics.log(line)
                     tokens, since = 0, state.seconds
 
                 stopping = processes.any(interrupt.requested)
+                limit.end()
                 if last or stopping or _due(step, settings.checkpoint_every):
+                    require_run_folder(folder)
                     checkpoint = checkpoints.save(_with(state, watch, scaler), model, optimizers, data.tokenizer)
                     if stopping and not last:
                         raise TrainingInterrupted(

@@ -3,11 +3,16 @@
 import json
 import math
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
+
+from diff_transformer.files import parse_json
 
 # Names that TensorBoard's curves have otherwise than the lines.
 _TAGS = {"lambdas": "lambda"}
@@ -31,9 +36,11 @@ class Metrics:
 
         if lines.exists():
             os.truncate(lines, _bytes_to_keep(lines, step))
-        self._lines = lines
+        self._lines, self._tensorboard = lines, tensorboard
         self._file = lines.open("ab", buffering=0)  # a full disk would refuse what is held back a second time
         self._board = SummaryWriter(str(tensorboard), purge_step=step + 1 if step else None)
+        # An error of TensorBoard's thread is raised by the next call that hands it something: no need to print it.
+        self._thread_errors, threading.excepthook = threading.excepthook, self._print_thread_error
 
     def log(self, line: dict[str, Any]) -> None:
         """Record numbers and remarks by name, "step" being the step.
@@ -46,14 +53,13 @@ class Metrics:
         """
         text = json.dumps({name: _strict(value) for name, value in line.items()}, allow_nan=False) + "\n"
         rest = text.encode()
-        try:
+        with self._plain_errors(self._lines):
             while rest:
                 rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            raise OSError(
-                f"{str(self._lines)!r} cannot be written ({error.strerror}); the run goes on from its newest "
-                "checkpoint, with --resume."
-            ) from error
+        with self._plain_errors(self._tensorboard):
+            self._draw(line)
+
+    def _draw(self, line: dict[str, Any]) -> None:
         for name, value in line.items():
             tag = _TAGS.get(name, name)
             if isinstance(value, list):
@@ -71,7 +77,26 @@ class Metrics:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        self._board.close()
+        try:
+            # What ended the run is told rather than what follows from it.
+            with suppress(OSError) if error is not None else self._plain_errors(self._tensorboard):
+                self._board.close()
+        finally:
+            threading.excepthook = self._thread_errors
+
+    @contextmanager
+    def _plain_errors(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"{str(path)!r} cannot be written ({error.strerror}); the run goes on from its newest checkpoint, with "
+                "--resume."
+            ) from error
+
+    def _print_thread_error(self, error: threading.ExceptHookArgs) -> None:
+        if not (type(error.thread).__module__.startswith("tensorboard.") and isinstance(error.exc_value, OSError)):
+            self._thread_errors(error)
 
 
 def read_metrics(lines: Path) -> list[dict[str, Any]]:
@@ -79,8 +104,8 @@ def read_metrics(lines: Path) -> list[dict[str, Any]]:
     metrics = []
     for line in lines.read_text(encoding="utf-8").splitlines():
         try:
-            metrics.append(json.loads(line))
-        except json.JSONDecodeError:
+            metrics.append(parse_json(line, str(lines)))
+        except ValueError:
             break
     return metrics
 
@@ -104,7 +129,7 @@ def _bytes_to_keep(lines: Path, step: int) -> int:
     with lines.open("rb") as file:
         for line in file:
             try:
-                if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                if not line.endswith(b"\n") or parse_json(line, str(lines))["step"] > step:
                     break
             except ValueError:  # what was in the file's place when the machine went down
                 break

@@ -1,4 +1,7 @@
-"""What a recipe would take, before it runs: parameters, operations, memory and days. Reads no data and no weights."""
+"""What a recipe would take, before it runs: parameters, operations, memory, communication, days and disk.
+
+Reads no data and no weights.
+"""
 
 import os
 from dataclasses import dataclass, replace
@@ -7,10 +10,12 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from diff_transformer.data import RetrievalBatches, byte_tokenizer
+from diff_transformer.data import RetrievalBatches, byte_tokenizer, token_dtype
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.ops.backends import explain
 from diff_transformer.ops.triton.attention import WIDEST_KEY
+from diff_transformer.train.activations import FLOAT
+from diff_transformer.train.communication import Communication, communication
 from diff_transformer.train.distributed import Kind, Processes
 from diff_transformer.train.flops import flops_per_token, head_dim
 from diff_transformer.train.hardware import Gpu, gpu_named, peak_flops
@@ -57,8 +62,18 @@ class Plan:
         micro_batch: sequences that a device takes at a time.
         device_memory: bytes that a device has for the plan, or None where that is not known.
         peak: FLOP/s of a device, or None.
-        utilisation: the share of the peak that the model's own operations reach, as assumed.
-        days: the run's, or None where the peak is not known. Evaluation and saving come on top.
+        assumed: the share of the peak that the model's own operations would reach without communication.
+        utilisation: the share that they reach at best: `assumed`, or less where communication takes longer than the
+            computation that can run meanwhile.
+        communication: what each GPU receives in a step; None where there is one.
+        needed: bytes/s that a GPU would have to receive, and of them through its network card, for the communication
+            to take no time beside the computation; None where the next operation waits for it.
+        days: the run's at `utilisation`, or None where the peak is not known. Evaluation and saving come on top.
+        checkpoint_bytes: of one checkpoint: weights and optimizer state.
+        checkpoints_bytes: the most that checkpoints take at once: those that stay and the one that is being written.
+        token_cache_bytes: of the tokens that the run reads. The cache holds all of the text: less than this where the
+            text is read several times, more where the run ends before its end. None for data that is made as it is
+            read.
         ways: without and with gradient checkpointing; the recipe's is `checkpointing`.
     """
 
@@ -77,13 +92,25 @@ class Plan:
     micro_batch: int
     device_memory: float | None
     peak: float | None
+    assumed: float
     utilisation: float
+    communication: Communication | None
+    needed: tuple[float, float] | None
     days: float | None
+    checkpoint_bytes: int
+    checkpoints_bytes: int
+    token_cache_bytes: int | None
     ways: tuple[Way, Way]
 
 
 def plan(
-    recipe: Recipe, gpu: str = CPU, gpus: int = 1, *, parallel: str | None = None, utilisation: float = 0.4
+    recipe: Recipe,
+    gpu: str = CPU,
+    gpus: int = 1,
+    *,
+    parallel: str | None = None,
+    utilisation: float = 0.4,
+    network: float | None = None,
 ) -> Plan:
     """Plan a run.
 
@@ -96,7 +123,8 @@ def plan(
         gpu: a name of :data:`diff_transformer.train.hardware.GPUS`, or "cpu" for this machine's processor.
         gpus: how many; 1 processor.
         parallel: what they do together, "ddp", "fsdp" or "tensor"; the recipe's unless given, "ddp" where it has none.
-        utilisation: which share of the peak the model's own operations reach.
+        utilisation: which share of the peak the model's own operations reach where communication takes no time.
+        network: bytes/s of the network between machines for each GPU; that of the vendor's own machine unless given.
 
     Raises:
         ValueError: an unknown GPU; numbers that make no sense; a batch that cannot be divided among them; or a
@@ -106,6 +134,8 @@ def plan(
         raise ValueError(f"the number of GPUs must be 1 or more, got {gpus}.")
     if not 0 < utilisation <= 1:
         raise ValueError(f"the utilisation must lie above 0 and not above 1, got {utilisation}.")
+    if network is not None and not 0 < network < float("inf"):
+        raise ValueError(f"the network's bandwidth must be above 0, got {network}.")
     if parallel is not None and parallel not in PARALLEL:
         raise ValueError(f"parallel must be one of {', '.join(map(repr, PARALLEL))}, got {parallel!r}.")
     device = None if gpu == CPU else gpu_named(gpu)
@@ -133,7 +163,24 @@ def plan(
     room = _room(device)
     peak = peak_flops(torch.device("cpu"), settings.precision) if device is None else device.peak(settings.precision)
     tokens, flops = recipe.data.batch_size * length, flops_per_token(config, length)
-    seconds = None if peak is None else settings.steps * tokens * flops / (gpus * peak * utilisation)
+    talk = None
+    if device is not None:
+        talk = communication(
+            config,
+            sizes,
+            replace(situation, checkpointing=settings.gradient_checkpointing),
+            device.link,
+            network or device.network,
+        )
+    seconds = reached = needed = None  # of a step
+    if peak is not None:
+        computation = tokens * flops / (gpus * peak * utilisation)
+        reached = utilisation if talk is None else talk.best(utilisation, computation)
+        seconds = computation * utilisation / reached
+        if talk is not None and talk.overlap:
+            window = talk.overlap * computation
+            needed = (talk.received / window, talk.through_network / window)
+    checkpoint = sizes.total * FLOAT + sizes.state
 
     def way(checkpointing: bool) -> Way:
         here = replace(situation, checkpointing=checkpointing)
@@ -160,8 +207,14 @@ def plan(
         micro_batch=situation.sequences,
         device_memory=room,
         peak=peak,
-        utilisation=utilisation,
-        days=None if seconds is None else seconds / 86400,
+        assumed=utilisation,
+        utilisation=utilisation if reached is None else reached,
+        communication=talk,
+        needed=needed,
+        days=None if seconds is None else settings.steps * seconds / 86400,
+        checkpoint_bytes=checkpoint,
+        checkpoints_bytes=checkpoint * (settings.keep_checkpoints + 1),
+        token_cache_bytes=_token_cache_bytes(recipe, config.vocab_size),
         ways=(way(False), way(True)),
     )
 
@@ -210,6 +263,13 @@ def _kind(parallel: str, devices: int) -> Kind:
     if devices == 1:
         return "single"
     return "fsdp" if parallel == "fsdp" else "tensor" if parallel == "tensor" else "ddp"
+
+
+def _token_cache_bytes(recipe: Recipe, vocabulary: int) -> int | None:
+    if not isinstance(recipe.data, TextData):
+        return None
+    tokens = recipe.train.steps * recipe.data.batch_size * recipe.data.length
+    return tokens * token_dtype(vocabulary).itemsize
 
 
 def _room(gpu: Gpu | None) -> float | None:

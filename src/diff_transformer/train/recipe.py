@@ -47,7 +47,7 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
     Args:
         recipe: a path, or the name of a shipped recipe ("tiny").
-        overrides: settings that replace the file's, "train.steps=100"; values are YAML.
+        overrides: settings that replace the file's, "train.steps=100"; values are YAML, and the last of one key counts.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
@@ -25,24 +26,39 @@ _OURS = (START, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, *_UNFINISHED_MODELS, D
 _UNFINISHED_RECIPE = f".unfinished-{RECIPE}"
 _BEGUN = {_UNFINISHED_RECIPE, LOCK}  # all that is in the folder of a run that was killed when it began
 _NAMED = 4  # differing settings that a message names
+_FREE = ("train.timeout_minutes ",)  # what may change when a run goes on, as no number of it depends on that
 _HEADING = "# A training run of diff-transformer, every setting spelled out.\n"
 
+# "auto": where there is a run.
+Resume = bool | Literal["auto"]
 
-def check_run_folder(folder: Path, recipe: Recipe, *, resume: bool, overwrite: bool) -> None:
+
+def is_resumed(folder: Path, resume: Resume) -> bool:
+    """Whether a run in `folder` goes on, or begins.
+
+    Raises:
+        ValueError: `resume` is neither a truth value nor "auto".
+    """
+    if resume not in (True, False, "auto"):
+        raise ValueError(f"resume is True, False or 'auto', got {resume!r}.")
+    return is_run_folder(folder) if resume == "auto" else bool(resume)
+
+
+def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite: bool) -> None:
     """Say why a run of `recipe` cannot have `folder`, or cannot start from the model it names. Changes nothing.
 
     Raises:
         ValueError: both `resume` and `overwrite` are asked for; or the run to resume had another recipe.
-        FileNotFoundError: there is no run to resume.
+        FileNotFoundError: there is no run to resume; "auto" begins one.
         FileExistsError: the folder holds a run (and neither is asked for), or something that is not a run.
     """
     if resume and overwrite:
         raise ValueError("A run is either resumed or overwritten, not both.")
     is_run = is_run_folder(folder)
-    if resume:
+    if is_resumed(folder, resume):
         if not is_run:
             raise FileNotFoundError(f"There is no run to resume in {str(folder)!r}.")
-        changed = differences(load_recipe(folder / RECIPE), recipe)
+        changed = [text for text in differences(load_recipe(folder / RECIPE), recipe) if not text.startswith(_FREE)]
         if changed:
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
             raise ValueError(
@@ -77,6 +93,12 @@ def begin_run_folder(folder: Path, recipe: Recipe) -> None:
     os.replace(folder / _UNFINISHED_RECIPE, folder / RECIPE)
 
 
+def require_run_folder(folder: Path) -> None:
+    """Raises FileNotFoundError where the folder of a run that goes on has been removed, or moved away."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"The output folder {str(folder)!r} was removed during training.")
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other process from training in `folder`, until this one is through with it or dead.
@@ -98,7 +120,7 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         lock.release()
-        if not any(folder.iterdir()):
+        if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
 
 

@@ -1,10 +1,11 @@
 """How far a run is."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from diff_transformer.files import read_json
 
 
 @dataclass
@@ -33,7 +34,7 @@ def read_state(file: Path) -> RunState:
         ValueError: the file does not hold one; the message names what is wrong.
     """
     try:
-        state = RunState(**json.loads(file.read_text(encoding="utf-8")))
+        state = RunState(**read_json(file))
     except (ValueError, TypeError) as error:  # not JSON, or not the fields of a state
         raise ValueError(f"{str(file)!r} is not the state of a run: {error}.") from None
     allowed = {

@@ -4,7 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Count = Annotated[int, Field(ge=1)]
+# Of whole numbers that tensors and generators of random numbers take.
+LARGEST_INTEGER = (1 << 63) - 1
+Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
+BatchSize = Annotated[int, Field(ge=1, le=1 << 20)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -78,9 +81,9 @@ class TextData(Section):
     dataset_split: str = "train"
     text_field: str = "text"
     tokenizer: Annotated[str, Field(min_length=1)] = "bytes"
-    vocab_size: Annotated[int, Field(gt=257)] | None = None
-    length: Annotated[int, Field(ge=2)]
-    batch_size: Count
+    vocab_size: Annotated[int, Field(gt=257, le=LARGEST_INTEGER)] | None = None
+    length: Annotated[int, Field(ge=2, le=LARGEST_INTEGER)]
+    batch_size: BatchSize
     isolate_documents: bool = True
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     validation_tokens: Count | None = 100_000
@@ -109,7 +112,7 @@ class RetrievalData(Section):
     num_queries: Count | None = None
     repeats: bool = False
     vary: bool = False
-    batch_size: Count = 32
+    batch_size: BatchSize = 32
     num_keys: Count = 64
     num_values: Count = 64
     num_noise: Count = 128
@@ -142,13 +145,13 @@ class ManyShotData(Section):
 
     kind: Literal["many_shot"] = "many_shot"
     shots: Count = 48
-    classes: Annotated[int, Field(ge=2)] = 6
+    classes: Annotated[int, Field(ge=2, le=LARGEST_INTEGER)] = 6
     labels: Count = 32
     words: Count = 36
     item_length: Count = 2
     noise: Annotated[float, Field(ge=0, lt=1)] = 0.1
     vary: bool = False
-    batch_size: Count = 32
+    batch_size: BatchSize = 32
     validation_sequences: Count = 512
 
     @property
@@ -163,7 +166,7 @@ class ArithmeticData(Section):
     kind: Literal["arithmetic"] = "arithmetic"
     operations: Count = 4
     length: Count = 48
-    batch_size: Count = 64
+    batch_size: BatchSize = 64
     largest: Count = 9
     validation_problems: Count = 512
 
@@ -181,12 +184,14 @@ class TrainRecipe(Section):
     shared out), or "auto", which is what the launcher asks for, else "ddp". `compile` compiles each layer.
     Where the loss is not finite, or more than `max_loss_rise` nats (and than its usual jumps) above what it was, from
     the 21st step on, `on_divergence` "stop" ends the run with a report and "skip" leaves that batch out.
+    `timeout_minutes` is how long a process waits for the others, and how long a step of several may take: then one of
+    them hangs, and all end.
     """
 
     steps: Count
     learning_rate: Positive
     schedule: Literal["linear", "cosine", "warmup_stable_decay", "constant"] = "linear"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Annotated[int, Field(ge=0, le=LARGEST_INTEGER)] = 0
     decay_steps: Count | None = None
     final_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.1
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -203,12 +208,13 @@ class TrainRecipe(Section):
     compile: bool = False
     on_divergence: Literal["stop", "skip"] = "stop"
     max_loss_rise: Positive | None = 2.0
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, le=LARGEST_INTEGER)] = 0
     log_every: Count = 10
     evaluate_every: Count | None = None
     inspect_every: Count | None = 100
     checkpoint_every: Count | None = None
     keep_checkpoints: Count = 2
+    timeout_minutes: Annotated[float, Field(gt=0, le=10080)] = 30.0
 
     @model_validator(mode="after")
     def _decay_belongs_to_its_schedule(self) -> "TrainRecipe":

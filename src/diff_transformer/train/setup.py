@@ -12,6 +12,7 @@ from diff_transformer.data import (
     ArithmeticBatches,
     Batches,
     Corpus,
+    Fingerprinted,
     HubDataset,
     ManyShotBatches,
     NeedleBatches,
@@ -37,7 +38,9 @@ from diff_transformer.train.recipe import (
     build_config,
 )
 from diff_transformer.train.sharding import whole
+from diff_transformer.train.standstill import plain_connection_errors
 from diff_transformer.train.start import load_start
+from diff_transformer.train.together import told_by_first
 
 
 @dataclass(frozen=True)
@@ -48,16 +51,23 @@ class Data:
     tokenizer: PreTrainedTokenizerFast | None = None
 
 
-def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None = None, tell: Tell | None = None) -> Data:
-    """Find or make a recipe's data.
+def build_data(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    tell: Tell | None = None,
+    workers: int | None = None,
+) -> Data:
+    """Find or make a recipe's data. Called on every process of a run: the first one looks whether text has changed.
 
     Args:
         recipe: the recipe.
         tokenizer: a trained model's own, for text; made as the recipe says unless given.
         tell: is told how many documents and tokens are prepared so far.
+        workers: processes that tokenise, see :func:`diff_transformer.data.prepare`.
 
     Raises:
         FileNotFoundError, ValueError: as the corpus, `prepare` and the batches of the data's kind.
+        ConnectionError: another process of the run has ended meanwhile.
     """
     data, seed = recipe.data, recipe.train.seed
     if isinstance(data, RetrievalData):
@@ -67,14 +77,16 @@ def build_data(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None = None,
     if isinstance(data, ArithmeticData):
         problems = ArithmeticBatches(**data.model_dump(exclude={"kind"}), seed=seed)
         return Data(problems, problems.tokenizer)
-    corpus = _corpus(data)
     folder = None if data.cache is None else Path(data.cache)
+    found = _corpus(data, folder)
+    with plain_connection_errors(recipe.train.timeout_minutes):
+        corpus = Fingerprinted(found, told_by_first(found.fingerprint))
     tokenizer = tokenizer or _tokenizer(data, corpus, folder)
     sequences = data.batch_size - (data.documents if isinstance(data, NeedleData) else 0)
     batches = None
     if sequences:
         batches = TextBatches(
-            prepare(corpus, tokenizer, folder, tell),
+            prepare(corpus, tokenizer, folder, tell, workers),
             tokenizer,
             length=data.length,
             batch_size=sequences,
@@ -116,10 +128,10 @@ def _needles(
     )
 
 
-def _corpus(data: TextData) -> Corpus:
+def _corpus(data: TextData, folder: Path | None) -> Corpus:
     if data.dataset is not None:
         return HubDataset(data.dataset, data.dataset_config, data.dataset_split, data.text_field)
-    return TextFiles(data.paths, data.text_field)
+    return TextFiles(data.paths, data.text_field, folder)
 
 
 def _tokenizer(data: TextData, corpus: Corpus, folder: Path | None) -> PreTrainedTokenizerFast:

@@ -1,12 +1,12 @@
 """The model whose weights a run starts from: `model.start_from` of a recipe."""
 
-import json
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from diff_transformer.files import read_json
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train.checkpoint import without_bars
 from diff_transformer.train.recipe import Recipe, build_config
@@ -86,7 +86,7 @@ def _check_sizes(recipe: Recipe, config: DiffTransformerConfig) -> Path:
             "model.safetensors, such as RUN/model or a checkpoint of a run."
         )
     try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+        kind = read_json(folder / "config.json").get("model_type")
     except (ValueError, AttributeError):  # not JSON, or no dictionary
         raise ValueError(f"model.start_from {str(folder)!r} has a broken config.json.") from None
     if kind != DiffTransformerConfig.model_type:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,7 +19,8 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.tensor import DTensor
 
-from diff_transformer.train.together import is_first, rank, together
+from diff_transformer.files import follow_umask
+from diff_transformer.train.together import count, is_first, rank, shared_out, together
 
 
 def is_split(tensors: Iterable[Tensor]) -> bool:
@@ -44,7 +44,8 @@ def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
     Each process writes its share of the tensors: nobody holds more than that, two copies of it while it is written, and
     the one tensor that is being put together.
     """
-    files = _shared_out(tensors)
+    numbers = shared_out({name: bytes_of([tensor]) for name, tensor in tensors.items()}, min(count(), len(tensors)))
+    files = {name: number + 1 for name, number in numbers.items()}  # from 1, as the writer counts
     own = {}
     for name, tensor in tensors.items():
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -58,6 +59,7 @@ def write_plain(file: Path, tensors: dict[str, Tensor]) -> None:
     with together():
         if is_first():
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+            follow_umask([file])
 
 
 class TensorFiles:
@@ -83,15 +85,3 @@ class TensorFiles:
         plan = self._reader.prepare_local_plan(planner.create_local_plan())
         plan = self._reader.prepare_global_plan(planner.create_global_plan([plan]))[0]
         self._reader.read_data(planner.finish_plan(plan), planner).wait()
-
-
-def _shared_out(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """The number of the file, from 1, that each tensor goes to: as many as processes, as equal as they can be."""
-    files = min(dist.get_world_size(), len(tensors))
-    filled = [0] * files
-    numbers = {}
-    for name in sorted(tensors, key=lambda name: (-bytes_of([tensors[name]]), name)):
-        emptiest = filled.index(min(filled))
-        filled[emptiest] += bytes_of([tensors[name]])
-        numbers[name] = emptiest + 1
-    return numbers

@@ -4,8 +4,6 @@ A folder is filled beside its place and moved there at the end. Names of such si
 `.unfinished-X` is being filled, `.replaced-X` is the X before, which made room.
 """
 
-import errno
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,11 +13,19 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint.api import CheckpointException
 
-from diff_transformer.train.together import is_first, together
+from diff_transformer.data.disk import flush, flush_names, full_disk, require_space
+from diff_transformer.data.manifest import (
+    digests,
+    read_manifest,
+    sizes_in,
+    why_changed,
+    why_incomplete,
+    write_manifest,
+)
+from diff_transformer.files import read_json
+from diff_transformer.train.together import gathered, is_first, own_share, together
 
-_MANIFEST = "complete.json"
 _UNFINISHED, _REPLACED = ".unfinished-", ".replaced-"
-_FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
 @contextmanager
@@ -43,7 +49,8 @@ def written_whole(target: Path, *, room: int | None = None, intact: str = "") ->
         with together():
             if is_first():
                 clean_up(target)
-                _require_room(target, room)
+                if room is not None:
+                    require_space(target, room)
                 unfinished.mkdir(parents=True)
         with together():
             if not unfinished.is_dir():
@@ -51,12 +58,12 @@ def written_whole(target: Path, *, room: int | None = None, intact: str = "") ->
         yield unfinished
         with together():
             if is_first():
-                _flush(unfinished)
+                flush(unfinished)
                 if target.exists():
                     os.replace(target, replaced)
                 os.replace(unfinished, target)
                 for entry in (target.parent, target.parent.parent):  # either may be new
-                    _flush_entry(entry)
+                    flush_names(entry)
     except BaseException as error:
         if is_first():
             clean_up(target)
@@ -94,9 +101,16 @@ def left_behind(parent: Path, pattern: str) -> set[Path]:
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest, the last file of a folder: every other file with its size in bytes."""
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in _files(folder)}
-    (folder / _MANIFEST).write_text(json.dumps({"files": sizes}, indent=1), encoding="utf-8")
+    """Write the manifest, the last file of a folder. Called on every process: each reads its share of the others."""
+    with together():
+        sizes = sizes_in(folder) if is_first() else {}
+    sizes = gathered(sizes)[0]
+    with together():
+        own = digests(folder, own_share(sizes))
+    found = {name: digest for each in gathered(own) for name, digest in each.items()}
+    with together():
+        if is_first():
+            write_manifest(folder, found)
 
 
 def why_torn(folder: Path) -> str | None:
@@ -104,37 +118,41 @@ def why_torn(folder: Path) -> str | None:
 
     Looks at the names and sizes of the files, the headers of safetensors and all of JSON, not at every number.
     """
-    try:
-        sizes = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))["files"]
-        for name, size in sizes.items():
-            file = folder / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file.stat().st_size != size:
-                return f"{name} has {file.stat().st_size} bytes instead of {size}"
+    reason = why_incomplete(folder)
+    if reason is not None:
+        return reason
+    for name in read_manifest(folder):
+        file = folder / name
+        try:
             if file.suffix == ".json":
-                json.loads(file.read_text(encoding="utf-8"))
+                read_json(file)
             if file.suffix == ".safetensors":
                 with safe_open(file, "pt"):
                     pass
-    except FileNotFoundError:
-        return f"it has no {_MANIFEST}, which is written last"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
-        return f"it cannot be read: {' '.join(str(error).split())}"
+        except (OSError, ValueError, SafetensorError) as error:
+            return f"{name} cannot be read: {' '.join(str(error).split())}"
     return None
+
+
+def why_damaged(folder: Path) -> str | None:
+    """As `why_torn`, and whether each file holds what it held when the folder was sealed.
+
+    Called on every process, as each reads its share of the files; all get the same answer.
+    """
+    reason, sizes = gathered(_torn_and_sizes(folder) if is_first() else (None, {}))[0]
+    if reason is not None:
+        return reason
+    reasons = gathered(why_changed(folder, own_share(sizes)))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _torn_and_sizes(folder: Path) -> tuple[str | None, dict[str, int]]:
+    reason = why_torn(folder)
+    return reason, {} if reason else {name: entry.size for name, entry in read_manifest(folder).items()}
 
 
 def _sibling(prefix: str, target: Path) -> Path:
     return target.with_name(prefix + target.name)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _require_room(target: Path, room: int | None) -> None:
-    if room is not None and shutil.disk_usage(_existing_parent(target)).free < room:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _failure(target: Path, error: BaseException, room: int | None, intact: str) -> str:
@@ -142,35 +160,5 @@ def _failure(target: Path, error: BaseException, room: int | None, intact: str) 
     if isinstance(error, CheckpointException):  # of torch: the errors of all processes
         process, (first, _) = min(error.failures.items())
         error = first if process == 0 else OSError(f"Process {process}: {first}")
-    reason = " ".join(str(error).split())
-    if getattr(error, "errno", None) in _FULL or any(os.strerror(number) in reason for number in _FULL):
-        free = f"{_readable(shutil.disk_usage(_existing_parent(target)).free)} are free"
-        numbers = free if room is None else f"it takes {_readable(room)}, and {free}"
-        reason = f"there is no room for it ({reason}); {numbers}"
+    reason = full_disk(error, target, room) or " ".join(str(error).split())
     return f"{str(target)!r} cannot be written: {reason}{intact and '; '}{intact}."
-
-
-def _readable(count: int) -> str:
-    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
-
-
-def _existing_parent(path: Path) -> Path:
-    return next(parent for parent in path.absolute().parents if parent.exists())
-
-
-def _flush(folder: Path) -> None:
-    """Wait until files and folders have reached the disk."""
-    for file in _files(folder):
-        with file.open("r+b") as stream:
-            os.fsync(stream.fileno())
-    for entry in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        _flush_entry(entry)
-
-
-def _flush_entry(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -38,6 +38,12 @@ def read_yaml(text: str) -> Any:
     """Parse one YAML document.
 
     Raises:
-        yaml.YAMLError: the text is not YAML, or gives a key twice.
+        yaml.YAMLError: the text is not YAML, gives a key twice, or holds what Python cannot: lists in lists too deep, a
+            number of thousands of digits, a list as a key.
     """
-    return yaml.load(text, Loader=_Loader)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it holds lists in lists too deep") from None
+    except (ValueError, TypeError) as error:
+        raise yaml.YAMLError(str(error)) from None
