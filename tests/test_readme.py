@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from diff_transformer.bench.tables import page
-from diff_transformer.report.experiment_files import read_experiments
 from diff_transformer.results import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,7 +61,7 @@ def filler() -> Any:
 
 def test_numbers_are_those_that_were_measured(filler: Any) -> None:
     operator, model = read_json(filler.OPERATOR), read_json(filler.MODEL)
-    assert filler.results_table(read_experiments([filler.RESULTS])) in README
+    assert filler.results_table(filler.measured_experiments()) in README
     assert filler.speed_table(operator, **filler.SELECTION) in README
     assert filler.whole_model_table(model) in README
     backends = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")

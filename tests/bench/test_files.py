@@ -36,7 +36,12 @@ def test_both_files_are_written_whole(document: dict[str, Any], tmp_path: Path) 
     assert text == page(written)
     for part in (written["device"], written["command"], written["versions"]["torch"], "no backward on the CPU"):
         assert part in text
-    assert results_path(path.parent, "operator", "cpu:0") == path  # ours may be replaced
+    with pytest.raises(FileExistsError, match=r"operator-cpu\.json' is there already; .*--overwrite"):
+        results_path(path.parent, "operator", "cpu:0")
+    assert results_path(path.parent, "operator", "cpu:0", overwrite=True) == path
+    path.unlink()
+    with pytest.raises(FileExistsError, match=r"operator-cpu\.md' is there already"):
+        results_path(path.parent, "operator", "cpu")
 
 
 def test_a_selection_of_the_table(document: dict[str, Any], tmp_path: Path) -> None:

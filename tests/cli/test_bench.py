@@ -34,6 +34,35 @@ def test_bench_operator(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "operator-cpu.md").is_file()
 
 
+def test_results_are_only_printed_unless_a_folder_is_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    once = [*TINY, "--pass", "forward", "--dtype", "float32"]
+    result = run("bench", "operator", *once)
+    assert result.exit_code == 0
+    assert "bar: forward, float32" in result.stdout
+    assert "--output" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+    fails(run("bench", "operator", *once, "--overwrite"), "--overwrite goes with --output")
+
+
+def test_earlier_results_are_not_replaced_without_overwrite(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*TINY, "--pass", "forward", "--dtype", "float32", "--output", tmp_path]
+    assert run("bench", "operator", *options).exit_code == 0
+    before = (tmp_path / "operator-cpu.json").read_bytes()
+    with monkeypatch.context() as context:
+        context.setattr(operator, "measure_operator", lambda *_: pytest.fail("it was measured"))
+        fails(run("bench", "operator", *options), "operator-cpu.json' is there already", "--overwrite")
+        (tmp_path / "operator-cpu.json").unlink()
+        fails(run("bench", "operator", *options), "operator-cpu.md' is there already")
+    (tmp_path / "operator-cpu.json").write_bytes(before)
+    assert run("bench", "operator", *options, "--overwrite").exit_code == 0
+    assert (tmp_path / "operator-cpu.json").read_bytes() != before
+
+
 def test_a_wrong_candidate_ends_with_its_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "diff_attention", lambda q, k, v, lam, **settings: torch.zeros_like(v))
     result = run("bench", "operator", *TINY, "--pass", "forward", "--dtype", "float32", "--output", tmp_path)

@@ -58,3 +58,14 @@ def test_build_tries_again_after_a_failure(run: Run, monkeypatch: pytest.MonkeyP
     assert "the disk was full" in " ".join(run("info").stdout.split())
     assert run("build").exit_code == 0
     assert build.obstacle() is None
+
+
+def test_a_cache_that_others_may_write_is_said_by_build_and_info(run: Run, cache: Path) -> None:
+    cache.mkdir()
+    cache.chmod(0o777)
+    result = run("build")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert f"{cache} belongs to user" in result.stderr
+    assert "chmod go-w" in result.stderr
+    info = " ".join(run("info").stdout.split())
+    assert f"fused CPU kernel not used: torch's extension cache is not safe: {cache}" in info

@@ -1,6 +1,7 @@
 import io
 import json
 import shutil
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,22 @@ def test_train_prints_results_to_stdout_and_progress_to_stderr(
     assert again.exit_code == 0
 
 
+def test_train_resumes_or_begins(run: Run, text_file: Path, tmp_path: Path) -> None:
+    recipe = ["tiny", f"data.paths={text_file}"]
+    folder = ["--output", tmp_path / "run"]
+    for words in (
+        [*recipe, "--resume", "auto", "train.steps=1", *folder],
+        [*recipe, "--resume=auto", "train.steps=1", *folder],
+        ["--resume", *recipe, "train.steps=1", *folder],
+        [*recipe, "train.steps=1", *folder, "--resume"],
+    ):
+        done = run("train", *words)
+        assert done.exit_code == 0, done.stderr
+    fails(run("train", *recipe, *folder, "train.steps=1"), "already holds a run", "--resume")
+    fails(run("train", *recipe, *folder, "--resume=always"), "--resume stands alone or before auto", "'always'")
+    assert "[auto]" in run("train", "--help").stdout
+
+
 def test_train_refuses_bad_input_before_it_reads_text(run: Run, text_run: Path, tmp_path: Path) -> None:
     fails(run("train", "nowhere"), "There is no recipe 'nowhere'")
     fails(run("train", "tiny", "train.stepz=3"), "did you mean 'train.steps'?")
@@ -42,6 +59,12 @@ def test_train_refuses_bad_input_before_it_reads_text(run: Run, text_run: Path, 
     fails(run("train", "tiny", "data.paths=nowhere.txt", "--output", tmp_path / "new"), "nowhere.txt")
     fails(run("train", "tiny", "--resume", "--output", tmp_path / "new"), "no run to resume")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_a_setting_that_is_given_twice_is_refused(command: str, run: Run) -> None:
+    result = run(command, "tiny", "train.steps=1", "model.hidden_size=64", "train.steps=2")
+    fails(result, "'train.steps' is set twice, by 'train.steps=1' and by 'train.steps=2'")
 
 
 def test_a_tokenizer_is_trained_and_a_recipe_takes_it(run: Run, text_file: Path, tmp_path: Path) -> None:
@@ -221,6 +244,11 @@ def test_report_prints_where_the_page_is(run: Run, text_run: Path, tmp_path: Pat
     result = run("report", text_run)
     assert (result.exit_code, result.stdout) == (0, f"{text_run / 'report.html'}\n")
     assert (text_run / "report.html").is_file()
+    before = (text_run / "report.html").stat().st_mtime_ns
+    fails(run("report", text_run), f"'{text_run / 'report.html'}' is there already", "--overwrite")
+    assert (text_run / "report.html").stat().st_mtime_ns == before
+    assert run("report", text_run, "--overwrite").exit_code == 0
+    assert (text_run / "report.html").stat().st_mtime_ns > before
     result = run("report", text_run, "--output", tmp_path / "page.html")
     assert result.stdout == f"{tmp_path / 'page.html'}\n"
     fails(run("report", tmp_path), "is not a run folder")
@@ -235,12 +263,16 @@ def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
     results = capture_results("which is found", asked, twins, "cpu", comparisons=compared)
     path = write_json(tmp_path / "recall.json", results)
     for paths in ([tmp_path], [path], [path, tmp_path]):
-        result = run("report", *paths)
+        result = run("report", *paths, "--overwrite")
         assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
     assert result.stdout.splitlines() == [str(tmp_path.resolve() / name) for name in ("RESULTS.md", "RESULTS.html")]
     assert "inconclusive" in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    for name in ("RESULTS.md", "RESULTS.html"):
+        fails(run("report", tmp_path), f"{tmp_path / name}' is there already", "--overwrite")
+        (tmp_path / name).unlink()
+    fails(run("report", tmp_path), f"{tmp_path / 'figures'}", ".svg' is there already")
     (tmp_path / "none").mkdir()
-    fails(run("report", tmp_path / "none", path), "holds no results of an experiment")
+    fails(run("report", tmp_path / "none", path, "--overwrite"), "holds no results of an experiment")
     fails(run("report", path, "--output", tmp_path / "page.html"), "must end in .md")
 
 
@@ -270,7 +302,7 @@ def test_info_says_what_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPat
         return version(name)
 
     monkeypatch.setattr(metadata, "version", without_tensorboard)
-    assert 'not installed: pip install "diff-transformer[train]"' in run("info").stdout
+    assert 'not installed: pip install ".[train]"' in run("info").stdout
 
 
 def test_demo_ends_with_a_table_a_page_and_models(run: Run, text_file: Path, tmp_path: Path) -> None:
@@ -313,3 +345,60 @@ def test_a_fast_demo_has_a_folder_of_its_own(
 
     monkeypatch.setattr(module, "run_demo", stop)
     fails(run("demo", *options), f"asked for {expected}.")
+
+
+@pytest.mark.parametrize("command", ["generate", "export", "eval"])
+def test_datasets_is_asked_for_where_it_is_read_alone(
+    command: str, run: Run, text_run: Path, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    more: dict[str, list[Any]] = {
+        "generate": ["--prompt", "to be", "--max-new-tokens", 2],
+        "export": [tmp_path / "shared"],
+        "eval": ["--text", text_file, "--output", tmp_path / "results.json"],
+    }
+    result = run(command, text_run, *more[command])
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+def test_json_that_is_too_deep_is_named(name: str, run: Run, text_run: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(text_run / "model", model)
+    (model / name).write_text("[" * 200_000 + "]" * 200_000, encoding="utf-8")
+    fails(run("generate", model, "--prompt", "x"), f"{name}' is not JSON", "lists in lists too deep")
+
+
+@pytest.mark.parametrize(
+    ("settings", "layout"),
+    [
+        ({"model_type": "llama"}, "llama"),
+        ({"model_type": "diffllama"}, "diffllama"),
+        ({"model_type": "microsoft_diff_v2"}, "microsoft-v2"),
+        ({"num_heads": 4}, "microsoft|microsoft-v2"),
+    ],
+)
+def test_generate_names_the_command_that_converts(
+    settings: dict[str, Any], layout: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    fails(run("generate", tmp_path, "--prompt", "x"), f"diff-transformer convert {tmp_path} DST --from {layout}`")
+
+
+def test_what_is_too_large_for_a_model_is_refused_at_once(run: Run, text_run: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(text_run / "model", model)
+    settings = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    for name, value in {"num_hidden_layers": 10**9, "vocab_size": 10**400, "lambda_init": 10**400}.items():
+        (model / "config.json").write_text(json.dumps(settings | {name: value}), encoding="utf-8")
+        fails(run("generate", model, "--prompt", "x"), "config.json' is not valid: ")
+    fails(run("plan", "tiny", "model.num_hidden_layers=1000000000"), "num_hidden_layers must be at most 1,024")
+
+
+def test_weights_have_the_permissions_of_other_files(run: Run, text_run: Path, tmp_path: Path) -> None:
+    assert run("export", text_run, tmp_path / "exported").exit_code == 0
+    assert run("convert", text_run, tmp_path / "converted", "--to", "microsoft").exit_code == 0
+    files = [file for folder in (text_run, tmp_path) for file in folder.rglob("*") if file.is_file()]
+    assert sum(file.suffix == ".safetensors" for file in files) >= 5
+    (tmp_path / "fresh").touch()
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {stat.S_IMODE((tmp_path / "fresh").stat().st_mode)}

@@ -160,7 +160,7 @@ def test_without_lm_eval_the_extra_is_named(
     for name in ("lm_eval", "lm_eval.tasks"):
         monkeypatch.setitem(sys.modules, name, None)
     result = run("eval", text_run, "--tasks", questions)
-    fails(result, 'lm-eval, which is not installed: pip install "diff-transformer[harness]"')
+    fails(result, 'lm-eval, which is not installed: pip install ".[harness]"')
 
 
 def test_table1_stands_for_the_papers_seven() -> None:

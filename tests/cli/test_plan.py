@@ -20,6 +20,10 @@ def test_a_plan_is_printed(run: Run) -> None:
         "operations       2.3e+10 FLOPs per token",
         "on               64 × h200, weights sharded (fsdp), precision bf16",
         "2.94 days at 50% of 990 TFLOP/s",
+        "communication    110 GB to each GPU per step",
+        "12.2 GB through its network card, which takes 4 GB/s to be hidden; a GPU has 50",
+        "disk             41.8 GB a checkpoint, 125 GB with those that stay",
+        "1.4 TB of tokens that are read",
         "without checkpointing (the recipe's)   with checkpointing",
         "train.gradient_checkpointing=true: fits with train.accumulation=1, 16 sequences at a time",
     ):
@@ -31,6 +35,18 @@ def test_settings_and_the_way_of_sharing_are_taken(run: Run) -> None:
     assert "4 × l4, heads shared out (tensor)" in made.stdout
     assert "64 sequences at a time (train.accumulation=2)" in made.stdout
     assert "does not fit, not even one sequence at a time" not in made.stdout
+
+
+def test_what_communication_allows_takes_the_place_of_what_is_assumed(run: Run) -> None:
+    made = run("plan", "paper-13.1b", "--gpu", "h200", "--gpus", 64, "--network", 6.25).stdout
+    assert "18% of 990 TFLOP/s" in made
+    assert "40% cannot be reached" in made
+    assert "cannot be reached" not in run("plan", "paper-13.1b", "--gpu", "h200", "--gpus", 64).stdout
+    assert (
+        "nothing can run meanwhile"
+        in run("plan", "paper-1.4b", "--gpu", "h100", "--gpus", 8, "--parallel", "tensor").stdout
+    )
+    assert "--network GB/s" in run("plan", "paper-1.4b", "--gpu", "l4", "--gpus", 16, "--parallel", "ddp").stdout
 
 
 def test_small_ones_are_told_in_small_units(run: Run) -> None:

@@ -1,37 +1,71 @@
 import io
+import itertools
+import re
 
+import pytest
 from rich.console import Console
 
-from diff_transformer.cli.progress import Bars
+from diff_transformer.cli import progress
+from diff_transformer.cli.progress import Bars, preparing
 
 
-def test_a_log_gets_ten_lines_and_no_control_codes() -> None:
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "monotonic", clock)
+    return clock
+
+
+def logged(clock: Clock, seconds: float, first: int, total: int) -> list[str]:
+    """The lines of a run that does steps `first` to `total` and takes so many seconds for each."""
     stream = io.StringIO()
     bars = Bars(Console(file=stream, width=40))
-    bars.start(200, "retrieval · [diff]")
-    for step in range(1, 201):
+    bars.start(total, "retrieval · [diff]")
+    for step in range(first, total + 1):
+        clock.now += seconds
         bars.update(step, 2.0, 12345.6)
     bars.stop()
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 10
-    assert lines[0] == "retrieval · [diff]: step 20 of 200, loss 2.000, 12,346 tokens/s"
-    assert lines[-1].startswith("retrieval · [diff]: step 200 of 200")
     assert "\x1b" not in stream.getvalue()
+    return stream.getvalue().splitlines()
 
 
-def test_a_log_of_a_short_or_resumed_run_has_a_line_for_each_tenth_at_most() -> None:
+def test_a_log_gets_a_line_at_least_every_minute_with_the_time_left(clock: Clock) -> None:
+    lines = logged(clock, seconds=7.0, first=1, total=2_000)
+    assert lines[0] == "retrieval · [diff]: step 1 of 2000, loss 2.000, 12,346 tokens/s"
+    assert lines[1] == "retrieval · [diff]: step 6 of 2000, loss 2.000, 12,346 tokens/s, 3:52:38 left"
+    steps = [int(re.findall(r"step (\d+)", line)[0]) for line in lines]
+    assert steps[-1] == 2_000
+    assert max(after - before for before, after in itertools.pairwise(steps)) * 7 <= 60
+    assert "left" not in lines[-1]
+
+
+def test_a_log_of_a_short_or_resumed_run(clock: Clock) -> None:
+    assert len(logged(clock, seconds=0.01, first=1, total=200)) == 2
+    lines = logged(clock, seconds=40.0, first=51, total=100)
+    assert len(lines) == 50  # a step is longer than the time between lines
+    assert lines[1].endswith("step 52 of 100, loss 2.000, 12,346 tokens/s, 0:32:00 left")
+
+
+def test_a_log_of_preparing(clock: Clock) -> None:
     stream = io.StringIO()
-    bars = Bars(Console(file=stream))
-    bars.start(3, "short")
-    for step in (1, 2, 3):
-        bars.update(step, float("nan"), 1.0)
-    bars.stop()
-    bars.start(100, "resumed")
-    for step in range(51, 101):
-        bars.update(step, 1.0, 1.0)
-    lines = stream.getvalue().splitlines()
-    assert [line.split(",")[0] for line in lines[:3]] == [f"short: step {step} of 3" for step in (1, 2, 3)]
-    assert len(lines) == 3 + 6
+    with preparing(Console(file=stream)) as tell:
+        for number in range(1, 61):
+            tell(number, 1000 * number)
+            clock.now += 1
+    assert stream.getvalue().splitlines() == [
+        "tokenised: 1 documents, 1,000 tokens",
+        "tokenised: 31 documents, 31,000 tokens",
+    ]
 
 
 def test_a_terminal_gets_one_bar_for_each_run() -> None:

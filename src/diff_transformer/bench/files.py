@@ -10,11 +10,12 @@ from diff_transformer.bench.tables import page
 from diff_transformer.results import read_json, write_json, write_text
 
 
-def results_path(folder: Path, kind: str, device: str) -> Path:
+def results_path(folder: Path, kind: str, device: str, *, overwrite: bool = False) -> Path:
     """The JSON file of a benchmark ("operator" or "model") in a folder, which is made if it is not there.
 
     Raises:
         ValueError: nothing can be written there, or the file there is not of this benchmark.
+        FileExistsError: it is there, or its page, and ``overwrite`` is false.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -26,6 +27,11 @@ def results_path(folder: Path, kind: str, device: str) -> Path:
     path = folder / f"{kind}-{torch.device(device).type}.json"
     if path.exists():
         _check_ours(path, f"bench {kind}")
+    for file in (path, path.with_suffix(".md")):
+        if file.exists() and not overwrite:
+            raise FileExistsError(
+                f"{str(file)!r} is there already; choose another --output, or replace the results with --overwrite."
+            )
     return path
 
 

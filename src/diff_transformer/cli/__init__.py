@@ -2,7 +2,12 @@
 
 import logging
 import sys
+from collections.abc import Collection, Iterable
+from importlib.util import find_spec
 
+from diff_transformer import CHECKOUT
+
+LARGEST_SEED = (1 << 63) - 1  # that torch's generators take
 # What the extra [train] brings: name to import → name to install.
 TRAIN_EXTRA = {
     "accelerate": "accelerate",
@@ -30,6 +35,8 @@ def main() -> None:
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
         from diff_transformer.cli.app import app
+
+        app()
     except ModuleNotFoundError as error:
         advice = missing_extra(error)
         if advice is None:
@@ -38,7 +45,28 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    app()
+
+
+def refuse_repeated(settings: Iterable[str]) -> None:
+    """Raise ValueError where KEY=VALUE is given twice for one key: only one of the values can have been meant."""
+    given: dict[str, str] = {}
+    for setting in settings:
+        key = setting.partition("=")[0]
+        if key in given:
+            raise ValueError(f"{key!r} is set twice, by {given[key]!r} and by {setting!r}; give it once.")
+        given[key] = setting
+
+
+def require_extra(extra: str, without: Collection[str] = ()) -> None:
+    """Raise ModuleNotFoundError where an extra is not all there: at once, and not after torch has been imported.
+
+    Args:
+        extra: one of `EXTRAS`.
+        without: modules of it that are not needed.
+    """
+    for name in EXTRAS[extra]:
+        if name not in without and find_spec(name) is None:
+            raise ModuleNotFoundError(name=name)
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
@@ -46,5 +74,5 @@ def missing_extra(error: ModuleNotFoundError) -> str | None:
     name = (error.name or "").partition(".")[0]
     for extra, brings in EXTRAS.items():
         if name in brings:
-            return f'This command needs {brings[name]}, which is not installed: pip install "diff-transformer[{extra}]"'
+            return f'This command needs {brings[name]}, which is not installed: pip install ".[{extra}]" {CHECKOUT}'
     return None

@@ -4,21 +4,23 @@ import functools
 import importlib
 import os
 import signal
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from diff_transformer import __version__
-from diff_transformer.cli import missing_extra
+from diff_transformer.cli import missing_extra, require_extra
 
 # Command → "module:function".
 COMMANDS = {
     "demo": "demo:demo",
     "tokenizer": "tokenizer:tokenizer",
-    "train": "train:train",
+    "prepare": "prepare:prepare",
+    "train": "train:command",
     "watch": "watch:watch",
     "plan": "plan:plan",
     "generate": "generate:generate",
@@ -31,6 +33,15 @@ COMMANDS = {
     "build": "build:build",
     "info": "info:info",
 }
+# These run without the extra [train]: they are for finding out what is wrong.
+WITHOUT_EXTRA = ("build", "info")
+# What the extra [train] brings for few commands; the others do without.
+NEEDED_BY = {
+    "datasets": ("demo", "tokenizer", "prepare", "train", "reproduce"),
+    "tensorboard": ("demo", "train", "reproduce"),
+}
+# The base of what typer raises for a wrong command line, which it has under no name of its own.
+CommandLineError: Any = typer.BadParameter.__mro__[2]
 
 
 class Commands(TyperGroup):
@@ -52,18 +63,41 @@ class Commands(TyperGroup):
         if isinstance(loaded, typer.Typer):  # with commands of its own
             return typer.main.get_command(loaded)
         alone = typer.Typer(add_completion=False)
-        alone.command(cmd_name)(with_plain_errors(loaded))
+        extra = None if cmd_name in WITHOUT_EXTRA else "train"
+        without = [module for module, commands in NEEDED_BY.items() if cmd_name not in commands]
+        alone.command(cmd_name)(with_plain_errors(loaded, extra=extra, without=without))
         return typer.main.get_command(alone)
 
+    def main(self, *arguments: Any, **settings: Any) -> Any:
+        """As typer's, but a wrong command line is answered in one line, like every other error."""
+        settings["standalone_mode"] = False  # errors and exit codes come back here
+        try:
+            code = super().main(*arguments, **settings)
+        except CommandLineError as error:
+            message = " ".join(error.format_message().split())
+            if message:  # else it was no command at all, and the help has been shown
+                end = "" if message.endswith((".", "?")) else "."
+                context = getattr(error, "ctx", None)
+                command = context.command_path if context else "diff-transformer"
+                typer.echo(f"error: {message}{end} See {command} --help.", err=True)
+            sys.exit(error.exit_code)
+        except typer.Abort:
+            sys.exit(1)
+        sys.exit(code or 0)
 
-def with_plain_errors(command: Callable[..., None]) -> Callable[..., None]:
+
+def with_plain_errors(
+    command: Callable[..., None], *, extra: str | None = "train", without: Collection[str] = ()
+) -> Callable[..., None]:
     """The command, with expected errors as one line on stderr (exit code 2), and stopped without a traceback (Ctrl-C
-    130, SIGTERM 143).
+    130, SIGTERM 143). Where `extra`, which it needs but for the modules `without`, is not installed, it does not begin.
     """
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
+            if extra is not None:
+                require_extra(extra, without)
             command(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
             if os.environ.get("RANK", "0") == "0":  # of processes that stop together one speaks

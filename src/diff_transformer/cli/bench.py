@@ -64,9 +64,12 @@ def bench(
         bool, typer.Option("--compile", help="Compile the decoder layers with torch.compile (model, without decoding).")
     ] = False,
     output: Annotated[
-        Path,
-        typer.Option(help="Folder for the results, as JSON and Markdown; earlier ones of this benchmark are replaced."),
-    ] = Path("benchmarks"),
+        Path | None,
+        typer.Option(help="Folder for the results, as JSON and Markdown.", show_default="they are printed alone"),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the results of this benchmark that are in the output folder.")
+    ] = False,
 ) -> None:
     """Measure times relative to the twin, in alternated runs, after checking that the results are right.
 
@@ -76,6 +79,8 @@ def bench(
     """
     if what not in ("operator", "model"):
         raise ValueError(f"bench can measure 'operator' or 'model', got {what!r}.")
+    if overwrite and output is None:
+        raise ValueError("--overwrite goes with --output, which names the folder of the results.")
     if threads is not None and threads < 1:
         raise ValueError(f"--threads must be 1 or more, got {threads}.")
 
@@ -95,16 +100,18 @@ def bench(
     given = {name: value for name, value in options.items() if value not in (None, [])}
     chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     measure = (_operator if what == "operator" else _model)(device, chosen, tuple(length or ()))
-    path = results_path(output, what, device)
+    path = None if output is None else results_path(output, what, device, overwrite=overwrite)
+    if path is None:
+        console.messages().print("The results are printed and not written: --output names a folder for them.")
     out, watch = console.output(), _Watch(console.output(), console.messages())
     try:
         document, rows = measure(watch)
     finally:
         watch.stop()
-    files = write_document(path, document)
     for bar in document["bars"]:
         out.print(bar_line(bar), markup=False, soft_wrap=True)
-    out.print(f"written: {' '.join(map(str, files))}", markup=False, soft_wrap=True)
+    if path is not None:
+        out.print(f"written: {' '.join(map(str, write_document(path, document)))}", markup=False, soft_wrap=True)
     refuse_wrong(rows)
 
 

@@ -1,6 +1,6 @@
 """From what the user names to one model, or the reason why it is none."""
 
-import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,19 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
+from diff_transformer.files import parse_json
 from diff_transformer.model import DiffTransformerForCausalLM
 
 if TYPE_CHECKING:
     from diff_transformer.train import Recipe
+
+# What other people's config.json says, and the layout that `convert` knows it by.
+LAYOUTS = {
+    "llama": "llama",
+    "diffllama": "diffllama",
+    "microsoft_diff": "microsoft",
+    "microsoft_diff_v2": "microsoft-v2",
+}
 
 
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
@@ -101,21 +110,32 @@ def find_recipe(folder: Path) -> "Recipe | None":
 
 def _check_model(folder: Path, ours: bool) -> None:
     config = folder / "config.json"
-    try:
-        settings = json.loads(config.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(config)!r} is not JSON: {error}.") from None
+    settings = parse_json(config.read_bytes(), repr(str(config)))
+    for other in folder.glob("*.json"):  # which transformers reads as well, without a sentence for what is wrong
+        if other.name not in ("config.json", "tokenizer.json"):  # `load_tokenizer` checks the latter, which is large
+            parse_json(other.read_bytes(), repr(str(other)))
     kind = settings.get("model_type") if isinstance(settings, dict) else None
     if ours and kind != DiffTransformerForCausalLM.config_class.model_type:
-        raise ValueError(f"The model in {str(folder)!r} is not one of ours: its model_type is {kind!r}.")
+        hint = _conversion(folder, settings)
+        raise ValueError(f"The model in {str(folder)!r} is not one of ours: its model_type is {kind!r}.{hint}")
     try:
         loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{str(config)!r} is not valid: {_one_line(error)}") from None
     if type(loaded) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"The model in {str(folder)!r} is no causal language model: its model_type is {kind!r}.")
     if not any(folder.glob("*.safetensors")):
         raise FileNotFoundError(f"{str(folder)!r} holds no weights: there is no .safetensors file in it.")
+
+
+def _conversion(folder: Path, settings: Any) -> str:
+    """How a folder in a layout that `convert` reads becomes one of ours; nothing for any other."""
+    if not isinstance(settings, dict):
+        return ""
+    # The authors' folders need not say what they are; `num_heads` is an argument of their modules.
+    unnamed = "microsoft|microsoft-v2" if "model_type" not in settings and "num_heads" in settings else None
+    layout = LAYOUTS.get(str(settings.get("model_type")), unnamed)
+    return f" `diff-transformer convert {shlex.quote(str(folder))} DST --from {layout}` makes it one." if layout else ""
 
 
 def _one_line(error: Exception) -> str:

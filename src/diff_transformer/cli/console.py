@@ -1,5 +1,6 @@
 """Where output goes: results to stdout, everything else to stderr."""
 
+import os
 import sys
 
 from rich.console import Console
@@ -17,8 +18,10 @@ def messages(*, quiet: bool = False) -> Console:
 
 def quiet_libraries() -> None:
     """No progress bars but ours."""
-    import datasets
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    # datasets, which few commands need and import, reads this when it is imported.
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    if (datasets := sys.modules.get("datasets")) is not None:
+        datasets.disable_progress_bars()

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from diff_transformer.cli import LARGEST_SEED
+
 
 def demo(
     output: Annotated[
@@ -20,7 +22,7 @@ def demo(
             "By default the source of Python's standard library."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and data.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of weights and data.")] = 0,
     fast: Annotated[
         bool, typer.Option("--fast", help="A tiny setting: shows that everything runs, measures nothing.")
     ] = False,
@@ -29,7 +31,7 @@ def demo(
 ) -> None:
     """Train a Differential Transformer beside its twin and compare them.
 
-    Takes about eight minutes on two processor cores; ends with a table and a page to open in a browser.
+    Takes 8 to 15 minutes on two processor cores; ends with a table and a page to open in a browser.
     """
     from diff_transformer.cli import console
     from diff_transformer.cli.progress import Bars

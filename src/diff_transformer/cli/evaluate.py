@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diff_transformer.cli import require_extra
+
 if TYPE_CHECKING:
     from diff_transformer.data import Batches
 
@@ -66,6 +68,7 @@ def evaluate(
     if tasks:
         _refuse("--tasks", {"--text": text, "--measure": measure, "--option": option})
         _check_output(output)
+        require_extra("harness")
         from diff_transformer.cli.harness import evaluate_tasks
 
         options = {"limit": limit, "num_fewshot": num_fewshot, "batch_size": batch_size or BATCH_SIZE}

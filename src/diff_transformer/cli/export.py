@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diff_transformer.cli import require_extra
+
 if TYPE_CHECKING:
     from diff_transformer.report.card import Form, SharedModel
     from diff_transformer.results import ResultsFile
@@ -28,13 +30,6 @@ def export(
         Path, typer.Argument(metavar="CHECKPOINT", help="A run folder, or a folder with config.json and weights.")
     ],
     target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make; it must not exist.")],
-    remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--remote-code",
-            help="Add code files, with which trust_remote_code=True loads the folder where this package is installed.",
-        ),
-    ] = False,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Write an ONNX graph with its cache instead, compared with the model.")
     ] = False,
@@ -55,20 +50,19 @@ def export(
     ] = None,
 ) -> None:
     """Write a model as a folder to share: weights, tokenizer and a model card filled from what was measured."""
-    _check_options(remote_code, onnx, dtype, max_shard_size)
+    _check_options(onnx, dtype, max_shard_size)
+    if onnx:
+        require_extra("onnx")
     from diff_transformer.cli import console
     from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
     from diff_transformer.convert import MAX_SHARD_SIZE, export_folder, export_onnx
     from diff_transformer.convert.export import check_shard_size
     from diff_transformer.convert.folder import UnfinishedFolder
-    from diff_transformer.convert.onnx import require_packages
     from diff_transformer.report.card import model_card
 
     console.quiet_libraries()
     shard_size = max_shard_size or MAX_SHARD_SIZE
     check_shard_size(shard_size)
-    if onnx:
-        require_packages()
     UnfinishedFolder.refuse_existing(target)
     folder = find_checkpoint(checkpoint)
     recipe = find_recipe(folder)
@@ -78,7 +72,7 @@ def export(
     if onnx and auto_class != "AutoModelForCausalLM":
         raise ValueError(f"--onnx writes language models, and {str(folder)!r} loads with {auto_class}.")
     model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype)
-    form: Form = "onnx" if onnx else "code" if remote_code else "package"
+    form: Form = "onnx" if onnx else "package"
     shared = _describe(model, form, target, folder, auto_class, tokenizer is not None)
     settings = recipe.model_dump(mode="json") if recipe else None
     card = model_card(shared, settings, measured, license=license_name)
@@ -86,30 +80,28 @@ def export(
         console.messages().print(f"Writing {target} and comparing it with the model …")
         files = export_onnx(model, tokenizer, target, card=card)
     else:
-        files = export_folder(model, tokenizer, target, card=card, remote_code=remote_code, max_shard_size=shard_size)
+        files = export_folder(model, tokenizer, target, card=card, max_shard_size=shard_size)
     for file in files:
         console.output().print(f"{file} ({file.stat().st_size:,} bytes)")
 
 
-def _check_options(remote_code: bool, onnx: bool, dtype: str | None, max_shard_size: str | None) -> None:
+def _check_options(onnx: bool, dtype: str | None, max_shard_size: str | None) -> None:
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
     if not onnx:
         return
     if dtype not in (None, "float32"):
         raise ValueError(f"--onnx writes float32, so --dtype cannot be {dtype}.")
-    for option, given in {"--remote-code": remote_code, "--max-shard-size": max_shard_size}.items():
-        if given:
-            raise ValueError(f"{option} is for folders of safetensors, and --onnx writes none.")
+    if max_shard_size:
+        raise ValueError("--max-shard-size is for folders of safetensors, and --onnx writes none.")
 
 
 def _auto_class(folder: Path) -> str:
     """The name of transformers' class that loads the model in a folder."""
-    import json
-
+    from diff_transformer.files import read_json
     from diff_transformer.model.remote_code import AUTO_CLASSES
 
-    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    named = read_json(folder / "config.json").get("architectures") or [""]
     return next((auto for auto, ours in AUTO_CLASSES.items() if ours == named[0]), "AutoModelForCausalLM")
 
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from diff_transformer.cli import LARGEST_SEED
+
 # Unless told: so many tokens, or as many as the context has room for.
 DEFAULT_TOKENS = 200
 
@@ -22,7 +24,7 @@ def generate(
     ] = None,
     temperature: Annotated[float, typer.Option(help="Above 1 bolder, towards 0 more certain.")] = 1.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that hold this share.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed draws another text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Another seed draws another text.")] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
     device: Annotated[str | None, typer.Option(help="Where to run.", show_default="the GPU, if any")] = None,
 ) -> None:

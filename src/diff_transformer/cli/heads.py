@@ -1,7 +1,8 @@
 """What `--dex-heads` names: the heads of a source model that DEX is to correct."""
 
-import json
 from pathlib import Path
+
+from diff_transformer.files import parse_json
 
 # How much text ranks the heads: so many sequences of so many tokens, from its beginning.
 SEQUENCES, LENGTH = 16, 512
@@ -27,8 +28,8 @@ def chosen_heads(choice: str, source: Path, text: list[Path] | None) -> list[lis
     if choice == "all":
         return None
     try:
-        layers = json.loads(choice)
-    except json.JSONDecodeError:
+        layers = parse_json(choice, "--dex-heads")
+    except ValueError:
         layers = None
     if not isinstance(layers, list) or not all(isinstance(heads, list) for heads in layers):
         raise ValueError(

@@ -9,6 +9,7 @@ def info() -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from diff_transformer import CHECKOUT
     from diff_transformer.cli import TRAIN_EXTRA, console
     from diff_transformer.ops.backends import explain
     from diff_transformer.ops.cpu import build
@@ -18,7 +19,7 @@ def info() -> None:
         try:
             return metadata.version(package)
         except metadata.PackageNotFoundError:
-            return 'not installed: pip install "diff-transformer[train]"'
+            return f'not installed: pip install ".[train]" {CHECKOUT}'
 
     environment = capture_environment()
     rows = {"device": environment.device, "torch threads": str(torch.get_num_threads())}

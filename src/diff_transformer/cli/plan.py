@@ -23,19 +23,35 @@ def plan(
         "cpu"
     ),
     utilisation: Annotated[
-        float, typer.Option(help="Share of the GPUs' peak that the model's own operations reach.")
+        float,
+        typer.Option(help="Share of the GPUs' peak that the model's own operations reach where nothing is waited for."),
     ] = 0.4,
+    network: Annotated[
+        float | None,
+        typer.Option(
+            help="GB/s of the network between machines for each GPU (400 Gb/s are 50).",
+            show_default="that of the vendor's own machine",
+        ),
+    ] = None,
     parallel: Annotated[
         str | None, typer.Option(help="ddp, fsdp or tensor.", show_default="the recipe's train.parallel")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a recipe would take, without running it: parameters, operations, memory and days."""
-    from diff_transformer.cli import console
+    """Say what a recipe would take, without running it: parameters, operations, memory, communication, days, disk."""
+    from diff_transformer.cli import console, refuse_repeated
     from diff_transformer.train import load_recipe
     from diff_transformer.train.plan import plan as plan_recipe
 
-    made = plan_recipe(load_recipe(recipe, settings or ()), gpu, gpus, parallel=parallel, utilisation=utilisation)
+    refuse_repeated(settings or ())
+    made = plan_recipe(
+        load_recipe(recipe, settings or ()),
+        gpu,
+        gpus,
+        parallel=parallel,
+        utilisation=utilisation,
+        network=None if network is None else network * 1e9,
+    )
     out = console.output()
     if json:
         out.print(_json(made), markup=False, soft_wrap=True)
@@ -68,9 +84,16 @@ def _facts(made: "Plan") -> list[str]:
         f"{made.steps * made.tokens_per_step:.3g} tokens",
         f"on               {where}{how.get(made.kind, ', heads shared out (tensor)')}, precision {made.precision}",
     ]
+    lines += _communication(made)
     if made.peak is not None and made.days is not None:
         peak = f"{made.utilisation:.0%} of {made.peak / 1e12:.3g} TFLOP/s"
         lines.append(f"time             {_duration(made.days)} at {peak}; evaluation and saving come on top")
+        if made.utilisation < made.assumed:
+            lines.append(
+                f"{_INDENT}(at best: communication takes longer than what runs meanwhile, so {made.assumed:.0%} "
+                "cannot be reached)"
+            )
+    lines += _disk(made)
     size, unit = _unit(made)
     room = "" if made.device_memory is None else f", where {made.device_memory / size:,.0f} {unit} can be used"
     lines.append(f"memory           {unit} on each when most is held{room};")
@@ -81,6 +104,53 @@ def _facts(made: "Plan") -> list[str]:
             "MALLOC_MMAP_THRESHOLD_=65536)"
         )
     return lines
+
+
+_INDENT = " " * 17
+_SENT = {
+    "ddp": "gradients are added up while the backward pass runs",
+    "fsdp": "weights are gathered and gradients scattered while the layers compute",
+    "tensor": "each layer's outputs and gradients are added up, and nothing can run meanwhile",
+}
+_UNKNOWN = ("", ", give it with --network GB/s")
+
+
+def _communication(made: "Plan") -> list[str]:
+    """What each GPU receives in a step, and which bandwidth that needs and has."""
+    sent = made.communication
+    if sent is None:
+        return []
+    lines = [f"communication    {sent.received / 1e9:.3g} GB to each GPU per step: {_SENT[made.kind]};"]
+    parts = [("inside a machine", sent.received - sent.through_network, sent.link)]
+    if sent.through_network:
+        parts.append(("through its network card", sent.through_network, sent.network))
+    needed = None
+    if made.needed is not None:
+        needed = made.needed[0] - made.needed[1], made.needed[1]
+    for number, (where, size, bandwidth) in enumerate(parts):
+        wants = "" if needed is None else f", which takes {needed[number] / 1e9:.3g} GB/s to be hidden"
+        has = f"a GPU has {bandwidth / 1e9:.3g}" if bandwidth else f"what a GPU has is unknown{_UNKNOWN[number]}"
+        lines.append(f"{_INDENT}{size / 1e9:.3g} GB {where}{wants}; {has}")
+    return lines
+
+
+def _disk(made: "Plan") -> list[str]:
+    lines = [
+        f"disk             {_bytes(made.checkpoint_bytes)} a checkpoint, {_bytes(made.checkpoints_bytes)} with those "
+        "that stay and one being written"
+    ]
+    if made.token_cache_bytes is not None:
+        tokens = _bytes(made.token_cache_bytes)
+        lines.append(f"{_INDENT}{tokens} of tokens that are read; the cache holds all of the text (data.cache)")
+    return lines
+
+
+def _bytes(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
 
 
 def _table(made: "Plan") -> "Table":

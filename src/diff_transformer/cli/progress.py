@@ -1,15 +1,32 @@
 """Progress of a training run on stderr: a bar in a terminal, a line now and then in a log."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from diff_transformer.cli.console import messages
 
-# How often a log gets a line, as a share of the run.
-_LINES = 10
+# Seconds from a line of a log to the next one, or a step longer: it is seen every minute that a run lives.
+_SECONDS = 30
+
+
+class _Interval:
+    """Says once in a while that it is time for a line: at first, and when some seconds have passed."""
+
+    def __init__(self) -> None:
+        self._next = -math.inf
+
+    def is_due(self) -> bool:
+        now = monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _SECONDS
+        return True
 
 
 @contextmanager
@@ -19,12 +36,10 @@ def preparing(console: Console) -> Iterator[Callable[[int, int], None]]:
         with console.status("Looking for the text's tokens") as status:
             yield lambda documents, tokens: status.update(f"{documents:,} documents, {tokens:,} tokens")
         return
-    told = 0
+    every = _Interval()
 
     def tell(documents: int, tokens: int) -> None:
-        nonlocal told
-        if tokens >= 2 * told:
-            told = tokens
+        if every.is_due():
             console.print(f"tokenised: {documents:,} documents, {tokens:,} tokens", markup=False, soft_wrap=True)
 
     yield tell
@@ -39,10 +54,12 @@ class Bars:
         self._task = TaskID(0)
         self._total = 0
         self._description = ""
-        self._told = 0
+        self._interval = _Interval()
+        self._first: tuple[int, float] | None = None  # the first step that was done in this run, and when
 
     def start(self, total: int, description: str) -> None:
-        self._total, self._description, self._told = total, description, 0
+        self._total, self._description = total, description
+        self._interval, self._first = _Interval(), None
         if not self._console.is_terminal:
             return
         self._bar = Progress(
@@ -61,11 +78,16 @@ class Bars:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, remarks=remarks)
             return
-        tenth = step * _LINES // max(1, self._total)
-        if tenth > self._told:
-            self._told = tenth
-            line = f"{self._description}: step {step} of {self._total}, {remarks}"
+        self._first = self._first or (step, monotonic())
+        if self._interval.is_due() or step == self._total:
+            line = f"{self._description}: step {step} of {self._total}, {remarks}{self._time_left(*self._first, step)}"
             self._console.print(line, markup=False, soft_wrap=True)
+
+    def _time_left(self, first: int, since: float, step: int) -> str:
+        if not first < step < self._total:
+            return ""
+        seconds = (monotonic() - since) / (step - first) * (self._total - step)
+        return f", {timedelta(seconds=round(seconds))} left"
 
     def tell(self, message: str) -> None:
         about = f"{self._description}: " if self._description else ""

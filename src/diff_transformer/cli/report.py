@@ -21,6 +21,7 @@ def report(
             show_default="in the folder of what is shown",
         ),
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the report that is there.")] = False,
 ) -> None:
     """Draw the page of a demo, or of training runs side by side; or set out the results of experiments beside the
     paper's.
@@ -29,12 +30,27 @@ def report(
     that holds everything (RESULTS.html).
     """
     from diff_transformer.cli import console
-    from diff_transformer.report import build_results_report, build_run_report, holds_experiments
-
-    written = (
-        build_results_report(paths, output)
-        if any(map(holds_experiments, paths))
-        else (build_run_report(paths, output),)
+    from diff_transformer.report import (
+        build_results_report,
+        build_run_report,
+        holds_experiments,
+        results_report_files,
+        run_report_path,
     )
+
+    of_experiments = any(map(holds_experiments, paths))
+    replaced = results_report_files(paths, output) if of_experiments else (run_report_path(paths, output),)
+    for path in replaced:
+        if path.exists() and not overwrite:
+            raise FileExistsError(
+                f"{str(path)!r} is there already; choose another --output, or replace the report with --overwrite."
+            )
+    written: tuple[Path, ...]
+    if of_experiments:
+        from diff_transformer.experiments.definition import as_defined
+
+        written = build_results_report(paths, output, as_defined)
+    else:
+        written = (build_run_report(paths, output),)
     for path in written:
         console.output().print(str(path), markup=False, soft_wrap=True)

@@ -1,0 +1,102 @@
+"""`diff-transformer prepare`"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commands import fails
+from diff_transformer.data import TextBatches, token_cache
+from diff_transformer.train import build_data, load_recipe
+
+Run = Callable[..., Any]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def files_of(cache: Path) -> dict[str, bytes]:
+    """What is in a cache's folders of tokens, tokenizers and tables, by path; but for locks and what holds times."""
+    folders = [cache / name for name in ("tokens", "tokenizers", "tables")]
+    found = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    found = [file for file in found if not file.name.endswith((".lock", ".verified.json"))]
+    return {str(file.relative_to(cache)): file.read_bytes() for file in found}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(4):
+        lines = [json.dumps({"text": f"{number} {line}: to be, or not to be " * 3}) for line in range(300)]
+        (folder / f"{number}.jsonl").write_text("\n".join(lines))
+        (folder / f"{number}.txt").write_text(f"{number} that is the question\n" * 400)
+    return folder
+
+
+def test_it_leaves_what_training_makes_and_training_finds_it(
+    run: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [f"data.paths={text}", "data.tokenizer=bpe", "data.vocab_size=300"]
+    data = build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'own'}"]))
+    monkeypatch.setattr(token_cache, "_AT_A_TIME", 5000)  # many batches for the workers
+    made = run("prepare", "tiny", *settings, f"data.cache={tmp_path / 'cache'}", "--workers", 2)
+    assert made.exit_code == 0
+    assert files_of(tmp_path / "cache") == files_of(tmp_path / "own")
+    batches = data.batches
+    assert isinstance(batches, TextBatches)
+    assert f"{len(batches.cache.tokens):,} tokens, {batches.train_tokens:,} of them to train on" in made.stdout
+    assert "vocabulary of 300" in made.stdout
+    assert "tokenised: " in made.stderr
+    monkeypatch.setattr(token_cache, "_tokenise", None)  # would be called to make it
+    build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'cache'}"]))
+
+
+def test_ctrl_c_and_the_same_command_go_on(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"{number} to be, or not to be\n" * 3000)
+    cache = tmp_path / "cache"
+    command = ["prepare", "tiny", f"data.paths={tmp_path}", f"data.cache={cache}", "--workers", "1"]
+    lines = [
+        "import sys",
+        "if __name__ == '__main__':",
+        "    from diff_transformer.cli import main",
+        "    from diff_transformer.data import token_cache",
+        "    token_cache._AT_A_TIME = 100_000",
+        f"    sys.argv = ['diff-transformer', *{command!r}]",
+        "    main()",
+    ]
+    script = tmp_path / "command.py"
+    script.write_text("\n".join(lines))
+    with subprocess.Popen(
+        [sys.executable, str(script)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        while not any(file.stat().st_size for file in cache.glob("tokens/.unfinished-*/pieces.bin")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert out == ""
+    assert "goes on from there" in err
+    assert "Traceback" not in err
+    (begun,) = (cache / "tokens").glob(".unfinished-*/tokens.bin")
+    tokens = begun.stat().st_size // 2
+    assert tokens
+    # Here, in one process, as training would: only the rest is tokenised, and all is what it would have been.
+    told: list[int] = []
+    data = build_data(load_recipe("tiny", command[2:4]), tell=lambda _, tokens: told.append(tokens))
+    assert told[0] > tokens
+    whole = build_data(load_recipe("tiny", [command[2], f"data.cache={tmp_path / 'whole'}"]))
+    assert files_of(cache) == files_of(tmp_path / "whole")
+    assert data.batches.source == whole.batches.source
+
+
+def test_bad_input(run: Run, tmp_path: Path) -> None:
+    fails(run("prepare", "retrieval"), "nothing to prepare", "data.kind is 'retrieval'")
+    fails(run("prepare", "tiny", f"data.paths={tmp_path / 'none'}"), "There is no text file or folder")
+    assert run("prepare", "tiny", "--workers", 0).exit_code == 2
