@@ -296,7 +296,7 @@ def test_without_a_compiler_auto_warns_once_and_a_name_raises() -> None:
         diff_attention(q, k, v, 0.5, backend="cpu")
     reasons = backends.explain()
     assert reasons.pop("cpu") == attention.unavailable()
-    assert reasons == dict.fromkeys(reasons)
+    assert not any("compiler" in (reason or "") for reason in reasons.values())
     assert build.status().startswith("not used: it needs a C++ compiler")
     assert not build.cache_folder().exists()
 
