@@ -173,16 +173,16 @@ def test_a_candidate_that_does_not_fit_has_a_reason(
 
     def attention(*args: Any, backend: str, **options: Any) -> Tensor:
         runs.append(backend)
-        # "blockwise" passes the check and does not fit beside the others any more.
-        if backend == "reference" or (backend == "blockwise" and runs.count("blockwise") > 1):
+        # "sdpa" passes the check and does not fit beside the others any more.
+        if backend == "reference" or (backend == "sdpa" and runs.count("sdpa") > 1):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return right(*args, backend=backend, **options)
 
     monkeypatch.setattr(room, "diff_attention", attention)
-    chosen = tiny(passes=("forward",), candidates=("reference", "blockwise"))
+    chosen = tiny(passes=("forward",), candidates=("reference", "sdpa"))
     _, rows = measure_operator(chosen, notes)
     found = {row.candidate: row.reason for row in rows}
-    assert found == {TWIN: None, TWIN_FLASH: None, AUTO: None, "reference": NO_MEMORY, "blockwise": NO_MEMORY}
+    assert found == {TWIN: None, TWIN_FLASH: None, AUTO: None, "reference": NO_MEMORY, "sdpa": NO_MEMORY}
 
 
 def test_a_case_that_does_not_fit_at_all(believed: None, notes: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from diff_transformer.bench.bars import cpu_bars
 from diff_transformer.bench.operator import OperatorSettings, measure_operator
 from diff_transformer.bench.records import DECODE, FORWARD, TRAINING, Bar, Row, ratio_bar, refuse_wrong
 from diff_transformer.results import Environment
+from tiny import needs_vectors
 
 
 def test_a_run_has_every_case_and_where_it_comes_from(tiny: OperatorSettings, notes: Any) -> None:
@@ -80,6 +81,7 @@ def test_right_rows_are_not_refused(tiny: OperatorSettings) -> None:
         refuse_wrong([dataclasses.replace(row, error=math.nan)])
 
 
+@needs_vectors
 def test_what_cannot_be_compiled_is_a_reason_for_flex_alone(
     tiny: OperatorSettings, notes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
