@@ -93,7 +93,7 @@ def separate(rows: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Tensor | Non
         largest = [torch.linalg.vector_norm(x.detach(), math.inf, dim=-1) for x in rows]  # NaN where one is
         flawed = [~x.isfinite() if x.dim() == 3 else ~x.isfinite().all(2) for x in largest]
         either = functools.reduce(torch.logical_or, flawed)
-    if is_ordinary(*rows):  # as its strides are: matrix products of another layout may round otherwise
+    if is_ordinary(*rows):  # the copies keep the strides: a matrix product of another layout may round otherwise
         return tuple(x.clone().masked_fill_(_like_rows(either, x), 0.0) for x in rows), either
     return tuple(x.masked_fill(_like_rows(either, x), 0.0) for x in rows), either
 
