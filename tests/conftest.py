@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -51,6 +52,31 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+class DiskRecorder:
+    """What reached the disk, by inode, and what was moved where; nothing is moved that had not reached it."""
+
+    def __init__(self) -> None:
+        self.flushed: set[int] = set()
+        self.moved: list[Path] = []
+        self._rename = os.replace
+
+    def flush(self, descriptor: int) -> None:
+        self.flushed.add(os.fstat(descriptor).st_ino)
+
+    def move(self, old: Path, new: Path) -> None:
+        assert {path.stat().st_ino for path in (old, *old.rglob("*"))} <= self.flushed
+        self.moved.append(new)
+        self._rename(old, new)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> DiskRecorder:
+    recorder = DiskRecorder()
+    monkeypatch.setattr(os, "fsync", recorder.flush)
+    monkeypatch.setattr(os, "replace", recorder.move)
+    return recorder
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,21 +192,10 @@ def test_content_is_read_only_where_sizes_or_times_have_changed(
     assert compared == [tokens.parent]
 
 
-def test_all_is_on_the_disk_before_the_cache_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: set[int] = set()
-    moved: list[Path] = []
-
-    def move(old: Path, new: Path) -> None:
-        assert {path.stat().st_ino for path in (old, *old.rglob("*"))} <= flushed
-        moved.append(new)
-        rename(old, new)
-
-    rename = os.replace
-    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.add(os.fstat(descriptor).st_ino))
-    monkeypatch.setattr(os, "replace", move)
+def test_all_is_on_the_disk_before_the_cache_is_there(tmp_path: Path, disk: Any) -> None:
     prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path)
-    assert [path.parent for path in moved] == [tmp_path / "tokens"]
-    assert (tmp_path / "tokens").stat().st_ino in flushed
+    assert [path.parent for path in disk.moved] == [tmp_path / "tokens"]
+    assert (tmp_path / "tokens").stat().st_ino in disk.flushed
 
 
 @pytest.mark.parametrize("size", [10, 60])

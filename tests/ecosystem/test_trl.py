@@ -27,6 +27,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is 
 
 TEXTS = ["the cat sat on a mat", "a dog", "to be, or not to be", "x", "λ", "noise is what both maps have in common"]
 IMPLEMENTATIONS = ("diff_attention", "eager", "sdpa")
+QUIET_ON_CPU: dict[str, Any] = {
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": [],
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "dataloader_pin_memory": False,
+}
 LORA = {"r": 2, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 
 
@@ -45,13 +53,7 @@ def trainer_of(
     }
     arguments = SFTConfig(
         output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        disable_tqdm=True,
-        save_strategy="no",
-        dataloader_pin_memory=False,
-        **{**defaults, **settings},
+        **{**QUIET_ON_CPU, **defaults, **settings},
     )
     return SFTTrainer(
         model=model,
@@ -266,12 +268,7 @@ def test_preferences_against_a_reference_that_the_trainer_loads(
         per_device_train_batch_size=2,
         gradient_checkpointing=False,
         logging_steps=1,
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        disable_tqdm=True,
-        save_strategy="no",
-        dataloader_pin_memory=False,
+        **QUIET_ON_CPU,
     )
     data = {"prompt": ["the cat", "a dog"], "chosen": [" sat", " ran"], "rejected": [" flew", " sang"]}
     trainer = DPOTrainer(

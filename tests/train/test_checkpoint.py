@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import json
-import os
 import resource
 import shutil
 import sys
@@ -305,26 +304,13 @@ def test_a_folder_that_is_not_finished_leaves_the_one_before(tmp_path: Path, err
     assert names(target) == ["b"]
 
 
-def test_all_is_on_the_disk_before_the_folder_is_moved(
-    tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flushed: set[int] = set()
-    moved: list[Path] = []
-
-    def move(old: Path, new: Path) -> None:
-        assert {path.stat().st_ino for path in (old, *old.rglob("*"))} <= flushed
-        moved.append(new)
-        rename(old, new)
-
-    rename = os.replace
-    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.add(os.fstat(descriptor).st_ino))
-    monkeypatch.setattr(os, "replace", move)
+def test_all_is_on_the_disk_before_the_folder_is_moved(tmp_path: Path, model: Any, disk: Any) -> None:
     with written_whole(tmp_path / "model") as folder:
         save_model(folder, model, None)
         (folder / "more").mkdir()
         (folder / "more" / "file").write_text("x")
-    assert moved == [tmp_path / "model"]
-    assert tmp_path.stat().st_ino in flushed  # the folder's new name as well
+    assert disk.moved == [tmp_path / "model"]
+    assert tmp_path.stat().st_ino in disk.flushed  # the folder's new name as well
 
 
 # Killed
