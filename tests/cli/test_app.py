@@ -168,7 +168,15 @@ def test_a_missing_extra_is_said_before_torch_is_imported(arguments: list[str], 
     assert "which is not installed: pip install" in result.stderr
 
 
-def test_build_and_info_need_no_extra(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_is_trained_without_what_only_training_needs(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be, or not to be")
+    words = ["tokenizer", "train", str(tmp_path / "a.txt"), "--vocab-size", "258", "--output", str(tmp_path / "made")]
+    code = f"import sys; sys.modules['tensorboard'] = None; sys.argv[1:] = {words!r}\n"
+    result = python(f"{code}from diff_transformer.cli import main; main()")
+    assert result.returncode == 0, result.stderr
+
+
+def test_info_needs_no_extra(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run("info").exit_code == 0
 

@@ -48,7 +48,7 @@ def test_train_resumes_or_begins(run: Run, text_file: Path, tmp_path: Path) -> N
         done = run("train", *words)
         assert done.exit_code == 0, done.stderr
     fails(run("train", *recipe, *folder, "train.steps=1"), "already holds a run", "--resume")
-    fails(run("train", *recipe, *folder, "--resume=always"), "--resume stands alone or before auto", "'always'")
+    fails(run("train", *recipe, *folder, "--resume=always"), "--resume takes no value or 'auto'", "'always'")
     assert "[auto]" in run("train", "--help").stdout
 
 
@@ -191,6 +191,33 @@ def test_a_checkpoint_that_is_missing_or_not_ours_is_named(
     fails(generate(model), "is not one of ours: its model_type is None.")
 
 
+def test_the_weights_of_a_checkpoint_are_those_that_were_written(
+    run: Run, text_run: Path, text_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "step-000002"
+    shutil.copytree(text_run / "checkpoints" / "step-000002", folder)
+    (folder / "optimizer.safetensors").unlink()  # of no use to a model that is not trained any more
+    assert run("generate", folder, "--prompt", "x", "--max-new-tokens", 1).exit_code == 0
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    damaged = f"{str(folder)!r} is damaged: model.safetensors does not hold what was written"
+    fails(run("generate", folder, "--prompt", "x"), damaged)
+    sizes = ["model.hidden_size=16", "model.intermediate_size=16", f"data.paths={text_file}"]
+    result = run("train", "tiny", *sizes, f"model.start_from={folder}", "--output", tmp_path / "run")
+    assert result.exit_code == 2
+    assert damaged in result.stderr
+
+
+def test_json_that_transformers_does_not_read_is_left_alone(run: Run, text_run: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(text_run / "model", model)
+    (model / "notes.json").write_text('{"mine": 1,}', encoding="utf-8")
+    assert run("generate", model, "--prompt", "x", "--max-new-tokens", 1).exit_code == 0
+    (model / "generation_config.json").write_text("[" * 100_000, encoding="utf-8")
+    fails(run("generate", model, "--prompt", "x"), "generation_config.json' is not JSON")
+
+
 def test_weights_that_lack_a_part_are_refused(run: Run, text_run: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -231,6 +258,8 @@ def test_eval_measures_the_retrieval_task(run: Run, retrieval_run: Path, text_fi
     result = run("eval", retrieval_run, "--measure", "retrieval/accuracy")
     assert result.exit_code == 0
     assert "accuracy ↑" in result.stdout
+    assert "chance" in result.stdout
+    assert "floor" in result.stdout
     assert "attention" not in result.stdout
     fails(
         run("eval", retrieval_run, "--measure", "language/bits_per_byte"), "is measured on this data, only retrieval/"

@@ -21,9 +21,9 @@ def test_a_plan_is_printed(run: Run) -> None:
         "on               64 × h200, weights sharded (fsdp), precision bf16",
         "2.94 days at 50% of 990 TFLOP/s",
         "communication    110 GB to each GPU per step",
-        "12.2 GB through its network card, which takes 4 GB/s to be hidden; a GPU has 50",
+        "12.2 GB through its network card, hidden behind the computation at 4 GB/s or more; a GPU has 50",
         "disk             41.8 GB a checkpoint, 125 GB with those that stay",
-        "1.4 TB of tokens that are read",
+        "1.4 TB of tokens are read",
         "without checkpointing (the recipe's)   with checkpointing",
         "train.gradient_checkpointing=true: fits with train.accumulation=1, 16 sequences at a time",
     ):

@@ -115,6 +115,7 @@ def test_the_list_has_every_experiment(run: Run) -> None:
 
 def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
     fails(run("reproduce", "recal"), "There is no experiment 'recal'; did you mean 'recall'?")
+    fails(run("reproduce", "nosuch"), "There is no experiment 'nosuch'; ", *registry.EXPERIMENTS)
     fails(run("reproduce"), "Name one experiment or more of ", "--list")
     fails(run("reproduce", "recall", "--text", tmp_path, "--output", tmp_path), "--text does not go with 'recall'")
     fails(run("reproduce", "recall", "--option", "sequences"), "'sequences' is not a setting; write NAME=VALUE.")

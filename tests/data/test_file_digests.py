@@ -1,5 +1,6 @@
 """Hashes of files remembered: nothing is read twice, and nothing that changed is missed."""
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable
@@ -132,6 +133,23 @@ def test_where_nothing_can_be_remembered_the_files_are_read(tmp_path: Path, read
     for _ in range(2):
         assert file_digests(files, tmp_path / "file" / "record.txt") == [expected(files[0])]
     assert read() == ["a.txt", "a.txt"]
+
+
+def test_a_full_disk_is_no_reason_to_stop(tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [write(tmp_path / name, name, 1000) for name in ("a.txt", "b.txt")]
+
+    def full(record: Path, lines: list[str]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_append", full)
+        assert file_digests(files, tmp_path / "record.txt") == [expected(file) for file in files]
+    file_digests(files, tmp_path / "record.txt")
+    write(tmp_path / "a.txt", "longer", 1000)
+    monkeypatch.setattr(module, "_replace", full)
+    for seconds in range(2000, 2010):
+        write(tmp_path / "a.txt", "again", seconds)
+        assert file_digests(files, tmp_path / "record.txt") == [expected(file) for file in files]
 
 
 def test_names_of_any_bytes(tmp_path: Path, read: Read) -> None:

@@ -109,7 +109,6 @@ def test_each_line_can_be_read_when_it_is_logged(tmp_path: Path) -> None:
         assert read_strictly(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 2.0}]
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux keeps a record of a process's peak")
 def test_an_error_of_tensorboards_thread_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def log() -> None:
         with Metrics(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", 0) as metrics:
@@ -125,6 +124,7 @@ def test_an_error_of_tensorboards_thread_is_told_once(tmp_path: Path, capfd: pyt
     assert threading.excepthook == hook
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux keeps a record of a process's peak")
 def test_peak_memory_of_a_process() -> None:
     """128 MiB that are used and given back stay in the record."""
     code = "import torch; from diff_transformer.train.metrics import peak_memory as p; d = torch.device('cpu')\n"

@@ -64,8 +64,7 @@ class Commands(TyperGroup):
             return typer.main.get_command(loaded)
         alone = typer.Typer(add_completion=False)
         extra = None if cmd_name in WITHOUT_EXTRA else "train"
-        without = [module for module, commands in NEEDED_BY.items() if cmd_name not in commands]
-        alone.command(cmd_name)(with_plain_errors(loaded, extra=extra, without=without))
+        alone.command(cmd_name)(with_plain_errors(loaded, extra=extra, without=not_needed_by(cmd_name)))
         return typer.main.get_command(alone)
 
     def main(self, *arguments: Any, **settings: Any) -> Any:
@@ -84,6 +83,11 @@ class Commands(TyperGroup):
         except typer.Abort:
             sys.exit(1)
         sys.exit(code or 0)
+
+
+def not_needed_by(command: str) -> list[str]:
+    """Modules of the extra [train] that a command does without."""
+    return [module for module, commands in NEEDED_BY.items() if command not in commands]
 
 
 def with_plain_errors(

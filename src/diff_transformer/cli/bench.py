@@ -65,7 +65,7 @@ def bench(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="Folder for the results, as JSON and Markdown.", show_default="they are printed alone"),
+        typer.Option(help="Folder for the results, as JSON and Markdown.", show_default="only printed"),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of this benchmark that are in the output folder.")

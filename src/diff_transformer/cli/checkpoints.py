@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
+from diff_transformer.data.manifest import require_unchanged_weights
 from diff_transformer.files import parse_json
 from diff_transformer.model import DiffTransformerForCausalLM
 
@@ -18,12 +19,22 @@ if TYPE_CHECKING:
     from diff_transformer.train import Recipe
 
 # What other people's config.json says, and the layout that `convert` knows it by.
-LAYOUTS = {
+LAYOUT_OF_TYPE = {
     "llama": "llama",
     "diffllama": "diffllama",
     "microsoft_diff": "microsoft",
     "microsoft_diff_v2": "microsoft-v2",
 }
+# Files that transformers reads beside config.json without a sentence for what is wrong in them. `load_tokenizer` checks
+# tokenizer.json, which is large.
+READ_BY_TRANSFORMERS = (
+    "added_tokens.json",
+    "chat_template.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+)
 
 
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
@@ -66,9 +77,11 @@ def load_model(
         dtype: the weights' own unless given.
 
     Raises:
-        ValueError: the weights cannot be read or are not all there, or the device cannot be used.
+        ValueError: the weights cannot be read, are not all there, or not what a checkpoint's manifest says; or the
+            device cannot be used.
     """
     place = _device(device)
+    require_unchanged_weights(folder)
     try:
         model, report = getattr(transformers, auto_class).from_pretrained(
             folder, local_files_only=True, use_safetensors=True, output_loading_info=True, dtype=dtype or "auto"
@@ -111,8 +124,8 @@ def find_recipe(folder: Path) -> "Recipe | None":
 def _check_model(folder: Path, ours: bool) -> None:
     config = folder / "config.json"
     settings = parse_json(config.read_bytes(), repr(str(config)))
-    for other in folder.glob("*.json"):  # which transformers reads as well, without a sentence for what is wrong
-        if other.name not in ("config.json", "tokenizer.json"):  # `load_tokenizer` checks the latter, which is large
+    for name in READ_BY_TRANSFORMERS:
+        if (other := folder / name).is_file():
             parse_json(other.read_bytes(), repr(str(other)))
     kind = settings.get("model_type") if isinstance(settings, dict) else None
     if ours and kind != DiffTransformerForCausalLM.config_class.model_type:
@@ -134,7 +147,7 @@ def _conversion(folder: Path, settings: Any) -> str:
         return ""
     # The authors' folders need not say what they are; `num_heads` is an argument of their modules.
     unnamed = "microsoft|microsoft-v2" if "model_type" not in settings and "num_heads" in settings else None
-    layout = LAYOUTS.get(str(settings.get("model_type")), unnamed)
+    layout = LAYOUT_OF_TYPE.get(str(settings.get("model_type")), unnamed)
     return f" `diff-transformer convert {shlex.quote(str(folder))} DST --from {layout}` makes it one." if layout else ""
 
 

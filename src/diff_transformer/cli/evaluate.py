@@ -1,5 +1,6 @@
 """`diff-transformer eval`"""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,8 +88,9 @@ def evaluate(
     _refuse("a measurement without a name", {"--option": option})
 
     from diff_transformer.cli import console
-    from diff_transformer.cli.checkpoints import find_checkpoint, load_model
+    from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model
     from diff_transformer.eval import evaluate as evaluate_model
+    from diff_transformer.experiments.recall import retrieval_baselines
     from diff_transformer.report import demo_table
     from diff_transformer.results import capture_results, write_json
 
@@ -105,6 +107,9 @@ def evaluate(
             raise ValueError(f"Nothing of {', '.join(measure)} is measured on this data, only {', '.join(found)}.")
     settings = {"checkpoint": folder, "text": text}
     results = capture_results(f"Evaluation of {folder}", settings, records, str(model.device))
+    recipe = None if text else find_recipe(folder)
+    if recipe is not None:  # the data is the run's own, so chance and floor of its task are known
+        results = replace(results, baselines=tuple(retrieval_baselines(recipe)))
     console.output().print(demo_table(results))
     if output is not None:
         write_json(output, results)

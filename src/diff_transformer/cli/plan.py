@@ -128,7 +128,7 @@ def _communication(made: "Plan") -> list[str]:
     if made.needed is not None:
         needed = made.needed[0] - made.needed[1], made.needed[1]
     for number, (where, size, bandwidth) in enumerate(parts):
-        wants = "" if needed is None else f", which takes {needed[number] / 1e9:.3g} GB/s to be hidden"
+        wants = "" if needed is None else f", hidden behind the computation at {needed[number] / 1e9:.3g} GB/s or more"
         has = f"a GPU has {bandwidth / 1e9:.3g}" if bandwidth else f"what a GPU has is unknown{_UNKNOWN[number]}"
         lines.append(f"{_INDENT}{size / 1e9:.3g} GB {where}{wants}; {has}")
     return lines
@@ -141,7 +141,7 @@ def _disk(made: "Plan") -> list[str]:
     ]
     if made.token_cache_bytes is not None:
         tokens = _bytes(made.token_cache_bytes)
-        lines.append(f"{_INDENT}{tokens} of tokens that are read; the cache holds all of the text (data.cache)")
+        lines.append(f"{_INDENT}{tokens} of tokens are read; the cache (data.cache) holds the whole text")
     return lines
 
 

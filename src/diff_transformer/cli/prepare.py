@@ -50,7 +50,13 @@ def prepare(
     batches = data.batches
     text = batches.text if isinstance(batches, NeedleBatches) else batches
     out = console.output()
-    if isinstance(text, TextBatches):
+    if not isinstance(text, TextBatches):
+        out.print(
+            "There is no text to tokenise: every sequence of a step holds needles (data.share).",
+            markup=False,
+            soft_wrap=True,
+        )
+    else:
         found = f"{len(text.cache.tokens):,} tokens, {text.train_tokens:,} of them to train on"
         out.print(f"{found}, vocabulary of {batches.vocab_size:,}", markup=False, soft_wrap=True)
         out.print(f"cache: {text.cache.folder}", markup=False, soft_wrap=True)

@@ -174,7 +174,7 @@ def _show_paper(experiment: "Experiment", needed: Mapping[str, Sequence[str]]) -
         lines.append(
             "Put your own text and tokenizer in place of the recipe's, and the first machine's address in place of "
             "HOST; what trains on several machines is started on each of them. A run that other experiments have too "
-            "is trained once. Days are at 40 % of the GPUs' peak."
+            "is trained once. Days are at 40 % of the GPUs' peak, or less where communication allows no more."
         )
     lines += preset.remarks
     for found in arms:

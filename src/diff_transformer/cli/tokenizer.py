@@ -1,11 +1,12 @@
 """`diff-transformer tokenizer train`"""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from diff_transformer.cli.app import with_plain_errors
+from diff_transformer.cli.app import not_needed_by, with_plain_errors
 
 tokenizer = typer.Typer(name="tokenizer", add_completion=False, no_args_is_help=True)
 
@@ -16,7 +17,7 @@ def root() -> None:
 
 
 @tokenizer.command()
-@with_plain_errors
+@partial(with_plain_errors, without=not_needed_by("tokenizer"))
 def train(
     text: Annotated[
         list[Path] | None,

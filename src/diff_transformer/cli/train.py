@@ -40,7 +40,9 @@ def train(
     output: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="[auto]", help="Go on from the newest checkpoint; auto: or begin, where there is no run."),
+        typer.Option(
+            metavar="[auto]", help="Go on from the newest checkpoint; with 'auto', begin a run if there is none."
+        ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
 ) -> None:
@@ -89,5 +91,5 @@ def _resume_of(value: str | None) -> bool | Literal["auto"]:
     if value == "auto":
         return "auto"
     if value:
-        raise ValueError(f"--resume stands alone or before auto, got {value!r}.")
+        raise ValueError(f"--resume takes no value or 'auto', got {value!r}.")
     return value is not None

@@ -1,19 +1,19 @@
 """The hashes of files, remembered: a file is read again only where its size or its time of change is another."""
 
-import hashlib
 import itertools
 import os
 import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
+
+from diff_transformer.data.manifest import sha256_of
 
 _THREADS = min(8, os.cpu_count() or 1)  # hashing holds no lock of Python's; more do not help a disk
 _AT_A_TIME = 1000  # files that are handed to the threads together
-_BLOCK = 1 << 20
 _LINE = re.compile(r"(\d{1,20}) (\d{1,20}) (.+) ([0-9a-f]{64})")  # size, time, path, SHA-256
 _TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}  # as Python has names of files
 # A file that was changed so few nanoseconds ago may change again without a new time: file systems' clocks are coarse.
@@ -48,29 +48,28 @@ def file_digests(files: Sequence[str], record: Path) -> list[str]:
         digests.append(digest if was == stamp else None)
     missing = [number for number, digest in enumerate(digests) if digest is None]
     if missing:
-        with ExitStack() as stack:
-            stream = _opened(record, stack)
-            pool = stack.enter_context(ThreadPoolExecutor(_THREADS))
+        with ThreadPoolExecutor(_THREADS) as pool:
             for some in _batches(missing):
-                for number, digest in zip(some, pool.map(_digest, [files[number] for number in some]), strict=True):
-                    digests[number] = digest
-                    if stream is not None and _is_settled(files[number], stamps[number]):
-                        known[files[number]] = stamps[number], digest
-                        stream.write(_line(files[number], stamps[number], digest))
-                        lines += 1
-                if stream is not None:
-                    stream.flush()
-        if stream is not None and lines > 2 * len(files):  # most of it is about files as they were
-            _replace(record, {file: known[file] for file in files if file in known})
+                found: list[str] = []
+                try:
+                    for number, digest in zip(some, pool.map(_digest, [files[number] for number in some]), strict=True):
+                        digests[number] = digest
+                        if _is_settled(files[number], stamps[number]):
+                            known[files[number]] = stamps[number], digest
+                            found.append(_line(files[number], stamps[number], digest))
+                finally:  # after an interruption, too
+                    # Somebody else's cache cannot be written, nor a full disk; the tokens can be read all the same.
+                    with suppress(OSError):
+                        _append(record, found)
+                        lines += len(found)
+        if lines > 2 * len(files):  # most of it is about files as they were
+            with suppress(OSError):
+                _replace(record, {file: known[file] for file in files if file in known})
     return [digest for digest in digests if digest is not None]
 
 
 def _digest(file: str) -> str:
-    digest = hashlib.sha256(os.path.splitext(file)[1].lower().encode())
-    with open(file, "rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+    return sha256_of(file, prefix=os.path.splitext(file)[1].lower().encode())
 
 
 def _is_settled(file: str, stamp: Stamp) -> bool:
@@ -84,14 +83,11 @@ def _batches(numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
         yield some
 
 
-def _opened(record: Path, stack: ExitStack) -> TextIO | None:
-    try:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        stream = stack.enter_context(record.open("a", **_TEXT))
-    except OSError:  # somebody else's cache, or one that is mounted read-only: its tokens can be read all the same
-        return None
-    stream.write("\n" if stream.tell() else "")  # what an interruption cut off has no end of its line
-    return stream
+def _append(record: Path, lines: Sequence[str]) -> None:
+    record.parent.mkdir(parents=True, exist_ok=True)
+    with record.open("a", **_TEXT) as stream:
+        stream.write("\n" if stream.tell() else "")  # what an interruption cut off has no end of its line
+        stream.writelines(lines)
 
 
 def _read(record: Path) -> tuple[dict[str, tuple[Stamp, str]], int]:
@@ -116,6 +112,9 @@ def _line(path: str, stamp: Stamp, digest: str) -> str:
 
 def _replace(record: Path, known: dict[str, tuple[Stamp, str]]) -> None:
     whole = record.with_name(f".{record.name}-{os.getpid()}")
-    with whole.open("w", **_TEXT) as stream:
-        stream.writelines(_line(path, *about) for path, about in known.items())
-    os.replace(whole, record)
+    try:
+        with whole.open("w", **_TEXT) as stream:
+            stream.writelines(_line(path, *about) for path, about in known.items())
+        os.replace(whole, record)
+    finally:
+        whole.unlink(missing_ok=True)

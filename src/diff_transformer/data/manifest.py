@@ -42,7 +42,7 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """
     names = list(names)
     with ThreadPoolExecutor(_THREADS) as threads:
-        return dict(zip(names, threads.map(lambda name: _digest(folder / name), names), strict=True))
+        return dict(zip(names, threads.map(lambda name: sha256_of(folder / name), names), strict=True))
 
 
 def write_manifest(folder: Path, sha256: Mapping[str, str]) -> None:
@@ -99,9 +99,22 @@ def why_changed(folder: Path, names: Iterable[str] | None = None) -> str | None:
     return f"{changed[0]} does not hold what was written, by its SHA-256" if changed else None
 
 
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
+def require_unchanged_weights(folder: Path) -> None:
+    """Raise ValueError where a model's weights in a checkpoint no longer hold what was written.
+
+    A folder without a manifest, as that of a finished model, has nothing to compare with.
+    """
+    if not (folder / MANIFEST).is_file():
+        return
+    reason = why_changed(folder, (file.name for file in folder.glob("model*.safetensors")))
+    if reason is not None:
+        raise ValueError(f"The checkpoint {str(folder)!r} is damaged: {reason}.")
+
+
+def sha256_of(file: str | Path, prefix: bytes = b"") -> str:
+    """The SHA-256 of a prefix and a file's content, in hexadecimal digits."""
+    digest = hashlib.sha256(prefix)
+    with open(file, "rb") as stream:
         while block := stream.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()

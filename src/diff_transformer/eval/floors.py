@@ -1,4 +1,4 @@
-"""Accuracies that take no retrieval: by guessing, and by knowing which answers occur without binding any to its key.
+"""Accuracies that can be reached without retrieval: by guessing, and by knowing which answers occur.
 
 In the retrieval task a sequence's values are drawn independently, so that some occur twice. Whoever knows them all and
 no key answers best with the most frequent one: right in E[the largest number of equal values] / N of the cases.

@@ -99,7 +99,7 @@ def harness_comparisons(
 
 
 def harness_baselines(recipe: Recipe, options: Mapping[str, Any], shots: Sequence[int]) -> list[Baseline]:
-    """Guessing among the choices of the questions from held-out text; of other tasks their authors tell.
+    """Guessing among the choices of the questions from held-out text; for other tasks none is known here.
 
     Args:
         recipe: of the runs.

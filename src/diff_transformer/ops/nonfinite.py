@@ -28,8 +28,8 @@ def confined(attend: Callable[..., Tensor], *, drops_nan: bool = False) -> Calla
 
     Args:
         attend: a backend.
-        drops_nan: its output is 0 for a query all of whose scores are NaN, so that it needs help where nothing is
-            hidden, too.
+        drops_nan: it gives 0 and not NaN for a query all of whose scores are NaN, so that keys and values are checked
+            where nothing is hidden, too.
     """
 
     @functools.wraps(attend)

@@ -42,7 +42,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What a model answers right that has not learned what a measure is about.
+    """The accuracy that a model reaches without having learned what the measure tests.
 
     Attributes:
         name, group: the measure and its part, as in the records.

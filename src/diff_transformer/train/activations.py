@@ -56,7 +56,8 @@ def attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> f
     kept += pairs * FLOAT if config.attention_type == "diff_v2" else 0
     if backend == "triton":  # the output before the norm, that of the second map, log-sums; the norm is in the kernel
         kept += 2 * width * size + 2 * pairs * FLOAT
-        return kept + (width * size + pairs * FLOAT if config.has_headwise_norm else 0)
+        # What W_O reads is a tensor of its own: after the norm, or after `ops.nonfinite` has added what hidden NaN ask.
+        return kept + width * size + (pairs * FLOAT if config.has_headwise_norm else 0)
     if backend == "cpu":  # two statistics of each map's rows
         kept += 4 * pairs * FLOAT
     elif backend == "sdpa":

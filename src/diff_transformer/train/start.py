@@ -6,6 +6,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from diff_transformer.data.manifest import require_unchanged_weights
 from diff_transformer.files import read_json
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train.checkpoint import without_bars
@@ -63,6 +64,7 @@ def load_start(
             f"model.start_from {str(folder)!r} has a tokenizer of its own, with other tokens than the recipe's: "
             f"data.tokenizer={folder} takes it."
         )
+    require_unchanged_weights(folder)
     try:
         with without_bars():
             model, report = DiffTransformerForCausalLM.from_pretrained(
