@@ -67,6 +67,7 @@ def convert(
     from diff_transformer.cli.heads import chosen_heads
     from diff_transformer.convert import convert_from, convert_to
     from diff_transformer.convert.folder import UnfinishedFolder
+    from diff_transformer.data.manifest import require_unchanged_weights
 
     heads = None
     if as_ == "dex":
@@ -86,7 +87,9 @@ def convert(
             )
         else:
             assert to is not None
-            done = convert_to(to, find_checkpoint(source), target, max_shard_size=max_shard_size, progress=bar.tell)
+            folder = find_checkpoint(source)
+            require_unchanged_weights(folder)
+            done = convert_to(to, folder, target, max_shard_size=max_shard_size, progress=bar.tell)
     console.output().print(
         f"written: {done.folder} ({done.attention_type}, {done.tensors} tensors, {done.bytes:,} bytes of weights in "
         f"{done.shards} {'file' if done.shards == 1 else 'files'})",
