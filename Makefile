@@ -1,21 +1,38 @@
-# Two commands: `make demo` and `make test`. Each sets up .venv on its first run and skips that afterwards.
+# `make demo` trains and compares two small models; `make test` is what CI runs; `make test-all` runs every test.
+# The first run of any of them sets up .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
 
-.PHONY: demo test setup
+.PHONY: demo test test-all setup style types kernels tests all-tests
 .DEFAULT_GOAL := demo
 
 demo: setup
 	$(BIN)/diff-transformer demo --resume
 
-test: setup
+test: style
+	@$(MAKE) --no-print-directory --jobs 3 types kernels tests
+
+test-all: style
+	@$(MAKE) --no-print-directory --jobs 3 types kernels all-tests
+
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: setup
 	$(BIN)/mypy
+
+kernels: setup
 	$(BIN)/python benchmarks/kernel_resources.py --check
-	$(BIN)/pytest -q -n auto --dist worksteal
+
+tests: setup
+	$(PYTEST)
+
+all-tests: setup
+	$(PYTEST) --all
 
 setup: $(READY)
 

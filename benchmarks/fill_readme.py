@@ -14,36 +14,40 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diff_transformer.bench.tables import (
+from diff_transformer.lab.bench.bench_pages import (
     bandwidth_table,
-    bars_table,
     base_of,
     memory_table,
     model_table,
     one_head_table,
     provenance,
     ratio_table,
+    read_document,
+    replace_sections,
+    thresholds_table,
     throughput_table,
     tokens_table,
+    write_page,
 )
-from diff_transformer.experiments.definition import as_defined
-from diff_transformer.report.experiment_files import ExperimentResults, read_experiments
-from diff_transformer.report.figures import svg
-from diff_transformer.report.forest import ForestRow, forest
-from diff_transformer.report.rows import arm_label, format_number
-from diff_transformer.report.svg_files import svg_file
-from diff_transformer.report.verdicts import (
+from diff_transformer.lab.experiments.request import as_defined
+from diff_transformer.lab.record import Comparison
+from diff_transformer.lab.report.experiment_tables import ExperimentResults, read_experiments
+from diff_transformer.lab.report.figures import svg, svg_file
+from diff_transformer.lab.report.result_figures import ForestRow, forest
+from diff_transformer.lab.report.wording import (
     LEVELS,
     chance_cell,
     floor_cell,
     floor_mark,
     format_difference,
+    format_number,
     has_levels,
     levels_mark,
     measure_label,
+    variant_label,
     verdict_text,
 )
-from diff_transformer.results import Comparison, read_json, write_text
+from diff_transformer.lab.results_files import write_text
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -56,11 +60,11 @@ ALT = "DIFF's advantage over the Transformer in each experiment, with 95 % inter
 SELECTION = {
     "lengths": (512, 2048),
     "batches": (1,),
-    "candidates": ("auto", "blockwise", "pieces", "DiffLlama", "reference"),
+    "candidates": ("auto", "blockwise", "sdpa_split_v", "DiffLlama", "reference"),
 }
 CUDA_SELECTION = {
     "lengths": (4096, 16384),
-    "candidates": ("auto", "twin cuDNN", "wide cuDNN", "pieces flash", "flex", "DiffLlama"),
+    "candidates": ("auto", "softmax cuDNN", "sdpa_full_v cuDNN", "sdpa_split_v flash", "flex", "DiffLlama"),
 }
 
 
@@ -87,13 +91,13 @@ def results_table(experiments: Sequence[ExperimentResults]) -> str:
         paper = "–" if row.paper is None else _pair(row.paper)
         levels = f"{chance_cell(row)}; {floor_cell(row)}" if has_levels([row]) else "–"
         here = f"{_pair(row.ours)} | {levels} | {format_difference(row)} | {verdict_text(row)}"
-        pair = f"{arm_label(row.arm)} − {arm_label(row.against)}"
+        pair = f"{variant_label(row.variant)} − {variant_label(row.against)}"
         lines.append(f"| {results.title} | {pair} | {measure_label(row)} | {paper} | {here} |")
     files = [results.file for results in experiments]
     commits = ", ".join(dict.fromkeys(str(file.commit)[:12] for file in files))
     devices = ", ".join(dict.fromkeys(file.device for file in files))
     note = (
-        "Of each experiment the comparison that its definition names; all of them, with figures: "
+        "One row per experiment, the comparison that its definition names. All comparisons, with figures: "
         f"[results](results/RESULTS.md). {LEVELS} In the figure both stand in brackets behind an accuracy. {devices}, "
         f"torch {files[0].versions['torch']}, commit {commits}, `diff-transformer reproduce all --output results/cpu`."
     )
@@ -113,14 +117,14 @@ def headline_rows(experiments: Sequence[ExperimentResults]) -> list[ForestRow]:
         share = (100 if row.better == "higher" else -100) / row.ours[1]
         ends = None if row.interval is None else sorted(share * end for end in row.interval)
         paper = row.paper
-        variant = "" if row.arm == "diff" else f", {arm_label(row.arm)}"
+        variant = "" if row.variant == "diff" else f", {variant_label(row.variant)}"
         rows.append(
             ForestRow(
                 label=f"{results.title}{variant}: {row.name.split('/')[-1].replace('_', ' ')}{levels_mark(row)}",
                 difference=share * row.difference,
                 interval=None if ends is None else (ends[0], ends[1]),
                 verdict=row.verdict,
-                claimed_by=row.claimed_by,
+                exploratory=row.exploratory,
                 paper=None if paper is None else abs(share) / share * 100 * (paper[0] - paper[1]) / abs(paper[1]),
                 remark=floor_mark(row),
             )
@@ -145,10 +149,11 @@ def _pair(values: tuple[float, float]) -> str:
 
 def speed_table(document: dict[str, Any], **selection: Any) -> str:
     """The operator's times: all of them, or what is named of "lengths", "batches" and "candidates"."""
-    table = ratio_table(document, **selection)
-    base = f"the {base_of(document)}'s"
-    note = f"Ratios to {base} time in the same round, median of the rounds; causal; heads are the twin's. "
-    return f"{table}\n\n{note}{provenance(document)}"
+    note = (
+        f"Ratios to the time of `{base_of(document)}`, the Transformer's attention, in the same round, median of the "
+        "rounds; causal; heads are the Transformer's. "
+    )
+    return f"{ratio_table(document, **selection)}\n\n{note}{provenance(document)}"
 
 
 def whole_model_table(document: dict[str, Any]) -> str:
@@ -158,7 +163,7 @@ def whole_model_table(document: dict[str, Any]) -> str:
         " and ".join(map(str, dict.fromkeys(shape[name] for shape in shapes))) for name in ("hidden", "layers", "batch")
     )
     note = (
-        f"Ratios to the twin's time in the same round; a / b is relative to b. Hidden size {hidden}, "
+        f"Ratios to the Transformer's time in the same round; a / b is relative to b. Hidden size {hidden}, "
         f"{layers} layers, batch {batch}. "
     )
     return f"{model_table(document)}\n\n{note}{provenance(document)}"
@@ -168,7 +173,7 @@ def backends_parts(operator: dict[str, Any]) -> dict[str, str]:
     """What docs/backends.md shows of the operator's results."""
     return {
         "speed": speed_table(operator),
-        "bars": bars_table(operator),
+        "thresholds": thresholds_table(operator),
         "heads": one_head_table(operator) or "Not measured.",
         "memory": memory_table(operator) or "Not measured.",
     }
@@ -187,31 +192,20 @@ def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) ->
     if model is not None:
         notes = "\n\n".join(model["notes"])
         readme["cuda model"] = f"{whole_model_table(model)}\n\n{tokens_table(model)}\n\n{notes}"
-    bars = [bar for document in (operator, model) if document is not None for bar in document["bars"]]
-    if bars:
-        backends["cuda bars"] = bars_table({"bars": bars})
+    thresholds = [one for document in (operator, model) if document is not None for one in document["thresholds"]]
+    if thresholds:
+        backends["cuda thresholds"] = thresholds_table({"thresholds": thresholds})
     return {README: readme, BACKENDS_PAGE: backends}
 
 
 def measured_on_cuda() -> dict[Path, dict[str, str]]:
     """The same of the files that are there."""
-    found = (read_json(path) if path.is_file() else None for path in (CUDA_OPERATOR, CUDA_MODEL))
+    found = (read_document(path) if path.is_file() else None for path in (CUDA_OPERATOR, CUDA_MODEL))
     return cuda_parts(*found)
 
 
-def fill(path: Path, parts: dict[str, str]) -> None:
-    text = path.read_text(encoding="utf-8")
-    for name, content in parts.items():
-        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        if text.count(start) != 1 or text.count(end) != 1:
-            raise ValueError(f"{path} must hold {start.strip()} … {end} once.")
-        before, _, rest = text.partition(start)
-        text = f"{before}{start}{content}\n{end}{rest.partition(end)[2]}"
-    write_text(path, text)
-
-
 def main() -> None:
-    operator, model = read_json(OPERATOR), read_json(MODEL)
+    operator, model = read_document(OPERATOR), read_document(MODEL)
     experiments = measured_experiments()
     draw(experiments)
     readme = {
@@ -220,10 +214,13 @@ def main() -> None:
         "speed": speed_table(operator, **SELECTION),
         "model": whole_model_table(model),
     }
-    fill(README, readme)
-    fill(BACKENDS_PAGE, backends_parts(operator))
+    replace_sections(README, readme)
+    replace_sections(BACKENDS_PAGE, backends_parts(operator))
     for path, parts in measured_on_cuda().items():
-        fill(path, parts)
+        replace_sections(path, parts)
+    for path in (OPERATOR, MODEL, CUDA_OPERATOR, CUDA_MODEL):
+        if path.is_file():
+            write_page(path)
 
 
 if __name__ == "__main__":

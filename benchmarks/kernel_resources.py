@@ -1,18 +1,21 @@
-"""Compile the Triton kernels ahead of time: registers, spills and shared memory of each configuration. Needs no GPU.
+"""Compiles the Triton kernels ahead of time and reports registers, spills and shared memory. Needs no GPU.
 
-    python benchmarks/kernel_resources.py           # all of them, into benchmarks/kernels.json and docs/kernels.md
-    python benchmarks/kernel_resources.py --check   # the hardest, printed: what `make test` does
+    python benchmarks/kernel_resources.py            # compiles all: benchmarks/kernels.json, docs/kernels.md
+    python benchmarks/kernel_resources.py --tables   # prints what kernels.json holds, a line a compilation
+    python benchmarks/kernel_resources.py --check    # what `make test` runs
 
-Both fail where a kernel spills, unless it is for wide heads in float32, or takes more shared memory than there is. On
-two cores the first takes four minutes. The second takes one, and none where kernels.json is of these very sources:
-then it looks at what is written there.
+The first and the last fail where a kernel spills registers, unless it is for wide heads in float32, or takes more
+shared memory than the device has. On two cores the first takes four minutes. The last reads kernels.json if that was
+measured with these very sources; otherwise it compiles the hardest configurations, which takes up to a minute.
 """
 
+import argparse
 import hashlib
 import importlib.util
-import json
+import itertools
 import platform
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,8 +27,11 @@ if importlib.util.find_spec("triton") is None:
 import torch
 import triton
 
-from diff_transformer.ops.triton.blocks import are_wide
-from diff_transformer.ops.triton.resources import SHARED_MEMORY, Configuration, launches, resources
+from diff_transformer.lab.bench.bench_pages import markdown_table, replace_sections
+from diff_transformer.lab.results_files import write_json
+from diff_transformer.ops.triton.block_sizes import are_wide
+from diff_transformer.ops.triton.resources import SHARED_MEMORY, Configuration, Resources, launches, resources
+from diff_transformer.storage.files import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "kernels.json", ROOT / "docs" / "kernels.md"
@@ -82,63 +88,103 @@ def measure(job: tuple[int, Configuration]) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]], capability: int) -> str:
-    """Markdown: one line a kernel and configuration."""
-    lines = [
-        f"Compute capability {capability / 10}, {SHARED_MEMORY[capability] // 1024} KiB of shared memory a block:",
-        "",
-        "| configuration | kernel | queries × keys | warps | stages | registers | spilled, bytes | shared, KiB |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def capability_table(rows: list[dict[str, Any]], capability: int) -> str:
+    """Markdown: a line for each kernel and configuration on one capability."""
+    header = (
+        "configuration",
+        "kernel",
+        "queries × keys",
+        "warps",
+        "stages",
+        "registers",
+        "spilled, bytes",
+        "shared, KiB",
+    )
+    lines = []
     for row in rows:
-        if row["capability"] != capability:
-            continue
-        size = f"{row.get('queries', row.get('rows', '–'))} × {row.get('keys', '–')}"
-        cells = (row["configuration"], row["kernel"], size, row["num_warps"], row["num_stages"], row["registers"])
-        lines.append(f"| {' | '.join(map(str, cells))} | {row['spilled']} | {row['shared'] / 1024:.0f} |")
-    return "\n".join(lines)
+        if row["capability"] == capability:
+            size = f"{row.get('queries', row.get('rows', '–'))} × {row.get('keys', '–')}"
+            numbers = (row["num_warps"], row["num_stages"], row["registers"], row["spilled"])
+            cells = (row["configuration"], row["kernel"], size, *numbers, f"{row['shared'] / 1024:.0f}")
+            lines.append(tuple(map(str, cells)))
+    shared = f"{SHARED_MEMORY[capability] // 1024} KiB of shared memory a block"
+    return f"Compute capability {capability / 10}, {shared}:\n\n{markdown_table(header, lines)}"
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Markdown: for each kernel and capability the largest registers, spills and shared memory of any configuration."""
+    capabilities = sorted({row["capability"] for row in rows})
+    lines = []
+    for may_spill, suffix in ((False, ""), (True, ", wide heads in float32")):
+        for kernel in dict.fromkeys(row["kernel"] for row in rows):
+            cells = []
+            for capability in capabilities:
+                key = (kernel, capability, may_spill)
+                found = [row for row in rows if (row["kernel"], row["capability"], row["may_spill"]) == key]
+                largest = [max((row[name] for row in found), default=0) for name in Resources._fields]
+                cells.append(f"{largest[0]}, {largest[1]}, {largest[2] / 1024:.0f}" if found else "–")
+            if any(cell != "–" for cell in cells):
+                lines.append((f"{kernel}{suffix}", *cells))
+    header = ("kernel", *(f"capability {capability / 10}" for capability in capabilities))
+    limits = ", ".join(f"{capability / 10}: {SHARED_MEMORY[capability] // 1024}" for capability in capabilities)
+    return (
+        f"{markdown_table(header, lines)}\n\nEach cell: registers of a thread, bytes it spills, and KiB of shared "
+        f"memory of a block, each the largest of all configurations ({len(rows)} compilations). Limits, KiB: {limits}."
+    )
 
 
 def fingerprint() -> str:
-    """Of all that the rows depend on: kernels, block sizes, launches, this list of configurations, and the compiler."""
-    files = sorted(KERNELS.glob("*.py"))
-    text = "".join(path.read_text(encoding="utf-8") for path in (*files, Path(__file__)))
-    return hashlib.sha256((triton.__version__ + text).encode()).hexdigest()
+    """A hash of all that the rows depend on: kernels, block sizes, launches, the configurations and the compiler."""
+    sources = "".join(path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.py")))
+    return hashlib.sha256((triton.__version__ + repr(CONFIGURATIONS) + sources).encode()).hexdigest()
 
 
-def refuse(rows: list[dict[str, Any]]) -> None:
-    """End with the rows that no device should run."""
+def compile_all(capabilities: Iterable[int], configurations: Iterable[Configuration]) -> list[dict[str, Any]]:
+    """The rows of all configurations on all capabilities, compiled in two processes."""
+    with ProcessPoolExecutor(2) as pool:
+        return [row for part in pool.map(measure, itertools.product(capabilities, configurations)) for row in part]
+
+
+def require_fitting(rows: list[dict[str, Any]]) -> None:
+    """End the program with the rows that no device should run, if there are any."""
     wrong = [row for row in rows if row["shared"] > SHARED_MEMORY[row["capability"]]]
     wrong += [row for row in rows if row["spilled"] and not row["may_spill"]]
     if wrong:
         sys.exit("These configurations spill, or take too much shared memory:\n" + "\n".join(map(str, wrong)))
 
 
-def main() -> None:
-    """Compile; print or write."""
-    check = sys.argv[1:] == ["--check"]
-    if check:
-        known = json.loads(RESULTS.read_text(encoding="utf-8"))
-        if known.get("sources") == fingerprint():
-            refuse(known["rows"])
-            print(f"{RESULTS.name} is of these kernels: {len(known['rows'])} compilations, all within limits.")
-            return
-    capabilities = (80, 90, 100) if check else tuple(SHARED_MEMORY)
-    jobs = [(capability, each) for capability in capabilities for each in (HARDEST if check else CONFIGURATIONS)]
-    with ProcessPoolExecutor(2) as pool:
-        rows = [row for part in pool.map(measure, jobs) for row in part]
-    note = f"`python benchmarks/{Path(__file__).name}`, triton {triton.__version__}."
-    tables = "\n\n".join([*(table(rows, capability) for capability in capabilities), note])
-    if check:
-        print(tables)
+def check() -> None:
+    """Look at the measured rows, or where the sources have changed since at new ones of the hardest configurations."""
+    known = read_json(RESULTS)
+    if known.get("sources") == fingerprint():
+        rows, origin = known["rows"], f"as {RESULTS.name} holds them"
     else:
-        versions = {"triton": triton.__version__, "torch": torch.__version__, "python": platform.python_version()}
-        document = {"command": note.split("`")[1], "versions": versions, "sources": fingerprint(), "rows": rows}
-        RESULTS.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        before, rest = PAGE.read_text(encoding="utf-8").split("<!-- resources -->")
-        after = rest.split("<!-- /resources -->")[1]
-        PAGE.write_text(f"{before}<!-- resources -->\n{tables}\n<!-- /resources -->{after}", encoding="utf-8")
-    refuse(rows)
+        rows, origin = compile_all((80, 90, 100), HARDEST), f"compiled now, since {RESULTS.name} is of other sources"
+    require_fitting(rows)
+    print(f"kernel resources: {len(rows)} compilations within limits, {origin}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--check", action="store_true", help="check the limits, and write nothing")
+    choice.add_argument(
+        "--tables", action="store_true", help="print the tables of the measured rows, and compile nothing"
+    )
+    arguments = parser.parse_args()
+    if arguments.check:
+        check()
+        return
+    if arguments.tables:
+        rows = read_json(RESULTS)["rows"]
+        print("\n\n".join(capability_table(rows, capability) for capability in SHARED_MEMORY))
+        return
+    rows = compile_all(SHARED_MEMORY, CONFIGURATIONS)
+    versions = {"triton": triton.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    command = f"python benchmarks/{Path(__file__).name}"
+    write_json(RESULTS, {"command": command, "versions": versions, "sources": fingerprint(), "rows": rows}, indent=1)
+    replace_sections(PAGE, {"resources": f"{summary(rows)} `{command}`, triton {triton.__version__}."})
+    require_fitting(rows)
 
 
 if __name__ == "__main__":

@@ -25,15 +25,14 @@ from typing import Any
 
 import torch
 
-from diff_transformer.bench.memory import meter, unavailable
-from diff_transformer.results import capture_environment
+from diff_transformer.lab.bench.peak_memory import MIB, meter, unavailable_reason
+from diff_transformer.lab.results_files import capture_environment
 from diff_transformer.train import Recipe, parse_recipe, train
-from diff_transformer.train.plan import plan
-from diff_transformer.train.progress import Silent
+from diff_transformer.train.training_plan import plan
+from diff_transformer.train.training_progress import Silent
 
 HERE = Path(__file__).parent
 BAR = 0.15
-MIB = 1 << 20
 STEPS = 2
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
@@ -99,7 +98,7 @@ def measure(name: str, attention_type: str, device: str) -> int:
         gc.collect()
         peak = Peak(torch.device(device))
         base = peak.meter.now()
-        peak.meter.forget()
+        peak.meter.reset()
         with suppress(Enough):
             train(recipe_of(name, attention_type, device), Path(folder) / "run", progress=peak)
     return peak.found - base
@@ -145,7 +144,7 @@ def main() -> None:
         name, kind = given.worker
         print(measure(name, kind, given.device))
         return
-    if (reason := unavailable(torch.device(given.device))) is not None:
+    if (reason := unavailable_reason(torch.device(given.device))) is not None:
         sys.exit(reason)
     rows = []
     print(f"{'recipe':20} {'type':8} {'parameters':>11} {'planned':>9} {'measured':>9} {'error':>6} {'kept':>6}")

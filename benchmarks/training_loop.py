@@ -22,15 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_transformer.bench.timing import spread
-from diff_transformer.results import Result, capture_results, write_json
+from diff_transformer.data.packing import flattened
+from diff_transformer.lab.bench.timing import spread
+from diff_transformer.lab.record import Result
+from diff_transformer.lab.results_files import capture_results, write_json
 from diff_transformer.train import Recipe, build_data, build_model, parse_recipe, train
-from diff_transformer.train.flops import flops_per_token
 from diff_transformer.train.hardware import peak_flops
-from diff_transformer.train.inspection import inspect
-from diff_transformer.train.optimizer import build_optimizers
-from diff_transformer.train.progress import Silent
-from diff_transformer.train.step import rows_on
+from diff_transformer.train.layer_statistics import measure_layers
+from diff_transformer.train.step import build_optimizers
+from diff_transformer.train.step_costs import flops_per_token
+from diff_transformer.train.training_progress import Silent
 
 HERE = Path(__file__).parent
 WARM_UP = 3  # steps of either that are not timed: kernels are built, memory is found
@@ -162,32 +163,44 @@ def measure(recipe: Recipe, block: int, device: torch.device) -> list[Result]:
     started = time.perf_counter()
     batches = [data.batches.train_batch(step) for step in range(1, steps + 1)]
     making = (time.perf_counter() - started) / steps
-    ready = [rows_on(torch.device("cpu"), batch) for batch in batches]
+    ready = [flattened(batch) for batch in batches]
     turns = Turns(Bare(build_model(recipe, data), recipe, ready, device), block)
     with tempfile.TemporaryDirectory() as folder:
         run = train(recipe, Path(folder) / "run", progress=turns, data=data)
     check_agreement(turns.losses, [float(loss) for loss in turns.bare.losses], AGREEMENT[recipe.train.precision])
 
-    one = rows_on(device, {name: tensor[:1] for name, tensor in batches[0].items()})
+    first_row = flattened({name: tensor[:1] for name, tensor in batches[0].items()})
+    one = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in first_row.items()}
     with autocast(device, recipe.train.precision):
-        inspecting = median_seconds(lambda: inspect(run.model, one), device, 3)
-    each = {arm: [seconds / block for seconds in turns.seconds[arm]] for arm in turns.seconds}
-    step = {arm: statistics.median(values) for arm, values in each.items()}
+        inspecting = median_seconds(lambda: measure_layers(run.model, one), device, 3)
+    each = {variant: [seconds / block for seconds in turns.seconds[variant]] for variant in turns.seconds}
+    step = {variant: statistics.median(values) for variant, values in each.items()}
     ratios = spread([ours / bare for ours, bare in zip(each["train"], each["bare"], strict=True)])
     inspected = inspecting / (recipe.train.inspect_every or math.inf) / step["bare"]
     records = [
-        Result(name="step", arm=arm, value=1e3 * step[arm], unit="ms", n=len(each[arm]), method="median of the blocks")
-        for arm in step
+        Result(
+            name="step",
+            variant=variant,
+            value=1e3 * step[variant],
+            unit="ms",
+            n=len(each[variant]),
+            method="median of the blocks",
+        )
+        for variant in step
     ]
     flops, peak = flops_per_token(run.model.config, recipe.data.length), peak_flops(device, recipe.train.precision)
-    for arm in step:
-        speed = tokens / step[arm]
-        records.append(Result(name="tokens per second", arm=arm, value=speed, unit="1/s"))
+    for variant in step:
+        speed = tokens / step[variant]
+        records.append(Result(name="tokens per second", variant=variant, value=speed, unit="1/s"))
         if peak is not None:
-            records.append(Result(name="utilisation", arm=arm, value=flops * speed / peak, method="FLOPs of the model"))
+            records.append(
+                Result(name="utilisation", variant=variant, value=flops * speed / peak, method="FLOPs of the model")
+            )
 
     def share(name: str, value: float, method: str, interval: tuple[float, float] | None = None) -> None:
-        records.append(Result(name=name, arm="train", value=value, interval=interval, better="lower", method=method))
+        records.append(
+            Result(name=name, variant="train", value=value, interval=interval, better="lower", method=method)
+        )
 
     quartiles = (ratios.quartiles[0] - 1, ratios.quartiles[1] - 1)
     every = recipe.train.inspect_every
@@ -202,7 +215,7 @@ def measure(recipe: Recipe, block: int, device: torch.device) -> list[Result]:
 
 def verdict(records: list[Result]) -> str:
     """What the overhead is to the bar. Blocks that differ by more than twice the bar are those of a busy machine."""
-    found = {record.name: record for record in records if record.arm == "train"}
+    found = {record.name: record for record in records if record.variant == "train"}
     low, high = found["overhead of the steps"].interval or (math.nan, math.nan)
     if not high - low <= 2 * BAR:
         return "undecided, as the blocks differ by more: measure again on an idle machine"
@@ -234,7 +247,7 @@ def main() -> None:
     for record in records:
         value = f"{100 * record.value:8.2f} %" if not record.unit else f"{record.value:8,.1f} {record.unit}"
         between = f", {100 * record.interval[0]:.2f} to {100 * record.interval[1]:.2f} %" if record.interval else ""
-        print(f"{record.name:26} {record.arm:6} {value}{between}  {record.method}")
+        print(f"{record.name:26} {record.variant:6} {value}{between}  {record.method}")
     print(f"bar: at most {100 * BAR:.0f} %: {verdict(records)}")
     sizes = ", ".join(f"{name} {vars(arguments)[name]}" for name in ("hidden", "layers", "length", "batch_size"))
     versions = ", ".join(f"{name} {version}" for name, version in document.versions.items())

@@ -2,8 +2,8 @@
 
     python benchmarks/tune_kernels.py [bfloat16|float16|float32] [LENGTH]     # bfloat16 and 4096 unless given
 
-What is printed belongs into src/diff_transformer/ops/triton/blocks.py, once benchmarks/kernel_resources.py has found
-no spill in it. Takes minutes: every candidate is compiled.
+What is printed belongs into src/diff_transformer/ops/triton/block_sizes.py, once benchmarks/kernel_resources.py has
+found no spill in it. Takes minutes: every candidate is compiled.
 """
 
 import itertools
@@ -15,17 +15,18 @@ import torch
 import triton.testing
 from torch import Tensor
 
-from diff_transformer.ops.triton import problem as planning
-from diff_transformer.ops.triton.blocks import Blocks, blocks_for
+from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops.triton import kernel_arguments as planning
+from diff_transformer.ops.triton.block_sizes import Blocks, blocks_for
+from diff_transformer.ops.triton.kernel_arguments import Problem, problem_of, programs_wanted
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
-from diff_transformer.ops.triton.problem import Problem, problem_of, programs_wanted
 
 ROWS, COLUMNS, WARPS, STAGES = (32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4)
 TOKENS = 16384
 
 
 def candidates(kernel: str) -> list[Blocks]:
-    """The sizes to try; the forward in one pass and, where it keeps nothing, in two."""
+    """The sizes to try; the forward in one pass and, where it saves nothing, in two."""
     rows = (16,) if kernel == "decode" else ROWS
     passes = (False, True) if kernel == "forward" else (False,)
     return [Blocks(*sizes) for sizes in itertools.product(rows, COLUMNS, WARPS, STAGES, passes)]
@@ -43,26 +44,26 @@ def plans(d: int, dtype: torch.dtype, length: int) -> dict[str, Callable[[], Lau
         k = normal(batch, length, heads, 2, d).permute(0, 2, 3, 1, 4)
         v = normal(batch, length, heads, 2 * d).transpose(1, 2)
         lam = torch.rand(batch, heads, queries, device="cuda")
-        return problem_of(q, k, v, lam, None, True, d**-0.5, None, None)
+        return problem_of(Request(q, k, v, lam, None, True, d**-0.5, None, None))
 
     sequence, token = request(length), request(1)
-    (forward,), out, kept = plan_forward(sequence, None, keep=True)
+    (forward,), out, saved = plan_forward(sequence, None, save=True)
     forward.run()
-    assert kept is not None
-    first, *_ = plan_backward(out, sequence, None, kept)[0]
+    assert saved is not None
+    first, *_ = plan_backward(out, sequence, None, saved)[0]
     first.run()
 
-    def backward(place: int) -> Callable[[], Launch]:
-        return lambda: plan_backward(out, sequence, None, kept)[0][place]
+    def backward(index: int) -> Callable[[], Launch]:
+        return lambda: plan_backward(out, sequence, None, saved)[0][index]
 
-    found = {
-        "forward": lambda: plan_forward(sequence, None, keep=False)[0][0],
-        "keep": lambda: plan_forward(sequence, None, keep=True)[0][0],
+    launches = {
+        "forward": lambda: plan_forward(sequence, None, save=False)[0][0],
+        "save": lambda: plan_forward(sequence, None, save=True)[0][0],
         "keys": backward(1),
         "queries": backward(-1),
-        "decode": lambda: plan_decode(token, None, programs_wanted(token.q.device))[0][0],
+        "decode": lambda: plan_decode(token, None, programs_wanted(token.original.q.device))[0][0],
     }
-    return found | ({"values": backward(2)} if d > 64 else {})
+    return launches | ({"values": backward(2)} if d > 64 else {})
 
 
 def milliseconds(plan: Callable[[], Launch], kernel: str, blocks: Blocks) -> float | None:

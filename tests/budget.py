@@ -33,25 +33,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import oracle
-from diff_transformer.ops.cpu.attention import unavailable
-from diff_transformer.ops.triton.attention import interpreted
+from diff_transformer.ops.cpu.cpu_backend import reason_against_cpu_kernel
+from diff_transformer.ops.triton.triton_backend import interpreted
 
 Array = NDArray[np.float64]
 
 BACKENDS = ("reference", "blockwise", "sdpa", "cpu", "triton")
 
 
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# The fused kernels do not take float64, and triton's interpreter cannot multiply bfloat16.
+FUSED_DTYPES = {
+    "cpu": (torch.float32, torch.bfloat16, torch.float16),
+    "triton": (torch.float32, torch.float16),
+}
+
+
+def dtypes_of(backend: str) -> tuple[torch.dtype, ...]:
+    """What a backend computes in on the CPU, where it is there."""
+    return FUSED_DTYPES.get(backend, DTYPES)
+
+
 def takes(backend: str, dtype: torch.dtype) -> bool:
     """Whether a backend computes in this dtype here, on the CPU.
 
     Without a compiler there is no "cpu"; tests/ops/cpu says so. Where there is a GPU, triton runs natively in
-    tests/ops/triton and not here; its interpreter cannot multiply bfloat16.
+    tests/ops/triton and not here.
     """
-    if backend == "cpu":
-        return dtype != torch.float64 and unavailable() is None
-    if backend == "triton":
-        return interpreted() and dtype in (torch.float32, torch.float16)
-    return True
+    is_there = {"cpu": lambda: reason_against_cpu_kernel() is None, "triton": interpreted}.get(backend, lambda: True)
+    return dtype in dtypes_of(backend) and is_there()
 
 
 def skip_unless_it_takes(backend: str, dtype: torch.dtype, tokens: int = 0) -> None:
@@ -65,7 +75,6 @@ def skip_unless_it_takes(backend: str, dtype: torch.dtype, tokens: int = 0) -> N
         pytest.skip(f"triton's interpreter would take long for {tokens} tokens")
 
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ROUNDINGS = {"out": 4, "v": 4, "q": 6, "k": 6, "lam": 6}
 
 
@@ -226,7 +235,7 @@ def build(case: Case) -> Problem:
 
 
 @st.composite
-def cases(
+def random_cases(
     draw: st.DrawFn,
     *,
     batch: int = 3,

@@ -1,43 +1,46 @@
 """Two processes that talk over gloo, for tests of what is spread over devices.
 
-A test file that needs them runs itself as a script, once for each rank: ``run`` starts it, ``join`` connects it. The
+A test file that needs them runs itself as a script, once for each rank: ``run`` starts it in a forked process of its
+own, ``join`` connects it. The
 script writes what it found to the folder it was given, and the tests compare that with one process's answer.
 """
 
+import multiprocessing.connection
 import os
-import subprocess
+import runpy
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from tiny import KINDS
+import forked
+from tiny_model import KINDS
 
 RANKS = 2
 SECONDS = 300  # a machine may be busy with other tests
 
 
-def start(script: str, folder: Path, *words: str) -> tuple[list[subprocess.Popen[bytes]], list[Path]]:
+def start(script: str, folder: Path, *words: str) -> tuple[list[BaseProcess], list[Path]]:
     """Start ``python SCRIPT RANK FOLDER WORDS`` for each rank, warnings as errors; return the ranks and their logs."""
-    environment = {
-        **os.environ,
-        "WORLD_SIZE": str(RANKS),
-        "LOCAL_WORLD_SIZE": str(RANKS),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-    }
-    ranks, logs = [], [folder / f"rank{rank}.log" for rank in range(RANKS)]
-    for rank, log in enumerate(logs):
-        command = [sys.executable, "-W", "error", script, str(rank), str(folder), *words]
-        more = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with log.open("w") as stream:
-            ranks.append(subprocess.Popen(command, env=environment | more, stdout=stream, stderr=stream))
+    logs = [folder / f"rank{rank}.log" for rank in range(RANKS)]
+    ranks = [forked.start(log, _run_script, script, [str(rank), str(folder), *words]) for rank, log in enumerate(logs)]
     return ranks, logs
+
+
+def _run_script(script: str, arguments: list[str]) -> None:
+    rank = arguments[0]
+    os.environ |= {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS), "RANK": rank, "LOCAL_RANK": rank}
+    os.environ["OMP_NUM_THREADS"] = "1"
+    warnings.simplefilter("error")
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
 
 
 def run(script: str, folder: Path) -> None:
@@ -46,14 +49,14 @@ def run(script: str, folder: Path) -> None:
     try:
         end = time.monotonic() + SECONDS
         # One rank that failed leaves the other waiting for it.
-        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+        while any(rank.is_alive() for rank in ranks) and not any(rank.exitcode for rank in ranks):
             assert time.monotonic() < end, f"the ranks took longer than {SECONDS} s: {logs[0].read_text()[-2000:]}"
-            time.sleep(0.05)
+            multiprocessing.connection.wait([rank.sentinel for rank in ranks if rank.is_alive()], timeout=1)
+        failed = [log.read_text()[-3000:] for rank, log in zip(ranks, logs, strict=True) if rank.exitcode]
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
-    failed = [log.read_text()[-3000:] for rank, log in zip(ranks, logs, strict=True) if rank.returncode > 0]
+            rank.join()
     assert not failed, "\n".join(failed)
 
 

@@ -4,15 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diff_transformer.experiments.asked import Asked
-from diff_transformer.experiments.framework import (
-    TWINS,
-    Preset,
-)
-from diff_transformer.experiments.recall import RECALL
-from diff_transformer.experiments.runs import run_experiment
-from diff_transformer.results import ResultsFile
-from diff_transformer.train.progress import Silent
+from diff_transformer.lab.experiments.experiment import TWINS, Preset
+from diff_transformer.lab.experiments.recall_experiments import RECALL
+from diff_transformer.lab.experiments.request import ExperimentRequest
+from diff_transformer.lab.experiments.runner import run_experiment
+from diff_transformer.lab.record import ResultsFile
+from diff_transformer.train.training_progress import Silent
 
 SIZES = (
     "model.hidden_size=16",
@@ -30,7 +27,7 @@ SIZES = (
 TINY = Preset(
     recipe="retrieval",
     overrides=SIZES,
-    arms=TWINS,
+    variants=TWINS,
     learning_rates=(1e-3, 2e-3),
     seeds=2,
     options={"sequences": 8},
@@ -57,7 +54,7 @@ class Heard(Silent):
         self.told.append(message)
 
 
-def trainings(folder: Path, asked: Asked, **settings: Any) -> tuple[list[str], ResultsFile]:
+def trainings(folder: Path, request: ExperimentRequest, **settings: Any) -> tuple[list[str], ResultsFile]:
     """Which runs are trained, as the progress hears of them, and the results."""
     heard = Heard()
-    return heard.runs, run_experiment(asked, folder, progress=heard, **settings)
+    return heard.runs, run_experiment(request, folder, progress=heard, **settings)

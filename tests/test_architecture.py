@@ -1,108 +1,170 @@
-"""Data flows one way: a lower room never imports a higher one (docs/design.md)."""
+"""Data flows one way: a lower package never imports a higher one, and no files import each other in a circle."""
 
 import ast
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "diff_transformer"
 
-# What each room may import of ours, besides itself. `results` is the record that rooms hand on to each other.
+# What each package (or file beside the packages) may import of ours, besides itself; docs/design.md draws it.
+LIBRARY = {"ops", "nn", "model"}
 MAY_IMPORT = {
-    "files": set(),
-    "ops": set(),
+    "_version": set(),
+    "variants": set(),  # reports and the command line read it, so it loads nothing heavy; everyone may import it
+    "_registration": set(),  # what it names it imports when transformers does
+    "storage": set(),
+    "suggestions": set(),
+    "text_workers": set(),  # the processes that it starts must load nothing else
+    "ops": {"storage"},
     "nn": {"ops"},
     "model": {"ops", "nn"},
-    "convert": {"nn", "model"},
-    "text_workers": set(),  # one module, outside of `data` for what it does not import
-    "data": {"text_workers"},
-    "train": {"ops", "nn", "model", "data"},
-    "eval": {"ops", "nn", "model", "data", "results"},
-    "experiments": {"ops", "nn", "model", "bench", "data", "train", "eval", "results"},
-    "bench": {"ops", "model", "results"},
-    "report": {"results"},
-    "results": set(),
-    "cli": {"ops", "nn", "model", "convert", "data", "train", "eval", "experiments", "bench", "report", "results"},
+    "convert": {"storage", "nn", "model"},
+    "data": {"storage", "text_workers"},
+    "train": {"storage", *LIBRARY, "data"},
+    "lab.coordinates": set(),
+    "lab.record": {"lab.coordinates"},
+    "lab.old_results": set(),
+    "lab.results_files": {"storage", "lab.coordinates", "lab.record", "lab.old_results"},
+    "lab.statistics": {"lab.coordinates", "lab.record"},
+    "lab.measure": {
+        "storage",
+        *LIBRARY,
+        "data",
+        "lab.coordinates",
+        "lab.record",
+        "lab.results_files",
+        "lab.statistics",
+    },
+    "lab.bench": {"storage", *LIBRARY, "lab.record", "lab.results_files", "lab.statistics"},
+    "lab.experiments": {
+        *("storage", *LIBRARY, "data", "train"),
+        *("lab.coordinates", "lab.record", "lab.results_files", "lab.statistics", "lab.measure", "lab.bench"),
+    },
+    # A report reads results files and nothing else: a figure can be drawn again without a model.
+    "lab.report": {
+        "storage",
+        "lab.coordinates",
+        "lab.record",
+        "lab.old_results",
+        "lab.results_files",
+        "lab.statistics",
+    },
+    "cli": {"storage", *LIBRARY, "convert", "data", "train", "lab"},
 }
-# Which every room may import, and which imports nothing of ours.
-COMMON = {"__version__", "CHECKOUT", "INSTALL", "files"}
-# The package itself imports nothing but the hook that registers the model with transformers.
-ROOT = {"__init__", "_registration", "__main__"}
+# The package itself imports the hook that registers the model with transformers; the rest is for type checkers.
+FOR_TYPES_ALONE = {"diff_transformer"}
 
 
-def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+def module_name(path: Path) -> str:
+    parts = ("diff_transformer", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
 
 
-def room_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return parts[0]
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imported_rooms(path: Path) -> Iterator[tuple[str, int]]:
+def imported_by(path: Path) -> set[str]:
+    """The modules of ours that a file imports, wherever in it."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno} imports relatively"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "diff_transformer" and len(parts) > 1:
-                yield parts[1], node.lineno
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                found.add(inside if inside in MODULES else str(node.module))
+    return found & MODULES.keys()
 
 
-def test_every_room_is_known() -> None:
-    assert {room_of(path) for path in modules()} <= MAY_IMPORT.keys() | ROOT
+IMPORTS = {name: imported_by(path) for name, path in MODULES.items()}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_lower_room_never_imports_a_higher_one(path: Path) -> None:
-    room = room_of(path)
-    if room in ROOT:
+def package_of(module: str) -> str:
+    """The entry of `MAY_IMPORT` that a module belongs to."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[:2]) if parts[0] == "lab" else parts[0]
+
+
+@pytest.mark.parametrize("module", sorted(MODULES.keys() - FOR_TYPES_ALONE))
+def test_a_lower_package_never_imports_a_higher_one(module: str) -> None:
+    if module == "diff_transformer.lab":
+        assert not IMPORTS[module]
         return
-    # A program that is started by the name of its room is a door of the command line.
-    inside = "cli" if path.stem == "__main__" else room
-    allowed = MAY_IMPORT[inside] | {inside} | COMMON
-    wrong = [f"{path}:{line} imports {name}" for name, line in imported_rooms(path) if name not in allowed]
-    assert not wrong
+    # A program that is started by the name of its package is a door of the command line.
+    package = "cli" if module.endswith(".__main__") else package_of(module)
+    allowed = MAY_IMPORT[package] | {package, "_version", "suggestions", "variants"}
+    wrong = {
+        name
+        for name in IMPORTS[module] - {"diff_transformer"}
+        if package_of(name) not in allowed and name.split(".")[1] not in allowed
+    }
+    assert not wrong, f"{module} imports {wrong}"
 
 
-BACKENDS = ("reference", "blockwise", "sdpa", "flex", "cpu", "triton")
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = {name: found - {name} for name, found in IMPORTS.items() if name not in FOR_TYPES_ALONE}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_file_name_is_used_twice() -> None:
+    named = defaultdict(list)
+    for path in MODULES.values():
+        if path.stem not in ("__init__", "__main__"):
+            named[path.name].append(str(path.relative_to(PACKAGE)))
+    assert not {name: paths for name, paths in named.items() if len(paths) > 1}
 
 
 def test_backends_do_not_import_each_other() -> None:
     """Nor what chooses among them; and what they share knows none of them."""
-    for path in (PACKAGE / "ops").rglob("*.py"):
-        name = path.relative_to(PACKAGE / "ops").with_suffix("").parts[0]
-        if name not in (*BACKENDS, "visibility", "gradients", "norm"):
+    backends = {"reference", "blockwise", "sdpa", "flex", "cpu", "triton"}
+    for module, found in IMPORTS.items():
+        if not module.startswith("diff_transformer.ops."):
             continue
-        imported = {
-            node.module.split(".")[2]
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("diff_transformer.ops.")
-        }
-        assert not imported & ({*BACKENDS, "attention", "backends"} - {name}), path
+        name = module.split(".")[2]
+        if name in backends | {"visibility", "attention_request", "functional", "nonfinite"}:
+            others = backends | {"operator", "backends"}
+            assert not {other.split(".")[2] for other in found if other.count(".") > 1} & (others - {name}), module
 
 
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
         ("import diff_transformer", ["torch", "transformers", "numpy"]),
+        ("import diff_transformer.variants", ["torch", "transformers", "numpy"]),
         (
             "import diff_transformer.ops",
             ["transformers", "pydantic", "typer", "torch.utils.cpp_extension", "setuptools"],
         ),
         ("import diff_transformer.nn", ["transformers", "pydantic", "typer"]),
-        ("import diff_transformer.results", ["torch", "transformers"]),
+        ("import diff_transformer.lab.results_files, diff_transformer.lab.statistics", ["torch", "transformers"]),
         ("import diff_transformer.model", ["datasets", "pydantic", "typer", "matplotlib", "tensorboard"]),
     ],
 )
-def test_a_room_loads_only_what_it_needs(statement: str, absent: list[str]) -> None:
+def test_a_package_loads_only_what_it_needs(statement: str, absent: list[str]) -> None:
     code = f"import sys; {statement}; print([name for name in {absent!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# The most files on each journey of docs/design.md, in the order of that page.
+LONGEST_JOURNEYS = [4, 8, 8, 8, 12]
+
+
+def test_the_journeys_of_the_design_page_exist_and_are_short() -> None:
+    page = (PACKAGE.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
+    section = page.split("## Journeys through the code")[1].split("\n## ")[0]
+    journeys = [
+        re.findall(r"^\d+\. `([^`]+)`", part, flags=re.MULTILINE) for part in re.split(r"\n\nFrom ", section)[1:]
+    ]
+    assert [len(files) <= most for files, most in zip(journeys, LONGEST_JOURNEYS, strict=True)] == [True] * 5
+    assert all((PACKAGE / file).is_file() for files in journeys for file in files)

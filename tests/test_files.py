@@ -1,12 +1,10 @@
 """JSON that somebody hands us, and the permissions of files that libraries make."""
 
-import os
-import stat
 from pathlib import Path
 
 import pytest
 
-from diff_transformer.files import follow_umask, parse_json, read_json
+from diff_transformer.storage.files import parse_json, read_json
 
 DEEP = "[" * 200_000 + "]" * 200_000
 
@@ -40,16 +38,3 @@ def test_what_can_be_read_is(tmp_path: Path) -> None:
     assert read_json(tmp_path / "a.json") == {"λ": [1, None]}
     with pytest.raises(FileNotFoundError, match=r"b\.json does not exist"):
         read_json(tmp_path / "b.json")
-
-
-@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
-def test_files_get_the_permissions_of_new_ones(umask: int, tmp_path: Path) -> None:
-    file = tmp_path / "weights.safetensors"
-    file.touch(mode=0o600)
-    before = os.umask(umask)
-    try:
-        follow_umask([file])
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask
-    assert list(tmp_path.iterdir()) == [file]

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from diff_transformer.bench.tables import page
-from diff_transformer.results import read_json
+from diff_transformer.lab.bench.bench_pages import page, read_document, replace_sections
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -44,7 +43,7 @@ def test_commands_are_all_there() -> None:
 def test_named_recipes_are_shipped() -> None:
     from diff_transformer.train import shipped_recipes
 
-    listed = re.search(r"a shipped one \(([\w, .-]+) …", README)
+    listed = re.search(r"a shipped recipe \(([\w, .-]+) …", README)
     assert listed is not None
     assert set(listed.group(1).split(", ")) <= set(shipped_recipes())
 
@@ -60,7 +59,7 @@ def filler() -> Any:
 
 
 def test_numbers_are_those_that_were_measured(filler: Any) -> None:
-    operator, model = read_json(filler.OPERATOR), read_json(filler.MODEL)
+    operator, model = read_document(filler.OPERATOR), read_document(filler.MODEL)
     assert filler.results_table(filler.measured_experiments()) in README
     assert filler.speed_table(operator, **filler.SELECTION) in README
     assert filler.whole_model_table(model) in README
@@ -79,7 +78,7 @@ def test_numbers_of_a_gpu_are_those_that_were_measured(filler: Any) -> None:
             assert f"<!-- {name} -->\n{part}\n<!-- /{name} -->" in text
     for path in (filler.CUDA_OPERATOR, filler.CUDA_MODEL):
         if path.is_file():
-            assert path.with_suffix(".md").read_text(encoding="utf-8") == page(read_json(path))
+            assert path.with_suffix(".md").read_text(encoding="utf-8") == page(read_document(path))
 
 
 def test_without_a_gpu_nothing_is_said_of_one(filler: Any) -> None:
@@ -88,25 +87,27 @@ def test_without_a_gpu_nothing_is_said_of_one(filler: Any) -> None:
 
 def test_numbers_of_a_gpu_are_filled_in(filler: Any, tmp_path: Path) -> None:
     def device(document: Any, against: str) -> Any:
-        rows = [{**row, "against": against} if row["against"] == "twin" else row for row in document["rows"]]
-        rows += [{**row, "candidate": against} for row in rows if row["candidate"] == "twin" and against != "twin"]
+        rows = [{**row, "against": against} if row["against"] == "softmax" else row for row in document["rows"]]
+        rows += [
+            {**row, "candidate": against} for row in rows if row["candidate"] == "softmax" and against != "softmax"
+        ]
         notes = [f"noted of the {document['title']}"]
         return {**document, "rows": rows, "notes": notes, "device": "a GPU"}
 
-    operator = device(read_json(filler.OPERATOR), "twin flash")
-    parts = filler.cuda_parts(operator, device(read_json(filler.MODEL), "twin"))
+    operator = device(read_document(filler.OPERATOR), "softmax flash")
+    parts = filler.cuda_parts(operator, device(read_document(filler.MODEL), "softmax"))
     shown, explained = parts[filler.README], parts[filler.BACKENDS_PAGE]
     assert set(shown) == {"cuda speed", "cuda model"}
-    assert {"cuda speed", "cuda throughput", "cuda decode", "cuda memory", "cuda bars"} == set(explained)
-    assert "Ratios to the twin flash's time" in shown["cuda speed"]
+    assert {"cuda speed", "cuda throughput", "cuda decode", "cuda memory", "cuda thresholds"} == set(explained)
+    assert "`softmax flash`" in shown["cuda speed"]
     assert "noted of the bench operator" in explained["cuda speed"]
     assert "noted of the bench model" in shown["cuda model"]
     assert explained["cuda throughput"] == "Not measured."
-    assert explained["cuda bars"].count("training step") == 2
+    assert explained["cuda thresholds"].count("training step") == 2
     place = tmp_path / "page.md"
     place.write_text("".join(f"<!-- {name} -->\nstale\n<!-- /{name} -->\n" for name in explained), encoding="utf-8")
-    filler.fill(place, explained)
+    replace_sections(place, explained)
     assert "stale" not in place.read_text(encoding="utf-8")
     place.write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match="must hold <!-- cuda speed --> … <!-- /cuda speed --> once"):
-        filler.fill(place, explained)
+        replace_sections(place, explained)

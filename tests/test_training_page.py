@@ -14,17 +14,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from diff_transformer.train import load_recipe, shipped_recipes
-from diff_transformer.train.schema import (
-    ArithmeticData,
-    ManyShotData,
-    ModelRecipe,
-    NeedleData,
-    Recipe,
-    RetrievalData,
-    TextData,
-    TrainRecipe,
-)
-from diff_transformer.train.yaml_reader import read_yaml
+from diff_transformer.train.data_kinds import KINDS
+from diff_transformer.train.recipe import Recipe, read_yaml
+from diff_transformer.train.recipe_schema import ModelRecipe, TrainRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
@@ -33,7 +25,7 @@ TABLES = PAGE.split("## Every key")[1]
 ROWS = re.findall(r"^\| `([\w.]+)` \| (?!default )([^|]+) \|([^\n]*)\|$", TABLES, flags=re.MULTILINE)
 SECTIONS: dict[str, list[type[BaseModel]]] = {
     "model": [ModelRecipe],
-    "data": [TextData, NeedleData, RetrievalData, ManyShotData, ArithmeticData],
+    "data": [*KINDS.values()],
     "train": [TrainRecipe],
 }
 SHELL = re.findall(r"^    (\S[^\n]*)", PAGE, flags=re.MULTILINE)

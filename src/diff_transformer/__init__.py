@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from diff_transformer._registration import register_with_other_packages
+from diff_transformer._version import __version__
 
 if TYPE_CHECKING:
     from diff_transformer.model import (
@@ -21,12 +22,7 @@ if TYPE_CHECKING:
     from diff_transformer.nn import DiffAttention, DiffAttentionV2, SoftmaxAttention
     from diff_transformer.ops import diff_attention, diff_attention_maps
 
-__version__ = "0.1.0"
-# Shown to users who lack the package, which is on no package index, or one of its extras.
-CHECKOUT = "in a checkout of the diff-transformer repository"
-INSTALL = f"pip install . {CHECKOUT}"
-
-_ROOM_OF = {
+_PACKAGE_OF = {
     "diff_attention": "ops",
     "diff_attention_maps": "ops",
     "DiffAttention": "nn",
@@ -59,9 +55,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOM_OF:
+    if name not in _PACKAGE_OF:
         raise AttributeError(f"module 'diff_transformer' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"diff_transformer.{_ROOM_OF[name]}"), name)
+    return getattr(importlib.import_module(f"diff_transformer.{_PACKAGE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Text encoded in several processes, in the order in which it comes, a bounded part of it at a time.
+"""Encodes text in several processes, in the order in which it comes, a bounded part of it at a time.
 
 Each process imports this module, and with it the packages that it is in: here that takes 35 MB, and inside of `data`,
 which needs torch, it would take 500.

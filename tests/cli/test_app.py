@@ -13,10 +13,11 @@ import pytest
 import typer
 
 from commands import fails
-from diff_transformer import __version__
-from diff_transformer.cli import TRAIN_EXTRA, app, missing_extra
+from diff_transformer._version import __version__
+from diff_transformer.cli import app
 from diff_transformer.cli.app import COMMANDS, with_plain_errors
 from diff_transformer.cli.checkpoints import find_checkpoint
+from diff_transformer.cli.extras import TRAIN_EXTRA, missing_extra
 from diff_transformer.train import TrainingInterrupted
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -138,7 +139,7 @@ def test_a_missing_extra_is_named_with_its_cure(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for name in [name for name in sys.modules if name.startswith("diff_transformer.report")]:
+    for name in [name for name in sys.modules if name.startswith("diff_transformer.lab.report")]:
         monkeypatch.delitem(sys.modules, name)
     result = run("report", tmp_path)
     assert result.exit_code == 2

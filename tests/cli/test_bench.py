@@ -7,16 +7,29 @@ import pytest
 import torch
 
 from commands import fails
-from diff_transformer.bench import candidates, operator
+from diff_transformer.lab.bench import operator_bench, operator_candidates
 
 Run = Callable[..., Any]
 
-TINY = ["--length", 12, "--heads", 2, "--head-dim", 8, "--rounds", 5, "--memory-length", 0, "--candidate", "pieces"]
+TINY = [
+    "--length",
+    12,
+    "--heads",
+    2,
+    "--head-dim",
+    8,
+    "--rounds",
+    5,
+    "--memory-length",
+    0,
+    "--candidate",
+    "sdpa_split_v",
+]
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diff_transformer.bench.timing.SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr("diff_transformer.lab.bench.timing.SAMPLE_SECONDS", 0.0)
 
 
 def test_bench_operator(run: Run, tmp_path: Path) -> None:
@@ -24,9 +37,9 @@ def test_bench_operator(run: Run, tmp_path: Path) -> None:
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0] == "forward, float32, batch 3, heads 2, width 8, queries 12, keys 12"
-    assert [line.split()[0] for line in lines[1:4]] == ["twin", "auto", "pieces"]
+    assert [line.split()[0] for line in lines[1:4]] == ["softmax", "auto", "sdpa_split_v"]
     assert "decode, float32, batch 3, heads 2, width 8, queries 1, keys 12" in lines
-    assert any(line.startswith("bar: forward, float32, all lengths: ") for line in lines)
+    assert any(line.startswith("threshold: forward, float32, all lengths: ") for line in lines)
     assert "part 1 of 5: forward, float32, length 12, batch 3" in result.stderr
     document = json.loads((tmp_path / "operator-cpu.json").read_text(encoding="utf-8"))
     assert document["title"] == "bench operator"
@@ -41,7 +54,7 @@ def test_results_are_only_printed_unless_a_folder_is_named(
     once = [*TINY, "--pass", "forward", "--dtype", "float32"]
     result = run("bench", "operator", *once)
     assert result.exit_code == 0
-    assert "bar: forward, float32" in result.stdout
+    assert "threshold: forward, float32" in result.stdout
     assert "--output" in result.stderr
     assert list(tmp_path.iterdir()) == []
     fails(run("bench", "operator", *once, "--overwrite"), "--overwrite goes with --output")
@@ -54,7 +67,7 @@ def test_earlier_results_are_not_replaced_without_overwrite(
     assert run("bench", "operator", *options).exit_code == 0
     before = (tmp_path / "operator-cpu.json").read_bytes()
     with monkeypatch.context() as context:
-        context.setattr(operator, "measure_operator", lambda *_: pytest.fail("it was measured"))
+        context.setattr(operator_bench, "measure_operator", lambda *_: pytest.fail("it was measured"))
         fails(run("bench", "operator", *options), "operator-cpu.json' is there already", "--overwrite")
         (tmp_path / "operator-cpu.json").unlink()
         fails(run("bench", "operator", *options), "operator-cpu.md' is there already")
@@ -64,12 +77,16 @@ def test_earlier_results_are_not_replaced_without_overwrite(
 
 
 def test_a_wrong_candidate_ends_with_its_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidates, "diff_attention", lambda q, k, v, lam, **settings: torch.zeros_like(v))
+    monkeypatch.setattr(operator_candidates, "diff_attention", lambda q, k, v, lam, **settings: torch.zeros_like(v))
     result = run("bench", "operator", *TINY, "--pass", "forward", "--dtype", "float32", "--output", tmp_path)
     assert result.exit_code == 2
     assert "error: wrong results, which were not timed: auto (forward, float32" in result.stderr
     rows = json.loads((tmp_path / "operator-cpu.json").read_text(encoding="utf-8"))["rows"]
-    assert {row["candidate"]: row["ratio"] is not None for row in rows} == {"twin": True, "auto": False, "pieces": True}
+    assert {row["candidate"]: row["ratio"] is not None for row in rows} == {
+        "softmax": True,
+        "auto": False,
+        "sdpa_split_v": True,
+    }
     assert "| wrong |" in (tmp_path / "operator-cpu.md").read_text(encoding="utf-8")
 
 
@@ -77,10 +94,10 @@ def test_interrupted_nothing_is_written(run: Run, tmp_path: Path, monkeypatch: p
     def stop(*args: Any) -> None:  # the rows are finished by then
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(operator, "measure_one_head", stop)
+    monkeypatch.setattr(operator_bench, "measure_one_head", stop)
     result = run("bench", "operator", *TINY, "--dtype", "float32", "--pass", "forward", "--output", tmp_path)
     assert result.exit_code == 130
-    assert "pieces" in result.stdout
+    assert "sdpa_split_v" in result.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diff_transformer.ops.cpu import build
+from diff_transformer.ops.cpu import cpu_build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is compiled here as on Linux")
 
@@ -20,7 +20,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and sources that are one function."""
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "kernel.cpp").write_text('extern "C" int one() { return 1; }\n', encoding="utf-8")
-    monkeypatch.setattr(build, "SOURCES", tmp_path / "csrc")
+    monkeypatch.setattr(cpu_build, "SOURCES", tmp_path / "csrc")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -31,7 +31,7 @@ def test_build_says_where_and_how_long(run: Run, cache: Path) -> None:
         result = run("build", *options)
         assert result.exit_code == 0
         assert result.stdout.startswith("compiled for ")
-        assert result.stdout.endswith(f"{taken}{build.describe().library}\n")
+        assert result.stdout.endswith(f"{taken}{cpu_build.describe().library}\n")
         assert ("compiling the CPU kernel" in result.stderr) == (taken == " s: ")
     status = " ".join(run("info").stdout.split())
     assert "compiled for" in status
@@ -50,14 +50,14 @@ def test_a_build_that_cannot_be_is_one_line(run: Run, cache: Path, monkeypatch: 
 
 
 def test_build_tries_again_after_a_failure(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = build.describe().folder
+    folder = cpu_build.describe().folder
     folder.mkdir(parents=True)
-    compiler, _ = build._find_tools()
-    record = {"compiler": build._identity(compiler), "reason": "the disk was full"}
+    compiler, _ = cpu_build._find_tools()
+    record = {"compiler": cpu_build._identity(compiler), "reason": "the disk was full"}
     (folder / "failure.json").write_text(json.dumps(record), encoding="utf-8")
     assert "the disk was full" in " ".join(run("info").stdout.split())
     assert run("build").exit_code == 0
-    assert build.obstacle() is None
+    assert cpu_build.unavailable_reason() is None
 
 
 def test_a_cache_that_others_may_write_is_said_by_build_and_info(run: Run, cache: Path) -> None:

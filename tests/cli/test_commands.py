@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from commands import fails
-from diff_transformer.results import Result, capture_results, compare, read_metrics, read_results, write_json
+from diff_transformer.lab.record import Result
+from diff_transformer.lab.results_files import capture_results, read_results, write_json
+from diff_transformer.lab.statistics import compare
+from diff_transformer.storage.metrics_file import read_metrics
 
 Run = Callable[..., Any]
 
@@ -115,14 +118,14 @@ def test_generate_streams(run: Run, text_run: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_control_characters_do_not_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diff_transformer.cli.streaming import Writer
+    from diff_transformer.cli.streaming import StdoutStreamer
     from diff_transformer.data import byte_tokenizer
 
     def written(terminal: bool) -> str:
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda: terminal)
         monkeypatch.setattr(sys, "stdout", stream)
-        Writer(byte_tokenizer()).on_finalized_text("a\x1b[31m\tλ\n", stream_end=True)
+        StdoutStreamer(byte_tokenizer()).on_finalized_text("a\x1b[31m\tλ\n", stream_end=True)
         monkeypatch.undo()
         return stream.getvalue()
 
@@ -186,9 +189,9 @@ def test_a_checkpoint_that_is_missing_or_not_ours_is_named(
     (model / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     fails(generate(model), "cannot be loaded")
     (model / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    fails(generate(model), "is not one of ours: its model_type is 'llama'.")
+    fails(generate(model), "is not a model of this project: its model_type is 'llama'.")
     (model / "config.json").write_text("[]", encoding="utf-8")
-    fails(generate(model), "is not one of ours: its model_type is None.")
+    fails(generate(model), "is not a model of this project: its model_type is None.")
 
 
 def test_the_weights_of_a_checkpoint_are_those_that_were_written(
@@ -205,7 +208,7 @@ def test_the_weights_of_a_checkpoint_are_those_that_were_written(
     fails(run("generate", folder, "--prompt", "x"), damaged)
     fails(run("convert", folder, tmp_path / "converted", "--to", "microsoft"), damaged)
     sizes = ["model.hidden_size=16", "model.intermediate_size=16", f"data.paths={text_file}"]
-    result = run("train", "tiny", *sizes, f"model.start_from={folder}", "--output", tmp_path / "run")
+    result = run("train", "tiny", *sizes, f"model.init_from={folder}", "--output", tmp_path / "run")
     assert result.exit_code == 2
     assert damaged in result.stderr
 
@@ -287,8 +290,11 @@ def test_report_prints_where_the_page_is(run: Run, text_run: Path, tmp_path: Pat
 
 
 def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
-    twins = [Result(name="made_up/loss", arm=arm, value=2.0, seed=0, better="lower") for arm in ("diff", "softmax")]
-    asked = {"asked": {"experiment": "recall", "preset": "cpu"}}
+    twins = [
+        Result(name="made_up/loss", variant=variant, value=2.0, seed=0, better="lower")
+        for variant in ("diff", "softmax")
+    ]
+    asked = {"request": {"experiment": "recall", "preset": "cpu"}}
     compared = [compare(twins, "made_up/loss", "diff", "softmax")]
     results = capture_results("which is found", asked, twins, "cpu", comparisons=compared)
     path = write_json(tmp_path / "recall.json", results)
@@ -303,7 +309,12 @@ def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
     fails(run("report", tmp_path), f"{tmp_path / 'figures'}", ".svg' is there already")
     (tmp_path / "none").mkdir()
     fails(run("report", tmp_path / "none", path, "--overwrite"), "holds no results of an experiment")
-    fails(run("report", path, "--output", tmp_path / "page.html"), "must end in .md")
+    fails(run("report", path, "--output", tmp_path / "page.txt"), "must end in .md")
+    page = tmp_path / "page" / "alone.html"
+    page.parent.mkdir()
+    assert run("report", path, "--output", page).stdout == f"{page}\n"
+    assert list(page.parent.iterdir()) == [page]
+    fails(run("report", path, "--output", page), "is there already")
 
 
 def test_info_tells_versions_and_what_can_run(run: Run) -> None:
@@ -368,7 +379,7 @@ def test_a_broken_model_folder_names_the_file(run: Run, text_run: Path, tmp_path
 def test_a_fast_demo_has_a_folder_of_its_own(
     run: Run, options: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import diff_transformer.experiments.demo as module
+    import diff_transformer.lab.experiments.demo as module
 
     def stop(output: Path, **_: Any) -> None:
         raise FileExistsError(f"asked for {output.as_posix()}.")

@@ -12,8 +12,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from commands import fails
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.cli.convert import LAYOUT, _Bar
-from diff_transformer.convert import LAYOUTS, folder
+from diff_transformer.cli.convert_command import LAYOUT
+from diff_transformer.cli.terminal_progress import conversion_progress
+from diff_transformer.convert import LAYOUTS
+from diff_transformer.storage import atomic, resumable_directory
 
 Run = Callable[..., Any]
 SIZES: dict[str, Any] = {
@@ -69,9 +71,9 @@ def test_a_log_gets_a_line_now_and_then(llama: Path, run: Run, tmp_path: Path) -
 
 def test_a_terminal_gets_a_bar() -> None:
     screen = io.StringIO()
-    with _Bar(Console(file=screen, force_terminal=True, width=80)) as bar:
-        bar.tell(0, 4000)
-        bar.tell(4000, 4000)
+    with conversion_progress(Console(file=screen, force_terminal=True, width=80)) as tell:
+        tell(0, 4000)
+        tell(4000, 4000)
     assert "4.0/4.0 kB" in screen.getvalue()
 
 
@@ -80,13 +82,13 @@ def test_a_terminal_gets_a_bar() -> None:
     [
         ((), "convert needs one of --from LAYOUT and --to LAYOUT."),
         (("--from", "llama", "--to", "llama"), "convert needs one of --from LAYOUT and --to LAYOUT."),
-        (("--to", "llama", "--as", "diff_v2"), "--as goes with --from; with --to the model stays what it is, got --as"),
+        (("--to", "llama", "--as", "diff_v2"), "--as goes with --from"),
         (
             ("--from", "gpt2"),
             "The layout must be one of 'microsoft', 'microsoft-v2', 'diffllama', 'llama', got 'gpt2'.",
         ),
         (("--from", "diffllama"), "model_type must be 'diffllama', got 'llama'."),
-        (("--to", "diffllama"), "is not one of ours: its model_type is 'llama'."),
+        (("--to", "diffllama"), "is not a model of this project: its model_type is 'llama'."),
         (
             ("--from", "llama", "--max-shard-size", "x"),
             "A shard's size must be a number of bytes or like '5GB', got 'x'.",
@@ -103,7 +105,7 @@ def test_a_file_that_cannot_be_written(llama: Path, run: Run, tmp_path: Path, mo
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     result = run("convert", llama, tmp_path / "new", "--from", "llama")
     assert result.exit_code == 2
     assert "model.safetensors could not be written ([Errno 28] No space left on device)" in result.stderr
@@ -117,7 +119,7 @@ def test_an_interruption_says_how_to_go_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder.UnfinishedFolder, "finish", stop)
+        patch.setattr(resumable_directory.ResumableDirectory, "finish", stop)
         result = run("convert", llama, tmp_path / "new", "--from", "llama")
     assert result.exit_code == 130
     assert "Interrupted; the same command goes on where it was." in result.stderr

@@ -11,11 +11,11 @@ import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from commands import fails
-from diff_transformer.cli.evaluate import batches_of
-from diff_transformer.cli.harness import task_names
+from diff_transformer.cli.eval_command import batches_of, task_names
 from diff_transformer.data import byte_tokenizer
-from diff_transformer.report.harness import harness_table
-from diff_transformer.results import Result, capture_results, read_results
+from diff_transformer.lab.record import Result
+from diff_transformer.lab.report.measured_tables import harness_table
+from diff_transformer.lab.results_files import capture_results, read_results
 from harness_tasks import write_lines, write_task
 
 Run = Callable[..., Any]
@@ -41,13 +41,13 @@ def test_a_run_is_measured_with_its_own_tokenizer(run: Callable[..., Any], tmp_p
 
 
 def test_examples_before_the_questions_are_named() -> None:
-    shared: dict[str, Any] = {"arm": "diff", "better": "higher", "n": 2}
+    shared: dict[str, Any] = {"variant": "diff", "better": "higher", "n": 2}
     records = [
         Result(name=f"harness/{task}/acc", value=0.5, method=method, **shared)
-        for task, method in (("a", "0-shot"), ("b", "5-shot"), ("c", "2-shot; Wilson's score interval"), ("d", None))
+        for task, method in (("a", "0-shot"), ("b", "5-shot"), ("c", "2-shot; Wilson's score interval"), ("d", ""))
     ]
     table = harness_table(capture_results("Evaluation", {}, records, "cpu"))
-    assert [str(cell) for cell in table.columns[0].cells] == ["a", "b (5-shot)", "c (2-shot)", "d"]
+    assert table.column("task") == ["a", "b (5-shot)", "c (2-shot)", "d"]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_questions_of_ones_own_are_measured(run: Run, text_run: Path, questions:
     assert result.exit_code == 0
     found = read_results(output)
     assert [record.name for record in found.records] == ["harness/mine/acc", "harness/mine/acc_norm"]
-    assert {(record.arm, record.n) for record in found.records} == {("diff", 2)}
+    assert {(record.variant, record.n) for record in found.records} == {("diff", 2)}
     assert found.settings["tasks"] == [str(questions)]
     assert found.settings["batch_size"] == 1
     assert found.settings["published"] == {}
@@ -203,14 +203,14 @@ def test_a_measurement_for_any_model_takes_one_that_is_not_ours(run: Run, tmp_pa
     small = ("--option", "frequent=1000", "--output", output)
     assert run("eval", llama, "--measure", "repeats", "--text", folder, *small).exit_code == 0
     records = {record.name: record for record in read_results(output).records}
-    assert {record.arm for record in records.values()} == {"llama"}
+    assert {record.variant for record in records.values()} == {"llama"}
     assert records["repeats/ar_hit"].value == pytest.approx(math.log(257), abs=0.2), "as good as nothing is learnt"
     assert records["repeats/ar_hit"].documents == ()
     plain = tmp_path / "plain.json"
     assert run("eval", llama, "--text", folder, "--output", plain).exit_code == 0
     (loss,) = [record for record in read_results(plain).records if record.name == "language/validation_loss"]
-    assert (loss.arm, loss.value) == ("llama", pytest.approx(math.log(257), abs=0.2))
-    fails(run("eval", llama, "--measure", "episodes"), "is not one of ours")
+    assert (loss.variant, loss.value) == ("llama", pytest.approx(math.log(257), abs=0.2))
+    fails(run("eval", llama, "--measure", "episodes"), "is not a model of this project")
     fails(run("eval", llama, "--measure", "repeats"), "No recipe.yaml belongs to", "name a text with --text")
 
 
@@ -220,9 +220,9 @@ def test_every_record_has_a_row(run: Run, retrieval_run: Path, tmp_path: Path) -
     result = run("eval", retrieval_run, "--measure", "retrieval_lengths", *options)
     assert result.exit_code == 0
     records = read_results(output).records
-    assert [record.group for record in records] == ["context × 1", "context × 2"]
+    assert [record.coordinates.label for record in records] == ["context × 1", "context × 2"]
     for record in records:
-        (line,) = [line for line in result.stdout.splitlines() if f" {record.group} " in line]
+        (line,) = [line for line in result.stdout.splitlines() if f" {record.coordinates.label} " in line]
         assert "length/accuracy ↑" in line
         assert f" {record.value:.3f} [" in line
         assert " 8 " in line
@@ -238,11 +238,11 @@ def test_a_run_on_many_shot_data_is_measured(run: Run, tmp_path: Path) -> None:
     few = ("noises=[0.1]", "episodes=3", "orders=2", "queries=4", "sets=2")
     options = [part for option in few for part in ("--option", option)]
     # What both have under one name must suit both.
-    fails(run("eval", folder, *measures, "--option", "shots=4"), "episodes takes a list of whole numbers", "shots")
+    fails(run("eval", folder, *measures, "--option", "shots=4"), "episodes cannot take 4 for shots", "a list")
     result = run("eval", folder, *measures, *options, "--output", output)
     assert result.exit_code == 0
     found = read_results(output)
-    groups = dict.fromkeys(record.group for record in found.records)
+    groups = dict.fromkeys(record.coordinates.label for record in found.records)
     assert list(groups)[:3] == [f"noise 0.1, {shots} shots" for shots in (8, 16, 32)]
     assert list(groups)[3:] == ["random orders, noise 0.1", "alternating orders, noise 0.1"]
     assert {record.n for record in found.records} == {3 * 4, 2}
@@ -288,23 +288,15 @@ def test_of_a_run_on_needles_whole_documents_of_its_text_are_measured(run: Run, 
 def test_settings_of_another_kind_are_refused_before_a_model_is_read(run: Run, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     for measure, option, message in (
-        (
-            "many_shot",
-            "shots=abc",
-            "many_shot takes a list of whole numbers of 1 or more such as [16, 64] for shots, got 'abc'.",
-        ),
-        ("many_shot", "queries=x", "The measure many_shot takes a whole number of 1 or more for queries, got 'x'."),
-        (
-            "needles",
-            "length=long",
-            "The measure needles takes null or a whole number of 1 or more for length, got 'long'.",
-        ),
+        ("many_shot", "shots=abc", ("many_shot cannot take 'abc' for shots", "a list such as [16, 64]")),
+        ("many_shot", "queries=x", ("many_shot cannot take 'x' for queries", "integer")),
+        ("needles", "length=long", ("needles cannot take 'long' for length", "integer")),
     ):
-        fails(run("eval", nowhere, "--measure", measure, "--option", option), message)
+        fails(run("eval", nowhere, "--measure", measure, "--option", option), *message)
     both = ("--measure", "many_shot", "--measure", "many_shot_orders", "--option", "shots=[4]")
     fails(
         run("eval", nowhere, *both),
-        "The measure many_shot_orders takes a whole number of 1 or more for shots, got [4].",
+        "many_shot_orders cannot take [4] for shots",
     )
     fails(run("eval", nowhere, "--measure", "many_shot", "--option", "shots=[4]"), "nowhere' does not exist")
 
@@ -324,5 +316,5 @@ def test_the_closed_forms_of_a_checkpoint(run: Run, text_run: Path, tmp_path: Pa
     output = tmp_path / "results.json"
     assert run("eval", text_run, "--measure", "closed_forms", "--output", output).exit_code == 0
     (record,) = read_results(output).records
-    assert (record.name, record.arm) == ("closed_form/error", "diff")
+    assert (record.name, record.variant) == ("closed_form/error", "diff")
     assert 0 < record.value < 1e-9

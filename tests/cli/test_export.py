@@ -14,8 +14,9 @@ from safetensors.torch import load_file, safe_open
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from commands import fails
+from diff_transformer.lab.record import Result
+from diff_transformer.lab.results_files import capture_results, write_json
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.results import Result, capture_results, write_json
 from diff_transformer.train import load_recipe
 
 Run = Callable[..., Any]
@@ -33,8 +34,8 @@ def demo(text_run: Path, tmp_path: Path) -> Path:
     recipe = load_recipe(text_run / "recipe.yaml")
     shared = recipe.model_dump(mode="json", exclude={"model": {"attention_type"}})
     records = [
-        Result(name=name, arm=arm, value=value, better="lower")
-        for name, arm, value in (
+        Result(name=name, variant=variant, value=value, better="lower")
+        for name, variant, value in (
             ("language/bits_per_byte", "diff", 2.75),
             ("language/bits_per_byte", "softmax", 2.5),
             ("retrieval/accuracy", "diff", 0.125),
@@ -67,7 +68,7 @@ def test_the_demos_results_are_the_cards(run: Run, demo: Path, tmp_path: Path) -
     assert run("export", demo / "language-diff", tmp_path / "a").exit_code == 0
     card = card_of(tmp_path / "a")
     assert [(one.metric_type, one.metric_value) for one in card.data.eval_results] == [("bits_per_byte", 2.75)]
-    assert "| language: bits per byte ↓ | 2.750 | 2.500 | Transformer, no interval |" in card.text
+    assert "| language: bits per byte ↓ | 2.750 | 2.500 |\n" in card.text
     assert "retrieval" not in card.text
     assert "text.txt" in card.text
 

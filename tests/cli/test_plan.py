@@ -18,6 +18,7 @@ def test_a_plan_is_printed(run: Run) -> None:
     for part in (
         "parameters       3,479,175,168 (3.48B)",
         "operations       2.3e+10 FLOPs per token",
+        "data             ",
         "on               64 × h200, weights sharded (fsdp), precision bf16",
         "2.94 days at 50% of 990 TFLOP/s",
         "communication    110 GB to each GPU per step",
@@ -55,6 +56,7 @@ def test_small_ones_are_told_in_small_units(run: Run) -> None:
     assert "seconds at 40% of 82.6 TFLOP/s" in made.stdout
     assert "parameters       37,184 (0.0372M)" in made.stdout
     assert "MALLOC" not in made.stdout
+    assert "data             the source of Python's standard library" in made.stdout
 
 
 def test_without_a_name_it_is_this_machine(run: Run) -> None:

@@ -43,7 +43,7 @@ def test_it_leaves_what_training_makes_and_training_finds_it(
 ) -> None:
     settings = [f"data.paths={text}", "data.tokenizer=bpe", "data.vocab_size=300"]
     data = build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'own'}"]))
-    monkeypatch.setattr(token_cache, "_AT_A_TIME", 5000)  # many batches for the workers
+    monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", 5000)  # many batches for the workers
     made = run("prepare", "tiny", *settings, f"data.cache={tmp_path / 'cache'}", "--workers", 2)
     assert made.exit_code == 0
     assert files_of(tmp_path / "cache") == files_of(tmp_path / "own")
@@ -66,7 +66,7 @@ def test_ctrl_c_and_the_same_command_go_on(tmp_path: Path) -> None:
         "if __name__ == '__main__':",
         "    from diff_transformer.cli import main",
         "    from diff_transformer.data import token_cache",
-        "    token_cache._AT_A_TIME = 100_000",
+        "    token_cache._BATCH_CHARACTERS = 100_000",
         f"    sys.argv = ['diff-transformer', *{command!r}]",
         "    main()",
     ]

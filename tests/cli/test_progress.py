@@ -5,8 +5,8 @@ import re
 import pytest
 from rich.console import Console
 
-from diff_transformer.cli import progress
-from diff_transformer.cli.progress import Bars, preparing
+from diff_transformer.cli import terminal_progress
+from diff_transformer.cli.terminal_progress import TrainingProgress, tokenising_progress
 
 
 class Clock:
@@ -22,14 +22,14 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(progress, "monotonic", clock)
+    monkeypatch.setattr(terminal_progress, "monotonic", clock)
     return clock
 
 
 def logged(clock: Clock, seconds: float, first: int, total: int) -> list[str]:
     """The lines of a run that does steps `first` to `total` and takes so many seconds for each."""
     stream = io.StringIO()
-    bars = Bars(Console(file=stream, width=40))
+    bars = TrainingProgress(Console(file=stream, width=40))
     bars.start(total, "retrieval · [diff]")
     for step in range(first, total + 1):
         clock.now += seconds
@@ -58,7 +58,7 @@ def test_a_log_of_a_short_or_resumed_run(clock: Clock) -> None:
 
 def test_a_log_of_preparing(clock: Clock) -> None:
     stream = io.StringIO()
-    with preparing(Console(file=stream)) as tell:
+    with tokenising_progress(Console(file=stream)) as tell:
         for number in range(1, 61):
             tell(number, 1000 * number)
             clock.now += 1
@@ -70,7 +70,7 @@ def test_a_log_of_preparing(clock: Clock) -> None:
 
 def test_a_terminal_gets_one_bar_for_each_run() -> None:
     stream = io.StringIO()
-    bars = Bars(Console(file=stream, force_terminal=True, width=120))
+    bars = TrainingProgress(Console(file=stream, force_terminal=True, width=120))
     for name in ("first [red]", "second"):
         bars.start(2, name)
         bars.update(1, 3.25, 1000.0)

@@ -1,5 +1,6 @@
 """`diff-transformer reproduce`: what it says, what it refuses, and that what it prints is what it wrote."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,12 @@ from typing import Any
 import pytest
 
 from commands import fails
-from diff_transformer.cli.reproduce import _shared_out
-from diff_transformer.experiments import registry
-from diff_transformer.experiments.cluster import Evaluation, PaperPreset, Stage
-from diff_transformer.experiments.framework import TWINS
-from diff_transformer.report.verdicts import format_difference, verdict_text
-from diff_transformer.results import read_results
+from diff_transformer.cli.reproduce_command import _shared_out
+from diff_transformer.lab.experiments import registry
+from diff_transformer.lab.experiments.experiment import TWINS
+from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
+from diff_transformer.lab.report.wording import format_difference, verdict_text
+from diff_transformer.lab.results_files import read_results
 from small_experiment import SMALL, TINY
 
 Run = Callable[..., Any]
@@ -25,7 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     one = replace(TINY, learning_rates=())
     paper = PaperPreset(
         stages=(Stage(recipe="paper-830m"),),
-        arms=TWINS,
+        variants=TWINS,
         evaluations=(Evaluation(measure="standard", options={"sequences": 7}),),
         commands=("diff-transformer bench model",),
         remarks=("What a reader must know.",),
@@ -47,10 +48,18 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
         assert format_difference(row) in line
         assert verdict_text(row).split(":")[0] in line
         assert f"{row.ours[0]:.3f} / {row.ours[1]:.3f}" in line
-    for arm in written.settings["arms"]:
-        assert any(f"{arm['parameters']:,}" in line and f"{arm['shared_parameters']:,}" in line for line in lines)
+    for variant in written.settings["variants"]:
+        assert any(
+            f"{variant['parameters']:,}" in line and f"{variant['shared_parameters']:,}" in line for line in lines
+        )
     assert f"note: {written.notes[0]}" in result.stdout
-    assert lines[-1] == f"numbers: {tmp_path / 'recall.json'}"
+    document, page = tmp_path / "RESULTS.md", tmp_path / "RESULTS.html"
+    assert lines[-3:] == [f"numbers: {tmp_path / 'recall.json'}", f"report: {document}", f"report: {page}"]
+    told = document.read_text(encoding="utf-8")
+    assert all(verdict_text(row).split(":")[0] in told for row in written.comparisons)
+    linked = re.findall(r"\((figures/[^)]+)\)", told)
+    assert linked
+    assert {tmp_path / place for place in linked} == set((tmp_path / "figures").iterdir())
     assert "run 1 of 4" in result.stderr
 
     fails(run("reproduce", "recall", "--output", tmp_path), "There are results in", "--resume", "--overwrite")
@@ -60,7 +69,7 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
     other = run("reproduce", "recall", "--output", tmp_path, "--overwrite", "--seeds", 1, "--option", "sequences=4")
     assert "inconclusive: one seed" in other.stdout
     assert "run 1 of" not in other.stderr
-    assert read_results(tmp_path / "recall.json").settings["asked"]["options"] == {"sequences": 4}
+    assert read_results(tmp_path / "recall.json").settings["request"]["options"] == {"sequences": 4}
     refused = run("reproduce", "all", "--output", tmp_path, "--resume")
     fails(refused, "seeds: 1 there, 2 asked for; options.sequences: 4 there, 8 asked for", "--overwrite")
 
@@ -92,16 +101,17 @@ def test_what_one_cannot_do_keeps_no_other_from_being_done(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = replace(SMALL, presets={"cpu": replace(TINY, learning_rates=(), seeds=1)})
-    unequal = replace(TINY, arms=(TWINS[0], replace(TWINS[1], overrides=("model.attention_type=diff_v2",))))
+    unequal = replace(TINY, variants=(TWINS[0], replace(TWINS[1], overrides=("model.attention_type=diff_v2",))))
     experiments = {"unequal": replace(one, name="unequal", presets={"cpu": unequal}), "recall": one}
     experiments["big"] = replace(one, name="big", presets={"gpu": TINY})
     monkeypatch.setattr(registry, "EXPERIMENTS", dict.fromkeys(experiments, ""))
     monkeypatch.setattr(registry, "find_experiment", experiments.__getitem__)
     result = run("reproduce", "recall", "all", "--output", tmp_path)
     assert result.exit_code == 2
-    assert "error: unequal: The arms 'diff' and 'softmax' are not of equal size" in result.stderr
+    assert "error: unequal: The variants 'diff' and 'softmax' are not of equal size" in result.stderr
     assert result.stderr.endswith("error: 1 of 2 experiments could not be carried out: unequal.\n")
     assert {path.name for path in tmp_path.glob("*.json")} == {"recall.json"}
+    assert "unequal" not in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     assert "inconclusive: one seed" in result.stdout
 
 
@@ -115,7 +125,7 @@ def test_the_list_has_every_experiment(run: Run) -> None:
 
 def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
     fails(run("reproduce", "recal"), "There is no experiment 'recal'; did you mean 'recall'?")
-    fails(run("reproduce", "nosuch"), "There is no experiment 'nosuch'; ", *registry.EXPERIMENTS)
+    fails(run("reproduce", "nosuch"), "There is no experiment 'nosuch'", *registry.EXPERIMENTS)
     fails(run("reproduce"), "Name one experiment or more of ", "--list")
     fails(run("reproduce", "recall", "--text", tmp_path, "--output", tmp_path), "--text does not go with 'recall'")
     fails(run("reproduce", "recall", "--option", "sequences"), "'sequences' is not a setting; write NAME=VALUE.")
@@ -125,7 +135,7 @@ def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
     fails(run("reproduce", "recall", "--option", "sequence=1"), "no option 'sequence'; did you mean 'sequences'?")
     fails(
         run("reproduce", "recall", "--option", "sequences=x"),
-        "'recall' takes a whole number of 1 or more for sequences, got 'x'.",
+        "'recall' cannot take 'x' for sequences (sequences of the retrieval task): it should be a valid integer.",
     )
     assert run("reproduce", "recall", "--seeds", 0).exit_code == 2
 

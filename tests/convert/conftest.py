@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from tiny import SIZES, check_rounding
+from tiny_model import SIZES, check_rounding
 
 transformers.utils.logging.disable_progress_bar()
 

@@ -240,7 +240,7 @@ def test_options(theirs: Folder, tmp_path: Path, refuses: Callable[..., None]) -
 
 
 def test_a_disk_without_room(theirs: Folder, monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., None]) -> None:
-    monkeypatch.setattr(conversion, "_free_bytes", lambda target: 1000)
+    monkeypatch.setattr(conversion, "free_bytes", lambda target: 1000)
     refuses(
         r"has 1,000 bytes free, and the converted weights need \d\d,\d+",
         convert_from,

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, dynamic_module_utils
 
 import diff_transformer
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.convert.export import export_folder
+from diff_transformer.convert.shared_folder import export_folder
 from diff_transformer.model.remote_code import AUTO_CLASSES, auto_map, code_files
 
 CODE = {"configuration_diff_transformer.py", "modeling_diff_transformer.py"}

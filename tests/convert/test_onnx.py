@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.convert import onnx as exporting
-from tiny import SIZES
+from diff_transformer.convert import onnx_graph as exporting
+from tiny_model import SIZES
 
 LAYERS = SIZES["num_hidden_layers"]
 # Type → what makes it a special case; all have grouped queries.

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from diff_transformer import DiffTransformerConfig
 from diff_transformer.convert import LAYOUTS, Layout, Sizes, convert_from, convert_to
-from diff_transformer.convert.orders import every_head_twice, interleaved, inverse, pairs_apart
+from diff_transformer.convert.layout import deinterleave_channels, interleave_heads, inverse, repeat_heads
 
-# What stands beside a table's rows is folded into them on the way back, and does not return: test_dex.py.
+# Extra parameters are folded into the rows on the way back, and do not return: test_dex.py.
 BOTH_WAYS = (layout for choices in LAYOUTS.values() for layout in choices.values() if layout.write)
-LAYOUTS_BOTH_WAYS = [layout for layout in BOTH_WAYS if layout.beside is None]
+LAYOUTS_BOTH_WAYS = [layout for layout in BOTH_WAYS if layout.extra is None]
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
@@ -63,7 +63,7 @@ def checkpoint(
     """A temporary folder with `source/`: random bits under the keys and shapes that the table says."""
     sizes, tensors = Sizes.of(config), {}
     for place, row in enumerate(layout.rows):
-        pattern = row.ours if in_ours else row.theirs
+        pattern = row.target if in_ours else row.source
         if pattern is None or (row.absent_if_tied and config.tie_word_embeddings):
             continue
         for layer in range(sizes.layers if row.layered else 1):
@@ -113,9 +113,9 @@ def test_no_bit_changes(layout: Layout, data: st.DataObject) -> None:
 @given(pairs=st.integers(1, 5), half=st.integers(1, 5))
 def test_permutations_are_undone(pairs: int, half: int) -> None:
     rows = torch.arange(2 * pairs * 2 * half)
-    for order in (interleaved, pairs_apart):
-        there = order(rows.numel(), 2 * half)
+    for permutation in (deinterleave_channels, interleave_heads):
+        there = permutation(rows.numel(), 2 * half)
         assert torch.equal(there[inverse(there)], rows)
-    assert not torch.equal(interleaved(rows.numel(), 2 * half), rows) or half == 1
+    assert not torch.equal(deinterleave_channels(rows.numel(), 2 * half), rows) or half == 1
     with pytest.raises(ValueError, match="no permutation"):
-        inverse(every_head_twice(rows.numel(), 2 * half))
+        inverse(repeat_heads(rows.numel(), 2 * half))

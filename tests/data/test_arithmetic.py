@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from diff_transformer.data import arithmetic
-from diff_transformer.data.arithmetic import ArithmeticBatches, is_held_out, solved
+from diff_transformer.data import arithmetic_task
+from diff_transformer.data.arithmetic_task import ArithmeticBatches, is_held_out, solved
 
 
 def problems_in(batch: dict[str, torch.Tensor]) -> list[tuple[str, str]]:
@@ -109,6 +109,6 @@ def test_numbers_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
         settings: dict[str, Any] = bad
         with pytest.raises(ValueError, match="are at least 1"):
             ArithmeticBatches(**settings)
-    monkeypatch.setattr(arithmetic, "HELD_OUT", 1 << 40)
+    monkeypatch.setattr(arithmetic_task, "HELD_OUT", 1 << 40)
     with pytest.raises(ValueError, match="so few problems with numbers up to 1 that none is left to hold out"):
         ArithmeticBatches(1, largest=1)

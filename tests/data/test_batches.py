@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from corpora import written
-from diff_transformer.data import TextBatches, TextFiles, byte_tokenizer, prepare, tables, train_bpe, training_text
+from diff_transformer.data import TextBatches, TextFiles, byte_tokenizer, prepare, token_cache, train_bpe, training_text
 from diff_transformer.data.split import DOCUMENT, Digest, split
 
 DOCUMENTS = [f"document {number}: " + "".join(random.Random(number).choices("abcdé ", k=60)) for number in range(40)]
@@ -108,7 +108,7 @@ def test_validation_is_in_small_batches(
 ) -> None:
     """A training batch is divided among processes, a validation batch is not; the blocks are the same ones."""
     everything = torch.cat([b["input_ids"] for b in text_batches(files, length=8).validation_batches()])
-    monkeypatch.setattr("diff_transformer.data.batches._VALIDATED_TOGETHER", together)
+    monkeypatch.setattr("diff_transformer.data.text_batches._VALIDATED_TOGETHER", together)
     some = [b["input_ids"] for b in text_batches(files, length=8, batch_size=5).validation_batches()]
     assert {len(batch) for batch in some[:-1]} == {rows}
     assert torch.equal(torch.cat(some), everything)
@@ -146,7 +146,7 @@ class TestSplit:
     def test_one_document_is_cut(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[str], at_a_time: int
     ) -> None:
-        monkeypatch.setattr(tables, "_AT_A_TIME", at_a_time)
+        monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", at_a_time)
         text = "é" + "".join(str(number % 10) for number in range(198))
         files = written([*others, text], tmp_path / "text" if (tmp_path / "text").mkdir() is None else tmp_path)
         assert "".join(training_text(files, 0.001)) == "".join(other.strip() for other in others) + text[:-1]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from diff_transformer.data import TextFiles
-from diff_transformer.data import file_digests as module
-from diff_transformer.data.file_digests import file_digests
+from diff_transformer.storage import manifest as module
+from diff_transformer.storage.manifest import file_digests
 
 Read = Callable[[], list[str]]
 
@@ -101,7 +101,7 @@ def test_a_damaged_line_is_as_good_as_none(tmp_path: Path, read: Read, line: byt
 
 def test_an_interruption_keeps_what_was_hashed(tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [write(tmp_path / f"{number}.txt", str(number), 1000) for number in range(6)]
-    monkeypatch.setattr(module, "_AT_A_TIME", 2)
+    monkeypatch.setattr(module, "_BATCH", 2)
     spied = module._digest
 
     def interrupted(file: str) -> str:
@@ -138,7 +138,7 @@ def test_where_nothing_can_be_remembered_the_files_are_read(tmp_path: Path, read
 def test_a_full_disk_is_no_reason_to_stop(tmp_path: Path, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [write(tmp_path / name, name, 1000) for name in ("a.txt", "b.txt")]
 
-    def full(record: Path, lines: list[str]) -> None:
+    def full(*_: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
@@ -146,7 +146,7 @@ def test_a_full_disk_is_no_reason_to_stop(tmp_path: Path, read: Read, monkeypatc
         assert file_digests(files, tmp_path / "record.txt") == [expected(file) for file in files]
     file_digests(files, tmp_path / "record.txt")
     write(tmp_path / "a.txt", "longer", 1000)
-    monkeypatch.setattr(module, "_replace", full)
+    monkeypatch.setattr(module, "atomic_file", full)
     for seconds in range(2000, 2010):
         write(tmp_path / "a.txt", "again", seconds)
         assert file_digests(files, tmp_path / "record.txt") == [expected(file) for file in files]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diff_transformer.data import NeedleBatches, NeedleDocument, NeedleTask, TextBatches, byte_tokenizer, train_bpe
-from diff_transformer.data.needles import needle, question
+from diff_transformer.data.needle_task import needle, question
 
 PROSE = " ".join(f'This is sentence number {n}; it says nothing of note. "Is it?" Not so!' for n in range(400))
 CODE = "\n".join(f"value_{n} = function({n}, 'é')" for n in range(800))

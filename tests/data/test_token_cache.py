@@ -25,7 +25,7 @@ from diff_transformer.data import (
     trained_bpe,
     training_text,
 )
-from diff_transformer.data import cache as cache_module
+from diff_transformer.data import prepared_cache as cache_module
 from diff_transformer.data.corpus import Piece
 
 TOKENIZER = byte_tokenizer()
@@ -113,7 +113,7 @@ def test_a_cache_is_found_by_content_and_tokenizer(tmp_path: Path) -> None:
 def test_an_interrupted_preparation_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks_after: int, torn: int
 ) -> None:
-    monkeypatch.setattr(token_cache, "_AT_A_TIME", 1)
+    monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", 1)
     with pytest.raises(KeyboardInterrupt):
         prepare(Texts(DOCUMENTS, breaks_after), TOKENIZER, tmp_path)
     (unfinished,) = (tmp_path / "tokens").glob(".unfinished-*")
@@ -214,7 +214,7 @@ def test_a_full_disk_is_told_with_the_folder(tmp_path: Path, size: int) -> None:
 
 
 def test_a_list_without_its_tokens_is_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_cache, "_AT_A_TIME", 1)
+    monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", 1)
     with pytest.raises(KeyboardInterrupt):
         prepare(Texts(DOCUMENTS, 5), TOKENIZER, tmp_path)
     (unfinished,) = (tmp_path / "tokens").glob(".unfinished-*")

@@ -10,7 +10,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from tiny import KINDS, SIZES, check_rounding
+from tiny_model import KINDS, SIZES, check_rounding
 
 transformers.utils.logging.disable_progress_bar()
 

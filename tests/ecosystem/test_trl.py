@@ -18,7 +18,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.data import byte_tokenizer
-from weighting import Recorder, check_step, check_weights, exact
+from loss_weighting import GradientRecorder, check_step, check_weights, exact_step
 
 disable_progress_bars()
 
@@ -211,14 +211,14 @@ def test_every_target_weighs_the_same(kind: str, layout: str, make: Callable[...
         assert len(batches) == accumulation
         read = [document for batch in batches for document in documents(batch)]
         assert len(read) == len(PROMPTS)
-        recorder = Recorder()
+        recorder = GradientRecorder()
         trainer.add_callback(recorder)
         # Older versions of transformers let accelerate divide once more by the steps; in newer ones the factor is 1
         # (tests/model/test_trainer.py).
         more = trainer.accelerator.gradient_accumulation_steps
         trainer.args.learning_rate *= more
         found = losses(trainer)
-        check_step(found[0], {name: value * more for name, value in recorder.steps[0].items()}, exact(start, read))
+        check_step(found[0], {name: value * more for name, value in recorder.steps[0].items()}, exact_step(start, read))
         models.append(model)
         logged.append(found[1])
     check_weights(models[1], models[0], start)
@@ -232,7 +232,7 @@ def test_the_loss_of_an_evaluation(layout: str, make: Callable[..., Any], tmp_pa
     data = {"prompt": PROMPTS, "completion": COMPLETIONS}
     trainer = trainer_of(model, tmp_path, data, evaluated=data, per_device_eval_batch_size=rows, **settings)
     (batch,) = trainer.get_eval_dataloader()
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(exact(model, documents(batch))[0], rel=1e-5)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(exact_step(model, documents(batch))[0], rel=1e-5)
 
 
 def test_gradient_checkpointing_with_lora(make: Any, tmp_path: Path) -> None:

@@ -14,13 +14,14 @@ import torch
 import transformers
 from torch import Tensor
 
-import diff_transformer.model.attention as model_attention
+import diff_transformer.model.interface_attention as model_attention
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.nn import Lambda
-from diff_transformer.nn.drawing import draw_normal
+from diff_transformer.nn.parameters import draw_normal
 from diff_transformer.ops import backends
+from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.reference import softmax_maps
-from tiny import KINDS, SIZES, check_rounding
+from tiny_model import KINDS, SIZES, check_rounding
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -107,14 +108,14 @@ def lambda_terms(monkeypatch: pytest.MonkeyPatch) -> Callable[[DiffTransformerFo
     sums: list[float] = []  # by layer
     reference = backends._BACKENDS["reference"]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *hiding: Any) -> Tensor:
-        out, layer = reference.attend(q, k, v, lam, *hiding), len(sums)
+    def attend(request: Request) -> Tensor:
+        out, layer = reference.attend(request), len(sums)
         sums.append(0.0)
 
         def add(grad_out: Tensor) -> None:
-            _, second = softmax_maps(q.detach(), k.detach(), *hiding)
-            values = v.detach().abs().repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-            sums[layer] += (second * (grad_out.abs() @ values.mT)).sum().item()
+            _, a2 = softmax_maps(request._replace(q=request.q.detach(), k=request.k.detach()))
+            values = request.v.detach().abs().repeat_interleave(request.groups, dim=1)
+            sums[layer] += (a2 * (grad_out.abs() @ values.mT)).sum().item()
 
         if out.requires_grad:
             out.register_hook(add)

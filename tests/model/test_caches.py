@@ -13,7 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import is_optimum_quanto_available
 
-import diff_transformer.model.attention as model_attention
+import diff_transformer.model.interface_attention as model_attention
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, diff_attention
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

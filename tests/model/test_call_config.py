@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, GenerationConfig
 
 from diff_transformer import DiffTransformerConfig
-from diff_transformer.model.attention import InterfaceAttention
+from diff_transformer.model.interface_attention import InterfaceAttention
 
 TYPES = ("diff", "diff_v2", "softmax")
 

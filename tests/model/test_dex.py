@@ -14,9 +14,9 @@ from torch._dynamo.testing import CompileCounter
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, attention_maps
-from diff_transformer.model.annealing import DexAnnealing
+from diff_transformer.model.dex_annealing import DexAnnealing
 from diff_transformer.nn import AnnealedLambda, DexCorrection, set_dex_progress
-from tiny import SIZES
+from tiny_model import SIZES
 
 with warnings.catch_warnings():
     # torchao, which PEFT imports where it is installed, announces its own future on import.
@@ -269,15 +269,15 @@ def test_lora_beside_w_d(tmp_path: Path) -> None:
 
 
 def test_refusals(make: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^only attention_type 'dex' anneals its λ, and this model's is 'softmax'\.$"):
+    with pytest.raises(ValueError, match=r"'dex'.*λ.*'softmax'\.$"):
         make("softmax").set_dex_progress(0.5)
     with pytest.raises(ValueError, match=r"^fraction must lie in 0 … 1, got 2\.$"):
         make("dex").set_dex_progress(2)
     with pytest.raises(ValueError, match=r"^steps must be 1 or more, got 0\.$"):
         DexAnnealing(0)
-    with pytest.raises(ValueError, match=r"DiffTransformerForCausalLM has no λ to anneal; attention_type 'dex' has\.$"):
+    with pytest.raises(ValueError, match=r"DiffTransformerForCausalLM .*λ.*'dex'.*\.$"):
         trainer(make("diff", torch.float32), tmp_path, 1, DexAnnealing()).train()
-    with pytest.raises(ValueError, match=r"^tensor parallelism does not spread attention_type 'dex', .* on 2 ranks"):
+    with pytest.raises(ValueError, match=r"tensor parallelism .*'dex'.* 2 ranks"):
         make("dex")._tp_size = 2
 
 

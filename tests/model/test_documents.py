@@ -16,12 +16,12 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import DataCollatorWithFlattening, DynamicCache
 
-import diff_transformer.model.attention as model_attention
+import diff_transformer.model.interface_attention as model_attention
 import flash_stand_in
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.data.packing import flattened
-from diff_transformer.model import attends_by_document, documents, masks
-from tiny import KINDS
+from diff_transformer.model import attends_by_document, attention_masks, packed_documents
+from tiny_model import KINDS
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -90,8 +90,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     diff_attention, attend_by_document = model_attention.diff_attention, model_attention.attend_by_document
     monkeypatch.setattr(model_attention, "diff_attention", operator)
     monkeypatch.setattr(model_attention, "attend_by_document", ordinary)
-    for kind, function in list(masks.MASK_FUNCTIONS.items()):
-        monkeypatch.setitem(masks.MASK_FUNCTIONS, kind, partial(masked, function))
+    for kind, function in list(attention_masks.MASK_FUNCTIONS.items()):
+        monkeypatch.setitem(attention_masks.MASK_FUNCTIONS, kind, partial(masked, function))
     return counter
 
 
@@ -155,7 +155,7 @@ def test_a_collator_of_transformers(kind: str, make: Any, check: Any, made: Coun
         assert out.past_key_values is None
         positions = batch.pop("position_ids")
         assert torch.equal(model(**batch).logits, out.logits)
-        found = documents.document_positions(batch["cu_seq_lens_q"], 12)
+        found = packed_documents.document_positions(batch["cu_seq_lens_q"], 12)
         assert found is not None
         assert torch.equal(found, positions)
     assert made["mask"] == 0
@@ -251,11 +251,11 @@ def test_a_kernel_for_several_lengths(
     query = torch.randn(1, 4, 20, 8, dtype=torch.float64)
     key, value = (torch.randn(1, 2, 20, 8, dtype=torch.float64) for _ in range(2))
     rest = (torch.tensor([0, 9, 9, 10, 20]), 0.3, is_causal, window)
-    expected = documents.attend_by_document(module, query, key, value, *rest, 10)
-    monkeypatch.setattr(documents, "_takes_several_lengths", lambda *_: True)
+    expected = packed_documents.attend_by_document(module, query, key, value, *rest, 10)
+    monkeypatch.setattr(packed_documents, "_takes_several_lengths", lambda *_: True)
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
     for longest in (10, None):
-        check(documents.attend_by_document(module, query, key, value, *rest, longest), expected)
+        check(packed_documents.attend_by_document(module, query, key, value, *rest, longest), expected)
     assert calls == [10, 20]
 
 
@@ -265,7 +265,7 @@ def test_a_window_in_a_long_document(window: int, check: Any) -> None:
     module = torch.nn.Module()
     query, key, value = (torch.randn(1, 2, 403, 8, dtype=torch.float64) for _ in range(3))
     ends = torch.tensor([0, 400, 403])
-    out = documents.attend_by_document(module, query, key, value, ends, 0.3, True, window, None)
+    out = packed_documents.attend_by_document(module, query, key, value, ends, 0.3, True, window, None)
     mask = torch.ones(403, 403, dtype=torch.bool).tril().triu(1 - window)
     mask[400:, :400] = False
     check(out, F.scaled_dot_product_attention(query, key, value, mask, scale=0.3).transpose(1, 2))

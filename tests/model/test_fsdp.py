@@ -23,8 +23,8 @@ from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.nn import Lambda, lambdas
-from tiny import KINDS
+from diff_transformer.nn import Lambda, parameters
+from tiny_model import KINDS
 
 TOKENS = torch.arange(1, 19).view(2, 9)  # a row for each rank
 IN_BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -61,15 +61,15 @@ def shard_as_accelerate(model: nn.Module) -> nn.Module:
 def dtypes_of_lambda() -> Iterator[set[str]]:
     """The dtypes of the vectors that λ is computed from inside."""
     seen: set[str] = set()
-    compute = lambdas.lambda_value
+    compute = parameters.lambda_value
 
     def spy(*vectors: Any) -> Tensor:
         seen.update(str(vector.dtype) for vector in vectors[:4])
         return compute(*vectors)
 
-    lambdas.lambda_value = spy
+    parameters.lambda_value = spy
     yield seen
-    lambdas.lambda_value = compute
+    parameters.lambda_value = compute
 
 
 def answers(model: nn.Module, rows: Tensor) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train import load_recipe
 from diff_transformer.train.recipe import build_config
+from rounding import check_within, rounding_limits
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -54,13 +55,12 @@ def test_implementations_agree(
     implementation: str,
     make: Any,
     tokens: Any,
-    check: Any,
     ran: Counter[str],
-    lambda_terms: Any,
 ) -> None:
     """Logits and every gradient, against our operator's reference (the twin has one way only: torch's attention)."""
 
     def answers(model: Any) -> dict[str, torch.Tensor]:
+        model.zero_grad()
         logits = model(inputs, use_cache=False).logits
         logits.square().sum().backward()
         return {"logits": logits.detach(), **{name: p.grad for name, p in model.named_parameters()}}
@@ -71,16 +71,15 @@ def test_implementations_agree(
         for name in ("diff_attention_reference", implementation)
     )
     truth = answers(exact)
-    terms = lambda_terms(exact)
     assert ran.keys() == ({"torch"} if kind == "softmax" else {"reference"})
+    limits = rounding_limits(lambda: answers(exact))
     ran.clear()
     got = answers(other)
     own = "torch" if kind == "softmax" else "blockwise"  # what takes float64
     assert ran.keys() == {{"sdpa": "torch", "diff_attention": own, "eager": "eager"}[implementation]}
     for name, value in truth.items():
         assert value.abs().max() > 0, name
-        dtype = torch.float32 if implementation == "eager" else None
-        check(got[name], value, least=1.0, dtype=dtype, terms=terms.get(name, 0.0))
+        check_within(got[name], value, limits[name], torch.float32 if implementation == "eager" else torch.float64)
 
 
 @pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())

@@ -1,4 +1,4 @@
-"""Every attention implementation of transformers computes our models: outputs and every gradient, in each situation.
+"""Every attention implementation of transformers computes our models: outputs and every gradient, in each case.
 
 The truth is our own model on its reference backend, in float64. FlashAttention is a stand-in that keeps its contract,
 behind transformers' own code around it; FlexAttention is torch's, whose gradient needs a GPU.
@@ -21,11 +21,12 @@ from transformers import (
     StaticCache,
 )
 
-import diff_transformer.model.attention as model_attention
+import diff_transformer.model.interface_attention as model_attention
 import flash_stand_in
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.model.attention import OWN_IMPLEMENTATIONS
-from tiny import SIZES, needs_vectors
+from diff_transformer.model.interface_attention import OWN_IMPLEMENTATIONS
+from rounding import check_within, rounding_limits
+from tiny_model import SIZES, needs_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -79,7 +80,7 @@ def packed(tokens: Tensor) -> dict[str, Any]:
 
 
 # name → configuration, batch, what the forward is given
-SITUATIONS: dict[str, tuple[dict[str, Any], int, Callable[[Tensor], dict[str, Any]]]] = {
+CASES: dict[str, tuple[dict[str, Any], int, Callable[[Tensor], dict[str, Any]]]] = {
     "plain": ({}, 2, full),
     "one key/value head for all": ({"num_key_value_heads": 2}, 2, full),
     "padded left": ({}, 2, left_padded),
@@ -97,6 +98,7 @@ SITUATIONS: dict[str, tuple[dict[str, Any], int, Callable[[Tensor], dict[str, An
 
 def answers(model: DiffTransformerForCausalLM, tokens: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
     """Logits of the tokens that are no padding, and the gradient of every parameter for a loss that sees them all."""
+    model.zero_grad()
     logits = model(tokens, use_cache=False, **given).logits
     generator = torch.Generator().manual_seed(3)
     direction = torch.randn(logits.shape, generator=generator, dtype=torch.float64).to(logits.dtype)
@@ -109,25 +111,22 @@ def answers(model: DiffTransformerForCausalLM, tokens: Tensor, given: dict[str, 
     return {"logits": logits.detach(), **gradients}
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("case", CASES)
 def test_outputs_and_gradients_agree(
     kind: str,
-    situation: str,
+    case: str,
     make: Any,
     tokens: Any,
-    check: Any,
     flash: list[str],
     calls: Counter[str],
-    lambda_terms: Any,
 ) -> None:
-    config, batch, give = SITUATIONS[situation]
+    config, batch, give = CASES[case]
     inputs = tokens(batch=batch)
     given = give(inputs)
     exact = make(kind, attn_implementation=TRUTH, **config)
-    truth = answers(exact, inputs, given)
-    terms = lambda_terms(exact)
+    truth, limits = answers(exact, inputs, given), rounding_limits(lambda: answers(exact, inputs, given))
     for implementation in IMPLEMENTATIONS:
-        if implementation == "eager" and "padded" in situation:
+        if implementation == "eager" and "padded" in case:
             # Rows of padding are NaN in float64: the mask holds its smallest number, −∞ to eager's float32 softmax.
             continue
         calls.clear()
@@ -136,28 +135,23 @@ def test_outputs_and_gradients_agree(
         assert calls == {implementation: 2}
         assert len(flash) == (2 if implementation in flash_stand_in.NAMES else 0)
         for name, value in truth.items():
-            # Gradients go through each of the two layers twice.
-            size = max(1.0, 4 * value.abs().max().item())
-            check(got[name], value, least=size, dtype=COMPUTES_IN.get(implementation), terms=terms.get(name, 0.0))
+            check_within(got[name], value, limits[name], COMPUTES_IN.get(implementation, torch.float64))
     unlimited = make(kind, attn_implementation=TRUTH)
     if config.get("sliding_window"):
         assert (answers(unlimited, inputs, given)["logits"] - truth["logits"]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("situation", ["padded left", "padded right", "window, padded"])
-def test_padding_in_eager_attention(
-    kind: str, situation: str, make: Any, tokens: Any, check: Any, lambda_terms: Any
-) -> None:
+@pytest.mark.parametrize("case", ["padded left", "padded right", "window, padded"])
+def test_padding_in_eager_attention(kind: str, case: str, make: Any, tokens: Any) -> None:
     """In float32, where transformers' eager attention answers."""
-    config, batch, give = SITUATIONS[situation]
+    config, batch, give = CASES[case]
     inputs = tokens(batch=batch)
     given = give(inputs)
     model = make(kind, torch.float32, attn_implementation="eager", **config)
     exact = make(kind, torch.float32, attn_implementation=TRUTH, **config).double()
-    truth = answers(exact, inputs, given)
-    terms = lambda_terms(exact)
+    truth, limits = answers(exact, inputs, given), rounding_limits(lambda: answers(exact, inputs, given))
     for name, value in answers(model, inputs, given).items():
-        check(value, truth[name], least=max(1.0, 4 * truth[name].abs().max().item()), terms=terms.get(name, 0.0))
+        check_within(value, truth[name], limits[name], torch.float32)
 
 
 @pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
@@ -181,12 +175,16 @@ def test_decoding_makes_one_call_a_layer_and_step(
             check(torch.cat(parts, 1), truth, dtype=COMPUTES_IN.get(implementation))
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "case"), [pytest.param("diff", "padded left", marks=pytest.mark.all), ("diff_v2", "window in one layer")]
+)
 @needs_vectors
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, while it compiles
 @pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated:DeprecationWarning")  # so does this
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")  # transformers sets it
-def test_flex_attention(make: Any, tokens: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention(
+    kind: str, case: str, make: Any, tokens: Any, check: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its forward: torch has no gradient of it on the CPU."""
     seen: list[int] = []
     flex_attention = AttentionInterface._global_mapping["flex_attention"]
@@ -196,19 +194,17 @@ def test_flex_attention(make: Any, tokens: Any, check: Any, monkeypatch: pytest.
         return flex_attention(module, *args, **kwargs)
 
     monkeypatch.setitem(AttentionInterface._global_mapping, "flex_attention", counted)
-    for kind, situation in (("diff", "padded left"), ("diff_v2", "window in one layer")):
-        config, batch, give = SITUATIONS[situation]
-        inputs = tokens(batch=batch)
-        given = give(inputs)
-        rows = given.get("attention_mask", torch.ones_like(inputs)).bool()
-        model = make(kind, torch.float32, attn_implementation=TRUTH, **config)
-        with torch.no_grad():
-            truth = model(inputs, use_cache=False, **given).logits
-            model.set_attn_implementation("flex_attention")
-            seen.clear()
-            logits = model(inputs, use_cache=False, **given).logits
-        assert seen == [0, 1]
-        check(logits[rows], truth[rows])
+    config, batch, give = CASES[case]
+    inputs = tokens(batch=batch)
+    given = give(inputs)
+    rows = given.get("attention_mask", torch.ones_like(inputs)).bool()
+    model = make(kind, torch.float32, attn_implementation=TRUTH, **config)
+    with torch.no_grad():
+        truth = model(inputs, use_cache=False, **given).logits
+        model.set_attn_implementation("flex_attention")
+        logits = model(inputs, use_cache=False, **given).logits
+    assert seen == [0, 1]
+    check(logits[rows], truth[rows])
 
 
 @pytest.mark.parametrize("implementation", [*IMPLEMENTATIONS, "diff_attention_blockwise", "flex_attention"])

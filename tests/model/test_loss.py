@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.model import loss as model_loss
-from diff_transformer.model.loss import chunked_cross_entropy, is_ordinary
-from tiny import SIZES
+from diff_transformer.model import chunked_loss as model_loss
+from diff_transformer.model.chunked_loss import chunked_cross_entropy, is_ordinary
+from tiny_model import SIZES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

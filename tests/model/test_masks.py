@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from transformers import DynamicCache, StaticCache
 
 from diff_transformer import DiffTransformerForCausalLM
-from tiny import needs_vectors
+from tiny_model import needs_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -240,7 +240,7 @@ def test_inputs_embeds(kind: str, make: Any, tokens: Any) -> None:
     embeds = model.get_input_embeddings()(inputs)
     assert torch.equal(model(inputs_embeds=embeds).logits, model(inputs).logits)
     for bad in ({}, {"input_ids": inputs, "inputs_embeds": embeds}):
-        with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds must be given"):
+        with pytest.raises(ValueError, match="one of input_ids and inputs_embeds"):
             model(**bad)
 
 

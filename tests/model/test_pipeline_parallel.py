@@ -17,7 +17,7 @@ from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_transformer import DiffTransformerForCausalLM
-from tiny import KINDS
+from tiny_model import KINDS
 
 TOKENS = torch.arange(1, 19).view(2, 9)
 HAS_PIPELINE = "pp_size" in inspect.signature(transformers_distributed.DistributedConfig).parameters

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
 from diff_transformer.model.remote_code import code_files
+from full_run import short_run
 
 # Memory that was never written is NaN here, so a parameter that loading forgot shows.
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -159,7 +160,10 @@ def test_from_the_meta_device(kind: str, make: Any, tokens: Any, check: Any) -> 
     check(model(inputs).logits, direct(inputs).logits)
 
 
-@pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_reference", "sdpa", "eager"])
+@pytest.mark.parametrize(
+    "implementation",
+    short_run(["diff_attention", "diff_attention_reference", "sdpa", "eager"], ["diff_attention", "sdpa"]),
+)
 def test_weights_that_accelerate_keeps_elsewhere(
     kind: str, implementation: str, make: Any, tokens: Any, check: Any, tmp_path: Path
 ) -> None:
@@ -206,7 +210,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", short_run(ORDERS, ORDERS.keys() - {"ours first"}))
 def test_auto_classes_in_a_fresh_process(order: str, make: Any, tmp_path: Path) -> None:
     """Importing the package is enough, before transformers or after it, and gives the same logits."""
     model = make("diff", torch.float32)

@@ -18,7 +18,7 @@ from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
-from tiny import KINDS
+from tiny_model import KINDS
 
 IMPLEMENTATIONS = ("diff_attention", "sdpa")
 SIZES = {"vocab_size": 30}  # some releases of transformers split the head into equal parts only

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 from diff_transformer import DiffTransformerForCausalLM
-from weighting import Document, Recorder, check_step, check_weights, exact
+from loss_weighting import Document, GradientRecorder, check_step, check_weights, exact_step
 
 # How many tokens each document has, and how many at its end are targets: one document has none at all.
 LENGTHS, TARGETS = (10, 3, 7, 10, 2, 10, 5, 9), (9, 1, 2, 0, 1, 4, 4, 8)
@@ -87,9 +87,9 @@ def trainer_of(
     )
 
 
-def train(trainer: Trainer) -> tuple[list[float], Recorder]:
+def train(trainer: Trainer) -> tuple[list[float], GradientRecorder]:
     """The logged loss and the gradients of each step."""
-    recorder = Recorder()
+    recorder = GradientRecorder()
     trainer.add_callback(recorder)
     # Older versions (5.4 is one, fixed by 5.17) let accelerate divide the gradient by the accumulation steps once more,
     # Llama's too. A step of plain SGD makes up for that exactly; in newer versions the factor is 1.
@@ -104,7 +104,7 @@ def train(trainer: Trainer) -> tuple[list[float], Recorder]:
 @pytest.mark.parametrize("collator", COLLATORS)
 def test_every_target_weighs_the_same(kind: str, collator: str, make: Any, tmp_path: Path) -> None:
     start = make(kind, torch.float32)
-    expected = exact(start, documents())
+    expected = exact_step(start, documents())
     models = {}
     for batch, accumulation in ((8, 1), (2, 4), (1, 8)):
         model = copy.deepcopy(start)
@@ -122,7 +122,7 @@ def test_every_target_weighs_the_same(kind: str, collator: str, make: Any, tmp_p
 def test_a_first_token_is_no_target(make: Any, tmp_path: Path) -> None:
     """Nothing predicts it, so it must not be counted where all tokens are labels."""
     model = make("diff", torch.float32)
-    expected = exact(model, documents(LENGTHS))
+    expected = exact_step(model, documents(LENGTHS))
     trainer = trainer_of(model, tmp_path, batch=2, accumulation=4, targets=LENGTHS)
     if not hasattr(trainer, "_loss_shifts_labels"):
         pytest.skip("this version of transformers counts first tokens, for Llama too")
@@ -138,7 +138,7 @@ def test_without_the_count_it_would_differ(make: Any, tmp_path: Path) -> None:
             return super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
 
     model = make("diff", torch.float32)
-    expected = exact(model, documents())
+    expected = exact_step(model, documents())
     model.__class__ = Deaf
     losses, recorder = train(trainer_of(model, tmp_path, batch=2, accumulation=4))
     with pytest.raises(AssertionError):
@@ -152,8 +152,8 @@ def test_the_loss_of_an_evaluation(kind: str, make: Any, tmp_path: Path) -> None
     model = make(kind, torch.float32)
     rows = documents()
     whole = trainer_of(model, tmp_path, batch=8).evaluate()["eval_loss"]
-    assert whole == pytest.approx(exact(model, rows)[0], rel=1e-5)
-    parts = [exact(model, rows[start : start + 4])[0] for start in (0, 4)]
+    assert whole == pytest.approx(exact_step(model, rows)[0], rel=1e-5)
+    parts = [exact_step(model, rows[start : start + 4])[0] for start in (0, 4)]
     halves = trainer_of(model, tmp_path, batch=4).evaluate()["eval_loss"]
     assert halves == pytest.approx(sum(parts) / 2, rel=1e-5)
     assert abs(halves - whole) > 0.01

@@ -188,7 +188,7 @@ def test_a_checkpoint_in_half_precision_loads_into_float32() -> None:
 
 @pytest.mark.parametrize(("value", "shown"), [("linear", "'linear'"), (float("nan"), "nan"), (True, "True")])
 def test_bad_lambda_init(value: Any, shown: str) -> None:
-    with pytest.raises(ValueError, match=rf"lambda_init must be 'schedule' or a .*number, got {shown}\.$"):
+    with pytest.raises(ValueError, match=rf"lambda_init .*'schedule'.* {shown}\.$"):
         Lambda(4, 1, value)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from diff_transformer import diff_attention
 from diff_transformer.ops import blockwise
+from diff_transformer.ops.attention_request import Request
 
 
 @pytest.mark.parametrize("heads", [1, 4, 64, 1024])
@@ -45,9 +46,8 @@ def test_scores_of_a_block_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     for batch, heads, key_heads, n in ((32, 4, 4, 128), (64, 8, 2, 256), (1, 8, 4, 2048), (2, 2, 2, 16384)):
         q, k = torch.empty(batch, heads, 2, n, 1), torch.empty(batch, key_heads, 2, n, 1)
-        problem = blockwise._Problem(
-            3, q, k, torch.empty(batch, key_heads, n, 1), torch.empty(batch, heads, n), None, True, 1.0, None, None
-        )
+        v, lam = torch.empty(batch, key_heads, n, 1), torch.empty(batch, heads, n)
+        problem = blockwise._Problem(3, Request(q, k, v, lam, None, True, 1.0, None, None))
         bound = threads * blockwise.CORE_SCORES
         group = heads // key_heads * n
         assert len(problem.buffers) == 3

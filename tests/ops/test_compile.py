@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from budget import BACKENDS, Case, Problem, build, expect, prepared, skip_unless_it_takes, takes
 from diff_transformer import diff_attention
-from diff_transformer.ops.visibility import document_bounds
+from diff_transformer.ops.visibility import segment_bounds_from
+from full_run import short_run
 
 OPERATORS = {
     "blockwise": ("diff_transformer::blockwise", "diff_transformer::blockwise_backward"),
@@ -28,6 +29,10 @@ CASES = {
         key_maps=1, mask="add -inf (B, 1, N, S)", queries=11, lam="per head", is_causal=True, dv=4, layout="cache"
     ),
 }
+
+
+# Triton's interpreter takes long for every compilation; tests/ops/triton compiles it once in `make test`.
+COMPILED = short_run(BACKENDS, set(BACKENDS) - {"triton"})
 
 
 @pytest.fixture(params=BACKENDS)
@@ -55,7 +60,7 @@ def operator_arguments(case: Case) -> tuple[Any, ...]:
     mask = problem.options.get("attn_mask")
     mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]
     ends = problem.options.get("cu_seqlens")
-    documents = None if ends is None else document_bounds(ends, case.keys)
+    documents = None if ends is None else segment_bounds_from(ends, case.keys)
     return problem.q, problem.k, problem.v, lam, mask, case.is_causal, case.d**-0.5, case.window, documents
 
 
@@ -71,9 +76,19 @@ def operator(name: str) -> Any:
     return getattr(getattr(torch.ops, namespace), name)
 
 
+# opcheck compiles an operator for some seconds, in any dtype alike.
+CHECKED = [
+    pytest.param(case, dtype, marks=() if case in in_short_run else pytest.mark.all)
+    for dtype, in_short_run in (
+        (torch.float32, ("grouped, masked, windowed", "documents")),
+        (torch.bfloat16, ("shared keys, additive mask, blind queries",)),
+    )
+    for case in CASES
+]
+
+
 @pytest.mark.parametrize("backend", OPERATORS)
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("case", "dtype"), CHECKED, ids=str)
 def test_opcheck_forward(backend: str, case: str, dtype: torch.dtype) -> None:
     skip_unless_it_takes(backend, torch.float32)
     q, k, v, lam, *others = operator_arguments(replace(CASES[case], dtype=dtype))
@@ -83,8 +98,7 @@ def test_opcheck_forward(backend: str, case: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("backend", OPERATORS)
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("case", "dtype"), CHECKED, ids=str)
 def test_opcheck_backward(backend: str, case: str, dtype: torch.dtype) -> None:
     skip_unless_it_takes(backend, torch.float32)
     forward, backward = map(operator, OPERATORS[backend])
@@ -100,7 +114,7 @@ def test_opcheck_backward(backend: str, case: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("backend", [*BACKENDS, "auto"], indirect=True)
+@pytest.mark.parametrize("backend", [*COMPILED, "auto"], indirect=True)
 def test_compiled_in_one_graph(backend: str, case: str) -> None:
     problem, expected = prepared(CASES[case])
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
@@ -108,6 +122,7 @@ def test_compiled_in_one_graph(backend: str, case: str) -> None:
 
 
 @pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("backend", COMPILED, indirect=True)
 def test_compiled_for_changing_lengths(backend: str) -> None:
     """The second length makes torch compile once more, with the length left open; the third has to fit that."""
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
@@ -117,7 +132,8 @@ def test_compiled_for_changing_lengths(backend: str) -> None:
 
 
 @pytest.mark.usefixtures("cold")
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.all)])
+@pytest.mark.parametrize("backend", COMPILED, indirect=True)
 def test_compiled_for_changing_documents(backend: str, dynamic: bool | None) -> None:
     """Other borders, then another number of them, then another length."""
     compiled = torch.compile(diff_attention, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -131,7 +147,7 @@ def test_compiled_for_changing_documents(backend: str, dynamic: bool | None) -> 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize(
     "backend",
-    ["blockwise", "cpu", *(pytest.param(name, marks=pytest.mark.slow) for name in ("reference", "sdpa"))],
+    short_run(["blockwise", "cpu", "reference", "sdpa"], ["blockwise", "cpu"]),
     indirect=True,
 )
 def test_compiled_to_machine_code(backend: str) -> None:
@@ -261,6 +277,7 @@ def test_every_length_left_open(backend: str, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(compiled(q, k, v, lam, **settings), diff_attention(q, k, v, lam, **settings))
 
 
+@pytest.mark.parametrize("backend", COMPILED, indirect=True)
 def test_numbers_may_change_between_calls(backend: str) -> None:
     """λ, scale and window as plain numbers: from the second value on, torch.compile leaves them open."""
     torch._dynamo.reset()

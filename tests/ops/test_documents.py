@@ -1,5 +1,6 @@
 """Packed documents, by what they mean: a sequence of documents is as many sequences, and costs as little."""
 
+import itertools
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -9,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from budget import BACKENDS, Case, Problem, prepared, skip_unless_it_takes
+from budget import BACKENDS, DTYPES, Case, Problem, prepared, skip_unless_it_takes
 from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops import blockwise
+from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.blockwise import blockwise_attention
-from diff_transformer.ops.cpu.attention import cpu_attention
+from diff_transformer.ops.cpu.cpu_backend import cpu_attention
 from diff_transformer.ops.reference import reference_attention
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Of one token, of none, and longer and shorter than the 64 queries of a block; and few enough for the path of decoding.
 LENGTHS = {"many blocks": (63, 1, 0, 111, 30, 95), "one block": (7, 1, 12), "few queries": (1, 0, 3)}
 
@@ -156,27 +157,37 @@ def test_maps_are_zero_between_documents() -> None:
 NUMBERS = (-(2**31), -1, 0, 5, 69, 70, 71, 2**31 - 1)
 
 
-@pytest.mark.parametrize("first", NUMBERS)
-@pytest.mark.parametrize("past", NUMBERS)
-@pytest.mark.parametrize("n", [2, 70])
-@pytest.mark.parametrize("backend", ["blockwise", "cpu"], indirect=True)
+def keys_there(n: int, first: int, past: int) -> slice:
+    """Those of keys first … past − 1 that are among the n."""
+    return slice(min(max(first, 0), n), min(max(past, 0), n))
+
+
+@pytest.mark.parametrize(
+    ("backend", "n", "first", "past"),
+    [
+        (backend, n, first, past)
+        for backend in ("blockwise", "cpu")
+        for n, first, past in itertools.product((2, 70), NUMBERS, NUMBERS)
+        # blockwise looks for rows that see nothing only where a mask or causality can leave some.
+        if backend == "cpu" or keys_there(n, first, past).start < keys_there(n, first, past).stop
+    ],
+    indirect=["backend"],
+)
 def test_no_key_is_read_that_is_not_there(backend: str, n: int, first: int, past: int) -> None:
     """Whatever the bounds hold (diff_attention gives none like these), a query sees those keys that there are."""
     attend = {"blockwise": blockwise_attention, "cpu": cpu_attention}[backend]
     q, k, v, lam = torch.randn(1, 2, 2, n, 8), torch.randn(1, 1, 2, n, 8), torch.randn(1, 1, n, 8), torch.rand(1, 2, n)
     documents = torch.tensor([[0] * n, [n] * n], dtype=torch.int32)
     documents[:, n // 2 :] = torch.tensor([[first], [past]])
-    seen = slice(min(max(first, 0), n), min(max(past, 0), n))
-    if seen.start >= seen.stop and backend == "blockwise":
-        return  # rows that see nothing are looked for only where a mask or causality can leave some
+    seen = keys_there(n, first, past)
     with torch.no_grad():  # few queries, while decoding
-        without = attend(q, k, v, lam, None, False, 1.0, None, documents)
+        without = attend(Request(q, k, v, lam, None, False, 1.0, None, documents))
     leaves = [x.requires_grad_() for x in (q, k, v, lam)]
-    out = attend(*leaves, None, False, 1.0, None, documents)
-    whole = reference_attention(*leaves, None, False, 1.0, None, None)[:, :, : n // 2]
+    out = attend(Request(*leaves, None, False, 1.0, None, documents))
+    whole = reference_attention(Request(*leaves, None, False, 1.0, None, None))[:, :, : n // 2]
     rest = torch.zeros_like(out)
     if seen.start < seen.stop:
-        rest = reference_attention(q, k[:, :, :, seen], v[:, :, seen], lam, None, False, 1.0, None, None)
+        rest = reference_attention(Request(q, k[:, :, :, seen], v[:, :, seen], lam, None, False, 1.0, None, None))
     expected = torch.cat((whole, rest[:, :, n // 2 :]), 2)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(without, expected)
@@ -191,4 +202,4 @@ def test_the_kernel_refuses_bounds_of_another_length() -> None:
     q, v, lam = torch.randn(1, 1, 2, 9, 4), torch.randn(1, 1, 9, 4), torch.rand(1, 1, 9)
     for shape in ((2, 8), (9,), (3, 9)):
         with pytest.raises(RuntimeError, match=r"documents must be \(2, N\)"):
-            cpu_attention(q, q, v, lam, None, False, 1.0, None, torch.zeros(shape, dtype=torch.int32))
+            cpu_attention(Request(q, q, v, lam, None, False, 1.0, None, torch.zeros(shape, dtype=torch.int32)))

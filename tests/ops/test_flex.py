@@ -14,11 +14,13 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, crea
 from budget import Case, Problem, build, prepared
 from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops import backends, flex
+from diff_transformer.ops.attention_request import Request
+from full_run import short_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),  # torch's own
     pytest.mark.skipif(
-        not flex._vectors_are_there() or not any(map(shutil.which, ("g++", "clang++", "c++"))),
+        not flex._cpu_has_vectors() or not any(map(shutil.which, ("g++", "clang++", "c++"))),
         reason="torch compiles FlexAttention for the CPU with a C++ compiler and AVX2",
     ),
 ]
@@ -26,7 +28,7 @@ pytestmark = [
 # Few shapes: torch compiles for some seconds for each, and for each kind of mask. Two blocks of queries and of keys.
 TWO_BLOCKS = Case(heads=4, queries=150, keys=150, d=16, dv=32, lam="full")
 PACKED = replace(TWO_BLOCKS, batch=1)
-SITUATIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "no mask": {},
     "causal": {"is_causal": True},
     "window 9": {"is_causal": True, "window": 9},
@@ -53,10 +55,21 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "not causal": {"documents": (128, 0, 22)},
     "causal, window": {"documents": (100, 50), "is_causal": True, "window": 9},
 }
-CASES = {name: replace(TWO_BLOCKS, **what) for name, what in SITUATIONS.items()} | {
+CASES = {name: replace(TWO_BLOCKS, **what) for name, what in OPTIONS.items()} | {
     f"documents, {name}": replace(PACKED, **what) for name, what in DOCUMENTS.items()
 }
-HALF = [("causal", torch.bfloat16), ("causal", torch.float16), ("add -inf (N, S)", torch.bfloat16)]
+# Those for which torch compiles kernels that differ little from those of the others.
+COMPILED_IN_FULL_RUN = (
+    "20 keys, negative scale",
+    "bool (B, H, N, S)",
+    "bool (H, 1, S), expanded layout",
+    "add -inf (N, S)",
+)
+HALF = [
+    ("causal", torch.bfloat16),
+    pytest.param("causal", torch.float16, marks=pytest.mark.all),
+    pytest.param("add -inf (N, S)", torch.bfloat16, marks=pytest.mark.all),
+]
 
 
 @pytest.fixture
@@ -89,14 +102,14 @@ def check(case: Case, compiled_calls: list[Tensor]) -> None:
     replace(expected, **only).check({"out": out})
 
 
-@pytest.mark.parametrize("situation", CASES)
-def test_output(situation: str, compiled_calls: list[Tensor]) -> None:
-    check(CASES[situation], compiled_calls)
+@pytest.mark.parametrize("name", short_run(CASES, CASES.keys() - set(COMPILED_IN_FULL_RUN)))
+def test_output(name: str, compiled_calls: list[Tensor]) -> None:
+    check(CASES[name], compiled_calls)
 
 
-@pytest.mark.parametrize(("situation", "dtype"), HALF, ids=str)
-def test_output_in_half_precision(situation: str, dtype: torch.dtype, compiled_calls: list[Tensor]) -> None:
-    check(replace(CASES[situation], dtype=dtype), compiled_calls)
+@pytest.mark.parametrize(("name", "dtype"), HALF, ids=str)
+def test_output_in_half_precision(name: str, dtype: torch.dtype, compiled_calls: list[Tensor]) -> None:
+    check(replace(CASES[name], dtype=dtype), compiled_calls)
 
 
 def test_hidden_blocks_are_not_touched() -> None:
@@ -161,11 +174,11 @@ def test_block_masks_are_kept_where_the_lengths_alone_decide(monkeypatch: pytest
     built = []
     build_ = flex._blocks
     monkeypatch.setattr(flex, "_blocks", lambda *about: built.append(about) or build_(*about))
-    flex._kept_blocks.cache_clear()
+    flex._cached_blocks.cache_clear()
     causal, packed = build(CASES["causal"]), build(CASES["documents, causal"])
     with torch.inference_mode():
         forward(causal)
-    mask = flex._kept_blocks(150, 150, True, None, torch.device("cpu"))
+    mask = flex._cached_blocks(150, 150, True, None, torch.device("cpu"))
     assert not mask.kv_indices.is_inference()  # it could never be saved for a backward pass
     forward(causal)
     assert len(built) == 1
@@ -173,8 +186,8 @@ def test_block_masks_are_kept_where_the_lengths_alone_decide(monkeypatch: pytest
     forward(packed)
     assert len(built) == 3
     for length in range(2 * flex.BLOCK_MASKS):
-        flex._kept_blocks(length + 1, length + 1, True, None, torch.device("cpu"))
-    assert flex._kept_blocks.cache_info().currsize == flex.BLOCK_MASKS
+        flex._cached_blocks(length + 1, length + 1, True, None, torch.device("cpu"))
+    assert flex._cached_blocks.cache_info().currsize == flex.BLOCK_MASKS
 
 
 # BlockMasks of the caller's own.
@@ -243,9 +256,9 @@ def test_a_block_mask_hides_what_a_tensor_would(backend: str, stripes: BlockMask
 @pytest.mark.parametrize("backend", ["reference", "blockwise", "sdpa", "cpu"])
 def test_other_backends_take_no_block_mask(backend: str, stripes: BlockMask) -> None:
     problem = build(TWO_BLOCKS)
-    with pytest.raises(ValueError, match=f"'{backend}' cannot run this request: a BlockMask is taken by 'flex' alone"):
+    with pytest.raises(ValueError, match=f"'{backend}' cannot run .*BlockMask .*'flex'"):
         diff_attention(problem.q, problem.k, problem.v, 0.5, attn_mask=stripes, backend=backend)
-    with pytest.raises(TypeError, match="attn_mask must be a tensor or None, got BlockMask"):
+    with pytest.raises(TypeError, match=r"attn_mask must be a tensor.* BlockMask"):
         diff_attention_maps(problem.q, problem.k, 0.5, attn_mask=stripes)
 
 
@@ -257,7 +270,7 @@ def test_other_backends_take_no_block_mask(backend: str, stripes: BlockMask) -> 
 @pytest.mark.parametrize("backend", ["flex", "auto"])
 def test_a_block_mask_stands_alone(backend: str, more: dict[str, Any], stripes: BlockMask) -> None:
     problem = build(PACKED)
-    with pytest.raises(ValueError, match="do not combine with a BlockMask: put them into its mask_mod"):
+    with pytest.raises(ValueError, match=r"BlockMask.*mask_mod"):
         diff_attention(problem.q, problem.k, problem.v, 0.5, attn_mask=stripes, backend=backend, **more)
 
 
@@ -265,7 +278,7 @@ def test_a_block_mask_stands_alone(backend: str, more: dict[str, Any], stripes: 
 def test_a_block_mask_of_another_shape_is_refused(sizes: tuple[int, int, int, int]) -> None:
     problem = build(TWO_BLOCKS)
     mask = create_block_mask(striped(3), *sizes, device="cpu")
-    with pytest.raises(ValueError, match=r"must be \(B or 1, H or 1, N, S\) with .* = \(2, 4, 150, 150\), got"):
+    with pytest.raises(ValueError, match=r"BlockMask must be .*\(2, 4, 150, 150\), got"):
         forward(problem, attn_mask=mask)
 
 
@@ -276,7 +289,7 @@ def test_a_block_mask_of_another_shape_is_refused(sizes: tuple[int, int, int, in
 def test_gradients_on_the_cpu_are_refused(which: str) -> None:
     problem = build(CASES["causal"])
     problem = replace(problem, **{which: getattr(problem, which).clone().requires_grad_()})
-    with pytest.raises(ValueError, match=r"'flex' cannot run this request: .* no backward on the CPU"):
+    with pytest.raises(ValueError, match=r"'flex' cannot run .*no backward on the CPU"):
         forward(problem)
     with torch.no_grad():
         assert not forward(problem).requires_grad
@@ -284,7 +297,7 @@ def test_gradients_on_the_cpu_are_refused(which: str) -> None:
 
 def test_gradients_with_a_block_mask_are_refused_by_auto_too(stripes: BlockMask) -> None:
     problem = build(TWO_BLOCKS)
-    with pytest.raises(ValueError, match=r"'flex' cannot run this request: .* no backward on the CPU"):
+    with pytest.raises(ValueError, match=r"'flex' cannot run .*no backward on the CPU"):
         diff_attention(problem.q.requires_grad_(), problem.k, problem.v, 0.5, attn_mask=stripes)
 
 
@@ -297,20 +310,21 @@ def reason(d: int = 16, dv: int = 16, dtype: torch.dtype = torch.float32, device
         def __init__(self, x: Tensor) -> None:
             self.dtype, self.shape, self.device, self.requires_grad = x.dtype, x.shape, torch.device(device), False
 
-    return flex.reason_against_flex(*(There(x) for x in (q, q, v, q)))
+    tensors: Any = [There(x) for x in (q, q, v, q)]
+    return flex.reason_against_flex(Request(*tensors, None, False, 1.0, None, None))
 
 
 def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason(d=1, dv=1) is None
     assert "float64" in str(reason(dtype=torch.float64))
     assert "got mps" in str(reason(device="mps"))
-    monkeypatch.setattr(flex, "_triton_is_there", lambda: True)
+    monkeypatch.setattr(flex, "triton_is_installed", lambda: True)
     assert reason(device="cuda") is None
     assert "width 16 or more, got 8" in str(reason(d=8, device="cuda"))
     assert "width 16 or more, got 4" in str(reason(dv=4, device="cuda"))
-    monkeypatch.setattr(flex, "_triton_is_there", lambda: False)
+    monkeypatch.setattr(flex, "triton_is_installed", lambda: False)
     assert "Triton" in str(reason(device="cuda"))
-    monkeypatch.setattr(flex, "_vectors_are_there", lambda: False)
+    monkeypatch.setattr(flex, "_cpu_has_vectors", lambda: False)
     assert "AVX2" in str(reason())
 
 
@@ -318,9 +332,9 @@ def test_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_learned_mask_and_forward_mode_are_refused() -> None:
     problem = build(CASES["causal"])
     mask = torch.zeros(150, 150, requires_grad=True)
-    with pytest.raises(ValueError, match="'flex' cannot run this request: it computes no gradient for attn_mask"):
+    with pytest.raises(ValueError, match=r"'flex' cannot run .*gradient for attn_mask"):
         forward(problem, attn_mask=mask)
-    with pytest.raises(ValueError, match="'flex' cannot run this request: it has no derivative in forward mode"):
+    with pytest.raises(ValueError, match=r"'flex' cannot run .*forward mode"):
         torch.func.jvp(lambda q: forward(replace(problem, q=q)), (problem.q,), (problem.q,))
 
 
@@ -328,7 +342,7 @@ def test_auto_never_takes_it_without_a_block_mask() -> None:
     for case in CASES.values():
         q, k, v = (torch.empty_like(getattr(build(case), name)) for name in "qkv")
         lam = torch.zeros(case.batch, case.heads, case.queries)
-        assert backends.choose(backends.Request(q, k, v, lam, None, True, 1.0, None, None)) != "flex"
+        assert backends.choose(Request(q, k, v, lam, None, True, 1.0, None, None)) != "flex"
 
 
 # Compilation.
@@ -347,9 +361,9 @@ def test_torch_raises_where_it_would_run_uncompiled() -> None:
 @torch._dynamo.config.patch(recompile_limit=1)
 def test_another_kind_of_request_counts_for_itself() -> None:
     flex._compiled.cache_clear()
-    for situation in ("no mask", "causal", "window 9", "one query, scale 0"):
-        forward(build(CASES[situation]))
-    assert flex._compiled.cache_info().currsize == 3  # any window is the same kind as causality
+    for name in ("no mask", "causal", "window 9"):
+        forward(build(CASES[name]))
+    assert flex._compiled.cache_info().currsize == 2  # any window is the same kind as causality
 
 
 @pytest.fixture
@@ -362,9 +376,11 @@ def cold() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("cold")
-@pytest.mark.parametrize("situation", ["causal", "bool (B, 1, 1, S), causal", "documents, causal"])
-def test_part_of_the_callers_compilation(situation: str, compiled_calls: list[Tensor]) -> None:
-    problem, expected = prepared(CASES[situation])
+@pytest.mark.parametrize(
+    "name", ["causal", "bool (B, 1, 1, S), causal", pytest.param("documents, causal", marks=pytest.mark.all)]
+)
+def test_part_of_the_callers_compilation(name: str, compiled_calls: list[Tensor]) -> None:
+    problem, expected = prepared(CASES[name])
     out = torch.compile(forward, fullgraph=True, backend="aot_eager")(problem)
     assert not compiled_calls
     torch.testing.assert_close(out, torch.from_numpy(expected.values["out"]).float(), atol=1e-5, rtol=1e-4)
@@ -388,9 +404,9 @@ def test_lengths_and_numbers_may_change_in_the_callers_compilation() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("situation", [name for name in CASES if name != "odd widths"])
-def test_output_and_gradients_on_cuda(situation: str, dtype: torch.dtype, compiled_calls: list[Tensor]) -> None:
-    problem, expected = prepared(replace(CASES[situation], dtype=dtype))
+@pytest.mark.parametrize("name", [name for name in CASES if name != "odd widths"])
+def test_output_and_gradients_on_cuda(name: str, dtype: torch.dtype, compiled_calls: list[Tensor]) -> None:
+    problem, expected = prepared(replace(CASES[name], dtype=dtype))
     answer = problem.to("cuda").solve(diff_attention, backend="flex")
     assert len(compiled_calls) == 2
     expected.check({name: value.cpu() for name, value in answer.items()})

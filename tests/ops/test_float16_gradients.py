@@ -52,12 +52,12 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_near_the_largest_number(backend: str, problem: str) -> None:
     skip_unless_it_takes(backend, torch.float16)
-    asked = PROBLEMS[problem]()
-    values, forward = solve_by_oracle(asked)
-    assert all(abs(values[name]).max() < torch.finfo(getattr(asked, name).dtype).max for name in ("q", "k", "v", "lam"))
-    terms = magnitudes(asked, forward)
+    posed = PROBLEMS[problem]()
+    values, forward = solve_by_oracle(posed)
+    assert all(abs(values[name]).max() < torch.finfo(getattr(posed, name).dtype).max for name in ("q", "k", "v", "lam"))
+    terms = magnitudes(posed, forward)
     assert max(terms[name].max() for name in "kv") > 4 * torch.finfo(torch.float16).max
-    got = asked.solve(diff_attention, backend=backend)
+    got = posed.solve(diff_attention, backend=backend)
     for name, value in values.items():
         # The band of tests/budget.py; its plain formula is no measure here, as it gives Inf.
         limit = torch.finfo(torch.float16).eps * (3 * terms[name].max() + abs(value))

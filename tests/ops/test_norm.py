@@ -10,7 +10,7 @@ from torch import Tensor
 import oracle
 from budget import BACKENDS, Case, build, prepared, skip_unless_it_takes, takes
 from diff_transformer import diff_attention
-from diff_transformer.ops.norm import rms_norm
+from diff_transformer.ops.functional import rms_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)

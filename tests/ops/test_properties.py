@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budget import BACKENDS, Case, build, cases, expect, takes
+from budget import BACKENDS, Case, build, expect, random_cases, takes
 from diff_transformer import diff_attention, diff_attention_maps
 
 
 @settings(max_examples=200)
-@given(cases())
+@given(random_cases())
 def test_every_backend_is_within_budget(case: Case) -> None:
     problem = build(case)
     expected = expect(problem)
@@ -20,7 +20,7 @@ def test_every_backend_is_within_budget(case: Case) -> None:
 
 @pytest.mark.skipif(not takes("triton", torch.float32), reason="triton does not run here on the CPU")
 @settings(max_examples=25)
-@given(cases(dtypes=(torch.float32, torch.float16)))
+@given(random_cases(dtypes=(torch.float32, torch.float16)))
 def test_triton_is_within_budget(case: Case) -> None:
     """Fewer examples: the interpreter is slow. And without gradients, which other kernels compute."""
     problem = build(case)
@@ -32,7 +32,7 @@ def test_triton_is_within_budget(case: Case) -> None:
     expected.check({**answer, "out": out})
 
 
-@given(cases(), st.floats(-2, 2), st.floats(-2, 2))
+@given(random_cases(), st.floats(-2, 2), st.floats(-2, 2))
 def test_the_output_is_affine_in_lambda(case: Case, a: float, b: float) -> None:
     """out(λ) = out(0) − λ · (out(0) − out(1)), for each backend: the second map's part is subtracted, once."""
     case = Case(**{**case.__dict__, "dtype": torch.float64})
@@ -46,7 +46,7 @@ def test_the_output_is_affine_in_lambda(case: Case, a: float, b: float) -> None:
             assert torch.allclose(at[lam], at[0.0] - lam * (at[0.0] - at[1.0]), rtol=0, atol=1e-12)
 
 
-@given(cases())
+@given(random_cases())
 def test_maps_are_what_the_operator_multiplies_with_v(case: Case) -> None:
     case = Case(**{**case.__dict__, "dtype": torch.float64})
     problem = build(case)

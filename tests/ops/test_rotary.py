@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import oracle
-from diff_transformer.ops.rotary import apply_rotary, rotary_tables
+from diff_transformer.ops.functional import apply_rotary, rotary_tables
 
 
 @pytest.mark.parametrize("d", [2, 4, 10])

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from budget import Case, build, expect, prepared
 from diff_transformer import diff_attention
 from diff_transformer.ops import backends, sdpa
+from diff_transformer.ops.attention_request import Request
 
 
 def calls(monkeypatch: pytest.MonkeyPatch, case: Case) -> list[tuple[int, int]]:
@@ -40,13 +41,13 @@ def calls(monkeypatch: pytest.MonkeyPatch, case: Case) -> list[tuple[int, int]]:
 def test_values_in_pieces_of_width_d_where_the_kernel_wants_that(
     monkeypatch: pytest.MonkeyPatch, dv: int, pieces: list[int]
 ) -> None:
-    monkeypatch.setattr(sdpa, "wide_values_allowed", lambda *_: False)
+    monkeypatch.setattr(sdpa, "_plan", lambda case: sdpa.SdpaPlan(False, repeat_keys=case.heads > 1))
     assert calls(monkeypatch, Case(d=4, dv=dv, is_causal=True)) == 2 * [(4, piece) for piece in pieces]
 
 
 @pytest.mark.parametrize("dv", [4, 8, 10, 3])
 def test_one_call_a_map_where_the_kernel_takes_other_widths(monkeypatch: pytest.MonkeyPatch, dv: int) -> None:
-    monkeypatch.setattr(sdpa, "wide_values_allowed", lambda *_: True)
+    monkeypatch.setattr(sdpa, "_plan", lambda case: sdpa.SdpaPlan(True, repeat_keys=case.heads > 1))
     assert calls(monkeypatch, Case(d=4, dv=dv, is_causal=True)) == 2 * [(4, dv)]
 
 
@@ -115,8 +116,8 @@ def test_other_requests_are_a_call_a_map(monkeypatch: pytest.MonkeyPatch, other:
 def chosen(queries: int = 512, gradient: bool = False, **options: Any) -> str:
     q = torch.zeros(1, 1, 2, queries, 8, dtype=torch.bfloat16, requires_grad=gradient)
     k, v, lam = q.detach(), torch.zeros(1, 1, queries, 16, dtype=torch.bfloat16), torch.ones(1, 1, queries)
-    settings = {"attn_mask": None, "is_causal": True, "scale": 1.0, "window": None, "documents": None, **options}
-    return backends.choose(backends.Request(q, k, v, lam, **settings))
+    settings = {"attn_mask": None, "is_causal": True, "scale": 1.0, "window": None, "segment_bounds": None, **options}
+    return backends.choose(Request(q, k, v, lam, **settings))
 
 
 @pytest.mark.usefixtures("amx")
@@ -129,7 +130,7 @@ def test_auto_takes_the_padded_call_where_it_was_measured_to_be_faster(monkeypat
     kernel = chosen(511)
     assert kernel != "sdpa"
     assert {chosen(1), chosen(2047, gradient=True), chosen(window=64)} == {kernel}
-    assert chosen(documents=torch.zeros(2, 512, dtype=torch.int32)) == kernel
+    assert chosen(segment_bounds=torch.zeros(2, 512, dtype=torch.int32)) == kernel
     assert chosen(attn_mask=torch.ones(1, 1, 1, 512, dtype=torch.bool)) == kernel
     monkeypatch.setattr(sdpa, "multiplies_with_amx", lambda: False)
     assert chosen(2048) == kernel
@@ -195,34 +196,34 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     def params(*given: Any) -> SimpleNamespace:
         return SimpleNamespace(**dict(zip(("q", "k", "v", "mask", "dropout", "causal", "grouped"), given, strict=True)))
 
-    def answer(kernel: str, asked: SimpleNamespace) -> bool:
+    def answer(kernel: str, params: SimpleNamespace) -> bool:
         takes = there[kernel]
         return (
-            takes["d = dv" if asked.k.shape[-1] == asked.v.shape[-1] else "wide"]
-            and (asked.mask is None or takes["mask"])
-            and (not asked.grouped or takes["grouped"])
-            and (not asked.q.requires_grad or takes.get("gradient", True))
+            takes["d = dv" if params.k.shape[-1] == params.v.shape[-1] else "wide"]
+            and (params.mask is None or takes["mask"])
+            and (not params.grouped or takes["grouped"])
+            and (not params.q.requires_grad or takes.get("gradient", True))
         )
 
     examples = sdpa._examples
-    monkeypatch.setattr(sdpa, "_examples", lambda question: examples(question._replace(device="cpu")))
+    monkeypatch.setattr(sdpa, "_examples", lambda case: examples(case._replace(device="cpu")))
     monkeypatch.setattr(torch.backends.cuda, "SDPAParams", params)
     for kernel in ("flash", "cudnn", "efficient"):
-        asks = lambda asked, kernel=kernel: answer(kernel, asked)  # noqa: E731
+        asks = lambda params, kernel=kernel: answer(kernel, params)  # noqa: E731
         monkeypatch.setattr(torch.backends.cuda, f"can_use_{kernel}_attention", asks)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: there["version"])
-    sdpa._way_on_cuda.cache_clear()
+    sdpa._plan_on_cuda.cache_clear()
     yield there
-    sdpa._way_on_cuda.cache_clear()
+    sdpa._plan_on_cuda.cache_clear()
 
 
-def way(dv: int = 128, masked: bool = False, **more: Any) -> sdpa.Way:
-    sdpa._way_on_cuda.cache_clear()
-    return sdpa._way(sdpa.Question("cuda", torch.bfloat16, 64, dv, masked, **more))
+def way(dv: int = 128, masked: bool = False, **more: Any) -> sdpa.SdpaPlan:
+    sdpa._plan_on_cuda.cache_clear()
+    return sdpa._plan(sdpa.SdpaCase("cuda", torch.bfloat16, 64, dv, masked, **more))
 
 
 def test_cudnn_before_flash_in_pieces_before_the_memory_efficient_kernel(kernels: dict[str, Any]) -> None:
-    cudnn, pieces, one_call = sdpa.Way(True, cudnn=True), sdpa.Way(False), sdpa.Way(True)
+    cudnn, pieces, one_call = sdpa.SdpaPlan(True, cudnn=True), sdpa.SdpaPlan(False), sdpa.SdpaPlan(True)
     assert way() == cudnn
     assert way(masked=True) == cudnn
     assert way(queries=1) == pieces  # cuDNN plans anew for every length
@@ -242,28 +243,28 @@ def test_cudnn_is_asked_about_gradients(kernels: dict[str, Any]) -> None:
 
 
 def test_values_as_wide_as_keys_go_in_one_call(kernels: dict[str, Any]) -> None:
-    assert way(dv=64) == sdpa.Way(True)
+    assert way(dv=64) == sdpa.SdpaPlan(True)
     kernels["flash"] = kernels["cudnn"] = kernels["efficient"] = NOTHING
-    assert way(dv=64) == sdpa.Way(True)
-    assert way() == sdpa.Way(True)  # the plain formula, twice instead of four times
+    assert way(dv=64) == sdpa.SdpaPlan(True)
+    assert way() == sdpa.SdpaPlan(True)  # the plain formula, twice instead of four times
 
 
 def test_key_heads_are_repeated_where_no_fused_kernel_lets_them_be_shared(kernels: dict[str, Any]) -> None:
-    assert way(heads=2) == sdpa.Way(True, cudnn=True)
+    assert way(heads=2) == sdpa.SdpaPlan(True, cudnn=True)
     kernels["cudnn"] = NOTHING
-    assert way(heads=2) == sdpa.Way(False)
-    assert way(heads=2, masked=True) == sdpa.Way(True, repeat=True)
+    assert way(heads=2) == sdpa.SdpaPlan(False)
+    assert way(heads=2, masked=True) == sdpa.SdpaPlan(True, repeat_keys=True)
     kernels["efficient"] = NOTHING
-    assert way(heads=2, masked=True) == sdpa.Way(True, repeat=True)
+    assert way(heads=2, masked=True) == sdpa.SdpaPlan(True, repeat_keys=True)
 
 
 def test_switching_a_kernel_off_is_noticed(kernels: dict[str, Any]) -> None:
-    question = sdpa.Question("cuda", torch.bfloat16, 64, 128, False)
-    assert sdpa._way(question).cudnn
+    question = sdpa.SdpaCase("cuda", torch.bfloat16, 64, 128, False)
+    assert sdpa._plan(question).cudnn
     kernels["cudnn"] = NOTHING
-    assert sdpa._way(question).cudnn  # kept
+    assert sdpa._plan(question).cudnn  # kept
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-        assert sdpa._way(question) == sdpa.Way(False)
+        assert sdpa._plan(question) == sdpa.SdpaPlan(False)
 
 
 def order() -> list[int]:
@@ -280,7 +281,7 @@ def test_cudnn_first_is_for_these_calls_alone(monkeypatch: pytest.MonkeyPatch) -
         return attend(*tensors, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    monkeypatch.setattr(sdpa, "_way", lambda question: sdpa.Way(True, cudnn=True))
+    monkeypatch.setattr(sdpa, "_plan", lambda case: sdpa.SdpaPlan(True, cudnn=True))
     problem, expected = prepared(Case(is_causal=True, dv=8))
     before = order()
     expected.check(problem.solve(diff_attention, backend="sdpa"))
@@ -296,7 +297,7 @@ def test_cudnn_first_is_for_these_calls_alone(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("cudnn", [True, False])
 def test_each_way_compiles_in_one_graph(monkeypatch: pytest.MonkeyPatch, cudnn: bool) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr(sdpa, "_way", lambda question: sdpa.Way(True, cudnn=cudnn, repeat=True))
+    monkeypatch.setattr(sdpa, "_plan", lambda case: sdpa.SdpaPlan(True, cudnn=cudnn, repeat_keys=True))
     before = order()
     for length in (9, 12, 17):
         problem, expected = prepared(replace(Case(heads=4, is_causal=True), queries=length, keys=length))

@@ -11,7 +11,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
 from budget import takes
 from diff_transformer.nn import DiffAttention
 from diff_transformer.ops import diff_attention
-from tiny import needs_vectors
+from tiny_model import needs_vectors
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_memory"),

@@ -7,12 +7,12 @@ import torch
 
 import oracle
 from diff_transformer.ops.visibility import (
-    document_bounds,
-    document_limits,
     hide,
     position_limits,
     position_mask,
     seen_keys,
+    segment_bounds_from,
+    segment_limits,
     softmax_or_zero,
     softmax_or_zero_,
     visible_keys,
@@ -60,7 +60,7 @@ def test_documents_against_the_definition(ends: list[int], is_causal: bool, wind
             for i in range(n)
         ]
     )
-    documents = document_bounds(torch.tensor(ends), n)
+    documents = segment_bounds_from(torch.tensor(ends), n)
     assert documents.dtype == torch.int32
     assert torch.equal(position_mask(n, n, is_causal, window, documents, torch.device("cpu")), sees)
     for start, stop in itertools.combinations(range(n + 1), 2):
@@ -70,7 +70,7 @@ def test_documents_against_the_definition(ends: list[int], is_causal: bool, wind
         # The window's edge is that of the first row and the documents' that of any: not always the tightest together.
         assert 0 <= low <= seen_by_any[0] <= seen_by_any[-1] + 1 == high
         limits = position_limits(start, stop, low, high, 0, is_causal, window, torch.empty(0))
-        limits += document_limits(documents[:, start:stop], low, high, torch.empty(0))
+        limits += segment_limits(documents[:, start:stop], low, high, torch.empty(0))
         scores = torch.zeros(2, stop - start, high - low)
         hide(scores, low, limits)
         assert torch.equal(scores == 0, block[:, low:high].expand(2, -1, -1))
@@ -78,17 +78,17 @@ def test_documents_against_the_definition(ends: list[int], is_causal: bool, wind
 
 
 def test_a_block_within_a_document_has_no_limits() -> None:
-    documents = document_bounds(torch.tensor([0, 100, 300, 301]), 301)
-    assert document_limits(documents[:, 100:164], 100, 300, torch.empty(0)) == []
-    before, after = document_limits(documents[:, 64:128], 0, 300, torch.empty(0))
-    assert (before.first, before.most.shape) == (0, (64, 100))
-    assert (after.first, after.most.shape) == (100, (64, 200))
+    documents = segment_bounds_from(torch.tensor([0, 100, 300, 301]), 301)
+    assert segment_limits(documents[:, 100:164], 100, 300, torch.empty(0)) == []
+    before, after = segment_limits(documents[:, 64:128], 0, 300, torch.empty(0))
+    assert (before.first, before.upper_bound.shape) == (0, (64, 100))
+    assert (after.first, after.upper_bound.shape) == (100, (64, 200))
 
 
 @pytest.mark.parametrize("ends", [[5, 2, 9], [-4, 12], [3], [7, 7], [2**40, -(2**40)], [0, 6, 1, 4, 7]], ids=str)
 def test_documents_that_do_not_fit_stay_within_the_keys(ends: list[int]) -> None:
     """Away from the CPU and in a compiled graph nobody looks at their values."""
-    documents = document_bounds(torch.tensor(ends), 7)
+    documents = segment_bounds_from(torch.tensor(ends), 7)
     assert documents.shape == (2, 7)
     assert documents.min() >= 0
     assert documents.max() <= 7
@@ -97,9 +97,9 @@ def test_documents_that_do_not_fit_stay_within_the_keys(ends: list[int]) -> None
 def test_only_the_edges_of_a_block_have_limits() -> None:
     """64 rows in the middle of 1,000 keys: the diagonal's columns, and those that the window leaves behind."""
     (ahead,) = position_limits(500, 564, 0, 564, 0, True, None, torch.empty(0))
-    assert ahead.most.shape == (64, 63)
+    assert ahead.upper_bound.shape == (64, 63)
     _, behind = position_limits(500, 564, 401, 564, 0, True, 100, torch.empty(0))
-    assert behind.most.shape == (64, 63)
+    assert behind.upper_bound.shape == (64, 63)
     assert position_limits(563, 564, 0, 564, 0, True, None, torch.empty(0)) == []
 
 

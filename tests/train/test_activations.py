@@ -10,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.model.loss import chunked_cross_entropy
+from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.ops import nonfinite
 from diff_transformer.ops.backends import explain
-from diff_transformer.train.activations import ends_bytes, layer_bytes, loss_bytes
-from diff_transformer.train.memory import Memory, Situation, meta_model, peak_memory, sizes_of
-from diff_transformer.train.optimizer import build_optimizers
-from diff_transformer.train.schema import TrainRecipe
+from diff_transformer.train.memory_plan import Memory, Situation, meta_model, peak_memory, sizes_of
+from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.step import build_optimizers
+from diff_transformer.train.step_costs import ends_bytes, layer_bytes, loss_bytes
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -35,7 +35,7 @@ CPU = "cpu" if explain("cpu")["cpu"] is None else "blockwise"
 
 def model_of(layers: int, attention_type: str, backend: str, **settings: Any) -> DiffTransformerForCausalLM:
     config = DiffTransformerConfig(**{**SIZES, **settings}, num_hidden_layers=layers, attention_type=attention_type)
-    if attention_type != "softmax":
+    if config.described.differential:
         config._attn_implementation = f"diff_attention_{backend}"
     return DiffTransformerForCausalLM(config).train()
 
@@ -69,7 +69,7 @@ def enable_checkpointing(model: DiffTransformerForCausalLM) -> None:
 
 CASES = [
     ("diff", CPU), ("diff", "blockwise"), ("diff", "sdpa"), *((kind, "triton") for kind in TRITON),
-    ("diff_v2", CPU), ("diff_v2", "sdpa"), ("softmax", "sdpa"), ("softmax", "document"),
+    ("diff_v2", CPU), ("diff_v2", "sdpa"), ("softmax", "sdpa"), ("softmax", "document"), ("dex", "sdpa"),
 ]  # fmt: skip
 # The headwise norm where the type has none, and none where it has one.
 ABLATIONS = [("diff", CPU, False), ("diff", "sdpa", False), ("softmax", "sdpa", True), ("softmax", "document", True)]
@@ -85,13 +85,15 @@ def test_a_layer_keeps_what_the_formula_says(
     if backend == "triton":  # as on a GPU, where keys and values are not looked at for NaN
         monkeypatch.setattr(nonfinite, "is_ordinary", lambda *tensors: False)
     # torch's attention on the CPU makes copies for grouped queries, which that of a GPU need not.
-    heads = {"num_key_value_heads": 8} if backend == "sdpa" and attention_type != "softmax" else {}
+    heads = {"num_key_value_heads": 8} if backend == "sdpa" and attention_type.startswith("diff") else {}
     one, two = (model_of(layers, attention_type, backend, headwise_norm=norm, **heads) for layers in (1, 2))
     packed = backend == "document"
     dtype = torch.float16 if backend == "triton" else torch.bfloat16  # which triton's interpreter does not multiply
     measured = kept(two, half, packed, dtype) - kept(one, half, packed, dtype)
     # Autocast's copies of the weights are the weights' in the plan: they do not grow with the tokens.
     copies = 2 * sizes_of(one, settings()).layer_linear if half else 0
+    if one.config.described.corrects_heads:  # λ·W_D as the heads take it, and λ's two factors
+        copies += 8 * 6**2 * (2 if half else 4) + 2 * 4
     # Which keys are finite is a byte for each, and no part of the formula.
     rel = 2e-3 if backend == "triton" else 1e-3
     assert measured - copies == pytest.approx(TOKENS * layer_bytes(one.config, backend, half), rel=rel)

@@ -17,10 +17,16 @@ from torch import nn
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.train import together
-from diff_transformer.train.checkpoint import Checkpoints, RunState, load_checkpoint, save_model, written_whole
-from diff_transformer.train.whole_folder import seal, why_damaged, why_torn
-from tiny import SIZES
+from diff_transformer.train import process_errors
+from diff_transformer.train.checkpoint import RunState, load_checkpoint, save_model
+from diff_transformer.train.checkpoint_folder import (
+    Checkpoints,
+    collective_directory,
+    structure_error,
+    validation_error,
+    write_manifest,
+)
+from tiny_model import SIZES
 
 FILES = (
     "complete.json",
@@ -113,13 +119,13 @@ def test_files_in_folders_count(tmp_path: Path) -> None:
     (tmp_path / "optimizer").mkdir()
     part = tmp_path / "optimizer" / "shard.json"
     part.write_text("[]")
-    seal(tmp_path)
-    assert why_torn(tmp_path) is None
+    write_manifest(tmp_path)
+    assert structure_error(tmp_path) is None
     part.write_text("{}")
-    assert why_torn(tmp_path) is None  # which looks at names and sizes
-    assert why_damaged(tmp_path) == "optimizer/shard.json does not hold what was written, by its SHA-256"
+    assert structure_error(tmp_path) is None  # which looks at names and sizes
+    assert validation_error(tmp_path) == "optimizer/shard.json does not hold what was written, by its SHA-256"
     part.unlink()
-    assert why_torn(tmp_path) == "optimizer/shard.json is missing"
+    assert structure_error(tmp_path) == "optimizer/shard.json is missing"
 
 
 def test_a_manifest_has_every_file_with_size_and_hash(two: Path) -> None:
@@ -219,6 +225,7 @@ def test_another_model_is_named_and_nothing_is_restored(two: Path, model: Any) -
         ("step", -1),
         ("seconds", float("nan")),
         ("scaler", []),
+        ("spike_detector", [3.0]),
         ("watch", [3.0]),
     ],
 )
@@ -226,6 +233,15 @@ def test_a_state_is_checked(tmp_path: Path, field: str, value: Any) -> None:
     (tmp_path / "state.json").write_text(json.dumps({"data": "x", field: value}))
     with pytest.raises(ValueError, match=f"state.json' is not the state of a run: {field} is "):
         load_checkpoint(tmp_path, nn.Linear(1, 1), [])
+
+
+def test_a_state_of_an_earlier_version_is_read(folder: Path, model: Any, optimizers: Any) -> None:
+    file = folder / "step-000002" / "state.json"
+    detector = {"losses": [3.0], "faults": 1, "overflows": 0}
+    former = {"data": "x", "step": 2, "seconds": 1.5, "scaler": None, "watch": detector}
+    file.write_text(json.dumps(former, indent=1))
+    state = load_checkpoint(folder / "step-000002", model, optimizers)
+    assert state == RunState("x", 2, 1.5, None, detector)
 
 
 # A disk that is full
@@ -279,18 +295,18 @@ def test_too_little_room_is_known_before(
 def test_another_error_is_told_as_it_is(tmp_path: Path, model: Any) -> None:
     (tmp_path / "file").write_text("x")
     expected = r"file/model' cannot be written: .*Not a directory.*; so it is\."
-    with pytest.raises(OSError, match=expected), written_whole(tmp_path / "file" / "model", intact="so it is"):
+    with pytest.raises(OSError, match=expected), collective_directory(tmp_path / "file" / "model", intact="so it is"):
         pass
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_folder_that_is_not_finished_leaves_the_one_before(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "model"
-    with written_whole(target) as folder:
+    with collective_directory(target) as folder:
         (folder / "a").write_text("1")
 
     def fail() -> None:
-        with written_whole(target) as folder:
+        with collective_directory(target) as folder:
             (folder / "a").write_text("2")
             raise error
 
@@ -298,14 +314,14 @@ def test_a_folder_that_is_not_finished_leaves_the_one_before(tmp_path: Path, err
         fail()
     assert names(tmp_path) == ["model"]
     assert (target / "a").read_text() == "1"
-    with written_whole(target) as folder:
+    with collective_directory(target) as folder:
         (folder / "b").write_text("3")
     assert names(tmp_path) == ["model"]
     assert names(target) == ["b"]
 
 
 def test_all_is_on_the_disk_before_the_folder_is_moved(tmp_path: Path, model: Any, disk: Any) -> None:
-    with written_whole(tmp_path / "model") as folder:
+    with collective_directory(tmp_path / "model") as folder:
         save_model(folder, model, None)
         (folder / "more").mkdir()
         (folder / "more" / "file").write_text("x")
@@ -378,7 +394,7 @@ def test_killed_at_any_operation(
             break
         Checkpoints(folder, keep=1).save(RunState("z", 4), model, optimizers, None)
         assert names(folder) == ["step-000004"]
-        assert why_torn(folder / "step-000004") is None
+        assert structure_error(folder / "step-000004") is None
         shutil.rmtree(folder)
     assert whole
     assert found == sorted(found)  # the earlier one, and from some operation on the new one
@@ -390,13 +406,13 @@ def test_killed_while_a_model_is_replaced(tmp_path: Path, killer: Killer) -> Non
     found = []
     for operations in range(50):
         target = tmp_path / str(operations) / "model"
-        with written_whole(target) as folder:
+        with collective_directory(target) as folder:
             (folder / "a").write_text("1")
         try:
-            with killer.after(operations), written_whole(target) as folder:
+            with killer.after(operations), collective_directory(target) as folder:
                 (folder / "a").write_text("2")
         except Killed:
-            with pytest.raises(RuntimeError), written_whole(target):  # the next attempt finds what was there
+            with pytest.raises(RuntimeError), collective_directory(target):  # the next attempt finds what was there
                 raise RuntimeError from None
         else:
             break
@@ -408,8 +424,8 @@ def test_killed_while_a_model_is_replaced(tmp_path: Path, killer: Killer) -> Non
 
 
 def test_one_process_is_the_first_and_waits_for_nobody() -> None:
-    assert together.is_first()
-    assert together.gathered("x") == ["x"]
-    with pytest.raises(OSError, match="mine") as raised, together.together():
+    assert process_errors.is_first()
+    assert process_errors.gathered("x") == ["x"]
+    with pytest.raises(OSError, match="mine") as raised, process_errors.propagate_errors():
         raise OSError(errno.EIO, "mine")
     assert raised.value.errno == errno.EIO

@@ -13,9 +13,9 @@ from transformers import distributed as transformers_distributed
 
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train.communication import Communication, communication
-from diff_transformer.train.memory import Situation, meta_model, sizes_of
-from diff_transformer.train.schema import TrainRecipe
-from diff_transformer.train.sharding import shard
+from diff_transformer.train.distributed import shard
+from diff_transformer.train.memory_plan import Situation, meta_model, sizes_of
+from diff_transformer.train.recipe_schema import TrainRecipe
 
 fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")  # not promised by torch to stay
 RANKS = 4

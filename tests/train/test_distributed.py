@@ -27,9 +27,9 @@ from diff_transformer.train import (
     read_metrics,
     train,
 )
-from diff_transformer.train.distributed import Processes
-from diff_transformer.train.schema import TrainRecipe
-from diff_transformer.train.setup import draw_weights
+from diff_transformer.train.distributed import DistributedContext
+from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.run_setup import draw_weights
 
 KINDS = ("diff", "diff_v2", "softmax")
 WAYS = ("ddp", "fsdp", "tensor")
@@ -98,10 +98,10 @@ def on_a_rank() -> None:
 def first_weights(folder: Path, rank: int) -> None:
     """Of a sharded model that is nowhere whole."""
     settings = odd(folder / "text")
-    group = Processes.of(settings.train)
+    group = DistributedContext.from_env(settings.train)
     model = build_model(settings, build_data(settings), without_weights=True)
     assert all(parameter.is_meta for parameter in model.parameters())
-    model, _ = group.spread(model, folder, lambda model: draw_weights(model, settings.train.seed))
+    model, _ = group.parallelize(model, folder, lambda model: draw_weights(model, settings.train.seed))
     found = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
     found["frequencies"] = model.model.rotary_emb.inv_freq
     found["logits"] = model(torch.arange(7)[None]).logits
@@ -125,8 +125,8 @@ def stopped_by_one(folder: Path, rank: int) -> None:
 def travelling(folder: Path, rank: int) -> None:
     """In which dtypes the layers' weights come to a process with FSDP2 and bfloat16; λ is left in float32."""
     settings = recipe("diff", "fsdp", folder / "text", precision="bf16")
-    group = Processes.of(settings.train)
-    model, call = group.spread(build_model(settings, build_data(settings)), folder, lambda model: None)
+    group = DistributedContext.from_env(settings.train)
+    model, call = group.parallelize(build_model(settings, build_data(settings)), folder, lambda model: None)
     seen = {}
     for name, module in model.named_modules():
         if name in ("model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.lam", "lm_head"):
@@ -293,7 +293,7 @@ def test_what_cannot_be(
     alone = SimpleNamespace(num_processes=1, device=torch.device("cpu"), process_index=0)
     monkeypatch.setattr(distributed, "PartialState", lambda **_: alone)
     with pytest.raises(ValueError, match=message):
-        Processes.of(settings(**values))
+        DistributedContext.from_env(settings(**values))
 
 
 @pytest.mark.parametrize(
@@ -313,13 +313,13 @@ def test_what_accelerate_launch_asks_for(
         monkeypatch.setenv(name, value)
     two = SimpleNamespace(num_processes=2, device=torch.device("cpu"), process_index=1)
     monkeypatch.setattr(distributed, "PartialState", lambda **_: two)
-    assert Processes.of(settings(parallel=parallel)).kind == kind
+    assert DistributedContext.from_env(settings(parallel=parallel)).kind == kind
     monkeypatch.setattr(distributed, "PartialState", lambda **_: SimpleNamespace(**vars(two) | {"num_processes": 1}))
-    assert Processes.of(settings(parallel=parallel)).kind == "single"
+    assert DistributedContext.from_env(settings(parallel=parallel)).kind == "single"
 
 
-def processes(kind: Any, count: int = 2) -> Processes:
-    return Processes(kind, torch.device("cpu"), 0, count, "no")
+def processes(kind: Any, count: int = 2) -> DistributedContext:
+    return DistributedContext(kind, torch.device("cpu"), 0, count, "no")
 
 
 def test_a_signal_to_one_process_stops_all(spread: Path) -> None:

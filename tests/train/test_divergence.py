@@ -14,18 +14,17 @@ from torch.utils.checkpoint import checkpoint
 
 import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.train.distributed import Processes
-from diff_transformer.train.divergence import Divergence, diagnose
-from diff_transformer.train.fault import loss_of_rows
-from diff_transformer.train.inspection import inspect, reduced
-from diff_transformer.train.loss_watch import Fault, Watch
-from tiny import KINDS, SIZES
+from diff_transformer.train.distributed import DistributedContext
+from diff_transformer.train.divergence import BadStep, Divergence, SpikeDetector, diagnose
+from diff_transformer.train.layer_statistics import measure_layers, reduced
+from diff_transformer.train.nonfinite_search import loss_of_rows
+from tiny_model import KINDS, SIZES
 
-ALONE = Processes("single", torch.device("cpu"), 0, 1, "no")
-IN_BFLOAT16 = Processes("single", torch.device("cpu"), 0, 1, "bf16")
+ALONE = DistributedContext("single", torch.device("cpu"), 0, 1, "no")
+IN_BFLOAT16 = DistributedContext("single", torch.device("cpu"), 0, 1, "bf16")
 LAYERS = 4
-NAN = Fault("the loss became nan", math.nan, math.nan, None)
-RISE = Fault("the loss rose", 9.0, 1.0, 3.4)
+NAN = BadStep("the loss became nan", math.nan, math.nan, None)
+RISE = BadStep("the loss rose", 9.0, 1.0, 3.4)
 
 
 def make(kind: str, **settings: Any) -> DiffTransformerForCausalLM:
@@ -41,25 +40,25 @@ def batch(seed: int = 0) -> dict[str, Tensor]:
     return {"input_ids": input_ids, "labels": input_ids.clone()}
 
 
-def step_of(model: Any, rows: dict[str, Tensor], processes: Processes = ALONE) -> tuple[float, float]:
+def step_of(model: Any, rows: dict[str, Tensor], context: DistributedContext = ALONE) -> tuple[float, float]:
     """Loss and gradient norm, with the gradients clipped as training does."""
     model.zero_grad()
-    loss = loss_of_rows(model, rows, (rows["labels"][:, 1:] != -100).sum(), processes)
+    loss = loss_of_rows(model, rows, (rows["labels"][:, 1:] != -100).sum(), context)
     loss.backward()
-    return loss.item(), processes.clip(model.parameters(), 1.0)
+    return loss.item(), context.clip(model.parameters(), 1.0)
 
 
 def diagnosis(
-    model: Any, processes: Processes = ALONE, rows: dict[str, Tensor] | None = None, **more: Any
+    model: Any, context: DistributedContext = ALONE, rows: dict[str, Tensor] | None = None, **more: Any
 ) -> Divergence:
     """What is said of a step that is not finite; all weights and the state of the model are as before."""
     rows = rows or batch()
-    loss, norm = step_of(model, rows, processes)
-    fault = Watch(None).fault(loss, norm)
-    assert fault is not None
-    assert ("loss" in fault.what) == (not math.isfinite(loss))
+    loss, norm = step_of(model, rows, context)
+    bad_step = SpikeDetector(None).check(loss, norm)
+    assert bad_step is not None
+    assert ("loss" in bad_step.reason) == (not math.isfinite(loss))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    found = diagnose(model, rows, processes, fault, step=7, **more)
+    found = diagnose(model, rows, context, bad_step, step=7, **more)
     after = model.state_dict()
     assert all(torch.equal(after[name].nan_to_num(1.5), before[name].nan_to_num(1.5)) for name in before)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -86,27 +85,27 @@ def overflow_backward(layer: Any) -> None:
 # Detection
 
 
-def verdict(watch: Watch, loss: float, norm: float = 1.0) -> str | None:
-    found = watch.fault(loss, norm)
+def verdict(detector: SpikeDetector, loss: float, norm: float = 1.0) -> str | None:
+    found = detector.check(loss, norm)
     assert found is None or (found.loss, found.norm) == pytest.approx((loss, norm), nan_ok=True)
-    return None if found is None else found.what
+    return None if found is None else found.reason
 
 
 def test_what_is_not_finite_is_a_fault() -> None:
     for loss in (math.nan, math.inf):
-        assert verdict(Watch(2.0), loss) == f"the loss became {loss}"
-        assert verdict(Watch(None, overflow_is_normal=True), loss) == f"the loss became {loss}"
+        assert verdict(SpikeDetector(2.0), loss) == f"the loss became {loss}"
+        assert verdict(SpikeDetector(None, overflow_is_normal=True), loss) == f"the loss became {loss}"
     for norm in (math.nan, math.inf):
-        assert verdict(Watch(None), 3.0, norm) == f"the gradient norm became {norm}"
-    assert Watch(None).fault(3.0, 1e30) is None
+        assert verdict(SpikeDetector(None), 3.0, norm) == f"the gradient norm became {norm}"
+    assert SpikeDetector(None).check(3.0, 1e30) is None
 
 
 def test_a_gradient_may_overflow_in_fp16_but_not_for_ever() -> None:
-    watch = Watch(2.0, overflow_is_normal=True)
+    detector = SpikeDetector(2.0, overflow_is_normal=True)
     for _ in range(3):  # each success counts anew
-        assert [verdict(watch, 3.0, math.inf) for _ in range(30)] == [None] * 30
-        assert verdict(watch, 3.0) is None
-    verdicts = [verdict(watch, 3.0, math.nan) for _ in range(31)]
+        assert [verdict(detector, 3.0, math.inf) for _ in range(30)] == [None] * 30
+        assert verdict(detector, 3.0) is None
+    verdicts = [verdict(detector, 3.0, math.nan) for _ in range(31)]
     assert verdicts == [None] * 30 + ["the gradient norm became nan for 31 steps in a row"]
 
 
@@ -116,58 +115,62 @@ def noisy(step: int, spread: float) -> float:
 
 
 def test_a_rise_above_the_median_is_a_fault() -> None:
-    watch = Watch(1.5)
-    assert all(verdict(watch, noisy(step, 0.05)) is None for step in range(150))
-    assert verdict(watch, 3.49) is None
-    assert verdict(watch, 3.51) == "the loss rose to 3.51, from 2.00 as the median of the last 100 steps"
-    off = Watch(None)
+    detector = SpikeDetector(1.5)
+    assert all(verdict(detector, noisy(step, 0.05)) is None for step in range(150))
+    assert verdict(detector, 3.49) is None
+    assert verdict(detector, 3.51) == "the loss rose to 3.51, from 2.00 as the median of the last 100 steps"
+    off = SpikeDetector(None)
     assert all(verdict(off, loss) is None for loss in [2.0] * 50 + [1e9])
 
 
 def test_a_rise_needs_losses_to_compare_with() -> None:
     """The first steps may do what they like, and a loss that jumps by nature is no spike."""
-    watch = Watch(2.0)
-    assert [verdict(watch, loss) for loss in (5.0, 9.0, *[3.0] * 17, 9.0)] == [None] * 20
-    assert verdict(watch, 9.0) is not None
-    jumpy = Watch(2.0)  # by 0.74 from step to step: 25 such jumps count
+    detector = SpikeDetector(2.0)
+    assert [verdict(detector, loss) for loss in (5.0, 9.0, *[3.0] * 17, 9.0)] == [None] * 20
+    assert verdict(detector, 9.0) is not None
+    jumpy = SpikeDetector(2.0)  # by 0.74 from step to step: 25 such jumps count
     assert all(verdict(jumpy, noisy(step, 1.0)) is None for step in range(100))
     assert verdict(jumpy, 20.4) is None
     assert verdict(jumpy, 20.6) is not None
-    falling = Watch(2.0)  # that it falls by 8 makes no jumps of it
+    falling = SpikeDetector(2.0)  # that it falls by 8 makes no jumps of it
     assert all(verdict(falling, 10 - step / 10) is None for step in range(81))
     assert verdict(falling, 8.4) is None
     assert verdict(falling, 8.6) is not None
 
 
 def test_bad_losses_are_not_compared_with_and_are_left_out_so_often() -> None:
-    watch = Watch(2.0)
+    detector = SpikeDetector(2.0)
     for _ in range(30):
-        verdict(watch, 3.0)
+        verdict(detector, 3.0)
     for number in range(1, 13):
-        assert verdict(watch, 50.0) == "the loss rose to 50.00, from 3.00 as the median of the last 30 steps"
-        assert watch.may_leave_out == (number <= 10)
-    assert verdict(watch, 3.0) is None
-    assert verdict(watch, math.nan) is not None
-    assert watch.may_leave_out
+        assert verdict(detector, 50.0) == "the loss rose to 50.00, from 3.00 as the median of the last 30 steps"
+        assert detector.may_skip == (number <= 10)
+    assert verdict(detector, 3.0) is None
+    assert verdict(detector, math.nan) is not None
+    assert detector.may_skip
 
 
-def test_a_resumed_watch_decides_the_same() -> None:
+def test_a_resumed_detector_decides_the_same() -> None:
     losses = [noisy(step, 0.3) for step in range(140)] + [9.0, 2.0, 9.0, 9.0, *[2.1] * 60, 4.3]
     norms = [math.inf if step % 7 else 1.0 for step in range(len(losses))]
-    whole = Watch(2.0, overflow_is_normal=True)
-    expected = [(verdict(whole, *pair), whole.may_leave_out) for pair in zip(losses, norms, strict=True)]
+    whole = SpikeDetector(2.0, overflow_is_normal=True)
+    expected = [(verdict(whole, *pair), whole.may_skip) for pair in zip(losses, norms, strict=True)]
     assert sum(verdict is not None for verdict, _ in expected) == 4
     for at in (5, 60, 141, 143):
-        first = Watch(2.0, overflow_is_normal=True)
+        first = SpikeDetector(2.0, overflow_is_normal=True)
         for pair in zip(losses[:at], norms[:at], strict=True):
             verdict(first, *pair)
         state = json.loads(json.dumps(first.state_dict()))
         assert len(state["losses"]) <= 100
-        resumed = Watch(2.0, overflow_is_normal=True)
+        resumed = SpikeDetector(2.0, overflow_is_normal=True)
         resumed.load_state_dict(state)
-        rest = [(verdict(resumed, *pair), resumed.may_leave_out) for pair in zip(losses[at:], norms[at:], strict=True)]
+        rest = [(verdict(resumed, *pair), resumed.may_skip) for pair in zip(losses[at:], norms[at:], strict=True)]
         assert rest == expected[at:]
         assert resumed.state_dict() == whole.state_dict()
+        former = {"faults" if name == "bad_steps" else name: value for name, value in state.items()}
+        of_former = SpikeDetector(2.0, overflow_is_normal=True)
+        of_former.load_state_dict(former)  # as earlier versions wrote it
+        assert of_former.state_dict() == state
 
 
 # What is not finite
@@ -264,10 +267,10 @@ def test_a_gradient_that_overflows_is_named(kind: str, path: str, begins: str) -
     model = make(kind)
     explode(model.model.get_submodule(path))
     found = diagnosis(model)
-    assert found.fault.what == "the gradient norm became nan"
+    assert found.bad_step.reason == "the gradient norm became nan"
     assert found.module == f"model.{begins}"
     assert found.layer == (int(path.split(".")[1]) + 1 if "layers" in path else None)
-    assert "gradient" in found.found
+    assert "gradient" in found.explanation
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -286,11 +289,11 @@ def test_gradients_too_large_for_their_norm_are_named() -> None:
     model = make("softmax")
     scale(model.lm_head, 1e22)
     found = diagnosis(model)
-    assert found.fault.what == "the gradient norm became inf"
-    assert found.found.startswith("It began in ")
-    assert "too large for their norm" in found.found
+    assert found.bad_step.reason == "the gradient norm became inf"
+    assert found.explanation.startswith("It began in ")
+    assert "too large for their norm" in found.explanation
     gradients = {name: p.grad.abs().max() for name, p in with_gradients(model)}
-    assert f"is of {max(gradients, key=lambda name: gradients[name])}." in found.found
+    assert f"is of {max(gradients, key=lambda name: gradients[name])}." in found.explanation
 
 
 def with_gradients(model: Any) -> list[tuple[str, Any]]:
@@ -358,7 +361,7 @@ def test_the_report_is_a_file(tmp_path: Path) -> None:
     written = json.loads(text)
     assert "NaN" not in text
     assert "Infinity" not in text
-    assert (written["step"], written["layer"], written["fault"]["loss"]) == (7, 2, None)
+    assert (written["step"], written["layer"], written["bad_step"]["loss"]) == (7, 2, None)
     assert written["weights_are_broken"] is True
     assert [file.name for file in tmp_path.iterdir()] == ["divergence.json"]
 
@@ -375,31 +378,31 @@ def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def learnt() -> dict[str, dict[str, Tensor]]:
-    """Weights of models that have learnt the text; the watch had nothing to say meanwhile."""
+    """Weights of models that have learnt the text; the detector had nothing to say meanwhile."""
     trained = {}
     for kind in KINDS:
-        model, watch = make(kind), Watch(2.0)
+        model, detector = make(kind), SpikeDetector(2.0)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for step in range(120):
-            assert watch.fault(*step_of(model, batch(step))) is None
+            assert detector.check(*step_of(model, batch(step))) is None
             optimizer.step()
-        assert watch.losses[-1] < 0.5
+        assert detector.losses[-1] < 0.5
         trained[kind] = model.state_dict()
     return trained
 
 
 def spike(kind: str, learnt: Any, rows: dict[str, Tensor], plant: Callable[[Any], None]) -> Divergence:
     """What is said of a step with these rows after many with good ones, and after something has been planted."""
-    model, watch = make(kind), Watch(2.0)
+    model, detector = make(kind), SpikeDetector(2.0)
     model.load_state_dict(learnt[kind])
-    assert [watch.fault(*step_of(model, batch(200))) for _ in range(20)] == [None] * 20
-    before = inspect(model, {"input_ids": batch(200)["input_ids"][:1]})
+    assert [detector.check(*step_of(model, batch(200))) for _ in range(20)] == [None] * 20
+    before = measure_layers(model, {"input_ids": batch(200)["input_ids"][:1]})
     plant(model)
     loss, norm = step_of(model, rows)
-    fault = watch.fault(loss, norm)
-    assert fault is not None
-    assert "the loss rose to" in fault.what
-    found = diagnose(model, rows, ALONE, fault, step=121, before=before)
+    bad_step = detector.check(loss, norm)
+    assert bad_step is not None
+    assert "the loss rose to" in bad_step.reason
+    found = diagnose(model, rows, ALONE, bad_step, step=121, before=before)
     assert found.before == before
     assert found.now.keys() == before.keys()
     assert sum(found.gradient_shares) == pytest.approx(1)
@@ -448,7 +451,7 @@ def test_a_headwise_norm_s_input_that_grew_is_named(learnt: Any) -> None:
 def test_attention_logits_that_grew_are_named(layer: int, learnt: Any) -> None:
     model = make("softmax")
     model.load_state_dict(learnt["softmax"])
-    before = inspect(model, {"input_ids": batch(200)["input_ids"][:1]})
+    before = measure_layers(model, {"input_ids": batch(200)["input_ids"][:1]})
     for each in (layer, 4):  # the other grows less
         scale(model.model.layers[each - 1].self_attn.q_proj, 1e4 if each == layer else 1e3)
     step_of(model, batch(200))
@@ -472,32 +475,32 @@ def on_a_rank() -> None:
     """A device that computes nonsense in one layer, and a row of nonsense, in all ways to train together."""
     rank, folder = ranks.join()
     for way in ("ddp", "fsdp", "tensor"):
-        processes = Processes(way, torch.device("cpu"), rank, ranks.RANKS, "no")  # type: ignore[arg-type]  # one of them
-        model, call = processes.spread(make("diff"), folder, lambda model: None)
+        context = DistributedContext(way, torch.device("cpu"), rank, ranks.RANKS, "no")  # type: ignore[arg-type]  # one of them
+        model, call = context.parallelize(make("diff"), folder, lambda model: None)
         parameters = list(model.parameters())
         rows = batch()
         hook = None
         if rank == 1:
             down = model.model.layers[2].mlp.down_proj
             hook = down.register_forward_hook(lambda module, inputs, output: output / 0.0)
-        wrong = diagnose(model, rows, processes, NAN, step=7, accumulation=2)
+        wrong = diagnose(model, rows, context, NAN, step=7, accumulation=2)
         if hook is not None:
             hook.remove()
-        finite = diagnose(model, rows, processes, NAN, step=7)
-        items = (rows["labels"][:, 1:] != -100).sum() / processes.shares
-        loss_of_rows(call, processes.rows(rows), items, processes).backward()
-        before = reduced(inspect(model, {"input_ids": rows["input_ids"][:1]}), processes.device)
+        finite = diagnose(model, rows, context, NAN, step=7)
+        items = (rows["labels"][:, 1:] != -100).sum() / context.dp_size
+        loss_of_rows(call, context.local_batch(rows), items, context).backward()
+        before = reduced(measure_layers(model, {"input_ids": rows["input_ids"][:1]}), context.device)
         rows["input_ids"][3] = torch.randint(29, (12,), generator=torch.Generator().manual_seed(3))
         rows["labels"][3] = rows["input_ids"][3]
         with torch.no_grad():
             model.lm_head.weight.mul_(40)  # tells rows apart without any training
             model.model.layers[1].mlp.down_proj.weight.mul_(1e4)
-        spike = diagnose(model, rows, processes, RISE, step=7, before=before)
+        spike = diagnose(model, rows, context, RISE, step=7, before=before)
         for name, report in {"wrong": wrong, "finite": finite, "spike": spike}.items():
             report.write(folder / f"{way} {name} {rank}")
         # And training can go on, with the parameters that an optimizer knows.
         assert all(mine is theirs for mine, theirs in zip(parameters, model.parameters(), strict=True))
-        loss_of_rows(call, processes.rows(batch()), items, processes).backward()
+        loss_of_rows(call, context.local_batch(batch()), items, context).backward()
 
 
 @pytest.fixture(scope="module")
@@ -518,8 +521,8 @@ def test_processes_find_the_same(way: str, by_ranks: Path) -> None:
         json.loads((by_ranks / f"{way} {name} 0").read_text()) for name in ("wrong", "finite", "spike")
     )
     assert wrong["layer"] == 3
-    assert "Of 2 processes these saw it: 1." in wrong["found"] or way == "tensor"
-    assert "It was part 1 of the 2" in wrong["found"]
+    assert "Of 2 processes these saw it: 1." in wrong["explanation"] or way == "tensor"
+    assert "It was part 1 of the 2" in wrong["explanation"]
     assert finite["layer"] is None
     assert len(spike["rows"]) == 4
     assert spike["layer"] == 2

@@ -7,8 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.train.flops import attention_products, flops_per_token, multiplied_weights, visible_pairs
-from tiny import SIZES
+from diff_transformer.train.step_costs import flops_per_token, multiplied_weights, visible_pairs
+from tiny_model import SIZES
 
 # Implementations made of matrix products alone, which the counter sees: torch's own attention on the CPU it does not.
 # All of them compute every pair, also the hidden ones, and each product once.
@@ -39,14 +39,13 @@ def test_products_are_those_that_torch_counts(attention_type: str, settings: dic
     config = DiffTransformerConfig(**{**SIZES, **settings}, attention_type=attention_type)
     for length in (1, 12):
         weights = length * multiplied_weights(config)
-        pairs = config.num_hidden_layers * attention_products(config) * length**2
+        pairs = config.num_hidden_layers * config.described.attention_products(config) * length**2
         assert counted(attention_type, length, **settings) == 6 * (weights + pairs)
     # Of all pairs the visible ones are the model's: with one token that is all of them.
     assert flops_per_token(config, 1) == counted(attention_type, 1, **settings)
     hidden = 12 * 11 // 2
-    expected = counted(attention_type, 12, **settings) - 6 * config.num_hidden_layers * hidden * attention_products(
-        config
-    )
+    products = config.num_hidden_layers * hidden * config.described.attention_products(config)
+    expected = counted(attention_type, 12, **settings) - 6 * products
     assert flops_per_token(config, 12) * 12 == pytest.approx(expected, rel=1e-12)
 
 

@@ -22,9 +22,9 @@ import oracle
 import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.nn import Lambda
-from diff_transformer.train import inspection
-from diff_transformer.train.inspection import inspect, reduced
-from tiny import SIZES, check_rounding
+from diff_transformer.train import layer_statistics
+from diff_transformer.train.layer_statistics import measure_layers, reduced
+from tiny_model import SIZES, check_rounding
 
 KINDS = ("diff", "diff_v2", "softmax", "dex")
 OWN_NAMES = {"diff": {"norm_input_rms"}, "diff_v2": {"lambda_mean"}}
@@ -115,16 +115,16 @@ def test_numbers(kind: str, window: int | None, packed: bool, monkeypatch: pytes
     batch = {"input_ids": TOKENS, "labels": TOKENS} | ({"position_ids": POSITIONS} if packed else {})
     expected = by_oracle(model, TOKENS, positions, documents, window)
     assert {name: len(numbers) for name, numbers in expected.items()} == dict.fromkeys(NAMES[kind], 2)
-    close(inspect(model, batch), expected)
-    monkeypatch.setattr(inspection, "_SCORES", 2 * 8 * 11 * 4)  # four queries at a time
-    close(inspect(model, batch), expected)
+    close(measure_layers(model, batch), expected)
+    monkeypatch.setattr(layer_statistics, "_SCORES", 2 * 8 * 11 * 4)  # four queries at a time
+    close(measure_layers(model, batch), expected)
 
 
 def test_what_is_hidden_would_show() -> None:
     """The largest logit and the heads of these models depend on the window and on the documents."""
-    plain = inspect(make(), {"input_ids": TOKENS})
-    packed = inspect(make(), {"input_ids": TOKENS, "position_ids": POSITIONS})
-    window = inspect(make(sliding_window=3), {"input_ids": TOKENS})
+    plain = measure_layers(make(), {"input_ids": TOKENS})
+    packed = measure_layers(make(), {"input_ids": TOKENS, "position_ids": POSITIONS})
+    window = measure_layers(make(sliding_window=3), {"input_ids": TOKENS})
     for name in ("logit_max", "norm_input_rms"):
         assert abs(plain[name][0] - packed[name][0]) > 0.01, name
         assert abs(plain[name][0] - window[name][0]) > 0.01, name
@@ -136,14 +136,14 @@ def test_documents_by_their_ends() -> None:
     batch = ROW | {"position_ids": POSITIONS[:1]}
     named = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 6, "max_length_k": 6}
     for given in (batch | named, ROW | named):
-        assert inspect(make(), given) == inspect(make(), batch)
+        assert measure_layers(make(), given) == measure_layers(make(), batch)
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention_reference", "sdpa", "eager"])
 def test_any_attention_implementation(implementation: str) -> None:
     batch = ROW | {"position_ids": POSITIONS[:1]}
     model = make(dtype=torch.float32, attn_implementation=implementation)
-    close(inspect(model, batch), inspect(make(), batch))
+    close(measure_layers(model, batch), measure_layers(make(), batch))
 
 
 def state(model: nn.Module) -> Any:
@@ -161,30 +161,30 @@ def test_the_model_is_left_as_it_was(fails: bool) -> None:
     if fails:
         model.model.layers[1].mlp.down_proj.weight = nn.Parameter(torch.ones(2, 3, dtype=torch.float64))
         with pytest.raises(RuntimeError):
-            inspect(model, ROW)
+            measure_layers(model, ROW)
     else:
-        inspect(model, ROW)
+        measure_layers(model, ROW)
     assert state(model) == before
 
 
 def test_autocast() -> None:
-    expected = inspect(make(), ROW)
+    expected = measure_layers(make(), ROW)
     model = make(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        found = inspect(model, ROW)
-    assert found != inspect(model, ROW)
+        found = measure_layers(model, ROW)
+    assert found != measure_layers(model, ROW)
     # bfloat16 has eps 2⁻⁷; a maximum moves by as much as one logit, a root mean square by far less.
     for name, numbers in expected.items():
         assert found[name] == pytest.approx(numbers, rel=8 * 2**-7), name
 
 
 def test_activation_checkpointing() -> None:
-    model, expected = make(), inspect(make(), ROW)
+    model, expected = make(), measure_layers(make(), ROW)
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable()
     calls: list[int] = []
     model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
-    assert inspect(model, ROW) == expected
+    assert measure_layers(model, ROW) == expected
     assert len(calls) == 1
     model(**ROW, labels=TOKENS[:1], use_cache=False).loss.backward()
     assert len(calls) == 1 + 2  # in training the layer is computed twice
@@ -202,14 +202,14 @@ def _cold() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch looks at it while it compiles
 def test_compiled_layers() -> None:
     """They are inspected uncompiled, and neither forget what was compiled nor compile anything again."""
-    model, expected = make(), inspect(make(), ROW)
+    model, expected = make(), measure_layers(make(), ROW)
     for layer in model.model.layers:
         layer.compile(backend="eager")
     losses, graphs = [], []
     for _ in range(2):
         losses.append(model(**ROW, labels=TOKENS[:1], use_cache=False).loss.item())
         graphs.append(counters["stats"]["unique_graphs"])
-        assert inspect(model, ROW) == expected
+        assert measure_layers(model, ROW) == expected
     graphs.append(counters["stats"]["unique_graphs"])
     assert losses[0] == losses[1]
     assert 0 < graphs[0] == graphs[1] == graphs[2]
@@ -219,16 +219,16 @@ def test_what_is_not_finite_shows() -> None:
     model = make()
     with torch.no_grad():
         model.model.layers[1].self_attn.q_proj.weight[0, 0] = torch.nan
-    found = inspect(model, ROW)
+    found = measure_layers(model, ROW)
     for name, numbers in found.items():
         assert [number == number for number in numbers] == [True, False], name
 
 
 def test_what_cannot_be_inspected() -> None:
     with pytest.raises(ValueError, match=r"our models .* got Linear"):
-        inspect(nn.Linear(2, 2), ROW)
+        measure_layers(nn.Linear(2, 2), ROW)
     with pytest.raises(ValueError, match=r"input_ids, .* got attention_mask as well"):
-        inspect(make(), ROW | {"attention_mask": TOKENS[:1]})
+        measure_layers(make(), ROW | {"attention_mask": TOKENS[:1]})
 
 
 def test_alone_nothing_is_reduced() -> None:
@@ -262,7 +262,7 @@ def on_a_rank() -> None:
     for name, model in models.items():
         own = TOKENS if name == "tensor" else rows  # there, all ranks see all rows, and a part of the heads
         before = gradients(model, own)
-        found = reduced(inspect(model, {"input_ids": own}), torch.device("cpu"))
+        found = reduced(measure_layers(model, {"input_ids": own}), torch.device("cpu"))
         report[name] = {"found": found, "before": before, "after": gradients(model, own)}
     broken = {"logit_max": [1.0, float("nan") if rank else 2.0], "hidden_rms": [float("inf") if rank else 1.0, 3.0]}
     broken |= {"lambda_mean": [0.25 * rank, 0.5]}
@@ -283,7 +283,7 @@ def test_two_ranks_find_what_one_process_finds(tmp_path: Path) -> None:
         assert broken["logit_max"][1] != broken["logit_max"][1]
         assert broken["hidden_rms"] == [float("inf"), 3]
         assert broken["lambda_mean"] == [0.125, 0.5]
-        expected = inspect(model, {"input_ids": TOKENS})
+        expected = measure_layers(model, {"input_ids": TOKENS})
         for one in report.values():
             close(one["found"], expected)
             assert one["after"] == one["before"]

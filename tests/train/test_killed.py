@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from killed_run import Plan, start
+from crash_runner import Plan, start
 
 STEPS, EVERY = 120, 4
 RECIPE: dict[str, Any] = {
@@ -120,10 +120,11 @@ def test_killed_at_ten_random_times(long: Run, tmp_path: Path) -> None:
     run.check(long)
 
 
-def test_killed_before_any_change_of_a_file(short: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [10, pytest.param(3, marks=pytest.mark.all)])
+def test_killed_before_any_change_of_a_file(short: Run, tmp_path: Path, every: int) -> None:
     """One process after the other, each gets a little further than the one before, from the first file to the last."""
     run, left = Run(tmp_path, SHORT), set()
-    for operations in range(0, 400, 3):
+    for operations in range(0, 400, every):
         code = run.ends(Plan({operations: signal.SIGKILL}))
         left |= {path.name for path in run.folder.rglob(".*")}
         if code == 0:

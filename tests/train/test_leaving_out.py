@@ -12,15 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from diff_transformer.train import (
-    Data,
-    DivergenceError,
-    Recipe,
-    TrainingInterrupted,
-    parse_recipe,
-    read_metrics,
-    train,
-)
+from diff_transformer.train import Data, DivergenceError, Recipe, TrainingInterrupted, parse_recipe, read_metrics, train
 
 STEPS = 60
 
@@ -96,8 +88,8 @@ def test_a_run_leaves_bad_batches_out(tmp_path: Path) -> None:
     settings = recipe(on_divergence="skip", log_every=1)
     run = train(settings, tmp_path / "run", data=Data(Text(range(52, 55))), progress=told)
     lines = read_metrics(run.folder / "metrics.jsonl")
-    assert [line["step"] for line in lines if "left_out" in line] == [52, 53, 54]
-    assert all("the loss rose to" in line["left_out"] for line in lines[51:54])
+    assert [line["step"] for line in lines if "skipped" in line] == [52, 53, 54]
+    assert all("the loss rose to" in line["skipped"] for line in lines[51:54])
     assert lines[50]["lambdas"] == lines[53]["lambdas"] != lines[54]["lambdas"]
     assert lines[54]["loss"] < 1
     assert [f"At step {step} " in message for step, message in zip((52, 53, 54), told.messages[-3:], strict=True)]
@@ -108,7 +100,7 @@ def test_without_the_option_bad_batches_are_learnt(tmp_path: Path) -> None:
     """So what the tests before see is the option's doing."""
     run = train(recipe(max_loss_rise=None, log_every=1), tmp_path / "run", data=Data(Text(range(52, 55))))
     lines = read_metrics(run.folder / "metrics.jsonl")
-    assert not [line for line in lines if "left_out" in line]
+    assert not [line for line in lines if "skipped" in line]
     assert lines[50]["lambdas"] != lines[53]["lambdas"]
     assert not (run.folder / "divergence.json").exists()
 
@@ -132,7 +124,7 @@ def test_too_many_bad_batches_in_a_row_end_a_run(tmp_path: Path) -> None:
     with pytest.raises(DivergenceError, match="At step 51 the loss rose"):
         train(settings, tmp_path / "run", data=Data(Text(range(41, STEPS + 1))), progress=Told())
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [line["step"] for line in lines if "left_out" in line] == list(range(41, 51))
+    assert [line["step"] for line in lines if "skipped" in line] == list(range(41, 51))
 
 
 def test_broken_weights_end_a_run_at_once(tmp_path: Path) -> None:

@@ -26,14 +26,14 @@ from diff_transformer.train import (
     TrainingInterrupted,
     build_data,
     build_model,
-    loss_watch,
+    divergence,
     parse_recipe,
     read_metrics,
     train,
 )
 from diff_transformer.train.checkpoint import load_checkpoint
-from diff_transformer.train.distributed import Processes
-from diff_transformer.train.progress import catch_interrupt
+from diff_transformer.train.distributed import DistributedContext
+from diff_transformer.train.process_errors import catch_interrupt
 from diff_transformer.train.run_folder import locked
 
 # What a line has that is another one each time.
@@ -403,7 +403,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "divergence.json").read_text())["module"] == "lm_head"
 
 
-def test_a_step_that_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights are those before it, the run says so and goes on; it also does without a progress to tell."""
     seen: list[Tensor] = []
 
@@ -411,23 +411,21 @@ def test_a_step_that_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         seen.append(model.lm_head.weight.detach().clone())
         return {}
 
-    look = loss_watch.Watch.fault
+    original = divergence.SpikeDetector.check
 
-    def fault(watch: loss_watch.Watch, loss: float, norm: float) -> loss_watch.Fault | None:
-        return look(watch, float("inf") if len(seen) == 2 else loss, norm)
+    def check(detector: divergence.SpikeDetector, loss: float, norm: float) -> divergence.BadStep | None:
+        return original(detector, float("inf") if len(seen) == 2 else loss, norm)
 
-    monkeypatch.setattr(loss_watch.Watch, "fault", fault)
+    monkeypatch.setattr(divergence.SpikeDetector, "check", check)
     settings = recipe(evaluate_every=1, on_divergence="skip", accumulation=2)
     watcher = Watcher()
     train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
     assert [torch.equal(one, two) for one, two in pairwise(seen)] == [False, True, False, False, False]
-    assert watcher.told[1].startswith(
-        "The step is left out. At step 3 the loss became inf. The same step with the same"
-    )
+    assert watcher.told[1].startswith("The step is skipped. At step 3 the loss became inf. The same step with the same")
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [line.get("left_out") for line in lines] == [None, None, "the loss became inf", None, None, None]
+    assert [line.get("skipped") for line in lines] == [None, None, "the loss became inf", None, None, None]
     seen.clear()
-    with pytest.warns(UserWarning, match=r"The step is left out\. At step 3"):
+    with pytest.warns(UserWarning, match=r"The step is skipped\. At step 3"):
         train(settings, tmp_path / "run", overwrite=True, on_evaluate=evaluate)
     seen.clear()
     with pytest.raises(DivergenceError, match=r"At step 3 .*divergence\.json; there is no checkpoint yet"):
@@ -443,7 +441,7 @@ def test_a_second_signal_within_seconds_is_the_same_wish(number: int, monkeypatc
             os.kill(os.getpid(), number)
         assert interrupt.requested
         assert interrupt.signal == number
-    monkeypatch.setattr("diff_transformer.train.progress.SAME_WISH_SECONDS", 0.0)
+    monkeypatch.setattr("diff_transformer.train.process_errors.SAME_WISH_SECONDS", 0.0)
     with catch_interrupt():
         os.kill(os.getpid(), number)
         with pytest.raises(KeyboardInterrupt):
@@ -595,24 +593,24 @@ def test_one_overflow_in_fp16_is_all_optimizers(tmp_path: Path, monkeypatch: pyt
         seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
         return {}
 
-    clip = Processes.clip
-    monkeypatch.setattr(loss_watch.Watch, "fault", lambda *_: None)  # as fp16 has it for a while
-    monkeypatch.setattr(Processes, "clip", lambda *a: float("inf") if len(seen) == 1 else clip(*a))
+    clip = DistributedContext.clip
+    monkeypatch.setattr(divergence.SpikeDetector, "check", lambda *_: None)  # as fp16 has it for a while
+    monkeypatch.setattr(DistributedContext, "clip", lambda *a: float("inf") if len(seen) == 1 else clip(*a))
     train(recipe(evaluate_every=1, optimizer="muon", steps=3), tmp_path / "run", on_evaluate=evaluate)
     assert all(torch.equal(seen[0][name], seen[1][name]) for name in seen[0])
     assert not any(torch.equal(seen[1][name], seen[2][name]) for name in ("lm_head.weight", "model.norm.weight"))
 
 
-def test_what_the_watch_remembers_is_resumed(tmp_path: Path) -> None:
+def test_the_spike_detectors_state_is_resumed(tmp_path: Path) -> None:
     train(recipe(), tmp_path / "run")
     state = json.loads((tmp_path / "run" / "checkpoints" / "step-000006" / "state.json").read_text())
     losses = [line["loss"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
-    assert state["watch"]["losses"] == losses
+    assert state["spike_detector"]["losses"] == losses
     with pytest.raises(TrainingInterrupted):
         train(recipe(), tmp_path / "halves", progress=Watcher(interrupt_after=3))
     train(recipe(), tmp_path / "halves", resume=True)
     resumed = json.loads((tmp_path / "halves" / "checkpoints" / "step-000006" / "state.json").read_text())
-    assert resumed["watch"] == state["watch"]
+    assert resumed["spike_detector"] == state["spike_detector"]
 
 
 def test_a_gradient_that_is_no_number_stops_the_run_before_it_spoils_the_weights(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from diff_transformer.results import read_metrics as read_strictly
 from diff_transformer.train import read_metrics
-from diff_transformer.train.metrics import Metrics, peak_memory
+from diff_transformer.train.training_progress import Metrics, peak_memory
 
 
 def refuse(name: str) -> None:
@@ -58,7 +57,7 @@ def test_what_is_not_finite_is_null_and_never_invalid_json(tmp_path: Path) -> No
     (text,) = file.read_text().splitlines()
     line = json.loads(text, parse_constant=refuse)
     assert line == {"step": 1, "loss": None, "grad_norm": None, "logit_max": [1.0, None]}
-    assert read_strictly(file) == [line]
+    assert read_metrics(file) == [line]
     found = curves(tmp_path)
     assert math.isnan(found["loss"][0][1])
     assert found["grad_norm"] == [(1, math.inf)]
@@ -106,7 +105,7 @@ def test_a_run_that_goes_on_forgets_a_torn_line(tmp_path: Path, torn: str) -> No
 def test_each_line_can_be_read_when_it_is_logged(tmp_path: Path) -> None:
     with Metrics(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", 0) as metrics:
         metrics.log({"step": 1, "loss": 2.0})
-        assert read_strictly(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 2.0}]
+        assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 2.0}]
 
 
 def test_an_error_of_tensorboards_thread_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +126,9 @@ def test_an_error_of_tensorboards_thread_is_told_once(tmp_path: Path, capfd: pyt
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="only Linux keeps a record of a process's peak")
 def test_peak_memory_of_a_process() -> None:
     """128 MiB that are used and given back stay in the record."""
-    code = "import torch; from diff_transformer.train.metrics import peak_memory as p; d = torch.device('cpu')\n"
+    code = (
+        "import torch; from diff_transformer.train.training_progress import peak_memory as p; d = torch.device('cpu')\n"
+    )
     code += "a = p(d); torch.ones(1 << 25); b = p(d); print(b - a); import sys; print('tensorboard' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     grown, loaded = done.stdout.split()

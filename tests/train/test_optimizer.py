@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.train.optimizer import build_optimizers, learning_rate
-from diff_transformer.train.schema import TrainRecipe
+from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.step import build_optimizers, learning_rate
 
 
 def recipe(**settings: object) -> TrainRecipe:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from diff_transformer.train import build_config, load_recipe
-from diff_transformer.train.memory import meta_model
-from diff_transformer.train.optimizer import learning_rate
-from diff_transformer.train.recipe import TextData
+from diff_transformer.train.data_kinds import TextData
+from diff_transformer.train.memory_plan import meta_model
+from diff_transformer.train.step import learning_rate
 
 # Billions of parameters by the paper's names, to their last digit; layers, width, differential heads, d, FFN, length.
 SERIES = {
@@ -79,8 +79,8 @@ def test_the_longer_contexts_are_trained_as_in_section_3_3() -> None:
     assert 1.5e9 <= recipe.train.steps * tokens < 1.5e9 + tokens
     assert recipe.train.learning_rate == 8e-5
     assert recipe.model.rope_theta == 640_000
-    assert recipe.model.start_from == "runs/paper-3b/model"
-    changed = {"rope_theta", "start_from"}
+    assert recipe.model.init_from == "runs/paper-3b/model"
+    changed = {"rope_theta", "init_from"}
     assert recipe.model.model_dump(exclude=changed) == before.model.model_dump(exclude=changed)
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.train import build_data, load_recipe, shipped_recipes, train
-from diff_transformer.train import plan as module
+from diff_transformer.train import training_plan as module
 from diff_transformer.train.hardware import GPUS
-from diff_transformer.train.plan import CONTEXT, GIB, USABLE, Plan, backend, plan, vocabulary
 from diff_transformer.train.recipe import build_config
+from diff_transformer.train.training_plan import CONTEXT, GIB, USABLE, Plan, backend, plan, vocabulary
 
 
 @pytest.fixture(scope="module")

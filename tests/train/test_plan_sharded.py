@@ -8,10 +8,10 @@ import torch.distributed as dist
 
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.ops.backends import explain
-from diff_transformer.train.memory import Situation, meta_model, peak_memory, sizes_of
-from diff_transformer.train.optimizer import build_optimizers
-from diff_transformer.train.schema import TrainRecipe
-from diff_transformer.train.sharding import shard
+from diff_transformer.train.distributed import shard
+from diff_transformer.train.memory_plan import Situation, meta_model, peak_memory, sizes_of
+from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.step import build_optimizers
 
 # Neither is promised by torch to stay.
 fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")

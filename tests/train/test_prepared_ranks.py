@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 import ranks
-from diff_transformer.data import file_digests
+from diff_transformer.storage import manifest
 from diff_transformer.train import build_data, load_recipe
-from diff_transformer.train.together import told_by_first
+from diff_transformer.train.process_errors import broadcast_from_first
 
 
 def script() -> None:
     rank, folder = ranks.join()
     read: list[str] = []
-    digest = file_digests._digest
+    digest = manifest._digest
 
     def spy(file: str) -> str:
         read.append(file)
         return digest(file)
 
-    file_digests._digest = spy
+    manifest._digest = spy
     recipe = load_recipe("tiny", [f"data.paths={folder / 'text'}", f"data.cache={folder / 'cache'}"])
     data = build_data(recipe)
     found = {
@@ -34,10 +34,10 @@ def script() -> None:
         raise ValueError("there is no text")
 
     try:
-        told_by_first(fail)
+        broadcast_from_first(fail)
     except ValueError as error:
         found["error"] = str(error)
-    found["told"] = told_by_first(lambda: f"rank {rank}")
+    found["told"] = broadcast_from_first(lambda: f"rank {rank}")
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 

@@ -8,7 +8,8 @@ from transformers import AutoTokenizer
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.train import build_config, load_recipe, parse_recipe, shipped_recipes
-from diff_transformer.train.recipe import RetrievalData, TextData, differences, dump_recipe
+from diff_transformer.train.data_kinds import RetrievalData, TextData
+from diff_transformer.train.recipe import differences, dump_recipe, read_yaml
 
 RECIPE = """
 name: test
@@ -73,6 +74,20 @@ def test_overrides_reach_every_section(path: Path) -> None:
     assert (recipe.name, recipe.train.steps, recipe.train.betas) == ("other", 100, [0.9, 0.98])
     assert isinstance(recipe.data, RetrievalData)
     assert recipe.data.num_pairs == 2
+
+
+def test_the_former_name_of_init_from_is_read(tmp_path: Path) -> None:
+    text = shipped_recipes()["paper-3b-64k"].read_text().replace("init_from:", "start_from:")
+    assert "start_from:" in text
+    former = tmp_path / "former.yaml"
+    former.write_text(text)
+    recipe = load_recipe("paper-3b-64k")
+    assert load_recipe(former) == recipe
+    assert "start_from" not in dump_recipe(load_recipe(former))
+    for key in ("init_from", "start_from"):
+        for path in (former, "paper-3b-64k"):
+            assert load_recipe(path, [f"model.{key}=other"]).model.init_from == "other"
+    assert parse_recipe(read_yaml(text)) == recipe
 
 
 def test_one_path_or_several(tmp_path: Path) -> None:

@@ -26,15 +26,16 @@ import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.nn import Lambda
 from diff_transformer.train.checkpoint import (
-    Checkpoints,
     RunState,
+    TensorFiles,
     load_checkpoint,
     save_model,
     weights_of,
-    written_whole,
+    write_sharded,
+    write_weights,
 )
-from diff_transformer.train.tensor_files import TensorFiles, write_split, write_weights
-from tiny import SIZES
+from diff_transformer.train.checkpoint_folder import Checkpoints, collective_directory
+from tiny_model import SIZES
 
 # The kinds of models: DIFF with both optimizers, and one whose head is its embedding.
 MODELS: dict[str, dict[str, Any]] = {
@@ -45,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
 HAS_TENSOR = "tp_size" in inspect.signature(transformers_distributed.DistributedConfig).parameters
 SPREAD = ("ddp", "fsdp", "tensor") if HAS_TENSOR else ("ddp", "fsdp")
 WAYS = ("single", *SPREAD)
-STATE = RunState(data="x", step=7, seconds=1.5, watch={"losses": [3.0, 2.5]})
+STATE = RunState(data="x", step=7, seconds=1.5, spike_detector={"losses": [3.0, 2.5]})
 TOKENS = torch.arange(1, 9).view(2, 4)
 UNEVEN = {"one row": (1, 3), "three rows": (3, 2), "five": (5,)}
 
@@ -108,7 +109,7 @@ def on_a_rank() -> None:
                 target = folder / name / (reader if writer == "single" else f"{reader} from {writer}")
                 Checkpoints(target, keep=2).save(state, model, optimizers, None)
                 if writer == "single":
-                    with written_whole(folder / name / f"{reader} model") as unfinished:
+                    with collective_directory(folder / name / f"{reader} model") as unfinished:
                         save_model(unfinished, model, None)
                     step(model, optimizers)  # the state has the dtype, device and placement that the optimizer needs
                     assert all(parameter.isfinite().all() for parameter in model.parameters())
@@ -123,7 +124,7 @@ def _uneven(folder: Path, rank: int) -> None:
     whole = {name: torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape) for name, shape in UNEVEN.items()}
     parts: dict[str, Tensor] = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in whole.items()}
     parts["number"] = torch.tensor(4.0)
-    for kind, write in {"split": write_split, "weights": write_weights}.items():
+    for kind, write in {"split": write_sharded, "weights": write_weights}.items():
         write(folder / f"uneven {kind}", parts)
         files = TensorFiles(folder / f"uneven {kind}")
         assert files.shapes == {name: tensor.shape for name, tensor in parts.items()}
@@ -242,7 +243,7 @@ def test_a_checkpoint_and_a_finished_model_are_loaded_by_transformers(written: P
 
 
 @pytest.mark.parametrize("way", SPREAD)
-def test_no_rank_writes_everything_that_is_split(written: Path, way: str) -> None:
+def test_no_rank_writes_everything_that_is_sharded(written: Path, way: str) -> None:
     checkpoint = written / "muon" / way / "step-000007"
     sizes = [sum(len(value.flatten()) for value in load_file(file).values()) for file in checkpoint.glob("model*.s*s")]
     if way == "ddp":

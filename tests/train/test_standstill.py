@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 import ranks
-from diff_transformer.ops.cpu import attention as cpu_backend
-from diff_transformer.train import Recipe, build_data, distributed, parse_recipe, setup, train
-from diff_transformer.train.distributed import Processes
-from diff_transformer.train.standstill import plain_connection_errors
+from diff_transformer.ops.cpu import cpu_backend as cpu_backend
+from diff_transformer.train import Recipe, build_data, data_kinds, distributed, parse_recipe, train
+from diff_transformer.train.distributed import DistributedContext
+from diff_transformer.train.process_errors import plain_connection_errors
 
 MINUTES = 0.2  # the first step may take seconds beside other tests
 
@@ -61,14 +61,15 @@ def on_a_rank() -> None:
     ],
 )
 def test_a_process_that_ends_or_hangs_ends_the_others(tmp_path: Path, number: int, message: str) -> None:
-    cpu_backend.unavailable()  # compiles it where it is not yet there, which takes longer than the limit
+    cpu_backend.reason_against_cpu_kernel()  # compiles it where it is not yet there, which takes longer than the limit
     (first, second), (log, _) = ranks.start(__file__, tmp_path, str(int(number)))
     try:
-        assert first.wait(ranks.SECONDS) == 2, log.read_text()
+        first.join(ranks.SECONDS)
+        assert first.exitcode == 2, log.read_text()
     finally:
         for process in (first, second):
             process.kill()
-            process.wait()
+            process.join()
     (line,) = [line for line in log.read_text().splitlines() if "train.timeout_minutes" in line]
     assert line.startswith(message)
     assert re.search(r"the same command with --resume( auto)? goes on", line)
@@ -84,7 +85,7 @@ def test_the_processes_wait_for_each_other_as_long_as_the_recipe_says(monkeypatc
         return SimpleNamespace(num_processes=1, device=torch.device("cpu"), process_index=0)
 
     monkeypatch.setattr(distributed, "PartialState", state)
-    Processes.of(recipe().train)
+    DistributedContext.from_env(recipe().train)
     assert found["timeout"] == timedelta(seconds=60 * MINUTES)
 
 
@@ -105,11 +106,11 @@ def test_errors_of_communication_become_a_sentence(error: RuntimeError) -> None:
 def test_a_process_that_ends_while_text_is_hashed_is_told_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told_by_first(find: Any) -> str:
+    def broadcast_from_first(find: Any) -> str:
         raise RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 
     (tmp_path / "a.txt").write_text("to be, or not to be")
-    monkeypatch.setattr(setup, "told_by_first", told_by_first)
+    monkeypatch.setattr(data_kinds, "broadcast_from_first", broadcast_from_first)
     text = {"kind": "text", "paths": [str(tmp_path)], "length": 16, "batch_size": 2}
     with pytest.raises(ConnectionError, match="one of them has ended"):
         build_data(parse_recipe(recipe().model_dump() | {"data": text}))

@@ -10,9 +10,9 @@ from diff_transformer.data import byte_tokenizer
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.train import Data, Recipe, build_data, build_model, parse_recipe, train
 from diff_transformer.train.checkpoint import save_model
-from diff_transformer.train.progress import Silent
+from diff_transformer.train.initial_weights import check_init_from
 from diff_transformer.train.run_folder import check_run_folder
-from diff_transformer.train.start import check_start
+from diff_transformer.train.training_progress import Silent
 
 MODEL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 4}
 
@@ -48,11 +48,11 @@ def test_weights_are_the_folders_and_positions_the_recipes(data: Data, tmp_path:
     save_model(tmp_path / "model", before, None)
     longer = recipe(
         tie_word_embeddings=tied,
-        start_from=str(tmp_path / "model"),
+        init_from=str(tmp_path / "model"),
         rope_theta=640000.0,
         max_position_embeddings=128,
     )
-    check_start(longer)
+    check_init_from(longer)
     model = build_model(longer, data)
     assert model.training
     assert model.config.rope_parameters["rope_theta"] == 640000.0
@@ -70,14 +70,14 @@ def test_weights_are_the_folders_and_positions_the_recipes(data: Data, tmp_path:
 def test_weights_of_half_precision_become_float32(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
     folder, model = trained
     save_model(folder, model.bfloat16(), None)
-    loaded = build_model(recipe(start_from=str(folder)), data)
+    loaded = build_model(recipe(init_from=str(folder)), data)
     assert {p.dtype for p in loaded.parameters()} == {torch.float32}
     assert torch.equal(loaded.lm_head.weight, model.lm_head.weight.float())
 
 
 def test_a_resumed_run_needs_no_start(data: Data) -> None:
-    gone = recipe(start_from="gone")
-    model = build_model(gone, data, start=False)
+    gone = recipe(init_from="gone")
+    model = build_model(gone, data, init_from=False)
     assert torch.equal(model.lm_head.weight, build_model(recipe(), data).lm_head.weight)
 
 
@@ -97,13 +97,13 @@ def test_other_sizes_are_named_without_data(
     trained: tuple[Path, DiffTransformerForCausalLM], setting: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as raised:
-        check_start(recipe(start_from=str(trained[0]), **setting))
+        check_init_from(recipe(init_from=str(trained[0]), **setting))
     assert str(trained[0]) in str(raised.value)
 
 
 def test_another_vocabulary(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
-    padded = recipe(start_from=str(trained[0]), vocab_size=1024)
-    check_start(padded)  # the vocabulary is known with the data
+    padded = recipe(init_from=str(trained[0]), vocab_size=1024)
+    check_init_from(padded)  # the vocabulary is known with the data
     with pytest.raises(ValueError, match=r"has a vocabulary of \d+ and the recipe's model one of 1024"):
         build_model(padded, data)
 
@@ -112,7 +112,7 @@ def test_other_tokens_of_the_same_number(data: Data, trained: tuple[Path, DiffTr
     folder, _ = trained
     tokenizer = byte_tokenizer()
     tokenizer.save_pretrained(folder)
-    same = recipe(start_from=str(folder))
+    same = recipe(init_from=str(folder))
     assert build_model(same, Data(data.batches, tokenizer)).generation_config.pad_token_id == 256
     other = byte_tokenizer()
     other.add_tokens(["<another>"])
@@ -124,22 +124,22 @@ def test_folders_that_hold_no_such_model(data: Data, trained: tuple[Path, DiffTr
     folder, _ = trained
     for nothing in (folder / "gone", folder.parent):
         with pytest.raises(FileNotFoundError, match=r"holds no model: it must be a folder with config\.json"):
-            check_start(recipe(start_from=str(nothing)))
+            check_init_from(recipe(init_from=str(nothing)))
         with pytest.raises(FileNotFoundError, match="holds no model"):  # before any text is read
-            check_run_folder(folder.parent / "run", recipe(start_from=str(nothing)), resume=False, overwrite=False)
-    start = recipe(start_from=str(folder))
+            check_run_folder(folder.parent / "run", recipe(init_from=str(nothing)), resume=False, overwrite=False)
+    start = recipe(init_from=str(folder))
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    check_start(start)
+    check_init_from(start)
     with pytest.raises(ValueError, match="the weights cannot be loaded"):
         build_model(start, data)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     with pytest.raises(ValueError, match="holds a model of type 'llama'"):
-        check_start(start)
+        check_init_from(start)
     (folder / "config.json").write_text("[")
     with pytest.raises(ValueError, match=r"has a broken config\.json"):
-        check_start(start)
+        check_init_from(start)
 
 
 def test_weights_that_are_not_all_there(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
@@ -150,7 +150,7 @@ def test_weights_that_are_not_all_there(data: Data, trained: tuple[Path, DiffTra
     del tensors["model.layers.1.self_attn.lam.q1"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"does not hold the model's weights; wrong is 'model\.layers\.1\.self_attn"):
-        build_model(recipe(start_from=str(folder)), data)
+        build_model(recipe(init_from=str(folder)), data)
 
 
 def test_a_run_goes_on_from_another_ones_model_and_resumes_without_it(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_run_goes_on_from_another_ones_model_and_resumes_without_it(tmp_path: 
 
     first = train(settings(), tmp_path / "first")
     start = str(first.model_folder)
-    longer = {"start_from": start, "rope_theta": 640000.0, "max_position_embeddings": 64, "every": 1}
+    longer = {"init_from": start, "rope_theta": 640000.0, "max_position_embeddings": 64, "every": 1}
     still = train(settings(**longer, rate=1e-30, steps=1), tmp_path / "still").model  # nothing is learned
     theirs = dict(first.model.named_parameters())
     for name, parameter in still.named_parameters():

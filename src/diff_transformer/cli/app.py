@@ -1,4 +1,4 @@
-"""The typer application: a table of commands, and what every command does with errors."""
+"""The typer application: the table of commands and the handling of errors that all commands share."""
 
 import functools
 import importlib
@@ -12,30 +12,30 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from diff_transformer import __version__
-from diff_transformer.cli import missing_extra, require_extra
+from diff_transformer._version import __version__
+from diff_transformer.cli.extras import missing_extra, require_extra
 
 # Command → "module:function".
 COMMANDS = {
-    "demo": "demo:demo",
-    "tokenizer": "tokenizer:tokenizer",
-    "prepare": "prepare:prepare",
-    "train": "train:command",
-    "watch": "watch:watch",
-    "plan": "plan:plan",
-    "generate": "generate:generate",
-    "eval": "evaluate:evaluate",
-    "reproduce": "reproduce:reproduce",
-    "convert": "convert:convert",
-    "export": "export:export",
-    "report": "report:report",
-    "bench": "bench:bench",
-    "build": "build:build",
-    "info": "info:info",
+    "demo": "demo_command:demo",
+    "tokenizer": "data_commands:tokenizer",
+    "prepare": "data_commands:prepare",
+    "train": "train_commands:command",
+    "watch": "train_commands:watch",
+    "plan": "plan_command:plan",
+    "generate": "generate_command:generate",
+    "eval": "eval_command:evaluate",
+    "reproduce": "reproduce_command:reproduce",
+    "convert": "convert_command:convert",
+    "export": "export_command:export",
+    "report": "report_command:report",
+    "bench": "bench_command:bench",
+    "build": "setup_commands:build",
+    "info": "setup_commands:info",
 }
-# These run without the extra [train]: they are for finding out what is wrong.
+# Commands that run without the extra [train], so that a user can find out what is missing.
 WITHOUT_EXTRA = ("build", "info")
-# What the extra [train] brings for few commands; the others do without.
+# Packages of the extra [train] that only these commands need.
 NEEDED_BY = {
     "datasets": ("demo", "tokenizer", "prepare", "train", "reproduce"),
     "tensorboard": ("demo", "train", "reproduce"),
@@ -45,11 +45,11 @@ CommandLineError: Any = typer.BadParameter.__mro__[2]
 
 
 class Commands(TyperGroup):
-    """Commands that are imported when they are asked for."""
+    """Commands, each of which is imported when it is called."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # The names alone: typer looks here for what a mistyped command may have meant.
+        # Only the names: typer suggests one of them for a mistyped command.
         self.commands: Any = dict.fromkeys(COMMANDS)
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -68,13 +68,13 @@ class Commands(TyperGroup):
         return typer.main.get_command(alone)
 
     def main(self, *arguments: Any, **settings: Any) -> Any:
-        """As typer's, but a wrong command line is answered in one line, like every other error."""
-        settings["standalone_mode"] = False  # errors and exit codes come back here
+        """Run a command as typer does, but answer a wrong command line with one line, like every other error."""
+        settings["standalone_mode"] = False  # so that errors and exit codes are returned here
         try:
             code = super().main(*arguments, **settings)
         except CommandLineError as error:
             message = " ".join(error.format_message().split())
-            if message:  # else it was no command at all, and the help has been shown
+            if message:  # there is none where no command was given and the help has been shown
                 end = "" if message.endswith((".", "?")) else "."
                 context = getattr(error, "ctx", None)
                 command = context.command_path if context else "diff-transformer"
@@ -86,15 +86,17 @@ class Commands(TyperGroup):
 
 
 def not_needed_by(command: str) -> list[str]:
-    """Modules of the extra [train] that a command does without."""
+    """Modules of the extra [train] that a command does not need."""
     return [module for module, commands in NEEDED_BY.items() if command not in commands]
 
 
 def with_plain_errors(
     command: Callable[..., None], *, extra: str | None = "train", without: Collection[str] = ()
 ) -> Callable[..., None]:
-    """The command, with expected errors as one line on stderr (exit code 2), and stopped without a traceback (Ctrl-C
-    130, SIGTERM 143). Where `extra`, which it needs but for the modules `without`, is not installed, it does not begin.
+    """Wrap a command so that expected errors and interruptions end it without a traceback.
+
+    An expected error is one line on stderr with exit code 2; Ctrl-C exits with 130 and SIGTERM with 143. Where `extra`,
+    except for its modules `without`, is not installed, the command does not start.
     """
 
     @functools.wraps(command)
@@ -104,12 +106,12 @@ def with_plain_errors(
                 require_extra(extra, without)
             command(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
-            if os.environ.get("RANK", "0") == "0":  # of processes that stop together one speaks
+            if os.environ.get("RANK", "0") == "0":  # only the first of several processes prints
                 typer.echo(str(interrupt) or "Interrupted.", err=True)
-            # As a shell counts: 128 and the number of the signal.
+            # Shells use 128 plus the number of the signal.
             raise typer.Exit(128 + (getattr(interrupt, "signal", None) or signal.SIGINT)) from None
         except (ValueError, OSError, ModuleNotFoundError) as error:
-            message = expected(error)
+            message = user_message(error)
             if message is None:
                 raise
             typer.echo(f"error: {' '.join(message.splitlines())}", err=True)
@@ -118,15 +120,15 @@ def with_plain_errors(
     return run
 
 
-def expected(error: Exception) -> str | None:
-    """What to tell the user; None where the error is a bug and not an answer to bad input."""
+def user_message(error: Exception) -> str | None:
+    """The message for the user; None where the error is a bug and not an answer to bad input."""
     if isinstance(error, ModuleNotFoundError):
         return missing_extra(error)
     if isinstance(error, BrokenPipeError):  # `… | head`: typer ends quietly
         return None
     if isinstance(error, OSError):
         return str(error)
-    # A ValueError is a sentence for users if this package raised it; any other is a bug, here or elsewhere.
+    # A ValueError that this package raises is a sentence for users; any other is a bug.
     frame = list(traceback.walk_tb(error.__traceback__))[-1][0]
     return str(error) if frame.f_globals["__name__"].startswith("diff_transformer.") else None
 
@@ -152,4 +154,4 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Train, try and measure Differential Transformers beside their twins."""
+    """Train, run and measure Differential Transformers beside Transformers of the same size."""

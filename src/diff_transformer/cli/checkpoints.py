@@ -1,4 +1,4 @@
-"""From what the user names to one model, or the reason why it is none."""
+"""Finds and loads the model, tokenizer and recipe in a folder that the user names, or says why it cannot."""
 
 import shlex
 from pathlib import Path
@@ -11,22 +11,22 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
-from diff_transformer.data.manifest import require_unchanged_weights
-from diff_transformer.files import parse_json
 from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.storage.files import parse_json
+from diff_transformer.storage.manifest import require_unchanged_weights
 
 if TYPE_CHECKING:
     from diff_transformer.train import Recipe
 
-# What other people's config.json says, and the layout that `convert` knows it by.
+# The model_type in config.json of other projects → the name of the layout for `convert`.
 LAYOUT_OF_TYPE = {
     "llama": "llama",
     "diffllama": "diffllama",
     "microsoft_diff": "microsoft",
     "microsoft_diff_v2": "microsoft-v2",
 }
-# Files that transformers reads beside config.json without a sentence for what is wrong in them. `load_tokenizer` checks
-# tokenizer.json, which is large.
+# JSON files that transformers reads beside config.json. They are checked first, as transformers' own errors name no
+# file. `load_tokenizer` checks tokenizer.json.
 READ_BY_TRANSFORMERS = (
     "added_tokens.json",
     "chat_template.json",
@@ -42,18 +42,18 @@ def find_checkpoint(path: Path, ours: bool = True) -> Path:
 
     Args:
         path: what the user names.
-        ours: whether the model must be one of this project's, or may be any causal language model of transformers.
+        ours: whether the model must belong to this project; otherwise any causal language model will do.
 
     Raises:
         FileNotFoundError: there is nothing at `path`, or no model in it.
-        ValueError: it is a file or a folder of several runs; the model is not one of ours where it must be, no causal
-            language model where it may be any, or its config.json is not valid.
+        ValueError: `path` is a file or a folder of several runs, the model is of another project although it must be
+            of this one, it is no causal language model, or its config.json is not valid.
     """
     if not path.exists():
         raise FileNotFoundError(f"The checkpoint {str(path)!r} does not exist.")
     if not path.is_dir():
         raise ValueError(f"The checkpoint {str(path)!r} is a file; name the folder of a run or of a model.")
-    # Steps are counted with leading zeros up to a million; beyond, the longer name is the later one.
+    # Steps have leading zeros up to a million; above, the longer name is the later step.
     steps = sorted(path.glob("checkpoints/step-*"), key=lambda folder: (len(folder.name), folder.name))
     for folder in (path, path / "model", *reversed(steps)):
         if (folder / "config.json").is_file():
@@ -68,19 +68,19 @@ def find_checkpoint(path: Path, ours: bool = True) -> Path:
 def load_model(
     folder: Path, device: str | None, auto_class: str = "AutoModelForCausalLM", dtype: str | None = None
 ) -> Any:
-    """The model in a folder that `find_checkpoint` found, in evaluation mode, on the device or on the GPU if any.
+    """Load the model in a folder that `find_checkpoint` found, in evaluation mode.
 
     Args:
         folder: the folder.
-        device: torch's name of a device.
+        device: torch's name of a device; a GPU unless given, if there is one.
         auto_class: transformers' class that loads the model.
         dtype: the weights' own unless given.
 
     Raises:
-        ValueError: the weights cannot be read, are not all there, or not what a checkpoint's manifest says; or the
+        ValueError: the weights cannot be read, are incomplete, or differ from the checkpoint's manifest; or the
             device cannot be used.
     """
-    place = _device(device)
+    torch_device = _usable_device(device)
     require_unchanged_weights(folder)
     try:
         model, report = getattr(transformers, auto_class).from_pretrained(
@@ -90,11 +90,11 @@ def load_model(
         raise ValueError(f"The weights in {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}") from error
     if report["missing_keys"]:
         raise ValueError(f"The weights in {str(folder)!r} lack {', '.join(sorted(report['missing_keys']))}.")
-    return model.eval().to(place)
+    return model.eval().to(torch_device)
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer beside a model. Raises ValueError if there is none, or a broken one."""
+    """Load the tokenizer beside a model. Raises ValueError where it is missing or damaged."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ValueError(f"{str(folder)!r} has no tokenizer (tokenizer.json), so the model in it cannot read text.")
@@ -106,18 +106,18 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def find_recipe(folder: Path) -> "Recipe | None":
-    """The recipe of the run whose `model/` or checkpoint a folder is, or the one beside the model.
+    """The recipe beside a model, or of the run whose `model/` or checkpoint the folder is; None where there is none.
 
-    Another model in a run's folder, such as one that was converted from the run's, was not made by the recipe.
+    A run's recipe did not make other models in its folder, such as one that was converted from its own.
     """
     from diff_transformer.train import load_recipe
 
-    whole = folder.resolve()
-    run = [whole.parent] if whole.name == "model" else []
-    run += [whole.parents[1]] if whole.parent.name == "checkpoints" else []
-    for place in (folder, *run):
-        if (place / "recipe.yaml").is_file():
-            return load_recipe(place / "recipe.yaml")
+    path = folder.resolve()
+    run = [path.parent] if path.name == "model" else []
+    run += [path.parents[1]] if path.parent.name == "checkpoints" else []
+    for candidate in (folder, *run):
+        if (candidate / "recipe.yaml").is_file():
+            return load_recipe(candidate / "recipe.yaml")
     return None
 
 
@@ -129,8 +129,10 @@ def _check_model(folder: Path, ours: bool) -> None:
             parse_json(other.read_bytes(), repr(str(other)))
     kind = settings.get("model_type") if isinstance(settings, dict) else None
     if ours and kind != DiffTransformerForCausalLM.config_class.model_type:
-        hint = _conversion(folder, settings)
-        raise ValueError(f"The model in {str(folder)!r} is not one of ours: its model_type is {kind!r}.{hint}")
+        hint = _convert_command(folder, settings)
+        raise ValueError(
+            f"The model in {str(folder)!r} is not a model of this project: its model_type is {kind!r}.{hint}"
+        )
     try:
         loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
@@ -141,11 +143,11 @@ def _check_model(folder: Path, ours: bool) -> None:
         raise FileNotFoundError(f"{str(folder)!r} holds no weights: there is no .safetensors file in it.")
 
 
-def _conversion(folder: Path, settings: Any) -> str:
-    """How a folder in a layout that `convert` reads becomes one of ours; nothing for any other."""
+def _convert_command(folder: Path, settings: Any) -> str:
+    """The sentence with the command that converts the folder; empty where `convert` does not know its layout."""
     if not isinstance(settings, dict):
         return ""
-    # The authors' folders need not say what they are; `num_heads` is an argument of their modules.
+    # The config.json of the authors' layouts may lack model_type; `num_heads` is an argument of their modules.
     unnamed = "microsoft|microsoft-v2" if "model_type" not in settings and "num_heads" in settings else None
     layout = LAYOUT_OF_TYPE.get(str(settings.get("model_type")), unnamed)
     return f" `diff-transformer convert {shlex.quote(str(folder))} DST --from {layout}` makes it one." if layout else ""
@@ -155,7 +157,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _device(name: str | None) -> str:
+def _usable_device(name: str | None) -> str:
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -1,12 +1,12 @@
-"""Text that appears while it is written."""
+"""Generated text on stdout, word by word."""
 
 import sys
 
 from transformers import TextStreamer
 
 
-class Writer(TextStreamer):
-    """Writes to stdout. A model of bytes may write any control character: in a terminal these show as "�"."""
+class StdoutStreamer(TextStreamer):
+    """Writes generated text to stdout; in a terminal, control characters, which a byte model may write, show as "�"."""
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         if sys.stdout.isatty():

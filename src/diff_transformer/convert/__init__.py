@@ -1,9 +1,9 @@
-"""Other people's checkpoint layouts, a table for each (docs/converting.md); and our models as folders to share."""
+"""Converts checkpoints from and to other layouts (docs/converting.md), and writes our models as folders to share."""
 
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE, Converted, Progress, convert_from, convert_to
-from diff_transformer.convert.export import export_folder, export_onnx
 from diff_transformer.convert.layout import Layout, Row, Sizes
-from diff_transformer.convert.tables import LAYOUTS
+from diff_transformer.convert.layout_tables import LAYOUTS
+from diff_transformer.convert.shared_folder import export_folder, export_onnx
 
 __all__ = [
     "LAYOUTS",

@@ -1,4 +1,4 @@
-"""One conversion: a folder in, a folder out."""
+"""Converts a folder with a checkpoint from or to a layout of somebody else."""
 
 import json
 import shutil
@@ -11,20 +11,20 @@ from typing import Any, Protocol
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
 
-from diff_transformer import __version__
-from diff_transformer.convert.folder import UnfinishedFolder
-from diff_transformer.convert.layout import Layout, Sizes
-from diff_transformer.convert.plan import Output, plan
-from diff_transformer.convert.settings import read_ours, with_dex, write_ours
-from diff_transformer.convert.tables import LAYOUTS
-from diff_transformer.convert.weights import INDEX, Weights, read_json_object
-from diff_transformer.files import follow_umask
+from diff_transformer._version import __version__
+from diff_transformer.convert.layout import Layout, Output, plan
+from diff_transformer.convert.layout_settings import read_diff_transformer, with_dex, write_diff_transformer
+from diff_transformer.convert.layout_tables import LAYOUTS
+from diff_transformer.convert.weight_files import INDEX, Weights, read_json_object
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
+from diff_transformer.storage.atomic import refuse_existing
+from diff_transformer.storage.files import free_bytes
+from diff_transformer.storage.resumable_directory import ResumableDirectory
 
 CONFIG = "config.json"
 MAX_SHARD_SIZE = "5GB"
-# Files that mean the same beside the converted weights.
+# Files that go along unchanged.
 CARRIED = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -77,7 +77,7 @@ def convert_from(
         layout: "microsoft", "microsoft-v2", "diffllama" or "llama".
         source: the folder with config.json and safetensors.
         target: the folder to make.
-        attention_type: what the model becomes, where its layout leaves a choice: a "llama" the twin ("softmax"), or a
+        attention_type: what the model becomes, where its layout leaves a choice: a "llama" becomes a "softmax", or a
             "diff_v2" or "dex" that computes the same.
         dex_heads, dex_lambda_start: of a "dex", as :class:`DiffTransformerConfig` has them.
         max_shard_size: most bytes of weights in a file, as a number or like "5GB"; so much memory is needed.
@@ -98,7 +98,9 @@ def convert_from(
     config = _named(source / CONFIG, lambda: chosen.read(raw))
     if dex_heads is not None or dex_lambda_start is not None:
         config = with_dex(config, dex_heads, dex_lambda_start)
-    return _Job(chosen, source, target, config, write_ours(config), max_shard_size, to_theirs=False).run(progress)
+    return _Job(chosen, source, target, config, write_diff_transformer(config), max_shard_size, backwards=False).run(
+        progress
+    )
 
 
 def convert_to(
@@ -115,7 +117,7 @@ def convert_to(
     """
     choices = _layouts(layout)
     raw = _read_config(source)
-    config = _named(source / CONFIG, lambda: read_ours(raw))
+    config = _named(source / CONFIG, lambda: read_diff_transformer(raw))
     chosen = choices.get(config.attention_type)
     write = chosen.write if chosen is not None else None
     if chosen is None or write is None:
@@ -124,8 +126,8 @@ def convert_to(
             f"The layout {layout!r} has one kind of attention, our {holds}, and no place for the other weights of a "
             f"{config.attention_type!r} model like {str(source)!r}."
         )
-    theirs = _named(source / CONFIG, lambda: write(config))
-    return _Job(chosen, source, target, config, theirs, max_shard_size, to_theirs=True).run(progress)
+    settings = _named(source / CONFIG, lambda: write(config))
+    return _Job(chosen, source, target, config, settings, max_shard_size, backwards=True).run(progress)
 
 
 class _Job:
@@ -139,16 +141,14 @@ class _Job:
         config: DiffTransformerConfig,
         settings: dict[str, Any],
         max_shard_size: int | str,
-        to_theirs: bool,
+        backwards: bool,
     ) -> None:
-        UnfinishedFolder.refuse_existing(target)
+        refuse_existing(target)
         self.weights = Weights(source)
-        sizes, tied = Sizes.of(config), config.tie_word_embeddings
         try:
-            beside = layout.beside(config) if layout.beside is not None else None
-            outputs = plan(layout, sizes, tied, self.weights.headers, to_theirs=to_theirs, beside=beside)
+            outputs = plan(layout, config, self.weights.headers, backwards=backwards)
         except ValueError as error:
-            side = "ours" if to_theirs else repr(layout.name)
+            side = "ours" if backwards else repr(layout.name)
             raise ValueError(f"The weights in {str(source)!r} do not fit the layout {side}: {error}") from None
         self.outputs = {output.key: output for output in outputs}
         self.settings, self.attention_type = settings, config.attention_type
@@ -156,11 +156,11 @@ class _Job:
         self.total = sum(output.bytes for output in outputs)
         carried = {file for pattern in CARRIED for file in source.glob(pattern) if file.is_file()}
         self.carried = {file.relative_to(source).as_posix(): file for file in sorted(carried)}
-        self.folder = UnfinishedFolder(target, self._identity())
+        self.folder = ResumableDirectory(target, self._identity())
 
     def run(self, progress: Progress | None) -> Converted:
         done = self._done(self.folder.finished())
-        free = _free_bytes(self.folder.target)
+        free = free_bytes(self.folder.target)
         if self.total - done > free:
             raise OSError(
                 f"The disk of {str(self.folder.target)!r} has {free:,} bytes free, and the converted weights need "
@@ -190,10 +190,9 @@ class _Job:
         tensors = {}
         for key in keys:
             output = self.outputs[key]
-            tensors[key] = output.make(*map(self.weights.read, output.sources)).contiguous()
+            tensors[key] = output.make(*map(self.weights.read, output.inputs)).contiguous()
             assert (tensors[key].shape, tensors[key].dtype) == (output.shape, output.dtype)
         save_file(tensors, file, metadata={"format": "pt"})
-        follow_umask([file])
 
     def _done(self, finished: set[str]) -> int:
         return sum(self._bytes(keys) for name, keys in self.shards.items() if name in finished)
@@ -203,7 +202,7 @@ class _Job:
 
     def _texts(self) -> dict[str, str]:
         texts = {CONFIG: json.dumps(self.settings, indent=2, ensure_ascii=False) + "\n"}
-        if "auto_map" in self.settings:  # ours
+        if "auto_map" in self.settings:
             texts |= code_files()
         if len(self.shards) > 1:
             places = {key: name for name, keys in self.shards.items() for key in keys}
@@ -214,7 +213,7 @@ class _Job:
     def _identity(self) -> dict[str, Any]:
         """What an interrupted job must have in common with this one: the files it read, and all that it writes."""
         files = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in self.weights.files]
-        made = [[key, list(output.sources)] for key, output in self.outputs.items()]
+        made = [[key, list(output.inputs)] for key, output in self.outputs.items()]
         identity = {"version": __version__, "source": files, "settings": self.settings, "tensors": made}
         return json.loads(json.dumps({**identity, "shards": self.shards, "beside": list(self.carried)}))
 
@@ -255,10 +254,3 @@ def _shards(outputs: dict[str, Output], max_shard_size: int | str) -> dict[str, 
     except ValueError:
         raise ValueError(f"A shard's size must be a number of bytes or like '5GB', got {max_shard_size!r}.") from None
     return split.filename_to_tensors
-
-
-def _free_bytes(target: Path) -> int:
-    place = target.absolute().parent
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free

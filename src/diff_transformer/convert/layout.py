@@ -1,24 +1,25 @@
-"""What a layout is: a row for each parameter, and how its settings are read and written."""
+"""The tables of checkpoint layouts, and the plan of a conversion: every tensor to write, and what it is made of.
 
-from __future__ import annotations
+A table says how a source's parameters become ours, its target; read backwards it says how ours become the source's.
+"""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from diff_transformer.convert.orders import unchanged
+from diff_transformer.convert.weight_files import Header, some
 from diff_transformer.model import DiffTransformerConfig
-
-if TYPE_CHECKING:
-    from diff_transformer.convert.plan import Output
-    from diff_transformer.convert.weights import Header
+from diff_transformer.variants import head_dim
 
 LAYER = "model.layers.{layer}."
-# Which tensor of the same layer lends a constant its dtype; it has this key in every layout.
-DTYPE_LIKE = LAYER + "self_attn.v_proj.weight"
+ATTENTION = LAYER + "self_attn."
+# The tensor of the same layer whose dtype a constant gets; it has this key in every layout.
+DTYPE_LIKE = ATTENTION + "v_proj.weight"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Sizes:
 
     Attributes:
         V, D, F: vocabulary, model width, width of the feed-forward network.
-        A, K: the twin's query heads and key/value heads.
+        A, K: the Transformer's query heads and key/value heads.
         d: width of a query or key.
         layers: how many layers.
     """
@@ -41,16 +42,15 @@ class Sizes:
     layers: int
 
     @classmethod
-    def of(cls, config: DiffTransformerConfig) -> Sizes:
+    def of(cls, config: DiffTransformerConfig) -> "Sizes":
         """The sizes of a configuration."""
-        heads, width = config.num_attention_heads, config.hidden_size
         return cls(
             V=config.vocab_size,
-            D=width,
+            D=config.hidden_size,
             F=config.intermediate_size,
-            A=heads,
-            K=config.num_key_value_heads or heads,
-            d=config.head_dim or width // heads,
+            A=config.num_attention_heads,
+            K=config.num_key_value_heads or config.num_attention_heads,
+            d=head_dim(config),
             layers=config.num_hidden_layers,
         )
 
@@ -61,31 +61,62 @@ class Sizes:
         )
 
 
+def same_rows(rows: int, head_dim: int) -> Tensor:
+    """The rows as they are."""
+    return torch.arange(rows)
+
+
+def deinterleave_channels(rows: int, head_dim: int) -> Tensor:
+    """Rotary channels in pairs (2i, 2i + 1) in the source, (i, i + d/2) here; heads in the same order."""
+    return torch.arange(rows).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()
+
+
+def interleave_heads(rows: int, head_dim: int) -> Tensor:
+    """The two heads of pair h are h and h + half of them in the source, 2h and 2h + 1 here."""
+    return torch.arange(rows).view(2, -1, head_dim).transpose(0, 1).flatten()
+
+
+def repeat_heads(rows: int, head_dim: int) -> Tensor:
+    """Each head of the source becomes two equal ones here, 2h and 2h + 1: no permutation, and no way back."""
+    return torch.arange(rows // 2).view(-1, 1, head_dim).expand(-1, 2, -1).flatten()
+
+
+def inverse(permutation: Tensor) -> Tensor:
+    """The permutation that undoes another.
+
+    Raises:
+        ValueError: it takes a row twice, or leaves one out.
+    """
+    if not torch.equal(permutation.sort().values, torch.arange(permutation.numel())):
+        raise ValueError("Rows that are no permutation of the source's cannot be converted back.")
+    return permutation.argsort()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One parameter, here and there.
+    """One parameter in the source's layout and in ours, the target's.
 
     Keys are patterns in which ``{layer}`` is the layer's number, counted from 0.
 
     Attributes:
-        ours: the key in our checkpoints.
-        theirs: the key in theirs; None where they have no such parameter.
-        shape: ours, in symbols of :class:`Sizes`.
-        their_shape: theirs, where it is another.
-        order: which of their rows each of ours is.
-        scale: ours is theirs times this.
-        constant: what every entry of ours is where they have none. With a key of theirs as well, the parameter may be
-            absent from the whole checkpoint.
-        folded_into: our key of the output projection whose columns, head by head, take up a parameter that they have
-            no key for.
+        target: the key in our checkpoints.
+        source: the key in the source's; None where it has no such parameter.
+        shape: the target's, in symbols of :class:`Sizes`.
+        source_shape: the source's, where it is another.
+        source_rows: which of the source's rows each of the target's is, of a number of rows and a head's width.
+        scale: the target is the source times this.
+        constant: what every entry of the target is where the source has none. With a key of the source as well, the
+            parameter may be absent from the whole checkpoint.
+        folded_into: the target's key of the output projection whose columns, head by head, take up a parameter that
+            the source has no key for.
         absent_if_tied: whether a checkpoint with tied embeddings may leave the parameter out.
     """
 
-    ours: str
-    theirs: str | None
+    target: str
+    source: str | None
     shape: tuple[str, ...]
-    their_shape: tuple[str, ...] | None = None
-    order: Callable[[int, int], Tensor] = unchanged
+    source_shape: tuple[str, ...] | None = None
+    source_rows: Callable[[int, int], Tensor] = same_rows
     scale: float = 1.0
     constant: float | None = None
     folded_into: str | None = None
@@ -94,10 +125,30 @@ class Row:
     @property
     def layered(self) -> bool:
         """Whether every layer has one."""
-        return "{layer}" in self.ours
+        return "{layer}" in self.target
 
 
-class Beside(Protocol):
+@dataclass(frozen=True)
+class Output:
+    """A tensor to write.
+
+    Attributes:
+        inputs: keys of the tensors that ``make`` takes, in their order; none where it is a constant.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    inputs: tuple[str, ...]
+    make: Callable[..., Tensor]
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in a file."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class ExtraParameters(Protocol):
     """Parameters of ours whose number or shape differs from layer to layer, so that no row can hold them.
 
     Attributes:
@@ -106,12 +157,12 @@ class Beside(Protocol):
 
     shapes: dict[str, tuple[int, ...]]
 
-    def start(self, headers: Mapping[str, Header]) -> list[Output]:
-        """What they are where theirs has none, from the headers of theirs."""
+    def initial(self, headers: Mapping[str, Header]) -> list[Output]:
+        """What they are at first, from the headers of a source that has none."""
         ...
 
     def fold(self, output: Output) -> Output:
-        """A tensor of theirs that has taken them up; the tensor as it is if it takes up none."""
+        """A tensor of the source's layout that has taken them up; the tensor as it is if it takes up none."""
         ...
 
 
@@ -121,12 +172,12 @@ class Layout:
 
     Attributes:
         name: what ``--from`` and ``--to`` call it.
-        attention_type: ours, that it corresponds to.
+        attention_type: of our model that it corresponds to.
         rows: the table.
-        read: their config.json → our configuration. Raises ValueError where we have no such model.
-        write: our configuration → their config.json; None where there is no way back.
+        read: the source's config.json → our configuration. Raises ValueError where we have no such model.
+        write: our configuration → the source's config.json; None where there is no way back.
         ignored: endings of keys that hold no parameter.
-        beside: our parameters beside those of the rows, if there are any.
+        extra: our parameters that no row can hold, if there are any.
     """
 
     name: str
@@ -135,4 +186,113 @@ class Layout:
     read: Callable[[Mapping[str, Any]], DiffTransformerConfig]
     write: Callable[[DiffTransformerConfig], dict[str, Any]] | None = None
     ignored: tuple[str, ...] = ()
-    beside: Callable[[DiffTransformerConfig], Beside] | None = None
+    extra: Callable[[DiffTransformerConfig], ExtraParameters] | None = None
+
+
+def plan(
+    layout: Layout, config: DiffTransformerConfig, headers: Mapping[str, Header], *, backwards: bool
+) -> list[Output]:
+    """Every tensor of the converted checkpoint, layer by layer.
+
+    Args:
+        layout: the table.
+        config: of our model.
+        headers: of the tensors to convert.
+        backwards: whether our checkpoint is converted to the source's layout.
+
+    Raises:
+        ValueError: keys that the table does not know, or that are missing, or shapes that do not fit; all are listed.
+    """
+    sizes, tied = Sizes.of(config), config.tie_word_embeddings
+    extra = None if layout.extra is None else layout.extra(config)
+    headers = {key: header for key, header in headers.items() if not key.endswith(layout.ignored)}
+    places = [_Place(row, layer, sizes, backwards) for row, layer in _in_order(layout.rows, sizes.layers)]
+    present = {place.row.target for place in places if place.input in headers}
+    may_lack = {
+        row.target
+        for row in layout.rows
+        if (row.absent_if_tied and tied) or (row.constant is not None and not backwards)
+    }
+    needed = [place for place in places if place.row.target in present or place.row.target not in may_lack]
+    expected = {place.input: place.input_shape for place in needed if place.input}
+    _check(expected | (extra.shapes if extra and backwards else {}), headers)
+    folded = {place.folded_into: place for place in places} if backwards else {}
+    outputs = [
+        output for place in places if (output := place.make_output(headers, folded.get(place.target))) is not None
+    ]
+    if extra is None:
+        return outputs
+    return [extra.fold(output) for output in outputs] if backwards else outputs + extra.initial(headers)
+
+
+def _in_order(rows: tuple[Row, ...], layers: int) -> Iterator[tuple[Row, int]]:
+    """Each row for each layer, in the order of a forward pass."""
+    for layered, group in groupby(rows, lambda row: row.layered):
+        block = tuple(group)
+        for layer in range(layers if layered else 1):
+            for row in block:
+                yield row, layer
+
+
+class _Place:
+    """A row in one layer, in one direction: from the key `input` to the key `output`, None where there is none."""
+
+    def __init__(self, row: Row, layer: int, sizes: Sizes, backwards: bool) -> None:
+        self.row, self.sizes, self.backwards = row, sizes, backwards
+        self.target = row.target.format(layer=layer)
+        target = self.target, sizes.shape(row.shape)
+        source = row.source and row.source.format(layer=layer), sizes.shape(row.source_shape or row.shape)
+        self.input: str | None
+        self.output: str | None
+        (self.input, self.input_shape), (self.output, self.output_shape) = (
+            (target, source) if backwards else (source, target)
+        )
+        self.folded_into = row.folded_into and row.folded_into.format(layer=layer)
+        self.dtype_like = DTYPE_LIKE.format(layer=layer)
+
+    def make_output(self, headers: Mapping[str, Header], folded: "_Place | None") -> Output | None:
+        """The tensor to write; None where the other layout has none, or this checkpoint."""
+        if self.output is None:
+            return None
+        if self.input is None or self.input not in headers:
+            constant, shape = self.row.constant, self.output_shape
+            if constant is None:
+                return None
+            value, dtype = constant, headers[self.dtype_like].dtype
+            return Output(self.output, shape, dtype, (), lambda: torch.full(shape, value, dtype=dtype))
+        dtype = headers[self.input].dtype
+        if folded is None:
+            return Output(self.output, self.output_shape, dtype, (self.input,), self._reordered)
+        return Output(self.output, self.output_shape, dtype, (self.input, folded.target), self._scaled_by_head)
+
+    def _reordered(self, weight: Tensor) -> Tensor:
+        rows = self.row.source_rows(self.sizes.shape(self.row.shape)[0], self.sizes.d)
+        if self.backwards:
+            rows = inverse(rows)
+        weight = weight if torch.equal(rows, torch.arange(weight.shape[0])) else weight[rows]
+        return weight if self.row.scale == 1 else self._finite(weight * self.row.scale)
+
+    def _scaled_by_head(self, output_weight: Tensor, norm_weight: Tensor) -> Tensor:
+        """W_O whose columns take up a weight that the heads share."""
+        rows = self._reordered(output_weight)
+        if bool((norm_weight == 1).all()):
+            return rows
+        wide = torch.promote_types(torch.promote_types(rows.dtype, norm_weight.dtype), torch.float32)
+        heads = rows.to(wide).unflatten(1, (-1, norm_weight.numel()))
+        return self._finite((heads * norm_weight.to(wide)).flatten(1).to(rows.dtype))
+
+    def _finite(self, made: Tensor) -> Tensor:
+        if not made.isfinite().all():
+            raise ValueError(f"{self.input} cannot be scaled in {made.dtype}: the result is not finite.")
+        return made
+
+
+def _check(expected: Mapping[str, tuple[int, ...]], headers: Mapping[str, Header]) -> None:
+    shapes = {key: headers[key].shape for key in expected if key in headers}
+    found = {
+        "unknown": sorted(headers.keys() - expected.keys()),
+        "missing": sorted(expected.keys() - headers.keys()),
+        "wrong shapes": [f"{key} is {got}, not {expected[key]}" for key, got in shapes.items() if got != expected[key]],
+    }
+    if any(found.values()):
+        raise ValueError("; ".join(f"{what}: {some(names)}" for what, names in found.items() if names) + ".")

@@ -1,4 +1,4 @@
-"""Text in, a piece at a time: the user's own files, the source of Python's standard library, a data set's rows."""
+"""Reads documents a piece at a time: from files, Python's standard library, or a data set of the `datasets` library."""
 
 import hashlib
 import json
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from diff_transformer.data.cache import cache_folder
-from diff_transformer.data.file_digests import file_digests
-from diff_transformer.files import parse_json
+from diff_transformer.data.prepared_cache import cache_folder
+from diff_transformer.storage.files import parse_json
+from diff_transformer.storage.manifest import file_digests
 
 ENDINGS = (".txt", ".jsonl", ".parquet")
 
-# Characters of a long document that are read at a time, and how many more to look for a place to cut.
+# Characters of a long document that are read at a time, and how many more to look for where it can be cut.
 PIECE = 1 << 18
 _LONGEST_PIECE = 16 * PIECE
 
 # Before white space that follows something else: byte-level tokenizers never join the two, so the pieces' tokens are
-# the whole document's.
+# those of the document.
 _CUT = re.compile(r"\S(?=\s)")
 
 # Folders of the standard library that are not its source: tests, installed packages, caches, bundled programs, and
@@ -126,14 +126,14 @@ class TextFiles:
 
     def fingerprint(self) -> str:
         """See `Corpus`. A file is read where its size and time are not those with which it was hashed before."""
-        whole = hashlib.sha256(self.field.encode())
+        digest_of_all = hashlib.sha256(self.field.encode())
         names = json.dumps([self.paths is None, *(os.path.abspath(path) for path in self.paths or ())])
         record = f"{hashlib.sha256(names.encode()).hexdigest()[:32]}.stamps"
         here = os.getcwd()
         files = [os.path.join(here, file) for file in self.files()]
         for digest in file_digests(files, (self.cache or cache_folder()) / "sources" / record):
-            whole.update(bytes.fromhex(digest))
-        return whole.hexdigest()
+            digest_of_all.update(bytes.fromhex(digest))
+        return digest_of_all.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -216,16 +216,16 @@ def _text_files(path: Path) -> Iterator[str]:
             raise ValueError(f"Cannot read {str(path)!r}: a text file ends in {', '.join(ENDINGS)}.")
         yield str(path)
         return
-    found, folders = False, [str(path)]
+    has_text, folders = False, [str(path)]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 elif os.path.splitext(entry.name)[1].lower() in ENDINGS and entry.is_file():
-                    found = True
+                    has_text = True
                     yield entry.path
-    if not found:
+    if not has_text:
         raise ValueError(f"The folder {str(path)!r} holds no file that ends in {', '.join(ENDINGS)}.")
 
 
@@ -260,9 +260,9 @@ def _in_pieces(read: Callable[[int], str]) -> Iterator[Piece]:
 def _last_cut(text: str) -> int:
     """Where to cut: at the last place that changes no token, or at the end of what grew too long; 0 for nowhere."""
     for width in (1 << 12, 2 * PIECE + 1):  # what lies before was searched when it was read
-        places = [match.end() for match in _CUT.finditer(text, max(0, len(text) - width))]
-        if places:
-            return places[-1]
+        cuts = [match.end() for match in _CUT.finditer(text, max(0, len(text) - width))]
+        if cuts:
+            return cuts[-1]
     return len(text) if len(text) >= _LONGEST_PIECE else 0
 
 
@@ -275,8 +275,8 @@ def _read_jsonl(file: Path, field: str) -> Iterator[Piece]:
             where = f"Line {number} of {str(file)!r}"
             row = parse_json(line, where)
             if not isinstance(row, dict) or field not in row:
-                found = f"only {', '.join(map(repr, row))}" if isinstance(row, dict) else f"a {type(row).__name__}"
-                raise ValueError(f"{where} has no field {field!r}, {found}.")
+                holds = f"only {', '.join(map(repr, row))}" if isinstance(row, dict) else f"a {type(row).__name__}"
+                raise ValueError(f"{where} has no field {field!r}, {holds}.")
             yield Piece(_checked(row[field], where, field), ends=True)
 
 

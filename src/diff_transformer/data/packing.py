@@ -1,4 +1,4 @@
-"""Documents packed into blocks of one length, with their boundaries."""
+"""Packs documents into blocks of one length, and says where each document begins."""
 
 import hashlib
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ class Packed(NamedTuple):
     @classmethod
     def of(cls, tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> "Packed":
         """Documents (documents,) that begin in the cache at `begins` and have `lengths` tokens; not the empty ones."""
-        some = lengths > 0
-        return cls(tokens, begins[some], np.concatenate([[0], np.cumsum(lengths[some])]))
+        nonempty = lengths > 0
+        return cls(tokens, begins[nonempty], np.concatenate([[0], np.cumsum(lengths[nonempty])]))
 
     def __len__(self) -> int:
         return int(self.ends[-1])
@@ -50,12 +50,12 @@ class Packed(NamedTuple):
         block's first token has position 0.
         """
         start = index * (length - 1)
-        places = np.arange(start, start + length)
+        positions = np.arange(start, start + length)
         first, last = np.searchsorted(self.ends, (start, start + length - 1), side="right") - 1
-        document = first + np.searchsorted(self.ends[first + 1 : last + 1], places, side="right")
+        document = first + np.searchsorted(self.ends[first + 1 : last + 1], positions, side="right")
         begins = self.ends[document]
-        tokens = self.tokens[self.begins[document] + places - begins]
-        return tokens.astype(np.int64), places - np.maximum(begins, start)
+        tokens = self.tokens[self.begins[document] + positions - begins]
+        return tokens.astype(np.int64), positions - np.maximum(begins, start)
 
     def batch(self, indices: np.ndarray, length: int, isolated: bool) -> dict[str, Tensor]:
         """Blocks (blocks,) as a batch.

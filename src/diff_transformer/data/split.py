@@ -1,4 +1,4 @@
-"""Which documents are kept for validation."""
+"""Divides the documents of a corpus into those to train on and those to validate with, by their content alone."""
 
 import hashlib
 from collections.abc import Iterator
@@ -59,8 +59,8 @@ def split(documents: np.ndarray, validation_fraction: float) -> tuple[np.ndarray
     fits = last_copy & (filled <= validation_fraction * filled[-1])
     chosen = np.zeros(len(documents), dtype=bool)
     # Empty documents come along with whatever stands before them; alone they are no validation.
-    kept = int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else 0
-    chosen[order[:kept]] = True
+    count = int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else 0
+    chosen[order[:count]] = True
     if sizes[chosen].any():
         return chosen, None
     longest = int(sizes.max())
@@ -90,14 +90,14 @@ def _part(corpus: Corpus, validation_fraction: float, *, validation: bool) -> It
     number = before = 0
     for piece in corpus.pieces():
         encoded = piece.text.encode()
-        whole = len(encoded)
-        # How many bytes of the piece are to train on; of a character that is cut, neither side has anything.
-        room = whole * (not held_out[number])
+        size = len(encoded)
+        # Of a character that is cut, neither side has anything.
+        training_bytes = size * (not held_out[number])
         if cut is not None and number == longest:
-            room = min(whole, max(0, cut - before))
-        part = encoded[room:] if validation else encoded[:room]
+            training_bytes = min(size, max(0, cut - before))
+        part = encoded[training_bytes:] if validation else encoded[:training_bytes]
         if part:
             yield part.decode(errors="ignore")
-        before += whole
+        before += size
         if piece.ends:
             number, before = number + 1, 0

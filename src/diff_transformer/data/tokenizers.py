@@ -1,4 +1,4 @@
-"""Byte-level tokenizers: every text has tokens, and the tokens give the text back exactly."""
+"""Makes byte-level tokenizers, for which every text has tokens, and the tokens give the text back exactly."""
 
 import hashlib
 import itertools
@@ -11,8 +11,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from diff_transformer.data.cache import cache_folder, made_once
 from diff_transformer.data.corpus import Corpus
+from diff_transformer.data.prepared_cache import cache_folder, made_once
 from diff_transformer.data.split import training_text
 from diff_transformer.text_workers import encode
 

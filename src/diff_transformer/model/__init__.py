@@ -1,6 +1,7 @@
-"""Configuration and causal language model for transformers, one implementation for all attention types.
+"""The configuration and the models for transformers, one implementation for all attention types.
 
-Importing this room registers the model with transformers' Auto classes and our operator with its attention interface.
+Importing this package registers the models with transformers' Auto classes and our operator with its attention
+interface.
 """
 
 from transformers import (
@@ -12,20 +13,17 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from diff_transformer.model.attention import AttentionMaps, register_attention
-from diff_transformer.model.call_config import call_config_class
-from diff_transformer.model.configuration import DiffTransformerConfig
-from diff_transformer.model.heads import (
+from diff_transformer.model.attention_masks import attends_by_document
+from diff_transformer.model.configuration import DiffTransformerConfig, call_config_class
+from diff_transformer.model.interface_attention import AttentionMaps, register_attention
+from diff_transformer.model.modeling import (
+    DiffTransformerForCausalLM,
     DiffTransformerForQuestionAnswering,
     DiffTransformerForSequenceClassification,
     DiffTransformerForTokenClassification,
-)
-from diff_transformer.model.maps import attention_maps
-from diff_transformer.model.masks import attends_by_document
-from diff_transformer.model.modeling import (
-    DiffTransformerForCausalLM,
     DiffTransformerModel,
     DiffTransformerPreTrainedModel,
+    attention_maps,
 )
 
 register_attention()

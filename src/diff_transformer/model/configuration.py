@@ -1,21 +1,133 @@
-"""One configuration for both twins: flipping ``attention_type`` changes nothing else."""
+"""The configuration of all attention types, and a view of it with the sizes of a layer's one attention call.
+
+The baseline of a DIFF Transformer is its twin: the Transformer whose configuration differs in ``attention_type`` alone.
+"""
 
 import math
 import os
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from diff_transformer.model.call_config import call_config
-from diff_transformer.model.parallel import PIPELINE_PLAN, tensor_parallel_plan
+from diff_transformer.model.parallel_plan import PIPELINE_PLAN, tensor_parallel_plan
 from diff_transformer.model.remote_code import auto_map, write_code_files
 from diff_transformer.nn.attention import check_heads
 from diff_transformer.nn.dex import check_chosen_heads
+from diff_transformer.ops import lambda_init_schedule
+from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 
-ATTENTION_TYPES = ("diff", "diff_v2", "softmax", "dex")
+if TYPE_CHECKING:
+    from transformers import Cache
+
+
+class CallConfig:
+    """Mixin of a live view of a configuration, in which only the three head sizes differ.
+
+    A view shares its attributes with the configuration it was made from: what is written to either is read from both.
+    It equals that configuration, is saved and printed as that configuration, and is copied and pickled with it.
+    The three sizes are computed, so they are set on the configuration itself.
+    """
+
+    __slots__ = ("_viewed",)
+
+    _viewed: "DiffTransformerConfig"
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """The class, called, makes an ordinary configuration: callers read defaults from ``type(view)()``."""
+        return cls.__bases__[1](*args, **kwargs)
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Query heads of the one call."""
+        return self._viewed.described.query_heads(self._viewed.num_attention_heads)
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Heads of keys, and of values, that a layer caches."""
+        heads: int = self._viewed.num_key_value_heads  # type: ignore[assignment]  # never None once it is constructed
+        return self._viewed.described.cached_heads(heads)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of each of them."""
+        width: int = self._viewed.head_dim  # type: ignore[assignment]  # never None once it is constructed
+        return self._viewed.described.cached_width(width)
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "CallConfig":
+        """The view itself: a view of a view would count twice."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._viewed.to_dict()
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        return self._viewed.to_diff_dict()
+
+    def __eq__(self, other: object) -> bool:
+        return self._viewed == viewed_config(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as every configuration of transformers, which can be written to
+
+    def __copy__(self) -> "DiffTransformerConfig":
+        return call_config(copy(self._viewed))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return call_config, (self._viewed,)
+
+
+# No functools.cache: torch.compile, which meets this where a model makes its own cache, warns of one.
+_CLASSES: dict[type["DiffTransformerConfig"], type["DiffTransformerConfig"]] = {}
+
+
+def call_config_class(viewed: type["DiffTransformerConfig"]) -> type["DiffTransformerConfig"]:
+    """The class of the views of one configuration class: a subclass of it, so that isinstance holds."""
+    if viewed not in _CLASSES:
+        # transformers makes a dataclass of every configuration class, which would get a comparison of its own.
+        members = {"__module__": __name__, "__slots__": (), "__eq__": CallConfig.__eq__, "__hash__": None}
+        _CLASSES[viewed] = type(viewed.__name__, (CallConfig, viewed), members)
+    return _CLASSES[viewed]
+
+
+def call_config(config: "DiffTransformerConfig") -> "DiffTransformerConfig":
+    """The view of a configuration; the configuration itself where the call has the sizes that it says."""
+    if not config.described.differential:
+        return config
+    view = object.__new__(call_config_class(type(config)))
+    # Not __init__, nor a copy: the view has the very dictionary of attributes that the configuration has.
+    object.__setattr__(view, "__dict__", config.__dict__)
+    object.__setattr__(view, "_viewed", config)
+    return view
+
+
+def viewed_config(config: Any) -> Any:
+    """The configuration a view was made from; anything else as it is."""
+    return config._viewed if isinstance(config, CallConfig) else config
+
+
+def pair_cached_heads(cache: "Cache | None", config: "DiffTransformerConfig") -> None:
+    """Put the heads of a cache that was filled by a Transformer's sizes in pairs, as the layers of "diff" hold them.
+
+    Keys and values (B, A_kv, S, d) become (B, A_kv / 2, S, 2d), two heads side by side, as the projections make them.
+    Any other cache is left alone.
+
+    Args:
+        cache: what is cached, or None; changed in place.
+        config: the model's.
+    """
+    if not config.described.pairs_heads:
+        return
+    for layer in getattr(cache, "layers", ()):
+        keys = getattr(layer, "keys", None)
+        if keys is not None and keys.shape[-1] == config.head_dim:
+            for name in ("keys", "values"):
+                heads = getattr(layer, name).unflatten(1, (-1, 2))  # (B, A_kv / 2, 2, S, d)
+                setattr(layer, name, heads.transpose(2, 3).flatten(3))
+
+
 # Far above any model there is. Beyond, building the model would not end, or its sizes would overflow.
 LARGEST = {
     "vocab_size": 1 << 27,
@@ -33,10 +145,10 @@ class DiffTransformerConfig(PreTrainedConfig):
     """Sizes of a DIFF Transformer, its second version, or the parameter-matched Transformer.
 
     Args:
-        attention_type: "diff" (Equations 1 to 3), "diff_v2" (the authors' second version), "softmax" (the twin) or
-            "dex" (the twin, its heads corrected: arXiv 2505.16333).
-        num_attention_heads: always the twin Transformer's count A; a DIFF layer has A / 2 heads of value width 2d.
-        num_key_value_heads: the twin's key/value heads, for grouped queries; A unless given.
+        attention_type: "diff" (Equations 1 to 3), "diff_v2" (the authors' second version), "softmax" (the Transformer)
+            or "dex" (the Transformer with corrected heads: arXiv 2505.16333).
+        num_attention_heads: the Transformer's count A for every type; a DIFF layer has A / 2 heads of value width 2d.
+        num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given.
         head_dim: width d of a query or key; hidden_size / A unless given.
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant for all layers.
         lambda_init_offset: what the schedule adds to l, for checkpoints that count layers from another origin.
@@ -100,14 +212,19 @@ class DiffTransformerConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     @property
+    def described(self) -> AttentionType:
+        """The description of the attention type."""
+        return ATTENTION_TYPES[self.attention_type]
+
+    @property
     def has_headwise_norm(self) -> bool:
         """Whether the layers have a headwise norm, said so or not."""
-        return self.attention_type == "diff" if self.headwise_norm is None else self.headwise_norm
+        return self.described.headwise_norm if self.headwise_norm is None else self.headwise_norm
 
     def lambda_init_of(self, layer: int) -> float | str:
         """λ_init of a layer, counted from 1, as a layer takes it: "schedule" or a number."""
         if isinstance(self.lambda_init, str) and self.lambda_init_offset:
-            return 0.8 - 0.6 * math.exp(-0.3 * (layer - 1 + self.lambda_init_offset))
+            return lambda_init_schedule(layer, self.lambda_init_offset)
         return self.lambda_init
 
     def layer_type(self, layer: int) -> str:
@@ -167,8 +284,10 @@ class DiffTransformerConfig(PreTrainedConfig):
             raise ValueError(f"lambda_init must be 'schedule' or a number, got {self.lambda_init!r}.")
         if not isinstance(self.lambda_init, str) and not math.isfinite(self.lambda_init):
             raise ValueError(f"lambda_init must be 'schedule' or a finite number, got {self.lambda_init!r}.")
-        if self.headwise_norm and self.attention_type == "dex":
-            raise ValueError("headwise_norm must be false or left out for attention_type 'dex', got True.")
+        if self.headwise_norm and "headwise_norm" not in self.described.settings:
+            raise ValueError(
+                f"headwise_norm must be false or left out for attention_type {self.attention_type!r}, got True."
+            )
         if self.dex_lambda_start is not None and not math.isfinite(self.dex_lambda_start):
             raise ValueError(f"dex_lambda_start must be a finite number, got {self.dex_lambda_start!r}.")
         check_heads(
@@ -177,8 +296,7 @@ class DiffTransformerConfig(PreTrainedConfig):
             self.num_attention_heads,
             kv_heads,
             self.head_dim,
-            # The twins share one config, so what the DIFF model needs is asked of both.
-            pairs_kv_heads=self.attention_type in ("diff", "softmax"),
+            pairs_kv_heads=self.described.even_heads,
         )
         if self.dex_heads is not None:
             self._check_dex_heads(self.dex_heads)

@@ -1,4 +1,4 @@
-"""The causal language model, shaped as transformers' Llama is, so that what is built for that fits."""
+"""The models for transformers: base model, language model, task models, and the attention maps of any of them."""
 
 from typing import Any
 
@@ -7,7 +7,12 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -15,14 +20,19 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from diff_transformer.model.attention import LAYER_CLASSES, OWN_IMPLEMENTATION, InterfaceAttention
-from diff_transformer.model.batching import ContinuousBatching
-from diff_transformer.model.call_config import pair_cached_heads, twin_config
-from diff_transformer.model.configuration import DiffTransformerConfig
-from diff_transformer.model.documents import document_positions
-from diff_transformer.model.loss import chunked_cross_entropy
-from diff_transformer.model.masks import layer_masks, own_documents
-from diff_transformer.model.parallel import check_ranks, float32_units
+from diff_transformer.model.attention_masks import layer_masks, packed_cu_seqlens
+from diff_transformer.model.chunked_loss import chunked_cross_entropy
+from diff_transformer.model.configuration import DiffTransformerConfig, pair_cached_heads, viewed_config
+from diff_transformer.model.continuous_batching import ContinuousBatching
+from diff_transformer.model.interface_attention import (
+    OWN_IMPLEMENTATION,
+    OWN_IMPLEMENTATIONS,
+    AttentionMaps,
+    InterfaceAttention,
+    interface_class,
+)
+from diff_transformer.model.packed_documents import document_positions
+from diff_transformer.model.parallel_plan import check_ranks, float32_units
 from diff_transformer.nn import (
     AnnealedLambda,
     DecoderLayer,
@@ -33,13 +43,7 @@ from diff_transformer.nn import (
     RMSNorm,
     set_dex_progress,
 )
-from diff_transformer.nn.drawing import draw_normal
-
-# What a checkpoint loads in float32 whatever else it loads in, as the last parts of the names.
-FLOAT32_PARAMETERS = {
-    "diff": frozenset({"lam.q1", "lam.k1", "lam.q2", "lam.k2"}),
-    "dex": frozenset({"dex.lam.learned", "dex.lam.progress"}),
-}
+from diff_transformer.nn.parameters import draw_normal
 
 
 def _is_loaded(weight: Tensor) -> bool:
@@ -56,7 +60,7 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer, DecoderLayer):
     """:class:`DecoderLayer` over transformers' attention interface."""
 
     def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
-        attention = LAYER_CLASSES[config.attention_type](config, layer)
+        attention = interface_class(config.described.layer_class())(config, layer)
         super().__init__(attention, config.hidden_size, config.intermediate_size, config.rms_norm_eps)
 
     def attend(self, normed: Tensor, **kwargs: Any) -> Tensor:
@@ -84,10 +88,10 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
     }
 
     def __init__(self, config: DiffTransformerConfig, *args: Any, **kwargs: Any) -> None:
-        # A model is built from the twin's sizes, also where it is handed what get_text_config() returned.
-        super().__init__(twin_config(config), *args, **kwargs)
+        # A model is built from the configuration itself, also where it gets the view that get_text_config() returns.
+        super().__init__(viewed_config(config), *args, **kwargs)
         # transformers takes every name for one that the model has, so it depends on the attention type.
-        self._keep_in_fp32_modules_strict = FLOAT32_PARAMETERS.get(self.config.attention_type, frozenset())
+        self._keep_in_fp32_modules_strict = self.config.described.float32_parameters
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Our operator unless another implementation is asked for.
@@ -156,7 +160,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: the model has nothing to anneal, or a fraction that is not in 0 … 1.
         """
-        if self.config.attention_type != "dex":
+        if not self.config.described.corrects_heads:
             raise ValueError(
                 f"only attention_type 'dex' anneals its λ, and this model's is {self.config.attention_type!r}."
             )
@@ -207,7 +211,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             past_key_values: a cache of transformers'.
             use_cache: whether to return one.
             kwargs: ``cu_seq_lens_q`` and its companions, for documents packed into one row (B = 1): see
-                :mod:`diff_transformer.model.documents`. With our own implementations no mask is made, and no cache.
+                :mod:`diff_transformer.model.packed_documents`. With our own implementations no mask is made, and no
+                cache.
 
         Raises:
             ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; documents that do not fit the rest.
@@ -219,27 +224,27 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         pair_cached_heads(past_key_values, self.config)
         # Fewer layers than there are where generate lets the first ones speculate ("assistant_early_exit").
         layers = self.layers[: self.config.num_hidden_layers]
-        kinds = [self.config.layer_type(i) for i in range(len(layers))]
-        documents = own_documents(self.config, inputs_embeds, attention_mask, past_key_values, **kwargs)
+        layer_types = [self.config.layer_type(i) for i in range(len(layers))]
+        cu_seqlens = packed_cu_seqlens(self.config, inputs_embeds, attention_mask, past_key_values, **kwargs)
         # A mask of tokens may be wider than they are, as Llama's: a cache, even an empty one, tells which are there.
         # Where there is no mask, documents packed into a row are read from the positions, unless there is a cache.
         given = past_key_values
-        if use_cache and past_key_values is None and documents is None:
+        if use_cache and past_key_values is None and cu_seqlens is None:
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None and given is None:
             position_ids = document_positions(kwargs.get("cu_seq_lens_q"), inputs_embeds.shape[1])
         cache = given if attention_mask is None else past_key_values
-        masks = layer_masks(self.config, kinds, inputs_embeds, attention_mask, cache, position_ids, documents)
+        masks = layer_masks(self.config, layer_types, inputs_embeds, attention_mask, cache, position_ids, cu_seqlens)
         # Only now: the masks read documents from the positions that the caller gave.
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past).unsqueeze(0)
         position_embeddings = self.rotary_emb(inputs_embeds, position_ids=position_ids)
         hidden_states = inputs_embeds
-        for kind, layer in zip(kinds, layers, strict=True):
+        for layer_type, layer in zip(layer_types, layers, strict=True):
             hidden_states = layer(
                 hidden_states,
-                attention_mask=masks[kind],
+                attention_mask=masks[layer_type],
                 position_embeddings=position_embeddings,
                 position_ids=position_ids,
                 past_key_values=past_key_values,
@@ -318,3 +323,41 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, ContinuousBatch
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+
+class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel):
+    """One label a text: a linear map of the last token that is no padding, (B, num_labels)."""
+
+
+class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffTransformerPreTrainedModel):
+    """One label a token: a linear map of every token, (B, N, num_labels)."""
+
+
+class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel):
+    """Where the answer begins and ends in the text: two logits a token, each (B, N)."""
+
+
+@torch.no_grad()
+def attention_maps(
+    model: DiffTransformerPreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None = None
+) -> list[AttentionMaps]:
+    """The maps of every layer for one batch, whatever attention implementation the model is set to.
+
+    Args:
+        model: of any attention type.
+        input_ids: (B, N) tokens.
+        attention_mask: (B, N), 0 at padding, or None.
+
+    Returns:
+        One :class:`AttentionMaps` a layer.
+    """
+    before = model.config._attn_implementation
+    maps: list[AttentionMaps] = []
+    if before not in OWN_IMPLEMENTATIONS:
+        model.set_attn_implementation(OWN_IMPLEMENTATION)
+    try:
+        model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, maps=maps)
+    finally:
+        if before not in OWN_IMPLEMENTATIONS:
+            model.set_attn_implementation(before)
+    return maps

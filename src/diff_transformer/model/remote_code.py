@@ -1,4 +1,4 @@
-"""The code files of a saved model, and ``auto_map`` in its config.json, which names them.
+"""Writes the code files of a saved model, and ``auto_map`` in its config.json, which names them.
 
 Where this package has not been imported, transformers does not know the model; with ``auto_map`` it says that
 ``trust_remote_code=True`` loads it. The files hold no model: they import this package, or say in one sentence what to
@@ -6,15 +6,13 @@ install. So a folder never carries a copy of the code that grows old, and its cl
 registered for them is found. Where the package has been imported, nobody reads the files.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from diff_transformer import INSTALL, __version__
+from diff_transformer._version import INSTALL, __version__
 
 _CONFIGURATION, _MODELING = "configuration_diff_transformer", "modeling_diff_transformer"
 
-# transformers' Auto classes and ours: what `auto_map` in config.json says.
+# transformers' Auto classes and this package's: what `auto_map` in config.json says.
 AUTO_CLASSES = {
     "AutoConfig": "DiffTransformerConfig",
     "AutoModel": "DiffTransformerModel",
@@ -25,7 +23,7 @@ AUTO_CLASSES = {
 }
 
 # transformers looks for imports in these files, and answers a missing package before it runs them, but not for imports
-# in a `try`: with these two the sentence is ours.
+# in a `try`: so the user reads the sentence of these two.
 _CONFIGURATION_TEXT = '''"""The configuration of this checkpoint. Its code is in the Python package diff-transformer.
 
 After `import diff_transformer` transformers knows the model, and this file is not needed.

@@ -16,11 +16,8 @@ from diff_transformer.nn.dex import (
     fold_output,
     set_dex_progress,
 )
-from diff_transformer.nn.lambdas import Lambda
-from diff_transformer.nn.layer import DecoderLayer, SwiGLU
-from diff_transformer.nn.norm import HeadwiseNorm, RMSNorm
-from diff_transformer.nn.precision import KeepsFloat32
-from diff_transformer.nn.rotary import RotaryEmbedding
+from diff_transformer.nn.layers import DecoderLayer, HeadwiseNorm, RMSNorm, RotaryEmbedding, SwiGLU
+from diff_transformer.nn.parameters import KeepsFloat32, Lambda
 
 __all__ = [
     "AnnealedLambda",

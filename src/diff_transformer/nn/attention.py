@@ -1,6 +1,7 @@
-"""Multi-head differential attention (Equations 2 and 3), its second version, and the twin they are compared with.
+"""Multi-head differential attention (Equations 2 and 3), its second version, and the attention of the Transformer.
 
-All three take the *same* ``num_attention_heads``: that of the twin Transformer, D / d. Nobody halves anything.
+All three take the *same* ``num_attention_heads``: that of the Transformer with which they are compared, D / d. Nobody
+halves anything.
 """
 
 from typing import Any, Protocol
@@ -9,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diff_transformer.nn.lambdas import Lambda
-from diff_transformer.nn.norm import HeadwiseNorm
+from diff_transformer.nn.layers import HeadwiseNorm
+from diff_transformer.nn.parameters import Lambda
 from diff_transformer.ops import apply_rotary, diff_attention
 
 
@@ -31,17 +32,17 @@ class Attention(nn.Module):
 
     Args:
         hidden_size: width D of the input.
-        num_attention_heads: A, the twin Transformer's heads.
-        layer: the layer's number l, counted from 1 (sets λ_init, and the place in a cache).
-        num_key_value_heads: key/value heads of the twin Transformer; A unless given.
+        num_attention_heads: A, the heads of the Transformer.
+        layer: the layer's number l, counted from 1 (sets λ_init, and its index in a cache).
+        num_key_value_heads: key/value heads of the Transformer; A unless given.
         head_dim: width d of a query or key; D / A unless given.
 
     Raises:
         ValueError: sizes that do not fit each other.
     """
 
-    pairs_kv_heads = False  # whether two key/value heads of the twin make one differential head
-    queries_per_head = 1  # heads of W_Q to a head of the twin
+    pairs_kv_heads = False  # whether two key/value heads of the Transformer make one differential head
+    queries_per_head = 1  # heads of W_Q to a head of the Transformer
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Attention(nn.Module):
             hidden_states: (B, N, D).
             position_embeddings: cos and sin, each broadcastable to (B, N, d), from :class:`RotaryEmbedding`.
             attn_mask: broadcastable to (B, heads, N, S), boolean (True = may attend) or additive.
-            is_causal: query i sees key j where j ≤ i + S − N; as in the operator, off unless asked for.
+            is_causal: query i sees key j where j ≤ i + S − N; as in the operator, off by default.
             cache: keys and values of earlier tokens; those of this call are appended.
 
         Returns:
@@ -188,7 +189,7 @@ class DiffAttention(DifferentialAttention):
     layer; headwise RMSNorm times (1 − λ_init) before the output projection. 4d + 2d parameters more than
     :class:`SoftmaxAttention` of the same arguments.
 
-    The operator applies the norm, fused where its kernel can: ``head_norm`` is asked for its weight alone.
+    The operator applies the norm, fused where its kernel can: ``head_norm`` provides its weight alone.
 
     Args: as :class:`Attention`, and
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant.
@@ -225,8 +226,8 @@ class DiffAttention(DifferentialAttention):
 class DiffAttentionV2(DifferentialAttention):
     """DIFF V2 (the authors, January 2026): A heads with two queries each over *shared* keys and values of width d.
 
-    λ = sigmoid(X W_λ), one for each token and head; no headwise norm, no λ_init. W_Q is twice as large as the twin's,
-    the cache is the same. Both queries of a head use the key/value head of its group.
+    λ = sigmoid(X W_λ), one for each token and head; no headwise norm, no λ_init. W_Q is twice as large as the
+    Transformer's, the cache is the same. Both queries of a head use the key/value head of its group.
 
     Args: as :class:`Attention`, and
         norm_eps: eps of the headwise norm.
@@ -260,7 +261,7 @@ class DiffAttentionV2(DifferentialAttention):
 
 
 class SoftmaxAttention(Attention):
-    """The twin: ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``.
+    """Ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``.
 
     Args: as :class:`Attention`, and
         norm_eps: eps of the headwise norm.
@@ -329,7 +330,7 @@ def check_heads(
         )
     if pairs_kv_heads and (heads % 2 or kv_heads % 2):
         raise ValueError(
-            f"{owner}: num_attention_heads and num_key_value_heads are the twin Transformer's and must be even "
+            f"{owner}: num_attention_heads and num_key_value_heads are the Transformer's and must be even "
             f"(a differential head takes two), got {heads} and {kv_heads}."
         )
     if head_dim is None and hidden_size % heads:

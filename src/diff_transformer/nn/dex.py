@@ -17,19 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from diff_transformer.nn.attention import SoftmaxAttention
-from diff_transformer.nn.lambdas import constant_lambda
-from diff_transformer.nn.precision import KeepsFloat32
-from diff_transformer.nn.sharing import SharedByHeads
+from diff_transformer.nn.parameters import KeepsFloat32, ReplicatedAcrossHeads, constant_lambda
 
 
-class AnnealedLambda(KeepsFloat32, SharedByHeads):
+class AnnealedLambda(KeepsFloat32, ReplicatedAcrossHeads):
     """λ(t) = (1 − α)·α·λ_init + α·λ_learn with α = t / T, up to 1 (Equation 4 of arXiv 2505.16333).
 
     α is a part of the state, ``progress``, saved with the weights; :func:`set_dex_progress` sets it during training.
     Where nothing does, α is 1 and λ = λ_learn: an ordinary learned number. At α = 0 the layer is the source model's
     layer. λ_learn and α stay in float32 when the model around them is cast to a half-precision type.
 
-    λ_learn starts at λ_init unless told otherwise, so that λ climbs from 0 to λ_init in α·(2 − α). Started at 0, as
+    λ_learn starts at λ_init by default, so that λ climbs from 0 to λ_init in α·(2 − α). Started at 0, as
     the authors are said to, λ = 0 at α = 1: neither W_D (its gradient is a multiple of λ) nor λ_learn (a multiple of
     W_D) would ever leave 0 in training that does not anneal.
 
@@ -201,8 +199,8 @@ def check_chosen_heads(owner: str, heads: Sequence[int], num_heads: int) -> None
     Raises:
         ValueError: one sentence that quotes them.
     """
-    whole = all(isinstance(head, int) and not isinstance(head, bool) for head in heads)
-    if not whole or list(heads) != sorted(set(heads)) or (heads and not 0 <= heads[0] <= heads[-1] < num_heads):
+    are_numbers = all(isinstance(head, int) and not isinstance(head, bool) for head in heads)
+    if not are_numbers or list(heads) != sorted(set(heads)) or (heads and not 0 <= heads[0] <= heads[-1] < num_heads):
         raise ValueError(
             f"{owner}: chosen heads must be ascending numbers in 0 … {num_heads - 1}, got {', '.join(map(str, heads))}."
         )

@@ -1,9 +1,7 @@
-"""The operator: tensors in, tensors out. Needs torch alone."""
+"""The operator of differential attention and its parts, as functions of tensors. Needs torch alone."""
 
-from diff_transformer.ops.attention import diff_attention, diff_attention_maps
-from diff_transformer.ops.lambdas import lambda_init_schedule, lambda_value
-from diff_transformer.ops.norm import rms_norm
-from diff_transformer.ops.rotary import apply_rotary, rotary_tables
+from diff_transformer.ops.functional import apply_rotary, lambda_init_schedule, lambda_value, rms_norm, rotary_tables
+from diff_transformer.ops.operator import diff_attention, diff_attention_maps
 
 __all__ = [
     "apply_rotary",

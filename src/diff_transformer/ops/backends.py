@@ -1,44 +1,24 @@
-"""What each backend can do: a request → None, or the reason why not. And which one ``auto`` takes."""
+"""Says which requests each backend can run, or why not, and which backend ``auto`` takes."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from diff_transformer.ops.attention_request import Request, reason_against_dtype
 from diff_transformer.ops.blockwise import blockwise_attention
-from diff_transformer.ops.cpu.attention import available_to_auto, cpu_attention, unavailable
-from diff_transformer.ops.cpu.build import obstacle
+from diff_transformer.ops.cpu.cpu_backend import available_to_auto, cpu_attention, reason_against_cpu_kernel
+from diff_transformer.ops.cpu.cpu_build import unavailable_reason
 from diff_transformer.ops.flex import flex_attention_backend, is_block_mask, reason_against_flex
 from diff_transformer.ops.nonfinite import confined
 from diff_transformer.ops.reference import reference_attention
-from diff_transformer.ops.sdpa import padded_call_is_fastest, sdpa_attention
-from diff_transformer.ops.triton.attention import reason_against_triton, triton_attention
-
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
-
-
-class Request(NamedTuple):
-    """What a backend gets, all of it checked.
-
-    λ is (B, H, N), a mask that is a tensor has four axes; ``documents`` (2, N) int32 holds the first key of each
-    query's document and the one past its last.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    lam: Tensor
-    attn_mask: "Tensor | BlockMask | None"
-    is_causal: bool
-    scale: float
-    window: int | None
-    documents: Tensor | None
+from diff_transformer.ops.sdpa import padded_q_is_fastest, sdpa_attention
+from diff_transformer.ops.triton.triton_backend import reason_against_triton, triton_attention
 
 
 class Backend(NamedTuple):
-    """How a backend is called: ``attend(*request)``; where it ``fuses_norm``, with the norm's three arguments too."""
+    """How a backend is called: ``attend(request)``, or ``attend(request, norm)`` where it ``fuses_norm``."""
 
     attend: Callable[..., Tensor]
     fuses_norm: bool = False
@@ -97,20 +77,18 @@ def _reason_in_request(backend: str, request: Request) -> str | None:
     if backend in _OPAQUE and isinstance(attn_mask, Tensor) and attn_mask.requires_grad:
         return "it computes no gradient for attn_mask; use 'reference' or 'sdpa'"
     if backend == "flex":
-        return reason_against_flex(q, request.k, request.v, request.lam)
+        return reason_against_flex(request)
     if backend == "triton":
-        return reason_against_triton(q, request.v)
+        return reason_against_triton(request)
     if backend == "cpu" and q.device.type != "cpu":
         return f"it needs its tensors on the CPU, got {q.device}"
-    if backend == "cpu" and q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"it computes float32, bfloat16 and float16, got {q.dtype}"
-    return None
+    return reason_against_dtype(q.dtype) if backend == "cpu" else None
 
 
 def reason_against(backend: str, request: Request) -> str | None:
     """Why ``backend`` cannot answer this request, or None if it can. For "cpu" this may compile the kernel."""
     reason = _reason_in_request(backend, request)
-    return unavailable() if reason is None and backend == "cpu" else reason
+    return reason_against_cpu_kernel() if reason is None and backend == "cpu" else reason
 
 
 def choose(request: Request) -> str:
@@ -124,7 +102,7 @@ def choose(request: Request) -> str:
         return "reference"
     if q.device.type == "cuda":
         return "triton" if _reason_in_request("triton", request) is None else "sdpa"
-    if padded_call_is_fastest(*request):
+    if padded_q_is_fastest(request):
         return "sdpa"
     if _reason_in_request("cpu", request) is None and available_to_auto():
         return "cpu"
@@ -158,6 +136,6 @@ def explain(device: Any = "cpu", dtype: torch.dtype = torch.float32) -> dict[str
     v = torch.zeros(1, 1, 1, 128, device=device, dtype=dtype)
     probe = Request(q, q, v, q.new_zeros(1, 1, 1), None, False, 1.0, None, None)
     reasons = {backend: _reason_in_request(backend, probe) for backend in BACKENDS}
-    if reasons["cpu"] is None and (problem := obstacle()) is not None:
-        reasons["cpu"] = str(problem)
+    if reasons["cpu"] is None and (error := unavailable_reason()) is not None:
+        reasons["cpu"] = str(error)
     return reasons

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.gradients import fake_gradients, refuse_second_order
+from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, fake_gradients, refuse_second_order
 from diff_transformer.ops.visibility import (
     Limit,
-    document_limits,
     hide,
     position_limits,
     seen_keys,
+    segment_limits,
     softmax_or_zero_,
     visible_keys,
 )
@@ -66,7 +66,7 @@ class _Block(NamedTuple):
 class _Part:
     """Some key heads of some sequences, C in all, with their G query heads each; ``dtype`` is the computation's."""
 
-    where: tuple[slice, slice]
+    slices: tuple[slice, slice]  # of the sequences, and of the key heads
     shape: tuple[int, ...]  # (sequences, heads, G)
     queries: Tensor  # (2, C, G, N, d), scaled
     keys: list[Tensor]  # of each map, or one for both: (C, S, d)
@@ -75,11 +75,11 @@ class _Part:
     mask: Tensor | None  # (sequences, heads, G, N, S), any of these or 1
 
 
-def _take(x: Tensor, where: tuple[slice, slice]) -> Tensor:
+def _take(x: Tensor, slices: tuple[slice, slice]) -> Tensor:
     """A part of x (sequences or 1, key heads or 1, …)."""
-    for axis, at in enumerate(where):
-        if x.shape[axis] > at.stop - at.start:
-            x = x.narrow(axis, at.start, at.stop - at.start)
+    for axis, rows in enumerate(slices):
+        if x.shape[axis] > rows.stop - rows.start:
+            x = x.narrow(axis, rows.start, rows.stop - rows.start)
     return x
 
 
@@ -91,55 +91,44 @@ def _rows(x: Tensor, block: _Block) -> Tensor:
 class _Problem:
     """The inputs, cut into parts and blocks, and buffers for ``buffers`` maps of a block."""
 
-    def __init__(
-        self,
-        buffers: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        lam: Tensor,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-        scale: float,
-        window: int | None,
-        documents: Tensor | None,
-    ) -> None:
-        self.q, self.k, self.v, self.lam, self.mask, self.scale = q, k, v, lam, attn_mask, scale
-        self.documents = documents
+    def __init__(self, buffers: int, request: Request) -> None:
+        self.request = request
+        q, n, s, self.groups = request.q, request.n, request.s, request.groups
+        is_causal, window = request.is_causal, request.window
         self.dtype = torch.promote_types(q.dtype, torch.float32)
-        n, s, self.groups = q.shape[3], v.shape[2], q.shape[1] // k.shape[1]
-        self.may_be_blind = attn_mask is not None or (is_causal and n > s)
+        self.may_be_fully_masked = request.attn_mask is not None or (is_causal and n > s)
         scores = CORE_SCORES * torch.get_num_threads() if q.device.type == "cpu" else DEVICE_SCORES
         rows = rows_per_block(self.groups, n, s, scores)
         self.blocks, like = [], q.new_empty(0, dtype=self.dtype)
         for start in range(0, n, rows):
             stop = min(n, start + rows)
-            low, high = visible_keys(start, stop, n, s, is_causal, window, documents)
+            low, high = visible_keys(start, stop, n, s, is_causal, window, request.segment_bounds)
             if low < high:
                 limits = position_limits(start, stop, low, high, s - n, is_causal, window, like)
                 self.blocks.append(_Block(start, stop, low, high, limits))
         largest = self.groups * rows * max((block.high - block.low for block in self.blocks), default=1)
-        self.size = max(1, min(k.shape[0] * k.shape[1], scores // largest))
+        self.size = max(1, min(request.k.shape[0] * request.k.shape[1], scores // largest))
         self.buffers = q.new_empty((buffers, self.size * largest), dtype=self.dtype).unbind()
 
-    def cut(self, x: Tensor, where: tuple[slice, slice]) -> Tensor:
+    def cut(self, x: Tensor, slices: tuple[slice, slice]) -> Tensor:
         """A part's (sequences, key heads, G, …) of x (B, H, …); an axis of 1 stays."""
         x = x.unsqueeze(2) if x.shape[1] == 1 else x.view(x.shape[0], -1, self.groups, *x.shape[2:])
-        return _take(x, where)
+        return _take(x, slices)
 
     def parts(self) -> Iterator[_Part]:
         """All key heads, a few at a time. ``flatten`` copies only where the strides leave no other way."""
-        for where in parts(self.k.shape[0], self.k.shape[1], self.size):
-            queries = self.cut(self.q, where)
+        q, k, v, lam, attn_mask = self.request[:5]
+        for slices in parts(k.shape[0], k.shape[1], self.size):
+            queries = self.cut(q, slices)
             shape = queries.shape[:3]
-            queries = queries.movedim(3, 0).flatten(1, 2).to(self.dtype) * self.scale
-            keys = [_take(self.k[:, :, c], where).flatten(0, 1).to(self.dtype) for c in range(self.k.shape[2])]
-            values = _take(self.v, where).flatten(0, 1).to(self.dtype)
+            queries = queries.movedim(3, 0).flatten(1, 2).to(self.dtype) * self.request.scale
+            keys = [_take(k[:, :, c], slices).flatten(0, 1).to(self.dtype) for c in range(k.shape[2])]
+            values = _take(v, slices).flatten(0, 1).to(self.dtype)
             if len(self.blocks) > 1:  # what is read again and again is faster to read with its rows side by side
                 keys, values = [x.contiguous() for x in keys], values.contiguous()
-            lam = self.cut(self.lam, where).flatten(0, 1).to(self.dtype).unsqueeze(-1)
-            mask = None if self.mask is None else self.cut(self.mask, where)
-            yield _Part(where, shape, queries, keys, values, lam, mask)
+            lambdas = self.cut(lam, slices).flatten(0, 1).to(self.dtype).unsqueeze(-1)
+            mask = None if attn_mask is None else self.cut(attn_mask, slices)
+            yield _Part(slices, shape, queries, keys, values, lambdas, mask)
 
     def steps(self, part: _Part) -> Iterator[tuple[_Block, tuple[Tensor, Tensor]]]:
         """Each block in which anything is seen, with its P1 and P2 (C, G·rows, keys), which lie in buffers 0 and 1."""
@@ -159,11 +148,11 @@ class _Problem:
     def maps(self, part: _Part, block: _Block, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """P1 and P2 of a block; ``mask`` is the part of the mask that meets it."""
         if mask is not None and mask.dtype == torch.bool:
-            limit = mask.to(self.dtype).sub_(0.5).mul_(math.inf)  # ∞ where it is True, −∞ where not
+            upper_bound = mask.to(self.dtype).sub_(0.5).mul_(math.inf)  # ∞ where it is True, −∞ where not
         limits = block.limits
-        if self.documents is not None:
-            rows = self.documents[:, block.start : block.stop]
-            limits = limits + document_limits(rows, block.low, block.high, part.queries)
+        if self.request.segment_bounds is not None:
+            bounds = self.request.segment_bounds[:, block.start : block.stop]
+            limits = limits + segment_limits(bounds, block.low, block.high, part.queries)
         maps = []
         for c in range(2):
             queries, keys = _rows(part.queries[c], block), part.keys[c % len(part.keys)][:, block.low : block.high]
@@ -175,39 +164,32 @@ class _Problem:
             tiles = scores.view(*part.shape, block.stop - block.start, keys.shape[1])
             hide(tiles, block.low, limits)
             if mask is not None and mask.dtype == torch.bool:
-                tiles.clamp_(max=limit)
+                tiles.clamp_(max=upper_bound)
             elif mask is not None:
                 tiles.add_(mask)
             weights = self.buffer(c, *scores.shape)
-            maps.append(
-                softmax_or_zero_(scores, weights) if self.may_be_blind else torch.softmax(scores, -1, out=weights)
-            )
+            if self.may_be_fully_masked:
+                maps.append(softmax_or_zero_(scores, weights))
+            else:
+                maps.append(torch.softmax(scores, -1, out=weights))
         return maps[0], maps[1]
 
     def buffer(self, i: int, *shape: int) -> Tensor:
         return self.buffers[i][: math.prod(shape)].view(shape)
 
 
-@torch.library.custom_op("diff_transformer::blockwise", mutates_args=())
-def blockwise_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-    documents: Tensor | None,
-) -> Tensor:
-    """q (B, H, 2, N, d), k (B, H_kv, 2 or 1, S, d), v (B, H_kv, S, dv), lam (B, H, N) → (B, H, N, dv)."""
+@torch.library.custom_op("diff_transformer::blockwise", mutates_args=(), schema=f"({REQUEST_SCHEMA}) -> Tensor")
+def blockwise_forward(*inputs: Any) -> Tensor:
+    """(A1 − λA2) V, (B, H, N, dv), of the fields of a :class:`Request`."""
+    request = Request(*inputs)
+    q, v = request.q, request.v
     out = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[-1])
     with torch.autocast(q.device.type, enabled=False):
-        problem = _Problem(3, q, k, v, lam, attn_mask, is_causal, scale, window, documents)
+        problem = _Problem(3, request)
         for part in problem.parts():
-            part_out = problem.cut(out, part.where)
-            for block, (first, second) in problem.steps(part):
-                weights = first.addcmul_(_rows(part.lam, block), second, value=-1)
+            part_out = problem.cut(out, part.slices)
+            for block, (a1, a2) in problem.steps(part):
+                weights = a1.addcmul_(_rows(part.lam, block), a2, value=-1)
                 result = weights @ part.values[:, block.low : block.high]
                 part_out[..., block.start : block.stop, :] = result.view(*part.shape, -1, v.shape[-1])
     return out
@@ -218,28 +200,23 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
     return q.new_empty(*q.shape[:2], q.shape[3], v.shape[-1])
 
 
-@torch.library.custom_op("diff_transformer::blockwise_backward", mutates_args=())
-def blockwise_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-    documents: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@torch.library.custom_op(
+    "diff_transformer::blockwise_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad_out, {REQUEST_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and lam, each of its input's shape and dtype (Appendix G, Equation 7)."""
+    request = Request(*inputs)
+    q, k, v, lam = request[:4]
     grad_q, grad_k, grad_v, grad_lam = (
         torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, lam)
     )
     with torch.autocast(q.device.type, enabled=False):
-        problem = _Problem(4, q, k, v, lam, attn_mask, is_causal, scale, window, documents)
+        problem = _Problem(4, request)
         for part in problem.parts():
-            part_grad = problem.cut(grad_out, part.where).flatten(0, 1).to(problem.dtype).contiguous()
-            part_grad_q, part_grad_lam = problem.cut(grad_q, part.where), problem.cut(grad_lam, part.where)
+            part_grad = problem.cut(grad_out, part.slices).flatten(0, 1).to(problem.dtype).contiguous()
+            part_grad_q, part_grad_lam = problem.cut(grad_q, part.slices), problem.cut(grad_lam, part.slices)
             key_sums, value_sum = [torch.zeros_like(x) for x in part.keys], torch.zeros_like(part.values)
             for block, maps in problem.steps(part):
                 rows, keys = slice(block.start, block.stop), slice(block.low, block.high)
@@ -260,23 +237,23 @@ def blockwise_backward(
                     queries = _rows(part.queries[c], block)  # scaled
                     if c == 1:
                         grad_queries, queries = grad_queries * -lambdas, queries * -lambdas
-                    part_grad_q[:, :, :, c, rows] = (grad_queries * scale).view(*part.shape, -1, q.shape[-1])
+                    part_grad_q[:, :, :, c, rows] = (grad_queries * request.scale).view(*part.shape, -1, q.shape[-1])
                     key_sums[c % k.shape[2]][:, keys].baddbmm_(scratch.mT, queries)
-            grad_v[part.where] = value_sum.view(grad_v[part.where].shape)
+            grad_v[part.slices] = value_sum.view(grad_v[part.slices].shape)
             for c, sums in enumerate(key_sums):
-                grad_k[part.where][:, :, c] = sums.view(*part.shape[:2], *sums.shape[1:])
+                grad_k[part.slices][:, :, c] = sums.view(*part.shape[:2], *sums.shape[1:])
     return grad_q, grad_k, grad_v, grad_lam
 
 
 def _save_inputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    q, k, v, lam, attn_mask, *settings, documents = inputs
-    ctx.save_for_backward(q, k, v, lam, attn_mask, documents)
+    q, k, v, lam, attn_mask, *settings, segment_bounds = inputs
+    ctx.save_for_backward(q, k, v, lam, attn_mask, segment_bounds)
     ctx.settings = settings
 
 
 def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, documents = ctx.saved_tensors
-    return (*blockwise_backward(grad_out, *tensors, *ctx.settings, documents), None, None, None, None, None)
+    *tensors, segment_bounds = ctx.saved_tensors
+    return (*blockwise_backward(grad_out, *tensors, *ctx.settings, segment_bounds), None, None, None, None, None)
 
 
 blockwise_forward.register_autograd(_differentiate, setup_context=_save_inputs)
@@ -284,16 +261,6 @@ blockwise_backward.register_fake(fake_gradients)
 blockwise_backward.register_autograd(refuse_second_order("blockwise"))
 
 
-def blockwise_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-    documents: Tensor | None,
-) -> Tensor:
-    """(P1 − λP2) V by blocks. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N)."""
-    return blockwise_forward(q, k, v, lam, attn_mask, is_causal, scale, window, documents)
+def blockwise_attention(request: Request) -> Tensor:
+    """(A1 − λA2) V, (B, H, N, dv), by blocks."""
+    return blockwise_forward(*request)

@@ -1,4 +1,4 @@
-"""torch's FlexAttention, compiled, once a map; the two results are subtracted.
+"""Calls torch's FlexAttention, compiled, once for each map and subtracts the two results.
 
 What position hides (causality, window, documents) is a block mask, whose hidden blocks the kernel never touches. A mask
 held in a tensor is read where the score is made. A block mask of the caller's own stands alone.
@@ -10,28 +10,27 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diff_transformer.ops.nonfinite import separate
-from diff_transformer.ops.tracing import is_ordinary
+from diff_transformer.ops.attention_request import Request, is_ordinary, reason_against_dtype, triton_is_installed
+from diff_transformer.ops.nonfinite import zero_nonfinite_rows
 from diff_transformer.ops.visibility import key_ranges
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # rows and keys of a block, as torch chooses them; its kernels want to divide this
-# Compiled functions kept, by what is fixed in them; block masks kept, by what they hide.
+# How many compiled functions and how many block masks are cached.
 COMPILED, BLOCK_MASKS = 64, 16
 # Scores are multiplied by log2 e on the GPU, where float32's lowest number would turn into −∞, hidden instead of far.
 _LOWEST = -1e38
 _NARROWEST_ON_CUDA = 16
 
-_names = itertools.count()
+_code_numbers = itertools.count()
 
 
 def is_block_mask(mask: object) -> "TypeGuard[BlockMask]":
@@ -43,34 +42,30 @@ def is_block_mask(mask: object) -> "TypeGuard[BlockMask]":
     return isinstance(mask, BlockMask)
 
 
-def reason_against_flex(q: Tensor, k: Tensor, v: Tensor, lam: Tensor) -> str | None:
-    """What torch's FlexAttention does not do, of what the inputs themselves show, or None. Costs nothing."""
-    device, narrowest = q.device.type, min(q.shape[-1], v.shape[-1])
+def reason_against_flex(request: Request) -> str | None:
+    """Why torch's FlexAttention does not take the request, or None. Nothing is compiled to find out."""
+    q = request.q
+    device, narrowest = q.device.type, min(q.shape[-1], request.v.shape[-1])
     if device not in ("cpu", "cuda"):
         return f"it runs on the CPU and on CUDA, got {q.device}"
-    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"it computes float32, bfloat16 and float16, got {q.dtype}"
+    if (reason := reason_against_dtype(q.dtype)) is not None:
+        return reason
     if device == "cuda" and narrowest < _NARROWEST_ON_CUDA:
         return f"on CUDA it needs heads of width {_NARROWEST_ON_CUDA} or more, got {narrowest}"
-    if device == "cuda" and not _triton_is_there():
+    if device == "cuda" and not triton_is_installed():
         return "on CUDA it needs Triton, which is not installed"
-    if device == "cpu" and not _vectors_are_there():
+    if device == "cpu" and not _cpu_has_vectors():
         return "torch compiles it on Linux and Windows alone, and for processors with AVX2"
     if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         return "torch does not compile FlexAttention inside a transformation of torch.func"
-    if device == "cpu" and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, lam)):
+    if device == "cpu" and request.needs_gradient:
         return "torch's FlexAttention has no backward on the CPU; use torch.no_grad(), or another backend"
     return None
 
 
-@functools.cache
-def _triton_is_there() -> bool:
-    return find_spec("triton") is not None
-
-
 @torch.compiler.assume_constant_result
-def _vectors_are_there() -> bool:
-    """What torch's own lowering asks for on the CPU."""
+def _cpu_has_vectors() -> bool:
+    """Whether torch lowers FlexAttention for this processor."""
     return (
         torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
         and os.getenv("ATEN_CPU_CAPABILITY") != "default"
@@ -78,37 +73,26 @@ def _vectors_are_there() -> bool:
     )
 
 
-def flex_attention_backend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: "Tensor | BlockMask | None",
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-    documents: Tensor | None,
-) -> Tensor:
-    """A1 V − λ A2 V. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N).
-
-    ``attn_mask`` may be a BlockMask of (B or 1, H or 1, N, S); then nothing else hides keys.
-    """
-    score_mod = flawed = None
+def flex_attention_backend(request: Request) -> Tensor:
+    """A1 V − λ A2 V, (B, H, N, dv). A BlockMask is (B or 1, H or 1, N, S), and nothing else hides keys then."""
+    q, k, v, lam, attn_mask = request[:5]
+    scale = request.scale
+    score_mod = nonfinite = None
     if is_block_mask(attn_mask):
         blocks: BlockMask | None = attn_mask
-        (k, v), flawed = separate((k, v))
+        (k, v), nonfinite = zero_nonfinite_rows(k, v)
     else:
-        blocks = _position_blocks(q, k, is_causal, window, documents)
+        blocks = _position_blocks(request)
         if isinstance(attn_mask, Tensor):
             score_mod = _masked_score(attn_mask)
     # While the caller's own compilation is tracing, FlexAttention becomes a part of that.
-    attend = _one_map if torch.compiler.is_compiling() else _compiled(*_fixed(q, k, v, attn_mask, blocks, scale))
+    attend = _one_map if torch.compiler.is_compiling() else _compiled(*_kind_of(q, k, v, attn_mask, blocks, scale))
     # torch's C++ kernel gives wrong numbers for some views whose channels lie apart.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    first, second = (attend(q[:, :, c], k[:, :, c % k.shape[2]], v, score_mod, blocks, scale) for c in range(2))
-    out = (first - lam.unsqueeze(-1) * second).to(q.dtype)
-    if flawed is not None and blocks is not None:
-        out = out.masked_fill(_sees_any(flawed, q, blocks).unsqueeze(-1), float("nan"))
+    a1_v, a2_v = (attend(q[:, :, c], k[:, :, c % k.shape[2]], v, score_mod, blocks, scale) for c in range(2))
+    out = (a1_v - lam.unsqueeze(-1) * a2_v).to(q.dtype)
+    if nonfinite is not None and blocks is not None:
+        out = out.masked_fill(_sees_any(nonfinite, q, blocks).unsqueeze(-1), float("nan"))
     return out
 
 
@@ -129,10 +113,10 @@ def _one_map(
     return flex_attention(q, k, v, score_mod, blocks, scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def _fixed(
+def _kind_of(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: "Tensor | BlockMask | None", blocks: "BlockMask | None", scale: float
 ) -> tuple[Any, ...]:
-    """All that a compiled function is made for, the lengths first where it is made for them."""
+    """The kind of request that a compiled function is made for: its lengths first, or None where they are left open."""
     mask: tuple[object, ...] = (blocks is None,)
     if isinstance(attn_mask, Tensor):
         mask = (*mask, attn_mask.dtype, *(size == 1 for size in attn_mask.shape))
@@ -146,16 +130,16 @@ def _fixed(
 
 
 @functools.lru_cache(maxsize=COMPILED)
-def _compiled(lengths: tuple[int, ...] | None, *fixed: object) -> Callable[..., Tensor]:
-    """FlexAttention compiled for one kind of request, with the lengths left open once they change if there are none.
+def _compiled(lengths: tuple[int, ...] | None, *rest_of_kind: object) -> Callable[..., Tensor]:
+    """FlexAttention compiled for one kind of request. Without ``lengths``, they are left open once they change.
 
     torch counts the compilations of a function by its code and, after eight, runs it uncompiled, which would hold all
     scores; with ``fullgraph`` it raises instead. So each kind gets code of its own, whose count stays far below. A name
     of its own keeps what torch has seen to change apart as well.
     """
-    name = f"one_map_{next(_names)}"
-    own = types.FunctionType(_one_map.__code__.replace(co_name=name), _one_map.__globals__, name)
-    return torch.compile(own, fullgraph=True, dynamic=None if lengths is None else False)
+    name = f"one_map_{next(_code_numbers)}"
+    copy = types.FunctionType(_one_map.__code__.replace(co_name=name), _one_map.__globals__, name)
+    return torch.compile(copy, fullgraph=True, dynamic=None if lengths is None else False)
 
 
 def _masked_score(attn_mask: Tensor) -> Callable[..., Tensor]:
@@ -165,11 +149,11 @@ def _masked_score(attn_mask: Tensor) -> Callable[..., Tensor]:
     dtype = torch.promote_types(attn_mask.dtype, torch.float32)
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        at = attn_mask[0 if shared[0] else b, 0 if shared[1] else h, 0 if shared[2] else i, 0 if shared[3] else j]
+        entry = attn_mask[0 if shared[0] else b, 0 if shared[1] else h, 0 if shared[2] else i, 0 if shared[3] else j]
         if boolean:
-            return torch.where(at, score, float("-inf"))
-        at = at.to(dtype)
-        return score + torch.where(at == float("-inf"), at, at.clamp(min=_LOWEST)).to(score.dtype)
+            return torch.where(entry, score, float("-inf"))
+        entry = entry.to(dtype)
+        return score + torch.where(entry == float("-inf"), entry, entry.clamp(min=_LOWEST)).to(score.dtype)
 
     return score_mod
 
@@ -183,33 +167,33 @@ def _sees_any(keys: Tensor, q: Tensor, blocks: "BlockMask") -> Tensor:
     narrow = _NARROWEST_ON_CUDA
     queries, marks = q[:, :, 0, :, :1].detach(), keys.to(q.dtype).unsqueeze(-1).expand(*keys.shape, narrow)
     zeros = torch.zeros_like(queries).expand(*queries.shape[:-1], narrow).contiguous()
-    attend = _one_map if torch.compiler.is_compiling() else _compiled(*_fixed(zeros, marks, marks, blocks, blocks, 1.0))
+    attend = (
+        _one_map if torch.compiler.is_compiling() else _compiled(*_kind_of(zeros, marks, marks, blocks, blocks, 1.0))
+    )
     return attend(zeros, torch.zeros_like(marks).contiguous(), marks.contiguous(), None, blocks, 1.0)[..., 0] > 0
 
 
-def _position_blocks(
-    q: Tensor, k: Tensor, is_causal: bool, window: int | None, documents: Tensor | None
-) -> "BlockMask | None":
+def _position_blocks(request: Request) -> "BlockMask | None":
     """What position hides, or None where that is nothing."""
-    n, s = q.shape[-2], k.shape[-2]
-    if not is_causal and window is None and documents is None:
+    q, is_causal, window, segment_bounds = request.q, request.is_causal, request.window, request.segment_bounds
+    if not is_causal and window is None and segment_bounds is None:
         return None
-    # Kept are only those that the lengths alone decide, and of real tensors: a transformation of torch.func wraps all
-    # that is made inside of it.
-    if documents is not None or not is_ordinary(q):
-        return _blocks(n, s, is_causal, window, documents, q.device)
-    return _kept_blocks(n, s, is_causal, window, q.device)
+    # Only those that the lengths alone decide are cached, and only real tensors: a transformation of torch.func wraps
+    # all that is made inside of it.
+    if segment_bounds is not None or not is_ordinary(q):
+        return _blocks(request.n, request.s, is_causal, window, segment_bounds, q.device)
+    return _cached_blocks(request.n, request.s, is_causal, window, q.device)
 
 
 @functools.lru_cache(maxsize=BLOCK_MASKS)
-def _kept_blocks(n: int, s: int, is_causal: bool, window: int | None, device: torch.device) -> "BlockMask":
+def _cached_blocks(n: int, s: int, is_causal: bool, window: int | None, device: torch.device) -> "BlockMask":
     # A tensor born in inference mode could never be saved for a backward pass.
     with torch.inference_mode(False):
         return _blocks(n, s, is_causal, window, None, device)
 
 
 def _blocks(
-    n: int, s: int, is_causal: bool, window: int | None, documents: Tensor | None, device: torch.device
+    n: int, s: int, is_causal: bool, window: int | None, segment_bounds: Tensor | None, device: torch.device
 ) -> "BlockMask":
     """The block mask of the keys that each query sees, which are a range.
 
@@ -218,30 +202,31 @@ def _blocks(
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    first, past = (ends.to(torch.int32) for ends in key_ranges(n, s, is_causal, window, documents, device))
+    begin, end = (x.to(torch.int32) for x in key_ranges(n, s, is_causal, window, segment_bounds, device))
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (first[i] <= j) & (j < past[i])
+        return (begin[i] <= j) & (j < end[i])
 
-    begins = torch.arange(0, s, BLOCK, device=device)
+    block_begins = torch.arange(0, s, BLOCK, device=device)
+    block_ends = block_begins + BLOCK
     # Some key of a block is seen by some query; or all of them by all. Queries that see nothing, and those added to
     # make whole blocks, take no part in the first and prevent the second.
-    sees = first < past
-    some = (_in_blocks(first.where(sees, s), s).amin(-1) < begins + BLOCK) & (
-        _in_blocks(past.where(sees, 0), 0).amax(-1) > begins
-    )
-    every = (_in_blocks(first, s).amax(-1) <= begins) & (_in_blocks(past, 0).amin(-1) >= begins + BLOCK)
+    sees = begin < end
+    any_begin, any_end = _in_blocks(begin.where(sees, s), s).amin(-1), _in_blocks(end.where(sees, 0), 0).amax(-1)
+    all_begin, all_end = _in_blocks(begin, s).amax(-1), _in_blocks(end, 0).amin(-1)
+    full = (all_begin <= block_begins) & (all_end >= block_ends)
+    partial = (any_begin < block_ends) & (any_end > block_begins) & ~full
     return BlockMask.from_kv_blocks(
-        *_listed(some & ~every), *_listed(every), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(n, s)
+        *_block_indices(partial), *_block_indices(full), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(n, s)
     )
 
 
-def _in_blocks(ends: Tensor, fill: int) -> Tensor:
+def _in_blocks(bounds: Tensor, fill: int) -> Tensor:
     """(N,) → (blocks, 1, BLOCK)."""
-    return F.pad(ends, (0, -ends.shape[0] % BLOCK), value=fill).unflatten(0, (-1, 1, BLOCK))
+    return F.pad(bounds, (0, -bounds.shape[0] % BLOCK), value=fill).unflatten(0, (-1, 1, BLOCK))
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _block_indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """(rows, columns) boolean → how many blocks each row has and the columns of these, before all others."""
     marks = blocks[None, None].to(torch.int32)
     return marks.sum(-1, dtype=torch.int32), torch.argsort(marks, dim=-1, descending=True, stable=True).int()

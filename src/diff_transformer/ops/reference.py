@@ -6,34 +6,20 @@ Memory and time grow with N·S. Differentiable any number of times.
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.visibility import position_mask, softmax_or_zero
+from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops.visibility import softmax_or_zero
 
 
-def softmax_maps(
-    q: Tensor,
-    k: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-    documents: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """A1 and A2 of Equation 1, each (B, H, N, S), in float32 at least.
-
-    Args:
-        q: (B, H, 2, N, d).
-        k: (B, H_kv, 2 or 1, S, d).
-        attn_mask: broadcastable to (B, H, N, S), boolean (True = may attend) or additive, or None.
-        documents: (2, N), the first key of each query's document and the one past its last, or None.
-    """
+def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
+    """A1 and A2 of Equation 1, each (B, H, N, S), in float32 at least."""
+    q, k, attn_mask = request.q, request.k, request.attn_mask
     dtype = torch.promote_types(q.dtype, torch.float32)
-    n, s = q.shape[-2], k.shape[-2]
     # Head h, map c reads key head h // (H / H_kv), map c: never another map's keys. They are repeated in the wider
     # dtype, so that the gradients of heads that share a key are added up before they are rounded.
-    k = k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    k = k.to(dtype).repeat_interleave(request.groups, dim=1)
     with torch.autocast(q.device.type, enabled=False):
-        scores = (q.to(dtype) * scale) @ k.transpose(-1, -2)
-    allowed = position_mask(n, s, is_causal, window, documents, q.device)
+        scores = (q.to(dtype) * request.scale) @ k.transpose(-1, -2)
+    allowed = request.position_mask()
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
     if attn_mask is not None:
@@ -42,24 +28,14 @@ def softmax_maps(
             scores = scores.masked_fill(~attn_mask, float("-inf"))
         else:
             scores = (scores + attn_mask).masked_fill(attn_mask == float("-inf"), float("-inf"))
-    first, second = softmax_or_zero(scores).unbind(2)
-    return first, second
+    a1, a2 = softmax_or_zero(scores).unbind(2)
+    return a1, a2
 
 
-def reference_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-    documents: Tensor | None,
-) -> Tensor:
-    """(A1 − λA2) V. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N)."""
-    first, second = softmax_maps(q, k, attn_mask, is_causal, scale, window, documents)
-    v = v.to(first.dtype).repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-    with torch.autocast(q.device.type, enabled=False):
-        out = (first - lam.unsqueeze(-1).to(first.dtype) * second) @ v
-    return out.to(q.dtype)
+def reference_attention(request: Request) -> Tensor:
+    """(A1 − λA2) V, (B, H, N, dv)."""
+    a1, a2 = softmax_maps(request)
+    v = request.v.to(a1.dtype).repeat_interleave(request.groups, dim=1)
+    with torch.autocast(v.device.type, enabled=False):
+        out = (a1 - request.lam.unsqueeze(-1).to(a1.dtype) * a2) @ v
+    return out.to(request.q.dtype)

@@ -1,32 +1,31 @@
-"""Both of Appendix A's compositions over torch's ``scaled_dot_product_attention``.
+"""The compositions of Appendix A over torch's ``scaled_dot_product_attention``.
 
-Where the kernel that torch would use takes values wider than the keys (dv ≠ d), each map is one call; where it does
-not, V is cut into pieces of width d and each map is one call a piece. Where torch multiplies bfloat16 with AMX, both
-maps are one call, of queries padded with zeros.
+``sdpa_full_v`` makes one call for each map, where the kernel that torch would use takes values wider than the keys.
+``sdpa_split_v``, where it does not, splits V into parts of width d and makes one call for each map and part.
+``sdpa_padded_q`` makes one call for both maps, of queries padded with zeros, where torch multiplies bfloat16 with AMX.
 """
 
 import contextlib
 import functools
 import operator
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diff_transformer.ops.visibility import position_mask
+from diff_transformer.ops.attention_request import Request
 
 # Older ones can be wrong for lengths that 128 does not divide; torch itself prefers cuDNN from here on.
 _TRUSTED_CUDNN = 91501
 
-
-# Queries from which the padded call was measured to be faster than the fused kernel: without and with a gradient.
+# Queries from which sdpa_padded_q was measured to be faster than the fused kernel: without and with a gradient.
 PADDED_QUERIES = (512, 2048)
 
 
-class Question(NamedTuple):
-    """What decides which of torch's kernels can run, and so how the maps are computed."""
+class SdpaCase(NamedTuple):
+    """What decides which of torch's kernels can run."""
 
     device: str
     dtype: torch.dtype
@@ -38,16 +37,16 @@ class Question(NamedTuple):
     queries: int = 2  # 2 for any number
 
 
-class Way(NamedTuple):
-    """How each map is computed: values ``whole`` or in pieces; ``cudnn`` before other kernels; key heads repeated."""
+class SdpaPlan(NamedTuple):
+    """How each map is computed: ``full_v`` in one call, or else V is split."""
 
-    whole: bool
-    cudnn: bool = False
-    repeat: bool = False
+    full_v: bool
+    cudnn: bool = False  # cuDNN comes first, where torch itself might prefer a slower kernel
+    repeat_keys: bool = False  # every query head gets a key head of its own
 
 
 @torch.compiler.assume_constant_result
-def wide_values_allowed(
+def sdpa_plan(
     device: str,
     dtype: torch.dtype,
     d: int,
@@ -56,27 +55,15 @@ def wide_values_allowed(
     gradient: bool = False,
     heads: int = 1,
     queries: int = 2,
-) -> bool:
-    """Whether values of width ``dv`` go into one call with keys of width ``d``, by asking what torch's kernels take."""
-    return _way(Question(device, dtype, d, dv, masked, gradient, heads, queries)).whole
+) -> SdpaPlan:
+    """The plan of an :class:`SdpaCase`, found by asking what torch's kernels take."""
+    return _plan(SdpaCase(device, dtype, d, dv, masked, gradient, heads, queries))
 
 
-@torch.compiler.assume_constant_result
-def cudnn_comes_first(*question: Any) -> bool:
-    """Whether the calls should go to cuDNN where torch itself might prefer a slower kernel."""
-    return _way(Question(*question)).cudnn
-
-
-@torch.compiler.assume_constant_result
-def key_heads_repeated(*question: Any) -> bool:
-    """Whether a fused kernel needs a key head of its own for every query head."""
-    return _way(Question(*question)).repeat
-
-
-def _way(question: Question) -> Way:
-    if question.device != "cuda":
+def _plan(case: SdpaCase) -> SdpaPlan:
+    if case.device != "cuda":
         # Outside CUDA torch answers enable_gqa with its plain formula.
-        return Way(question.d == question.dv or _is_fused(question), repeat=question.heads > 1)
+        return SdpaPlan(case.d == case.dv or _is_fused(case), repeat_keys=case.heads > 1)
     # The answers depend on these switches as well.
     switches = (
         torch.backends.cuda.flash_sdp_enabled(),
@@ -84,54 +71,56 @@ def _way(question: Question) -> Way:
         torch.backends.cuda.cudnn_sdp_enabled(),
         torch.are_deterministic_algorithms_enabled(),
     )
-    return _way_on_cuda(question, switches)
+    return _plan_on_cuda(case, switches)
 
 
 @functools.lru_cache(maxsize=256)
-def _way_on_cuda(question: Question, switches: tuple[bool, ...]) -> Way:
-    """Not measured: FlashAttention on whole values, else cuDNN on whole values, else FlashAttention on pieces, and the
+def _plan_on_cuda(case: SdpaCase, switches: tuple[bool, ...]) -> SdpaPlan:
+    """FlashAttention on the full V, else cuDNN on the full V, else FlashAttention on parts of V; and the
     memory-efficient kernel only where it is the one that takes the request (a mask without cuDNN, or float32).
+
+    This order has not been measured.
     """
     flash = torch.backends.cuda.can_use_flash_attention
     efficient = torch.backends.cuda.can_use_efficient_attention
-    whole, piece = _probe(question), _probe(question._replace(dv=question.d))
-    if flash(whole):
-        return Way(whole=True)
+    full_v, part_of_v = _probe(case), _probe(case._replace(dv=case.d))
+    if flash(full_v):
+        return SdpaPlan(full_v=True)
     # cuDNN plans anew for every length, which decoding would pay at every token.
-    trusted = question.queries > 1 and (torch.backends.cudnn.version() or 0) >= _TRUSTED_CUDNN
-    if trusted and torch.backends.cuda.can_use_cudnn_attention(whole):
-        return Way(whole=True, cudnn=True)
-    if flash(piece):
-        return Way(whole=False)
-    if efficient(whole) or efficient(piece):
-        return Way(whole=efficient(whole))
-    if question.heads > 1:  # FlashAttention and cuDNN alone let query heads share a key head
-        return _way_on_cuda(question._replace(heads=1), switches)._replace(repeat=True)
+    trusted = case.queries > 1 and (torch.backends.cudnn.version() or 0) >= _TRUSTED_CUDNN
+    if trusted and torch.backends.cuda.can_use_cudnn_attention(full_v):
+        return SdpaPlan(full_v=True, cudnn=True)
+    if flash(part_of_v):
+        return SdpaPlan(full_v=False)
+    if efficient(full_v) or efficient(part_of_v):
+        return SdpaPlan(full_v=efficient(full_v))
+    if case.heads > 1:  # FlashAttention and cuDNN alone let query heads share a key head
+        return _plan_on_cuda(case._replace(heads=1), switches)._replace(repeat_keys=True)
     # torch's plain formula, of which two calls cost less than four.
-    return Way(whole=True)
+    return SdpaPlan(full_v=True)
 
 
-def _probe(question: Question) -> torch.backends.cuda.SDPAParams:
-    """Small tensors of the kind that is asked about, as torch's questions take them."""
-    q, k, v, mask = _examples(question)
-    return torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, False, question.heads > 1)
+def _probe(case: SdpaCase) -> torch.backends.cuda.SDPAParams:
+    """Small tensors of a case, in the form that ``can_use_flash_attention`` and its like take."""
+    q, k, v, mask = _examples(case)
+    return torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, False, case.heads > 1)
 
 
-def _examples(question: Question) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    make = functools.partial(torch.zeros, device=question.device, dtype=question.dtype, requires_grad=question.gradient)
-    q, k, v = make((1, question.heads, 64, question.d)), make((1, 1, 64, question.d)), make((1, 1, 64, question.dv))
-    mask = torch.ones(1, 1, 64, 64, device=question.device, dtype=torch.bool) if question.masked else None
+def _examples(case: SdpaCase) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    make = functools.partial(torch.zeros, device=case.device, dtype=case.dtype, requires_grad=case.gradient)
+    q, k, v = make((1, case.heads, 64, case.d)), make((1, 1, 64, case.d)), make((1, 1, 64, case.dv))
+    mask = torch.ones(1, 1, 64, 64, device=case.device, dtype=torch.bool) if case.masked else None
     return q, k, v, mask
 
 
 @functools.cache
-def _is_fused(question: Question) -> bool:
-    q, k, v, mask = _examples(question._replace(gradient=False, heads=1))
+def _is_fused(case: SdpaCase) -> bool:
+    q, k, v, mask = _examples(case._replace(gradient=False, heads=1))
     return torch._fused_sdp_choice(q, k, v, mask) != torch.nn.attention.SDPBackend.MATH.value
 
 
 def _kernels(cudnn: bool) -> contextlib.AbstractContextManager[object]:
-    """Which of torch's kernels may run: those that may anyway, or cuDNN before the others that take wide values."""
+    """The order in which torch tries its kernels: its own, or cuDNN before the others that take wide values."""
     if not cudnn:
         return contextlib.nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -160,8 +149,8 @@ def multiplies_with_amx() -> bool:
     )
 
 
-def _fits_padded_call(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether both maps can be one call, [q1; 0] and [0; q2] over [k1; k2], and that is the fastest way through torch.
+def _fits_padded_q(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether both maps can be one call, [q1; 0] and [0; q2] over [k1; k2], and that is the fastest one in torch.
 
     A head's keys and values are repeated for its two queries, and those of grouped queries would be for each of them.
     """
@@ -176,26 +165,15 @@ def _fits_padded_call(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
-def padded_call_is_fastest(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: object,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-    documents: Tensor | None,
-) -> bool:
-    """Whether the padded call was measured to be faster than the fused kernel for the CPU. See docs/backends.md."""
-    hidden_by_a_mask = attn_mask is not None or window is not None or documents is not None
-    if hidden_by_a_mask or q.shape[3] != k.shape[3] or scale <= 0 or not _fits_padded_call(q, k, v):
+def padded_q_is_fastest(request: Request) -> bool:
+    """Whether sdpa_padded_q was measured to be faster than the fused kernel for the CPU. See docs/backends.md."""
+    needs_mask = request.attn_mask is not None or request.window is not None or request.segment_bounds is not None
+    if needs_mask or request.n != request.s or request.scale <= 0 or not _fits_padded_q(*request[:3]):
         return False
-    gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, lam))
-    return q.shape[3] >= PADDED_QUERIES[gradient]
+    return request.n >= PADDED_QUERIES[request.needs_gradient]
 
 
-def _padded_call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, ...]:
+def sdpa_padded_q(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, ...]:
     """A1 V and A2 V, each (B, H, N, dv), by one call of queries (B, 2H, N, 2d) with a zero beside each."""
     d = q.shape[-1]
     queries = torch.stack((F.pad(q[:, :, 0], (0, d)), F.pad(q[:, :, 1], (d, 0))), dim=2).flatten(1, 2)
@@ -205,65 +183,56 @@ def _padded_call(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) ->
     return heads.unflatten(1, (-1, 2)).unbind(2)
 
 
-def _combined_mask(
-    q: Tensor, k: Tensor, attn_mask: Tensor | None, is_causal: bool, window: int | None, documents: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """One mask for everything that hides keys, and which rows see nothing (those let all through, to stay finite)."""
-    n, s = q.shape[-2], k.shape[-2]
-    allowed = position_mask(n, s, is_causal, window, documents, q.device)
+def _combined_mask(request: Request, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    """One mask for everything that hides keys, ``dtype`` if additive, and which rows see nothing.
+
+    Those see all keys in the mask, so that their softmax stays finite.
+    """
+    attn_mask, allowed = request.attn_mask, request.position_mask()
     if attn_mask is None:
         if allowed is None:
             return None, None
-        if n <= s:
+        if request.n <= request.s:
             return allowed, None
-        blind = ~allowed.any(-1, keepdim=True)
-        return allowed | blind, blind
+        fully_masked = ~allowed.any(-1, keepdim=True)
+        return allowed | fully_masked, fully_masked
     if attn_mask.dtype == torch.bool:
         mask = attn_mask if allowed is None else attn_mask & allowed
-        blind = ~mask.any(-1, keepdim=True)
-        return mask | blind, blind
-    mask = attn_mask.to(torch.promote_types(attn_mask.dtype, q.dtype))
-    if mask.dtype != q.dtype:
-        # A finite value that q's dtype cannot hold, such as float32's lowest in float16, must not turn into −∞.
-        info = torch.finfo(q.dtype)
-        mask = torch.where(mask == float("-inf"), mask, mask.clamp(info.min, info.max)).to(q.dtype)
+        fully_masked = ~mask.any(-1, keepdim=True)
+        return mask | fully_masked, fully_masked
+    mask = attn_mask.to(torch.promote_types(attn_mask.dtype, dtype))
+    if mask.dtype != dtype:
+        # A finite value that this dtype cannot hold, such as float32's lowest in float16, must not turn into −∞.
+        info = torch.finfo(dtype)
+        mask = torch.where(mask == float("-inf"), mask, mask.clamp(info.min, info.max)).to(dtype)
     if allowed is not None:
         mask = mask.masked_fill(~allowed, float("-inf"))
-    blind = (mask == float("-inf")).all(-1, keepdim=True)
-    return mask.masked_fill(blind, 0.0), blind
+    fully_masked = (mask == float("-inf")).all(-1, keepdim=True)
+    return mask.masked_fill(fully_masked, 0.0), fully_masked
 
 
-def sdpa_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lam: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    window: int | None,
-    documents: Tensor | None,
-) -> Tensor:
-    """A1 V − λ A2 V. Shapes as in :func:`diff_transformer.diff_attention`; ``lam`` is (B, H, N)."""
+def sdpa_attention(request: Request) -> Tensor:
+    """A1 V − λ A2 V, (B, H, N, dv)."""
+    q, k, v, lam, attn_mask = request[:5]
     dtype, gradient = q.dtype, torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if gradient and dtype == torch.float16:
         # Gradients of keys and values are sums over heads and maps: float16 may not hold a summand of what it holds.
         k, v = k.float(), v.float()
         if q.device.type == "cpu":  # elsewhere the calls stay in float16, and their gradients alone are added up wider
             q = q.float()
-    n, s, d, dv = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
+    n, d, dv, groups, scale = request.n, q.shape[-1], v.shape[-1], request.groups, request.scale
     # torch aligns its own causality to the start of the keys: the same thing only where N = S. Its fused kernels hide
     # keys before they scale, which a scale of 0 or less undoes.
-    plain_causal = is_causal and n == s and window is None and attn_mask is None and documents is None and scale > 0
-    mask, blind = (None, None) if plain_causal else _combined_mask(q, k, attn_mask, is_causal, window, documents)
+    hides_more = attn_mask is not None or request.window is not None or request.segment_bounds is not None
+    plain_causal = request.is_causal and n == request.s and not hides_more and scale > 0
+    mask, fully_masked = (None, None) if plain_causal else _combined_mask(request, q.dtype)
     # Torch's attention takes no symbols here, and torch.compile makes them of comparisons but not of branches.
     causal = True if plain_causal else False  # noqa: SIM210  # bool(...) leaves a symbol
-    if mask is None and _fits_padded_call(q, k, v):
-        first, second = _padded_call(q, k, v, causal, scale)
-        return (first - lam.unsqueeze(-1) * second).to(dtype)
-    groups = q.shape[1] // k.shape[1]
+    if mask is None and _fits_padded_q(q, k, v):
+        a1_v, a2_v = sdpa_padded_q(q, k, v, causal, scale)
+        return (a1_v - lam.unsqueeze(-1) * a2_v).to(dtype)
     # index() fixes a size that torch.compile would leave open, and so does a condition.
-    question = (
+    plan = sdpa_plan(
         q.device.type,
         q.dtype,
         operator.index(d),
@@ -273,31 +242,30 @@ def sdpa_attention(
         1 if groups == 1 else 2,
         1 if n == 1 else 2,
     )
-    if groups > 1 and key_heads_repeated(*question):
+    if plan.repeat_keys and groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         groups = 1
-    if wide_values_allowed(*question):
-        pieces: tuple[Tensor, ...] = (v,)
-    else:
-        pieces = tuple(F.pad(piece, (0, d - piece.shape[-1])) for piece in v.split(d, dim=-1))
     grouped = True if groups > 1 else False  # noqa: SIM210
-    outputs = []
-    with _kernels(cudnn_comes_first(*question)):
+
+    # Padding the last part of V to the width d gives it the kernel of the others.
+    v_parts = (v,) if plan.full_v else tuple(F.pad(part, (0, d - part.shape[-1])) for part in v.split(d, dim=-1))
+    maps_v = []
+    with _kernels(plan.cudnn):
         for c in range(2):
-            parts = [
+            outputs = [
                 F.scaled_dot_product_attention(
                     q[:, :, c],
                     k[:, :, c % k.shape[2]].to(q.dtype),
-                    piece.to(q.dtype),
+                    part.to(q.dtype),
                     attn_mask=mask,
                     is_causal=causal,
                     scale=scale,
                     enable_gqa=grouped,
                 )
-                for piece in pieces
+                for part in v_parts
             ]
-            outputs.append((parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1))[..., :dv])
-    out = outputs[0] - lam.unsqueeze(-1) * outputs[1]
-    if blind is not None:
-        out = out.masked_fill(blind, 0.0)
+            maps_v.append((outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))[..., :dv])
+    out = maps_v[0] - lam.unsqueeze(-1) * maps_v[1]
+    if fully_masked is not None:
+        out = out.masked_fill(fully_masked, 0.0)
     return out.to(dtype)

@@ -11,30 +11,30 @@ from torch import Tensor
 
 
 class Limit(NamedTuple):
-    """The most that scores may be: ∞ where a query may see a key, −∞ where not."""
+    """An upper bound of scores: ∞ where a query may see a key, −∞ where not."""
 
     first: int  # the key of the first column
-    most: Tensor  # (rows, keys)
+    upper_bound: Tensor  # (rows, keys)
 
 
 def visible_keys(
-    start: int, stop: int, n: int, s: int, is_causal: bool, window: int | None, documents: Tensor | None
+    start: int, stop: int, n: int, s: int, is_causal: bool, window: int | None, segment_bounds: Tensor | None
 ) -> tuple[int, int]:
     """The half-open range of keys outside which no query of rows start … stop − 1 can see anything.
 
-    ``documents`` is (2, N), as :func:`document_bounds` gives it. Away from the CPU it narrows nothing: looking at its
-    values would wait for all the work before.
+    ``segment_bounds`` is (2, N), as :func:`segment_bounds_from` gives it. Away from the CPU it narrows nothing: looking
+    at its values would wait for all the work before.
     """
     offset = s - n
     low = 0 if window is None else min(max(0, start + offset - window + 1), s)
     high = max(0, min(s, stop + offset)) if is_causal else s
-    if documents is not None and documents.device.type == "cpu":
-        first, past = documents[:, start:stop]
-        low, high = max(low, int(first.min())), min(high, int(past.max()))
+    if segment_bounds is not None and segment_bounds.device.type == "cpu":
+        begin, end = segment_bounds[:, start:stop]
+        low, high = max(low, int(begin.min())), min(high, int(end.max()))
     return low, max(low, high)
 
 
-def document_bounds(cu_seqlens: Tensor, n: int) -> Tensor:
+def segment_bounds_from(cu_seqlens: Tensor, n: int) -> Tensor:
     """The first key of each query's document and the one past its last, (2, N) int32.
 
     ``cu_seqlens`` cuts positions 0 … N − 1: whatever its values, the bounds stay between 0 and N.
@@ -47,30 +47,30 @@ def document_bounds(cu_seqlens: Tensor, n: int) -> Tensor:
 
 
 def key_ranges(
-    n: int, s: int, is_causal: bool, window: int | None, documents: Tensor | None, device: torch.device
+    n: int, s: int, is_causal: bool, window: int | None, segment_bounds: Tensor | None, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """The first key that position leaves to each query and the one past the last, (N,) int64 each, from 0 to S.
 
-    A query sees nothing where the second is not above the first. ``documents`` is (2, N), as :func:`document_bounds`
-    gives it.
+    A query sees nothing where the second is not above the first. ``segment_bounds`` is (2, N), as
+    :func:`segment_bounds_from` gives it.
     """
     positions = torch.arange(s - n, s, device=device)
-    first = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
-    past = (positions + 1).clamp(min=0) if is_causal else torch.full_like(positions, s)
-    if documents is not None:
-        first, past = torch.maximum(first, documents[0]), torch.minimum(past, documents[1])
-    return first, past
+    begin = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
+    end = (positions + 1).clamp(min=0) if is_causal else torch.full_like(positions, s)
+    if segment_bounds is not None:
+        begin, end = torch.maximum(begin, segment_bounds[0]), torch.minimum(end, segment_bounds[1])
+    return begin, end
 
 
 def position_mask(
-    n: int, s: int, is_causal: bool, window: int | None, documents: Tensor | None, device: torch.device
+    n: int, s: int, is_causal: bool, window: int | None, segment_bounds: Tensor | None, device: torch.device
 ) -> Tensor | None:
     """(N, S) boolean, True where position alone allows attention, or None where it hides nothing."""
-    if not is_causal and window is None and documents is None:
+    if not is_causal and window is None and segment_bounds is None:
         return None
-    first, past = key_ranges(n, s, is_causal, window, documents, device)
+    begin, end = key_ranges(n, s, is_causal, window, segment_bounds, device)
     keys = torch.arange(s, device=device)
-    return (first.unsqueeze(1) <= keys) & (keys < past.unsqueeze(1))
+    return (begin.unsqueeze(1) <= keys) & (keys < end.unsqueeze(1))
 
 
 def position_limits(
@@ -101,30 +101,30 @@ def _hiding(first: int, hidden: Tensor, like: Tensor) -> Limit:
     return Limit(first, like.new_full(hidden.shape, math.inf).masked_fill_(hidden, -math.inf))
 
 
-def document_limits(documents: Tensor, low: int, high: int, like: Tensor) -> list[Limit]:
-    """What ``documents`` (2, rows) hide from the queries of a block among keys low … high − 1, as above.
+def segment_limits(segment_bounds: Tensor, low: int, high: int, like: Tensor) -> list[Limit]:
+    """What ``segment_bounds`` (2, rows) hide from the queries of a block among keys low … high − 1, as above.
 
     On the CPU only columns in which something is hidden are in the limits.
     """
-    first, past = documents.unsqueeze(-1)
-    on_cpu = documents.device.type == "cpu"
-    begin, end = (int(first.max()), int(past.min())) if on_cpu else (high, low)
+    begin, end = segment_bounds.unsqueeze(-1)
+    on_cpu = segment_bounds.device.type == "cpu"
+    last_begin, first_end = (int(begin.max()), int(end.min())) if on_cpu else (high, low)
     limits = []
-    if low < min(begin, high):
-        keys = torch.arange(low, min(begin, high), device=like.device)
-        limits.append(_hiding(low, keys < first, like))
-    if max(end, low) < high:
-        keys = torch.arange(max(end, low), high, device=like.device)
-        limits.append(_hiding(max(end, low), keys >= past, like))
+    if low < min(last_begin, high):
+        keys = torch.arange(low, min(last_begin, high), device=like.device)
+        limits.append(_hiding(low, keys < begin, like))
+    if max(first_end, low) < high:
+        keys = torch.arange(max(first_end, low), high, device=like.device)
+        limits.append(_hiding(max(first_end, low), keys >= end, like))
     return limits
 
 
 def hide(scores: Tensor, low: int, limits: list[Limit]) -> None:
     """Apply limits, in place, to scores (…, rows, keys) whose first column is key ``low``."""
-    for first, most in limits:
-        begin, end = max(first, low), min(first + most.shape[-1], low + scores.shape[-1])
+    for first, upper_bound in limits:
+        begin, end = max(first, low), min(first + upper_bound.shape[-1], low + scores.shape[-1])
         if begin < end:
-            scores[..., begin - low : end - low].clamp_(max=most[:, begin - first : end - first])
+            scores[..., begin - low : end - low].clamp_(max=upper_bound[:, begin - first : end - first])
 
 
 def seen_keys(mask: Tensor, low: int, high: int) -> tuple[int, int]:
@@ -133,18 +133,18 @@ def seen_keys(mask: Tensor, low: int, high: int) -> tuple[int, int]:
     seen = mask.view(torch.uint8).amax(dim=tuple(range(mask.dim() - 1)))  # many times as fast as `any`
     if mask.shape[-1] == 1:
         return (low, high) if seen.item() else (low, low)
-    where = seen.nonzero()
-    return (low + int(where[0]), low + int(where[-1]) + 1) if len(where) else (low, low)
+    columns = seen.nonzero()
+    return (low + int(columns[0]), low + int(columns[-1]) + 1) if len(columns) else (low, low)
 
 
 def softmax_or_zero(scores: Tensor) -> Tensor:
     """Softmax over the last axis in which a row of −∞ alone becomes 0 (and has gradient 0) instead of NaN."""
-    blind = (scores == float("-inf")).all(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+    fully_masked = (scores == float("-inf")).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(fully_masked, 0.0), dim=-1).masked_fill(fully_masked, 0.0)
 
 
 def softmax_or_zero_(scores: Tensor, out: Tensor) -> Tensor:
     """The same into ``out``, in steps that are faster than masked_fill; changes ``scores``."""
-    blind = scores.amax(-1, keepdim=True) == -math.inf
-    scores.clamp_(min=torch.where(blind, 0.0, -math.inf))
-    return torch.softmax(scores, dim=-1, out=out).mul_(~blind)
+    fully_masked = scores.amax(-1, keepdim=True) == -math.inf
+    scores.clamp_(min=torch.where(fully_masked, 0.0, -math.inf))
+    return torch.softmax(scores, dim=-1, out=out).mul_(~fully_masked)

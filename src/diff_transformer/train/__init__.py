@@ -1,10 +1,12 @@
-"""Training: a recipe says what, one loop says how."""
+"""Training: recipes say what is trained, and one loop trains it."""
 
-from diff_transformer.train.loop import TrainedRun, train
-from diff_transformer.train.metrics import read_metrics
-from diff_transformer.train.progress import DivergenceError, Progress, TrainingInterrupted
+from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.train.divergence import DivergenceError
+from diff_transformer.train.loop import TrainedRun, TrainingRun, open_run, train
+from diff_transformer.train.process_errors import TrainingInterrupted
 from diff_transformer.train.recipe import Recipe, build_config, load_recipe, parse_recipe, shipped_recipes
-from diff_transformer.train.setup import Data, build_data, build_model
+from diff_transformer.train.run_setup import Data, build_data, build_model
+from diff_transformer.train.training_progress import Progress
 
 __all__ = [
     "Data",
@@ -13,10 +15,12 @@ __all__ = [
     "Recipe",
     "TrainedRun",
     "TrainingInterrupted",
+    "TrainingRun",
     "build_config",
     "build_data",
     "build_model",
     "load_recipe",
+    "open_run",
     "parse_recipe",
     "read_metrics",
     "shipped_recipes",

@@ -1,202 +1,153 @@
-"""Checkpoints: everything a run needs to go on, in safetensors and JSON. Nothing is pickled.
+"""Writes and reads everything that a run needs to resume, in safetensors and JSON. Nothing is pickled.
 
-What one process or several have written, in whichever way they shared the model, any number of processes can read.
+A tensor of a model may be the same on all processes, or a `DTensor`, of which each process has a part. A checkpoint is
+read by any number of processes in any sharding, whichever wrote it.
 """
 
 import copy
 import json
-import shutil
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import torch.distributed.checkpoint as dcp
+from pydantic import AliasChoices, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint import (
+    DefaultLoadPlanner,
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+    TensorStorageMetadata,
+)
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from diff_transformer.files import follow_umask
-from diff_transformer.train.optimizer_state import by_name, empty_state, reshard, tensors_of
-from diff_transformer.train.run_state import RunState, read_state
-from diff_transformer.train.tensor_files import TensorFiles, bytes_of, is_split, write_plain, write_split, write_weights
-from diff_transformer.train.together import gathered, is_first, rank, together
-from diff_transformer.train.whole_folder import (
-    candidates,
-    clean_up,
-    left_behind,
-    seal,
-    why_damaged,
-    why_torn,
-    written_whole,
-)
+from diff_transformer.storage.files import read_json
+from diff_transformer.train.distributed import reshard
+from diff_transformer.train.process_errors import balanced_parts, count, gathered, is_first, propagate_errors, rank
 
-__all__ = ["Checkpoints", "RunState", "load_checkpoint", "save_model", "weights_of", "written_whole"]
-
-_PREFIX = "step-"
 _STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"
 
 
+@dataclass(config=ConfigDict(strict=True, extra="forbid"))
+class RunState:
+    """The progress of a run, which a checkpoint holds beside weights, optimizer state and random numbers.
+
+    Attributes:
+        data: a fingerprint of the data, so that a run is not resumed on other data.
+        step: how many optimizer steps are done.
+        seconds: the time they took.
+        scaler: the state of fp16's loss scaler; None in other precisions.
+        spike_detector: the state of the spike detector, as JSON; None before the first step.
+    """
+
+    data: str
+    step: Annotated[int, Field(ge=0)] = 0
+    seconds: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    scaler: dict[str, Any] | None = None
+    # "watch" in the checkpoints of earlier versions.
+    spike_detector: dict[str, Any] | None = Field(
+        default=None, validation_alias=AliasChoices("spike_detector", "watch")
+    )
+
+
+def _read_state(file: Path) -> RunState:
+    try:
+        return RunState(**read_json(file))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        is_missing = problem["type"] == "missing"
+        reason = f"{problem['loc'][0]} is {'missing' if is_missing else repr(problem['input'])[:60]}; {problem['msg']}"
+    except (ValueError, TypeError) as error:  # not JSON, or not an object
+        reason = str(error).rstrip(".")
+    raise ValueError(f"{str(file)!r} is not the state of a run: {reason}.")
+
+
 @contextmanager
-def without_bars() -> Iterator[None]:
-    """transformers draws a progress bar for each file; training shows its own, or none."""
-    bars = logging.is_progress_bar_enabled()
+def without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing a progress bar for each file."""
+    enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if bars:
+        if enabled:
             logging.enable_progress_bar()
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds of a model: parameters and buffers by name, what is tied under its first name alone."""
+    """A model's parameters and buffers by name. Tied parameters appear under their first name alone."""
     reshard(model)
     names = {name for name, _ in model.named_parameters()}
     tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - names
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
 
 
+def optimizer_tensors(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """The optimizers' state by "parameter/key".
+
+    Not `torch.distributed.checkpoint.state_dict`, which takes a step of its own where an optimizer has no state yet,
+    as after skipped first steps; the resumed run would count one step more.
+    """
+    names = _parameter_names(model)
+    return {
+        f"{names[id(parameter)]}/{key}": tensor
+        for optimizer in optimizers
+        for parameter, entries in optimizer.state.items()
+        for key, tensor in entries.items()
+    }
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """The bytes of tensors in full size, on all processes together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None) -> None:
     """Write configuration, weights and tokenizer as `from_pretrained` reads them. Called on every process.
 
     Args:
-        folder: is there already; for one that is whole or not there, see `written_whole`.
-        model: no wrapper (of DDP, say) around it. One that is the same on all processes becomes one safetensors file,
-            written by the first; one that is split (FSDP2, tensor parallelism) as many as there are processes.
+        folder: an existing folder.
+        model: without DDP's wrapper. The weights become one safetensors file, written by the first process; those of a
+            model that is sharded (FSDP2, tensor parallelism) a file for each process.
         tokenizer: None for data that never was text.
     """
     weights = weights_of(model)
-    split = is_split(weights.values())
-    with together():
+    sharded = _has_dtensors(weights)
+    with propagate_errors():
         if is_first():
-            with without_bars():
-                if split:
+            with without_progress_bars():
+                if sharded:
                     _save_configuration(folder, model)
                 else:
                     model.save_pretrained(folder, max_shard_size="1TB")
-                    follow_umask(folder.glob("*.safetensors"))
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
-    if split:
+    if sharded:
         write_weights(folder, weights)
 
 
-class Checkpoints:
-    """The folder of a run's checkpoints, `step-000100/` and so on; only the `keep` newest complete ones stay.
-
-    A checkpoint can be used like a finished model: it holds the configuration and the tokenizer as well. It is
-    complete with its manifest `complete.json`, which has the size and the SHA-256 of every file.
-
-    Args:
-        folder: may be missing. All processes must see the same file system there.
-        keep: how many checkpoints stay.
-        tell: is told, in the first process, which checkpoint is passed over and why.
-
-    Attributes:
-        last: the newest complete checkpoint that `newest` found or `save` wrote; None before.
-    """
-
-    def __init__(self, folder: Path, keep: int, tell: Callable[[str], None] = warnings.warn) -> None:
-        self.folder, self.keep, self.tell = folder, keep, tell
-        self.last: Path | None = None
-        self._damaged: dict[int, str] = {}  # by step, what `newest` found wrong
-
-    def newest(self) -> Path | None:
-        """The newest complete checkpoint; None where there is none at all. Called on every process; changes nothing.
-
-        Raises:
-            OSError: there are checkpoints, but none is complete: to begin anew would lose what they hold.
-        """
-        with together():
-            found = self._all() if is_first() else {}
-        self.last, self._damaged = None, {}
-        for step, path in reversed(gathered(found)[0].items()):
-            reason = why_damaged(path)
-            if reason is None:
-                self.last = path
-                break
-            self._damaged[step] = reason
-        if self._damaged and self.last is None:
-            wrong = "; ".join(f"{self._path(step).name}: {why}" for step, why in self._damaged.items())
-            raise OSError(
-                f"No checkpoint in {str(self.folder)!r} can be used to go on from ({wrong}): put a complete one back, "
-                "or begin anew with --overwrite (in Python overwrite=True)."
-            )
-        for step, why in self._damaged.items():
-            if is_first():
-                self.tell(f"The checkpoint {str(self._path(step))!r} cannot be used and is passed over: {why}.")
-        return self.last
-
-    def save(
-        self,
-        state: RunState,
-        model: Any,
-        optimizers: Sequence[torch.optim.Optimizer],
-        tokenizer: PreTrainedTokenizerFast | None,
-    ) -> Path:
-        """Write a checkpoint of `state.step` and delete those that are too old. Called on every process.
-
-        Args: as `save_model`; each optimizer's parameters are the model's.
-
-        Returns:
-            The checkpoint's folder.
-
-        Raises:
-            OSError: it cannot be written, as where the disk is full; the checkpoints before are as they were.
-        """
-        final = self._path(state.step)
-        moments = tensors_of(model, optimizers)
-        split = is_split(moments.values())
-        random = _random_state()
-        with together():
-            if is_first():
-                for target in left_behind(self.folder, f"{_PREFIX}*"):
-                    clean_up(target)
-        room = bytes_of(weights_of(model).values()) + bytes_of(moments.values())
-        with written_whole(final, room=room, intact=self.intact()) as folder:
-            save_model(folder, model, tokenizer)
-            if split:
-                write_split(folder / _OPTIMIZER, moments)
-            else:
-                write_plain(folder / f"{_OPTIMIZER}.safetensors", moments)
-            write_plain(folder / _RANDOM, random)
-            with together():
-                if is_first():
-                    (folder / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-            seal(folder)
-        self.last = final
-        self._damaged.pop(state.step, None)
-        with together():
-            if is_first():
-                self._delete_old(state.step)
-        return final
-
-    def intact(self) -> str:
-        """What there is to go on from, as a part of a message."""
-        return "there is no checkpoint" if self.last is None else f"the checkpoint {str(self.last)!r} is intact"
-
-    def _path(self, step: int) -> Path:
-        return self.folder / f"{_PREFIX}{step:06d}"
-
-    def _delete_old(self, step: int) -> None:
-        """Beyond the newest `keep`; what is torn and older than the checkpoint of `step`, which is complete."""
-        found = self._all()
-        torn = {number for number, path in found.items() if number in self._damaged or why_torn(path) is not None}
-        old = sorted(found.keys() - torn)[: -self.keep]
-        for number in (*old, *(number for number in torn if number < step)):
-            shutil.rmtree(found[number])
-
-    def _all(self) -> dict[int, Path]:
-        """By step, the oldest first."""
-        found = candidates(self.folder, f"{_PREFIX}*").items()
-        numbers = {name.removeprefix(_PREFIX): path for name, path in found}
-        return dict(sorted((int(number), path) for number, path in numbers.items() if number.isdecimal()))
+def save_training_state(
+    folder: Path, state: RunState, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """Write what a checkpoint holds beside the model: optimizers, random numbers, progress. Called on every process."""
+    tensors = optimizer_tensors(model, optimizers)
+    if _has_dtensors(tensors):
+        write_sharded(folder / _OPTIMIZER, tensors)
+    else:
+        _write_on_first(folder / f"{_OPTIMIZER}.safetensors", tensors)
+    _write_on_first(folder / _RANDOM, _random_states())
+    with propagate_errors():
+        if is_first():
+            (folder / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> RunState:
@@ -204,18 +155,18 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[tor
 
     Args:
         checkpoint: a complete one, see `Checkpoints.newest`.
-        model: no wrapper around it; the same on all processes or split over them, however it was when it was saved.
-        optimizers: made on the model's parameters, as those were that were saved.
+        model: without DDP's wrapper; sharded or not, whichever way it was when it was saved.
+        optimizers: made on the model's parameters, as the saved ones were.
 
     Returns:
-        How far the run was.
+        The progress of the run.
 
     Raises:
         ValueError: `state.json` is broken, or the weights are those of another model; nothing has been restored.
         OSError: a file cannot be read.
     """
-    with together():
-        state = read_state(checkpoint / _STATE)
+    with propagate_errors():
+        state = _read_state(checkpoint / _STATE)
         try:
             _restore(checkpoint, model, optimizers)
         except SafetensorError as error:
@@ -224,30 +175,66 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[tor
 
 
 def _restore(checkpoint: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    files, folder = TensorFiles(checkpoint), checkpoint / _OPTIMIZER
-    weights = weights_of(model)
-    here = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    there = {name: tuple(shape) for name, shape in files.shapes.items() if "/" not in name}  # as other names have
-    for name in sorted(here.keys() | there.keys()):
-        if here.get(name) != there.get(name):
-            wrong = f"has shape {there.get(name)} in it and {here.get(name)} here"
-            if name not in here or name not in there:
-                wrong = f"is {'not ' if name not in there else ''}in it, and {'not ' if name not in here else ''}here"
-            raise ValueError(f"The checkpoint {str(checkpoint)!r} is not one of this model: {name} {wrong}.")
-    moment_files = TensorFiles(folder) if folder.is_dir() else files
-    moments = [empty_state(model, optimizer, moment_files) for optimizer in optimizers]
+    files = TensorFiles(checkpoint)
+    optimizer_files = TensorFiles(checkpoint / _OPTIMIZER) if (checkpoint / _OPTIMIZER).is_dir() else files
     random = load_file(checkpoint / _RANDOM)
+    weights = weights_of(model)
+    _check_same_model(checkpoint, weights, files.shapes)
+    # All optimizers are read before the weights change, so that what fails leaves the model as it was.
+    states = [_read_optimizer(model, optimizer, optimizer_files) for optimizer in optimizers]
     files.read(weights)
-    for optimizer, state in zip(optimizers, moments, strict=True):
-        moment_files.read(by_name(model, optimizer, state))
+    for optimizer, state in zip(optimizers, states, strict=True):
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    torch.set_rng_state(_of_this_process(random, "cpu"))
+    torch.set_rng_state(_random_state_of_rank(random, "cpu"))
     if torch.cuda.is_available() and "cuda/0" in random:
-        torch.cuda.set_rng_state(_of_this_process(random, "cuda"))
+        torch.cuda.set_rng_state(_random_state_of_rank(random, "cuda"))
+
+
+def _check_same_model(checkpoint: Path, weights: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    saved = {name: tuple(shape) for name, shape in shapes.items() if "/" not in name}  # the others are no weights
+    for name in sorted(expected.keys() | saved.keys()):
+        if expected.get(name) != saved.get(name):
+            difference = f"has shape {saved.get(name)} in it and {expected.get(name)} here"
+            if name not in expected or name not in saved:
+                in_it, here = ("" if name in names else "not " for names in (saved, expected))
+                difference = f"is {in_it}in it, and {here}here"
+            raise ValueError(f"The checkpoint {str(checkpoint)!r} is not one of this model: {name} {difference}.")
+
+
+def _read_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, files: "TensorFiles"
+) -> dict[int, dict[str, Tensor]]:
+    """The state of an optimizer by the number of its parameters, as its state dictionary has it."""
+    names = _parameter_names(model)
+    keys: dict[str, list[str]] = {}
+    for full_name in files.shapes:
+        name, _, key = full_name.rpartition("/")
+        keys.setdefault(name, []).append(key)
+    state: dict[int, dict[str, Tensor]] = {}
+    tensors: dict[str, Tensor] = {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in enumerate(parameters):
+        name = names[id(parameter)]
+        for key in keys.get(name, ()):
+            shape, dtype = files.shapes[f"{name}/{key}"], files.dtypes[f"{name}/{key}"]
+            if shape == parameter.shape:  # sharded as the parameter is
+                tensor = torch.empty_like(parameter.detach(), dtype=dtype)
+            else:  # a count of steps
+                tensor = torch.empty(shape, dtype=dtype)
+            tensors[f"{name}/{key}"] = state.setdefault(number, {})[key] = tensor
+    files.read(tensors)
+    return state
+
+
+def _parameter_names(model: nn.Module) -> dict[int, str]:
+    """The names of a model's parameters by their `id`."""
+    reshard(model)
+    return {id(parameter): name for name, parameter in model.named_parameters()}
 
 
 def _save_configuration(folder: Path, model: Any) -> None:
-    """As `save_pretrained`, which would put all weights together on the first process."""
+    """Write the files that `save_pretrained` writes, which would gather all weights on the first process."""
     config = copy.deepcopy(model.config)
     # FSDP2 puts a class of its own before the model's.
     config.architectures = [next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule)).__name__]
@@ -257,14 +244,71 @@ def _save_configuration(folder: Path, model: Any) -> None:
         model.generation_config.save_pretrained(folder)
 
 
-def _random_state() -> dict[str, Tensor]:
-    """Of every process, by "device/rank"."""
-    own = {"cpu": torch.get_rng_state()}
+def _random_states() -> dict[str, Tensor]:
+    """The states of every process' generators, by "device/rank"."""
+    states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        own["cuda"] = torch.cuda.get_rng_state()
-    return {f"{device}/{process}": s for process, each in enumerate(gathered(own)) for device, s in each.items()}
+        states["cuda"] = torch.cuda.get_rng_state()
+    return {f"{device}/{number}": s for number, each in enumerate(gathered(states)) for device, s in each.items()}
 
 
-def _of_this_process(random: dict[str, Tensor], device: str) -> Tensor:
-    """A process that was not there before goes on like the first one: a run seeds all alike."""
+def _random_state_of_rank(random: dict[str, Tensor], device: str) -> Tensor:
+    """A process that the saved run did not have resumes with the first one's: a run seeds all alike."""
     return random.get(f"{device}/{rank()}", random[f"{device}/0"])
+
+
+def _has_dtensors(tensors: dict[str, Tensor]) -> bool:
+    return any(isinstance(tensor, DTensor) for tensor in tensors.values())
+
+
+def _write_on_first(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write tensors that are the same on all processes. Called on every process."""
+    with propagate_errors():
+        if is_first():
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+
+
+def write_sharded(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write each process' parts of tensors into a file of its own. Called on every process."""
+    dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+
+
+def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write sharded tensors in full size, in the files and with the index that `from_pretrained` reads.
+
+    Called on every process. Each writes about the same number of bytes, and holds two copies of those and the one
+    tensor that is being gathered.
+    """
+    parts = balanced_parts({name: bytes_of([tensor]) for name, tensor in tensors.items()}, min(count(), len(tensors)))
+    files = {name: part + 1 for name, part in parts.items()}  # the writer counts from 1
+    local = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if parts[name] == rank():
+            local[name] = full.cpu()
+    dcp.save(local, storage_writer=HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=files))
+
+
+class TensorFiles:
+    """The tensors in the safetensors files of a folder.
+
+    Attributes:
+        shapes, dtypes: of the tensors in full size, by name.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._reader = HuggingFaceStorageReader(str(folder))
+        self._metadata = self._reader.read_metadata()
+        entries = self._metadata.state_dict_metadata.items()
+        tensors = {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
+        self.shapes: dict[str, torch.Size] = {name: entry.size for name, entry in tensors.items()}
+        self.dtypes: dict[str, torch.dtype] = {name: entry.properties.dtype for name, entry in tensors.items()}
+
+    def read(self, tensors: dict[str, Tensor]) -> None:
+        """Fill tensors, or this process' parts of them, in place. No process waits for another."""
+        planner = DefaultLoadPlanner()
+        planner.set_up_planner(dict(tensors), self._metadata, is_coordinator=True)
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        plan = self._reader.prepare_local_plan(planner.create_local_plan())
+        plan = self._reader.prepare_global_plan(planner.create_global_plan([plan]))[0]
+        self._reader.read_data(planner.finish_plan(plan), planner).wait()

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from diff_transformer.model import DiffTransformerConfig
-from diff_transformer.model.parallel import tensor_parallel_plan
-from diff_transformer.train.activations import FLOAT
+from diff_transformer.model.parallel_plan import tensor_parallel_plan
 from diff_transformer.train.hardware import NODE
-from diff_transformer.train.memory import Situation, Sizes
+from diff_transformer.train.memory_plan import Situation, Sizes
+from diff_transformer.train.step_costs import FLOAT
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def communication(
     """What each GPU receives in a step; None for a GPU alone. Single numbers, as the loss, are left out.
 
     DDP adds up the float32 gradients once a step, while the last part's backward pass runs. FSDP2 does, for each part
-    of the batch, what :func:`diff_transformer.train.sharding.shard` sets up: a layer's weights are gathered for the
+    of the batch, what :func:`diff_transformer.train.distributed.shard` sets up: a layer's weights are gathered for the
     forward and again for the backward pass, those of the ends once, and float32 gradients are scattered; the next layer
     is on its way while one computes. Tensor parallelism adds up the layers' outputs and the gradients of their inputs,
     and gathers the logits, which the loss computes again in its backward pass; the next product waits for each.

@@ -1,7 +1,7 @@
-"""What several processes do with one run: who they are, what each has of the model, and what they add up.
+"""Divides a run among several processes: the model, the batch, and the gradients that they add up.
 
-Data parallelism (DDP, FSDP2) gives each process its rows of a batch; tensor parallelism gives all of them the whole
-batch and each some of the heads. Whatever is used is read off the model afterwards (:meth:`Processes.describe`).
+Data parallelism (DDP, FSDP2) gives each process some rows of a batch; tensor parallelism gives all of them the whole
+batch and each some of the heads. :meth:`DistributedContext.describe` reads off the model what is really used.
 """
 
 import math
@@ -18,29 +18,94 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import distributed as transformers_distributed
 
-from diff_transformer.model.parallel import check_ranks
+from diff_transformer.data.packing import flattened
+from diff_transformer.model.parallel_plan import check_ranks
+from diff_transformer.nn.parameters import KeepsFloat32
+from diff_transformer.train.process_errors import plain_connection_errors
 from diff_transformer.train.recipe import Recipe, build_config
-from diff_transformer.train.run_folder import START
-from diff_transformer.train.schema import TrainRecipe
-from diff_transformer.train.sharding import is_split, local, shard
-from diff_transformer.train.standstill import plain_connection_errors
+from diff_transformer.train.recipe_schema import TrainRecipe
+
+UNFINISHED_START = ".unfinished-start"  # the folder in a run's through which tensor parallelism passes a model
+
+
+def shard(model: Any, device: str, count: int, precision: str) -> None:
+    """Shard a model with FSDP2: each decoder layer is a unit, as is each module that stays in float32, and the root.
+
+    With bfloat16 the layers' weights travel in it. Gradients are added up in float32, and nothing else is cast:
+    autocast chooses the precision of each operation, as in one process.
+    """
+    mesh = init_device_mesh(device, (count,))
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if precision == "bf16" else None,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+    )
+    for module in model.modules():
+        if isinstance(module, KeepsFloat32) and module._parameters:
+            fully_shard(module, mesh=mesh)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh)
+
+
+@contextmanager
+def materialized(module: nn.Module) -> Iterator[None]:
+    """Give a module its own sharded parameters in full size, uninitialised on the CPU, for the block to fill.
+
+    Afterwards each shard holds this process' part of what its parameter was filled with.
+    """
+    shards: dict[str, Any] = {name: part for name, part in module._parameters.items() if isinstance(part, DTensor)}
+    for name, part in shards.items():
+        module._parameters[name] = nn.Parameter(torch.empty(part.shape, dtype=part.dtype))
+    yield
+    for name, part in shards.items():
+        full = module._parameters[name]
+        assert full is not None
+        parts = full.detach().chunk(part.device_mesh.size())  # as FSDP2 divides: the last ones may have nothing
+        rank = part.device_mesh.get_local_rank()
+        if rank < len(parts):
+            part.to_local().detach().copy_(parts[rank])
+        module._parameters[name] = part
+
+
+def reshard(model: nn.Module) -> None:
+    """Put the sharded parameters of an FSDP2 model back in place after a forward pass that no backward pass follows.
+
+    FSDP2 keeps the outermost unit's weights unsharded until then, and they are not the parameters of any optimizer.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each process has only a part of a tensor."""
+    return isinstance(tensor, DTensor) and any(isinstance(placement, Shard) for placement in tensor.placements)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process' part of a tensor; all of it where it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
 
 Kind = Literal["single", "ddp", "fsdp", "tensor"]
 
-# What a launcher's configuration may ask for and this loop does not do.
-_FOREIGN = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
+# What a launcher's configuration may ask for and training does not support.
+_UNSUPPORTED = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
 
 
 @dataclass(frozen=True)
-class Processes:
-    """The processes of a run, seen from one of them.
+class DistributedContext:
+    """What one process knows of the processes that train a model with it, and the operations between them.
 
     Attributes:
-        kind: what they do together; "single" where there is one.
+        kind: how the work is divided; "single" where there is one process.
         device: this process' device.
         rank, count: which process this is, of how many.
         precision: the recipe's.
@@ -53,12 +118,12 @@ class Processes:
     precision: Literal["no", "bf16", "fp16"]
 
     @classmethod
-    def of(cls, settings: TrainRecipe) -> "Processes":
-        """Join the processes that a launcher started, or be alone.
+    def from_env(cls, settings: TrainRecipe) -> "DistributedContext":
+        """Join the processes that a launcher started; without one the process trains alone.
 
         Raises:
             ValueError: the launcher asks for what the recipe does not, or the device cannot do what it asks for.
-            ConnectionError: the others do not come within the recipe's `timeout_minutes`.
+            ConnectionError: the others do not join within the recipe's `timeout_minutes`.
         """
         _check_launcher(settings)
         launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -88,8 +153,8 @@ class Processes:
         return self.rank == 0
 
     @property
-    def shares(self) -> int:
-        """Into how many parts a batch is divided among the processes."""
+    def dp_size(self) -> int:
+        """The number of parts into which a batch is divided among the processes (the data-parallel size)."""
         return self.count if self.kind in ("ddp", "fsdp") else 1
 
     def check(self, recipe: Recipe) -> None:
@@ -99,26 +164,25 @@ class Processes:
             check_ranks(self.count, build_config(recipe, vocab_size=1))
             if "tp_size" not in getattr(transformers_distributed.DistributedConfig, "__dataclass_fields__", {}):
                 raise ValueError("train.parallel 'tensor' needs a later release of transformers: pip install -U it.")
-        if batch_size % (self.shares * accumulation):
+        if batch_size % (self.dp_size * accumulation):
             raise ValueError(
-                f"data.batch_size={batch_size} cannot be divided among {self.shares} processes and "
-                f"train.accumulation={accumulation}: it must be a multiple of {self.shares * accumulation}."
+                f"data.batch_size={batch_size} cannot be divided among {self.dp_size} processes and "
+                f"train.accumulation={accumulation}: it must be a multiple of {self.dp_size * accumulation}."
             )
 
-    def spread(self, model: Any, folder: Path, draw: Callable[[Any], None]) -> tuple[Any, nn.Module]:
-        """Give this process its part of a model in float32 that is the same on every process.
+    def parallelize(self, model: Any, folder: Path, draw: Callable[[Any], None]) -> tuple[Any, nn.Module]:
+        """Give this process its part of a float32 model that is the same on every process.
 
         Args:
             model: on the CPU; for "fsdp" it may be on the meta device.
-            folder: the run's; what tensor parallelism passes through a file is for a moment there.
-            draw: gives a model its first weights; called for one that was on the meta device and has room for its
-                parts now.
+            folder: the run's, in which tensor parallelism puts the model for a moment.
+            draw: gives a model its first weights; called where it was on the meta device, once its shards exist.
 
         Returns:
             The model, and the module to call in training: the same, but for DDP's wrapper.
         """
         if self.kind == "tensor":
-            model = self._load_split(model, folder)
+            model = self._tensor_parallel(model, folder)
         elif self.kind == "fsdp":
             on_meta = any(parameter.is_meta for parameter in model.parameters())
             shard(model, self.device.type, self.count, self.precision)
@@ -133,31 +197,38 @@ class Processes:
         devices = None if self.device.type == "cpu" else [self.device]
         return model, DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
-    def _load_split(self, model: Any, folder: Path) -> Any:
-        """transformers spreads a model by its plan while it loads one, so there has to be one to load."""
-        start = folder / START
+    def _tensor_parallel(self, model: Any, folder: Path) -> Any:
+        """transformers divides a model by its plan while it loads one, so the model is saved first."""
+        start = folder / UNFINISHED_START
         if self.is_first:
             shutil.rmtree(start, ignore_errors=True)
             model.save_pretrained(start)
         self.wait()
         plan: Any = transformers_distributed.DistributedConfig(tp_size=self.count)
-        split = type(model).from_pretrained(start, dtype=torch.float32, distributed_config=plan)
+        divided = type(model).from_pretrained(start, dtype=torch.float32, distributed_config=plan)
         self.wait()
         if self.is_first:
             shutil.rmtree(start)
-        return split.train()
+        return divided.train()
 
-    def rows(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def local_batch(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """This process' rows of a batch."""
-        if self.shares == 1:
+        if self.dp_size == 1:
             return batch
-        return {name: tensor.chunk(self.shares)[self.rank] for name, tensor in batch.items()}
+        return {name: tensor.chunk(self.dp_size)[self.rank] for name, tensor in batch.items()}
+
+    def model_inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor | int]:
+        """Rows of a batch on this process' device as the model takes them: packed documents in one row."""
+        return {
+            name: value.to(self.device) if isinstance(value, Tensor) else value
+            for name, value in flattened(batch).items()
+        }
 
     @contextmanager
     def no_gradient_exchange(self, call: nn.Module, wanted: bool) -> Iterator[None]:
-        """While `wanted`, DDP's gradients stay where they are: a later part of the same batch exchanges the sum.
+        """While `wanted`, keep DDP from exchanging gradients: a later part of the same batch exchanges their sum.
 
-        FSDP2 could do so as well, and would keep the gradients of the whole model on every process meanwhile.
+        FSDP2 could do so as well, but would keep the gradients of the whole model on every process meanwhile.
         """
         with call.no_sync() if isinstance(call, DistributedDataParallel) and wanted else nullcontext():
             yield
@@ -168,13 +239,13 @@ class Processes:
         return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "no")
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """Numbers that each process has its share of, added up over the processes. Theirs are the same."""
-        if self.shares > 1:
+        """Add up numbers, in place, over the processes that divide a batch; they stay where none do."""
+        if self.dp_size > 1:
             dist.all_reduce(numbers)
         return numbers
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so."""
+        """Whether the flag is set on any process."""
         if self.count == 1:
             return flag
         flags = torch.tensor(float(flag), device=self.device)
@@ -182,31 +253,34 @@ class Processes:
         return bool(flags)
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait until every process is here."""
         if self.count > 1:
             dist.barrier()
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float | None) -> float:
-        """Scale the gradients down to `max_norm` if they are longer all together; returns how long they were.
+        """Scale the gradients down to a total norm of `max_norm` if it is larger; returns the norm before.
 
-        A gradient that is split counts with its parts on all processes, one that is not with its value on any.
+        A sharded gradient counts with its parts on all processes, any other with its value on one.
         """
-        parts: tuple[list[Tensor], list[Tensor]] = ([], [])  # what all have, what each has a piece of
+        replicated: list[Tensor] = []
+        sharded: list[Tensor] = []
         for parameter in parameters:
             if parameter.grad is not None:
-                parts[is_split(parameter.grad)].append(local(parameter.grad))
-        whole, split = (torch.nn.utils.get_total_norm(tensors).to(self.device).square() for tensors in parts)
-        if parts[1]:
-            dist.all_reduce(split)
-        norm = (whole + split).sqrt()
+                (sharded if is_sharded(parameter.grad) else replicated).append(local(parameter.grad))
+        square = torch.nn.utils.get_total_norm(replicated).to(self.device).square()
+        if sharded:
+            sharded_square = torch.nn.utils.get_total_norm(sharded).to(self.device).square()
+            dist.all_reduce(sharded_square)
+            square = square + sharded_square
+        norm = square.sqrt()
         if max_norm is not None:
             scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-            for tensor in parts[0] + parts[1]:
-                tensor.mul_(scale)
+            for gradient in replicated + sharded:
+                gradient.mul_(scale)
         return float(norm)
 
     def describe(self, model: Any, call: nn.Module) -> str:
-        """What is really used, read off the model: "2 processes (gloo, cpu): FSDP2, 3 units, 51 % on each"."""
+        """Say what the model really uses: "2 processes (gloo, cpu): FSDP2, 3 units, 51 % on each"."""
         precision = {"no": "float32", "bf16": "bfloat16 autocast", "fp16": "float16 autocast"}[self.precision]
         device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type
         if self.count == 1:
@@ -224,13 +298,13 @@ class Processes:
 
 
 def is_first_process() -> bool:
-    """Whether this process is the one that speaks for all: of those that a launcher started, the one of rank 0."""
+    """Whether this process is the first of those that a launcher started, which alone prints anything."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _check_launcher(settings: TrainRecipe) -> None:
     """Raises ValueError where the launcher's configuration and the recipe do not go together."""
-    for variable, name in _FOREIGN.items():
+    for variable, name in _UNSUPPORTED.items():
         if os.environ.get(variable, "false").lower() in ("true", "1"):
             raise ValueError(
                 f"The launcher is configured for {name}, which training does not use: train.parallel is "

@@ -1,10 +1,10 @@
-"""When training goes wrong: in which layer it began."""
+"""Detects a training step whose loss or gradient goes wrong, and reports in which layer that began."""
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,47 +13,132 @@ import torch
 from torch import Tensor
 
 from diff_transformer.data.packing import IGNORED
-from diff_transformer.train.distributed import Processes
-from diff_transformer.train.fault import Origin, find_origin, layer_of, loss_of_rows
-from diff_transformer.train.inspection import inspect, reduced
-from diff_transformer.train.loss_watch import Fault, Watch
-from diff_transformer.train.progress import DivergenceError
+from diff_transformer.storage.atomic import write_atomically
+from diff_transformer.train.distributed import DistributedContext, reshard
+from diff_transformer.train.layer_statistics import measure_layers, reduced
+from diff_transformer.train.nonfinite_search import Origin, layer_of, locate_nonfinite, loss_of_rows
+from diff_transformer.train.process_errors import gathered
+from diff_transformer.train.recipe_schema import TrainRecipe
 from diff_transformer.train.run_folder import DIVERGENCE
-from diff_transformer.train.schema import TrainRecipe
-from diff_transformer.train.sharding import reshard
-from diff_transformer.train.together import gathered
 
-# A number of a layer that has grown less than so many times says nothing.
+# A loss is compared with at most so many losses before it, and only once there are so many.
+_MOST_LOSSES, _FEWEST_LOSSES = 100, 20
+# The loss of a batch of few tokens jumps by nature. A rise counts from so many times the usual jump (the median one
+# from a step to the next); where batches are not tiny, max_loss_rise is more than that.
+_JUMPS = 25
+# How many bad steps in a row are skipped, and how many of fp16's overflows, each of which halves the scale.
+_SKIPPED, _OVERFLOWS = 10, 30
+# A statistic of a layer counts as grown from so many times its last value.
 _GROWN = 2.0
 
-_WORDS = {
+_STATISTICS_IN_WORDS = {
     "hidden_rms": "the RMS of its output",
     "norm_input_rms": "the RMS of what enters its headwise norm",
     "logit_max": "its largest attention logit",
 }
 
 
+class DivergenceError(ValueError):
+    """A step went wrong; the message says where it began. The weights are those before that step."""
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """A step that must not change the weights.
+
+    Attributes:
+        reason: what is wrong with it, in words.
+        loss, norm: its loss in nats, and the norm of its gradient.
+        median_loss: the median of the losses before it; None where there were none.
+    """
+
+    reason: str
+    loss: float
+    norm: float
+    median_loss: float | None
+
+
+class SpikeDetector:
+    """Finds bad steps by their loss and gradient norm, compared with the losses before.
+
+    The processes of a run see the same two numbers, so they come to the same verdict.
+
+    Args:
+        max_loss_rise: how many nats above the median of the last losses a loss is a spike; None for no limit.
+        overflow_is_normal: whether a gradient may overflow now and then, as in fp16 with a loss scaler.
+    """
+
+    def __init__(self, max_loss_rise: float | None, overflow_is_normal: bool = False) -> None:
+        self.max_loss_rise, self.overflow_is_normal = max_loss_rise, overflow_is_normal
+        self.losses: list[float] = []
+        self.bad_steps = self.overflows = 0  # in a row
+
+    def check(self, loss: float, norm: float) -> BadStep | None:
+        """Whether a step is bad; None where it is not. Called once for each step.
+
+        Args:
+            loss: of the step, before the optimizer changes the weights by it.
+            norm: of its gradient.
+        """
+        median_loss = median(self.losses) if self.losses else None
+        reason = self._reason(loss, norm, median_loss)
+        if reason is None:
+            self.losses = [*self.losses, loss][-_MOST_LOSSES:]
+            self.bad_steps = 0
+            return None
+        self.bad_steps += 1
+        return BadStep(reason, loss, norm, median_loss)
+
+    def _reason(self, loss: float, norm: float, median_loss: float | None) -> str | None:
+        if not math.isfinite(loss):
+            return f"the loss became {loss}"
+        self.overflows = 0 if math.isfinite(norm) else self.overflows + 1
+        if self.overflows > (_OVERFLOWS if self.overflow_is_normal else 0):
+            often = f" for {self.overflows} steps in a row" if self.overflow_is_normal else ""
+            return f"the gradient norm became {norm}{often}"
+        if self.max_loss_rise is None or median_loss is None or len(self.losses) < _FEWEST_LOSSES:
+            return None
+        jump = median(abs(after - before) for before, after in pairwise(self.losses))
+        if loss - median_loss <= max(self.max_loss_rise, _JUMPS * jump):
+            return None
+        return f"the loss rose to {loss:.2f}, from {median_loss:.2f} as the median of the last {len(self.losses)} steps"
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether the step that was just found bad may be skipped: not after many in a row."""
+        return self.bad_steps <= _SKIPPED
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to decide the same, as JSON: at most 100 losses and two counts."""
+        return {"losses": self.losses, "bad_steps": self.bad_steps, "overflows": self.overflows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, of this version or of those that counted the bad steps as "faults"."""
+        self.losses, self.overflows = list(state["losses"]), state["overflows"]
+        self.bad_steps = state["bad_steps"] if "bad_steps" in state else state["faults"]
+
+
 @dataclass(frozen=True)
 class Divergence:
-    """A step that went wrong, and where that began; `str()` tells it in a few sentences.
+    """A bad step and where it went wrong; `str()` says so in a few sentences.
 
     Attributes:
         step: the step; its batch is a function of it.
-        fault: what is wrong with it.
+        bad_step: what is wrong with it.
         layer: the number, counted from 1, of the layer where it began; None outside of the layers or where unknown.
         module: the module; "" is the model itself, None unknown.
-        found: what was found there, in words.
-        weights_are_broken: whether leaving the batch out cannot help.
+        explanation: what was found there, in words.
+        weights_are_broken: whether it cannot help to skip the batch.
         rows: the loss of each row of the batch, for a spike.
-        now, before: numbers of each layer, for a spike: in this step, and as they were logged last.
+        now, before: statistics of each layer, for a spike: in this step, and as they were logged last.
         gradient_shares: each layer's share of the squared gradient norm, for a spike.
     """
 
     step: int
-    fault: Fault
+    bad_step: BadStep
     layer: int | None
     module: str | None
-    found: str
+    explanation: str
     weights_are_broken: bool = False
     rows: list[float] = field(default_factory=list)
     now: dict[str, list[float]] = field(default_factory=dict)
@@ -61,28 +146,25 @@ class Divergence:
     gradient_shares: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"At step {self.step} {self.fault.what}. {self.found}"
+        return f"At step {self.step} {self.bad_step.reason}. {self.explanation}"
 
     def write(self, file: Path) -> None:
-        """Write all of it as JSON, whole or not at all; what is not finite is null.
+        """Write all of it as JSON; a number that is not finite is null.
 
         Raises:
             OSError: it cannot be written; the message is what `str()` gives, and why.
         """
-        unfinished = file.with_name(f".unfinished-{file.name}")
         try:
-            unfinished.write_text(json.dumps(_plain(asdict(self)), indent=1) + "\n", encoding="utf-8")
-            os.replace(unfinished, file)
+            write_atomically(file, json.dumps(_without_nan(asdict(self)), indent=1) + "\n")
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             raise OSError(f"{self} This cannot be written to {str(file)!r}: {error}.") from error
 
 
 def diagnose(
     model: Any,
     batch: Mapping[str, Tensor],
-    processes: Processes,
-    fault: Fault,
+    context: DistributedContext,
+    bad_step: BadStep,
     *,
     step: int,
     accumulation: int = 1,
@@ -90,101 +172,105 @@ def diagnose(
 ) -> Divergence:
     """Find the layer where a bad step went wrong. The weights are those before it; its gradients are lost.
 
-    What is not finite is looked for in a second pass. For a spike, the numbers of each layer now are compared with
-    those logged last, and the rows of the batch with each other. All processes call this and get the same answer.
+    A second pass looks for what is not finite. For a spike, the statistics of each layer are compared with those
+    logged last, and the rows of the batch with each other. All processes call this and get the same answer.
 
     Args:
         model: without DDP's wrapper, in training mode.
         batch: of the step, the whole of it: (B, N) `input_ids`, `labels` and what else the model takes.
-        processes: those that train together.
-        fault: what `Watch.fault` said of the step.
+        context: the processes of the run.
+        bad_step: what `SpikeDetector.check` returned.
         step: its number.
         accumulation: the parts that each process divides its rows into.
-        before: the numbers of `train.inspection.inspect` that were logged last, if any.
+        before: the statistics of `measure_layers` that were logged last, if any.
     """
-    own = processes.rows(dict(batch))
-    if math.isfinite(fault.loss) and math.isfinite(fault.norm):
-        return _spike(model, own, processes, fault, step, dict(before or {}))
+    rows = context.local_batch(dict(batch))
+    if math.isfinite(bad_step.loss) and math.isfinite(bad_step.norm):
+        return _spike(model, rows, context, bad_step, step, dict(before or {}))
     targets = (batch["labels"][:, 1:] != IGNORED).sum()
-    pieces = [{name: tensor.chunk(accumulation)[part] for name, tensor in own.items()} for part in range(accumulation)]
-    origin = find_origin(model, pieces, (targets / processes.shares).to(processes.device), processes)
+    parts = [{name: tensor.chunk(accumulation)[part] for name, tensor in rows.items()} for part in range(accumulation)]
+    origin = locate_nonfinite(model, parts, (targets / context.dp_size).to(context.device), context)
     if origin is None:
-        found = (
+        explanation = (
             "The same step with the same weights is finite when it is repeated: suspect the hardware, or an operation "
             "that does not give the same result each time."
         )
-        return Divergence(step, fault, layer=None, module=None, found=found)
-    found = f"It began in {_place(origin.module, model)}: {origin.found}."
-    found += _whose(origin, processes, accumulation)
+        return Divergence(step, bad_step, layer=None, module=None, explanation=explanation)
+    explanation = f"It began in {_module_in_words(origin.module, model)}: {origin.explanation}."
+    explanation += _part_and_ranks_in_words(origin, context, accumulation)
     broken = origin.kind == "weight"
-    return Divergence(step, fault, origin.layer, origin.module, found, weights_are_broken=broken)
+    return Divergence(step, bad_step, origin.layer, origin.module, explanation, weights_are_broken=broken)
 
 
-def stop_or_leave_out(
+def stop_or_skip(
     divergence: Divergence,
     settings: TrainRecipe,
-    watch: Watch,
+    detector: SpikeDetector,
     folder: Path,
     checkpoint: Path | None,
-    processes: Processes,
+    context: DistributedContext,
 ) -> None:
-    """Write the report down; raise unless the recipe wants such a step left out and that can help."""
-    if processes.is_first:
+    """Write the report into the run's folder; raise unless the recipe wants bad steps skipped and that can help.
+
+    Raises:
+        DivergenceError: the run must stop.
+    """
+    if context.is_first:
         divergence.write(folder / DIVERGENCE)
-    if settings.on_divergence == "skip" and watch.may_leave_out and not divergence.weights_are_broken:
+    if settings.on_divergence == "skip" and detector.may_skip and not divergence.weights_are_broken:
         return
     where = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
     raise DivergenceError(
         f"{divergence} All of it is in {folder / DIVERGENCE}; {where}. A lower train.learning_rate (now "
-        f"{settings.learning_rate}) or a longer warm-up usually helps; train.on_divergence=skip leaves such steps out."
+        f"{settings.learning_rate}) or a longer warm-up usually helps; train.on_divergence=skip skips such steps."
     )
 
 
-def _place(module: str, model: Any) -> str:
-    """What to call a module: its layer, counted from 1, and its name."""
+def _module_in_words(module: str, model: Any) -> str:
+    """A module's layer, counted from 1, and its name."""
     layer = layer_of(module)
     if layer is None:
         return module or "the loss"
     return f"layer {layer} of {model.config.num_hidden_layers} ({module})"
 
 
-def _whose(origin: Origin, processes: Processes, accumulation: int) -> str:
+def _part_and_ranks_in_words(origin: Origin, context: DistributedContext, accumulation: int) -> str:
     """Which part of the batch and which processes it was, where there are several."""
-    said = ""
+    words = ""
     if origin.part is not None and accumulation > 1:
-        said += f" It was part {origin.part} of the {accumulation} that a batch is divided into."
-    if len(origin.ranks) < processes.count:
-        said += f" Of {processes.count} processes these saw it: {', '.join(map(str, origin.ranks))}."
-    return said
+        words += f" It was part {origin.part} of the {accumulation} that a batch is divided into."
+    if len(origin.ranks) < context.count:
+        words += f" Of {context.count} processes these saw it: {', '.join(map(str, origin.ranks))}."
+    return words
 
 
 def _spike(
     model: Any,
-    own: Mapping[str, Tensor],
-    processes: Processes,
-    fault: Fault,
+    rows: Mapping[str, Tensor],
+    context: DistributedContext,
+    bad_step: BadStep,
     step: int,
     before: dict[str, list[float]],
 ) -> Divergence:
-    # The gradients are still there; clipping has left each layer its share.
-    squares = [processes.clip(layer.parameters(), None) ** 2 for layer in model.model.layers]
+    # The gradients are still there, and clipping has not changed each layer's share of them.
+    squares = [context.clip(layer.parameters(), None) ** 2 for layer in model.model.layers]
     shares = [square / max(sum(squares), 1e-300) for square in squares]
-    losses, targets = _rows(model, own, processes)
+    losses, targets = _row_losses(model, rows, context)
     worst = max(range(len(losses)), key=lambda row: losses[row])
-    alone = {name: tensor[worst : worst + 1].to(processes.device) for name, tensor in own.items()}
-    with processes.autocast():
-        now = reduced(inspect(model, alone), processes.device)
-    every = gathered(list(zip(losses, targets, strict=True)))[: processes.shares]
-    rows = [row for each in every for row in each]
+    worst_row = {name: tensor[worst : worst + 1].to(context.device) for name, tensor in rows.items()}
+    with context.autocast():
+        now = reduced(measure_layers(model, worst_row), context.device)
+    per_rank = gathered(list(zip(losses, targets, strict=True)))[: context.dp_size]
+    all_rows = [row for each in per_rank for row in each]
     layer, growth = _growth(now, before)
-    found = f"{growth} {_peculiar(rows, fault.usual)}"
+    explanation = f"{growth} {_rows_in_words(all_rows, bad_step.median_loss)}"
     return Divergence(
         step,
-        fault,
+        bad_step,
         layer=layer,
         module=None if layer is None else f"model.layers.{layer - 1}",
-        found=found,
-        rows=[loss for loss, _ in rows],
+        explanation=explanation,
+        rows=[loss for loss, _ in all_rows],
         now=now,
         before={name: list(before[name]) for name in now if before.get(name)},
         gradient_shares=shares,
@@ -192,13 +278,11 @@ def _spike(
 
 
 @torch.no_grad()
-def _rows(model: Any, own: Mapping[str, Tensor], processes: Processes) -> tuple[list[float], list[int]]:
+def _row_losses(model: Any, rows: Mapping[str, Tensor], context: DistributedContext) -> tuple[list[float], list[int]]:
     """For each of this process' rows, the mean loss over its targets, and how many these are."""
-    targets = (own["labels"][:, 1:] != IGNORED).sum(1)
+    targets = (rows["labels"][:, 1:] != IGNORED).sum(1)
     losses = [
-        loss_of_rows(
-            model, {name: tensor[row : row + 1] for name, tensor in own.items()}, count.clamp(min=1), processes
-        )
+        loss_of_rows(model, {name: tensor[row : row + 1] for name, tensor in rows.items()}, count.clamp(min=1), context)
         for row, count in enumerate(targets)
     ]
     reshard(model)
@@ -206,37 +290,38 @@ def _rows(model: Any, own: Mapping[str, Tensor], processes: Processes) -> tuple[
 
 
 def _growth(now: Mapping[str, list[float]], before: Mapping[str, list[float]]) -> tuple[int | None, str]:
-    """The layer (counted from 1) and the number of it that have grown most since they were logged last, in words.
+    """The layer, counted from 1, whose statistic grew most since it was logged last, and that statistic in words.
 
     What grows in one layer is carried to those after it, so it is the first layer that grew at least half as much.
     """
-    grown = {
-        name: [_times(name, new, old) for new, old in zip(values, before[name], strict=True)]
+    growth = {
+        name: [_ratio(name, new, old) for new, old in zip(values, before[name], strict=True)]
         for name, values in now.items()
-        if name in _WORDS and before.get(name)
+        if name in _STATISTICS_IN_WORDS and before.get(name)
     }
-    if not grown:
+    if not growth:
         return None, "No numbers of the layers were logged before, to compare these with (train.inspect_every)."
-    name = max(grown, key=lambda name: max(grown[name]))
-    most = max(grown[name])
+    name = max(growth, key=lambda name: max(growth[name]))
+    most = max(growth[name])
     if most < _GROWN:
         return None, f"No layer's numbers are {_GROWN:g} times those logged last: it is not the weights."
-    layer = next(number for number, times in enumerate(grown[name], start=1) if times >= most / 2)
+    layer = next(number for number, ratio in enumerate(growth[name], start=1) if ratio >= most / 2)
     old, new = before[name][layer - 1], now[name][layer - 1]
-    return layer, f"It began in layer {layer} of {len(grown[name])}: {_WORDS[name]} went from {old:.3g} to {new:.3g}."
+    change = f"{_STATISTICS_IN_WORDS[name]} went from {old:.3g} to {new:.3g}"
+    return layer, f"It began in layer {layer} of {len(growth[name])}: {change}."
 
 
-def _times(name: str, new: float, old: float) -> float:
+def _ratio(name: str, new: float, old: float) -> float:
     # Attention logits below 1 hardly matter, so growth from there is none.
     least = 1.0 if name == "logit_max" else 1e-12
     return max(new, least) / max(old, least)
 
 
-def _peculiar(rows: Sequence[tuple[float, int]], usual: float | None) -> str:
-    """Whether one row, of (loss, targets) each, makes most of the rise above the usual loss, in words."""
+def _rows_in_words(rows: Sequence[tuple[float, int]], median_loss: float | None) -> str:
+    """Whether one of the rows, of (loss, targets) each, makes most of the rise above the median loss."""
     losses = [loss for loss, _ in rows]
-    if usual is not None and len(rows) > 1:
-        rise = [max(0.0, loss - usual) * count for loss, count in rows]
+    if median_loss is not None and len(rows) > 1:
+        rise = [max(0.0, loss - median_loss) * count for loss, count in rows]
         row = max(range(len(rows)), key=rise.__getitem__)
         if rise[row] > sum(rise) / 2:
             return (
@@ -246,10 +331,10 @@ def _peculiar(rows: Sequence[tuple[float, int]], usual: float | None) -> str:
     return f"The rows of the batch are alike: their losses go from {min(losses):.2f} to {max(losses):.2f}."
 
 
-def _plain(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
     """For JSON, which has no NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+        return {key: _without_nan(each) for key, each in value.items()}
+    return [_without_nan(each) for each in value] if isinstance(value, list) else value

@@ -1,11 +1,11 @@
-"""The training loop."""
+"""Trains the model of a recipe in a loop that resumes, logs, evaluates, saves and stops."""
 
 import hashlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -13,24 +13,24 @@ from typing import Any
 
 import torch
 from accelerate.utils import set_seed
+from torch import Tensor
 
-from diff_transformer.data.batches import Batches
-from diff_transformer.train.checkpoint import (
-    Checkpoints,
-    RunState,
-    load_checkpoint,
-    save_model,
-    weights_of,
-    written_whole,
-)
-from diff_transformer.train.distributed import Processes
-from diff_transformer.train.divergence import diagnose, stop_or_leave_out
-from diff_transformer.train.flops import flops_per_token
+from diff_transformer.data.text_batches import Batches
+from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.train.checkpoint import RunState, bytes_of, load_checkpoint, save_model, weights_of
+from diff_transformer.train.checkpoint_folder import Checkpoints, collective_directory
+from diff_transformer.train.distributed import DistributedContext
+from diff_transformer.train.divergence import BadStep, SpikeDetector, diagnose, stop_or_skip
 from diff_transformer.train.hardware import peak_flops
-from diff_transformer.train.loss_watch import Watch
-from diff_transformer.train.metrics import Metrics, peak_memory, read_metrics
-from diff_transformer.train.optimizer import build_optimizers, learning_rate
-from diff_transformer.train.progress import Progress, Silent, TrainingInterrupted, catch_interrupt
+from diff_transformer.train.layer_statistics import measure_layers, reduced
+from diff_transformer.train.process_errors import (
+    TimeLimit,
+    TrainingInterrupted,
+    catch_interrupt,
+    gathered,
+    plain_connection_errors,
+    propagate_errors,
+)
 from diff_transformer.train.recipe import Recipe
 from diff_transformer.train.run_folder import (
     CHECKPOINTS,
@@ -44,11 +44,10 @@ from diff_transformer.train.run_folder import (
     locked,
     require_run_folder,
 )
-from diff_transformer.train.setup import Data, build_data, build_model, draw_weights
-from diff_transformer.train.standstill import TimeLimit, plain_connection_errors
-from diff_transformer.train.step import backward, inspect_batch, prefetched
-from diff_transformer.train.tensor_files import bytes_of
-from diff_transformer.train.together import gathered, together
+from diff_transformer.train.run_setup import Data, build_data, build_model, draw_weights
+from diff_transformer.train.step import backward, build_optimizers, learning_rate, prefetched
+from diff_transformer.train.step_costs import flops_per_token
+from diff_transformer.train.training_progress import Metrics, Progress, Silent, peak_memory
 
 # (model, step) → numbers to log, by name. The model is in evaluation mode and gradients are off.
 Evaluate = Callable[[Any, int], dict[str, float]]
@@ -97,7 +96,7 @@ def train(
         output_dir: the folder of the run: new or empty, unless one of the next two says otherwise.
         resume: go on from the newest checkpoint of the run in `output_dir`; "auto" begins one where there is none.
         overwrite: replace the run in `output_dir`.
-        progress: is told about every step.
+        progress: shows every step.
         on_evaluate: called every `evaluate_every` steps and after the last one; what it returns is logged.
         data: the recipe's data, if `build_data(recipe)` has been called already.
 
@@ -105,168 +104,274 @@ def train(
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
         DivergenceError: the loss or its gradient is not finite, or the loss jumped; the weights are those before.
         TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was saved.
-        OSError: the disk is full, or the folder was removed; none of the checkpoints to resume from is whole; or, as
+        OSError: the disk is full, or the folder was removed; none of the checkpoints to resume from is complete; or, as
             ConnectionError, another process has ended. One that hangs ends this process with a sentence on stderr.
+    """
+    with open_run(recipe, output_dir, resume=resume, overwrite=overwrite) as run:
+        return run.train(data or build_data(recipe), progress, on_evaluate)
+
+
+@contextmanager
+def open_run(
+    recipe: Recipe, output_dir: str | Path, *, resume: Resume = False, overwrite: bool = False
+) -> Iterator["TrainingRun"]:
+    """Check that a recipe can be trained in a folder, before any data is read, and lock the folder for the block.
+
+    Args and Raises: as :func:`train`. Called on every process.
     """
     folder = Path(output_dir)
     check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
-    processes = Processes.of(recipe.train)
-    processes.check(recipe)
-    data = data or build_data(recipe)
-    with plain_connection_errors(recipe.train.timeout_minutes), ExitStack() as held:
-        going_on = gathered(is_resumed(folder, resume))[0]
-        with together():
-            if processes.is_first:
-                held.enter_context(locked(folder))
-        return _train(recipe, folder, processes, data, going_on, progress, on_evaluate)
+    context = DistributedContext.from_env(recipe.train)
+    context.check(recipe)
+    with plain_connection_errors(recipe.train.timeout_minutes), ExitStack() as lock:
+        resumes = gathered(is_resumed(folder, resume))[0]
+        with propagate_errors():
+            if context.is_first:
+                lock.enter_context(locked(folder))
+        yield TrainingRun(recipe, folder, context, resumes)
 
 
-def _train(
-    recipe: Recipe,
-    folder: Path,
-    processes: Processes,
-    data: Data,
-    resume: bool,
-    progress: Progress | None,
-    on_evaluate: Evaluate | None,
-) -> TrainedRun:
-    settings = recipe.train
-    warn = warnings.warn if progress is None else progress.tell
-    progress = progress if progress is not None and processes.is_first else Silent()
-    set_seed(settings.seed)
-    checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep_checkpoints, warn)
-    newest = checkpoints.newest() if resume else None
-    model = build_model(recipe, data, start=newest is None, without_weights=processes.kind == "fsdp")
-    if not resume and processes.is_first:
-        begin_run_folder(folder, recipe)
-    processes.wait()
+@dataclass(frozen=True)
+class _Step:
+    """A finished step: its loss in nats, the norm of its gradient, and what was wrong with it, if it was skipped."""
 
-    if settings.gradient_checkpointing:
-        # transformers renamed it within version 5; the old name warns where the new one exists.
-        if hasattr(model, "activation_checkpointing_enable"):
-            model.activation_checkpointing_enable()
-        else:
-            model.gradient_checkpointing_enable()
-    model, call = processes.spread(model, folder, lambda model: draw_weights(model, settings.seed))
-    if settings.compile:
-        for layer in model.model.layers:
-            layer.compile()
-    optimizers = build_optimizers(model, settings)
-    scaler = torch.amp.GradScaler(processes.device.type, enabled=settings.precision == "fp16")
+    number: int
+    loss: float
+    norm: float
+    learning_rate: float
+    bad_step: BadStep | None
+    is_last: bool
 
-    watch = Watch(settings.max_loss_rise, overflow_is_normal=settings.precision == "fp16")
-    state = RunState(data=_fingerprint(data.batches))
-    if newest is not None:
-        state = _restore(newest, model, optimizers, scaler, watch, state.data)
 
-    limit = TimeLimit(
-        settings.timeout_minutes,
-        lambda: (
-            f"The run has stood still after step {state.step} of {settings.steps} for longer than "
-            f"train.timeout_minutes={settings.timeout_minutes:g}: this process or another one hangs; "
-            f"{checkpoints.intact()}; the same command with --resume goes on."
-        ),
-    )
-    limited = limit.running() if processes.count > 1 else nullcontext()
-    with _records(folder, state.step, processes) as metrics, catch_interrupt() as interrupt, limited:
-        progress.start(settings.steps, f"{recipe.name} · {recipe.model.attention_type}")
-        progress.tell(processes.describe(model, call))
-        if resume:
-            progress.tell(f"goes on after step {state.step}" if newest else "no checkpoint: begins at step 1")
-        fastest = _fastest(model, recipe, processes)
+class TrainingRun:
+    """A run in its folder, which :func:`open_run` has checked and locked. It is trained once.
+
+    Args:
+        recipe: what to train.
+        folder: the run's.
+        context: the processes that train it.
+        resumes: whether it goes on from the newest checkpoint in the folder.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, context: DistributedContext, resumes: bool) -> None:
+        self.recipe, self.settings = recipe, recipe.train
+        self.folder, self.context, self.resumes = folder, context, resumes
+
+    def train(self, data: Data, progress: Progress | None = None, on_evaluate: Evaluate | None = None) -> TrainedRun:
+        """Train to the last step and save the model.
+
+        Args and Raises: as the function :func:`train`.
+        """
+        self._start_or_resume(data, progress, on_evaluate)
+        limited = self.limit.running() if self.context.count > 1 else nullcontext()
+        with self._open_metrics() as self.metrics, catch_interrupt() as interrupt, limited:
+            self._announce()
+            try:
+                self.call.train()
+                for number, batch in prefetched(data.batches.train_batch, self.state.step + 1, self.settings.steps):
+                    self.limit.begin()
+                    step = self._train_step(number, batch)
+                    self._log(step, batch)
+                    stopping = self.context.any(interrupt.requested)
+                    self.limit.end()
+                    if step.is_last or stopping or _is_due(number, self.settings.checkpoint_every):
+                        require_run_folder(self.folder)
+                        checkpoint = self._save()
+                        if stopping and not step.is_last:
+                            raise TrainingInterrupted(
+                                f"Stopped after step {number} of {self.settings.steps}; {checkpoint} holds the run. "
+                                "The same command with --resume (in Python: resume=True) goes on from there.",
+                                interrupt.signal,
+                            )
+            finally:
+                self.progress.stop()
+        return self._finish()
+
+    def _start_or_resume(self, data: Data, progress: Progress | None, on_evaluate: Evaluate | None) -> None:
+        settings, context = self.settings, self.context
+        self.data, self.on_evaluate = data, on_evaluate
+        self.warn = warnings.warn if progress is None else progress.tell
+        self.progress = progress if progress is not None and context.is_first else Silent()
+        set_seed(settings.seed)
+        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, settings.keep_checkpoints, self.warn)
+        self.resumed_from = self.checkpoints.newest() if self.resumes else None
+        model = build_model(
+            self.recipe, data, init_from=self.resumed_from is None, without_weights=context.kind == "fsdp"
+        )
+        if not self.resumes and context.is_first:
+            begin_run_folder(self.folder, self.recipe)
+        context.wait()
+        if settings.gradient_checkpointing:
+            # transformers renamed it within version 5; the old name warns where the new one exists.
+            if hasattr(model, "activation_checkpointing_enable"):
+                model.activation_checkpointing_enable()
+            else:
+                model.gradient_checkpointing_enable()
+        # `call` is the module to call in training: the model, or DDP's wrapper of it.
+        self.model, self.call = context.parallelize(
+            model, self.folder, lambda model: draw_weights(model, settings.seed)
+        )
+        if settings.compile:
+            for layer in self.model.model.layers:
+                layer.compile()
+        self.optimizers = build_optimizers(self.model, settings)
+        self.scaler = torch.amp.GradScaler(context.device.type, enabled=settings.precision == "fp16")
+        self.detector = SpikeDetector(settings.max_loss_rise, overflow_is_normal=settings.precision == "fp16")
+        self.state = RunState(data=_fingerprint(data.batches))
+        if self.resumed_from is not None:
+            self._restore(self.resumed_from)
+        self.limit = TimeLimit(settings.timeout_minutes, self._standstill)
+        self.tokens, self.seconds_logged = 0, self.state.seconds  # since the last logged step, and until it
+        self.layers: dict[str, list[float]] = {}  # the statistics that were logged last
+
+    def _restore(self, checkpoint: Path) -> None:
+        state = load_checkpoint(checkpoint, self.model, self.optimizers)
+        if state.data != self.state.data:
+            raise ValueError(
+                f"The data is not what the run in {str(self.folder)!r} was started on; "
+                "choose another output folder, or overwrite (--overwrite, in Python overwrite=True)."
+            )
+        if state.scaler is not None:
+            self.scaler.load_state_dict(state.scaler)
+        if state.spike_detector is not None:
+            self.detector.load_state_dict(state.spike_detector)
+        self.state = state
+
+    def _open_metrics(self) -> AbstractContextManager[Metrics | None]:
+        if not self.context.is_first:
+            return nullcontext()
+        return Metrics(self.folder / METRICS, self.folder / TENSORBOARD, self.state.step)
+
+    def _announce(self) -> None:
+        self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
+        self.progress.tell(self.context.describe(self.model, self.call))
+        if self.resumes:
+            step = f"goes on after step {self.state.step}"
+            self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")
+
+    def _train_step(self, number: int, batch: dict[str, Tensor]) -> _Step:
+        """Change the weights by one batch, unless its loss or gradient goes wrong."""
+        started = time.perf_counter()
+        rate = learning_rate(number, self.settings)
+        for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
+            group["lr"] = rate
+        loss = backward(self.call, batch, self.context, self.scaler, self.settings.accumulation)
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        norm = self.context.clip(self.model.parameters(), self.settings.max_grad_norm)
+        bad_step = self.detector.check(loss, norm)
+        if bad_step is not None:
+            self._report(bad_step, number, batch)
+        for optimizer in self.optimizers:
+            # fp16's overflows are normal, and one in the gradients of one optimizer skips the step of all.
+            if bad_step is None and math.isfinite(norm):
+                self.scaler.step(optimizer)
+            optimizer.zero_grad()
+        self.scaler.update()
+        self.state.step = number
+        self.state.seconds += time.perf_counter() - started
+        self.tokens += batch["input_ids"].numel()
+        return _Step(number, loss, norm, rate, bad_step, is_last=number == self.settings.steps)
+
+    def _report(self, bad_step: BadStep, number: int, batch: dict[str, Tensor]) -> None:
+        """Find out where a step went wrong. Raises DivergenceError unless it may be skipped."""
+        divergence = diagnose(
+            self.model,
+            batch,
+            self.context,
+            bad_step,
+            step=number,
+            accumulation=self.settings.accumulation,
+            before=self.layers,
+        )
+        stop_or_skip(divergence, self.settings, self.detector, self.folder, self.checkpoints.last, self.context)
+        if self.context.is_first:
+            self.warn(f"The step is skipped. {divergence}")
+
+    def _log(self, step: _Step, batch: dict[str, Tensor]) -> None:
+        """Show the progress, and log the step if it is due, with an evaluation and layer statistics if those are."""
+        settings, number = self.settings, step.number
+        speed = self.tokens / (self.state.seconds - self.seconds_logged)
+        self.progress.update(number, step.loss, speed)
+        evaluates = self.on_evaluate is not None and (step.is_last or _is_due(number, settings.evaluate_every))
+        measures_layers = settings.inspect_every is not None and (
+            number == 1 or step.is_last or _is_due(number, settings.inspect_every)
+        )
+        is_skipped = step.bad_step is not None
+        if not (step.is_last or evaluates or measures_layers or is_skipped or _is_due(number, settings.log_every)):
+            return
+        line: dict[str, Any] = {"step": number, "loss": step.loss, "learning_rate": step.learning_rate}
+        line |= {"grad_norm": step.norm, "tokens_per_second": speed, "seconds": self.state.seconds}
+        line |= {"lambdas": self.model.lambdas(), "mfu": self._utilisation(speed)}
+        line |= {"memory": peak_memory(self.context.device)}
+        if step.bad_step is not None:
+            line["skipped"] = step.bad_step.reason
+        if measures_layers:
+            self.layers = self._layer_statistics(batch)
+            line |= self.layers
+        if evaluates:
+            line |= self._evaluate(number)
+        require_run_folder(self.folder)
+        if self.metrics is not None:
+            self.metrics.log(line)
+        self.tokens, self.seconds_logged = 0, self.state.seconds
+
+    def _utilisation(self, speed: float) -> float | None:
+        """The share of the devices' peak that the model's own arithmetic takes (MFU); None where no peak is known."""
+        peak = peak_flops(self.context.device, self.settings.precision)
+        if peak is None:
+            return None
+        return speed * flops_per_token(self.model.config, self.recipe.data.length) / (self.context.count * peak)
+
+    def _layer_statistics(self, batch: dict[str, Tensor]) -> dict[str, list[float]]:
+        """Statistics of each layer from one sequence of each process."""
+        row = {name: tensor[:1] for name, tensor in self.context.local_batch(batch).items()}
+        with self.context.autocast():
+            statistics = measure_layers(self.model, self.context.model_inputs(row))
+        return reduced(statistics, self.context.device)
+
+    def _evaluate(self, number: int) -> dict[str, float]:
+        assert self.on_evaluate is not None  # the caller's own check
+        self.limit.end()  # an evaluation may take as long as it likes
+        self.model.eval()
         try:
-            call.train()
-            tokens, since = 0, state.seconds  # since the last logged step
-            layers: dict[str, list[float]] = {}  # what was found when they were last inspected
-            for step, batch in prefetched(data.batches.train_batch, state.step + 1, settings.steps):
-                limit.begin()
-                started = time.perf_counter()
-                rate = learning_rate(step, settings)
-                for group in chain.from_iterable(optimizer.param_groups for optimizer in optimizers):
-                    group["lr"] = rate
-                loss = backward(call, batch, processes, scaler, settings.accumulation)
-                for optimizer in optimizers:
-                    scaler.unscale_(optimizer)
-                norm = processes.clip(model.parameters(), settings.max_grad_norm)
-                fault = watch.fault(loss, norm)
-                if fault is not None:
-                    divergence = diagnose(
-                        model, batch, processes, fault, step=step, accumulation=settings.accumulation, before=layers
-                    )
-                    stop_or_leave_out(divergence, settings, watch, folder, checkpoints.last, processes)
-                    if processes.is_first:
-                        warn(f"The step is left out. {divergence}")
-                for optimizer in optimizers:
-                    # One optimizer's overflow, which is normal in fp16, is all optimizers'.
-                    if fault is None and math.isfinite(norm):
-                        scaler.step(optimizer)
-                    optimizer.zero_grad()
-                scaler.update()
-                state.step = step
-                state.seconds += time.perf_counter() - started
-                tokens += batch["input_ids"].numel()
-                speed = tokens / (state.seconds - since)
-                progress.update(step, loss, speed)
+            with torch.no_grad(), self.context.autocast():
+                results = self.on_evaluate(self.model, number)
+        except Exception:
+            if self.context.count == 1:  # of several processes, the others may be elsewhere in the run
+                self._save()
+            raise
+        self.model.train()
+        self.limit.begin()
+        return results
 
-                last = step == settings.steps
-                evaluating = on_evaluate is not None and (last or _due(step, settings.evaluate_every))
-                inspecting = settings.inspect_every is not None and (
-                    step == 1 or last or _due(step, settings.inspect_every)
-                )
-                if last or evaluating or inspecting or fault is not None or _due(step, settings.log_every):
-                    line: dict[str, Any] = {"step": step, "loss": loss, "learning_rate": rate, "grad_norm": norm}
-                    line |= {"tokens_per_second": speed, "seconds": state.seconds, "lambdas": model.lambdas()}
-                    line |= {"mfu": speed / fastest if fastest else None, "memory": peak_memory(processes.device)}
-                    if fault is not None:
-                        line["left_out"] = fault.what
-                    if inspecting:
-                        layers = inspect_batch(model, batch, processes)
-                        line |= layers
-                    if on_evaluate is not None and evaluating:
-                        limit.end()  # an evaluation may take as long as it likes
-                        try:
-                            line |= _evaluate(model, step, on_evaluate, processes)
-                        except Exception:
-                            if processes.count == 1:  # of several, the others may be at another place
-                                checkpoints.save(_with(state, watch, scaler), model, optimizers, data.tokenizer)
-                            raise
-                        limit.begin()
-                    require_run_folder(folder)
-                    if metrics is not None:
-                        metrics.log(line)
-                    tokens, since = 0, state.seconds
+    def _save(self) -> Path:
+        scaler = self.scaler.state_dict() if self.scaler.is_enabled() else None
+        state = replace(self.state, spike_detector=self.detector.state_dict(), scaler=scaler)
+        return self.checkpoints.save(state, self.model, self.optimizers, self.data.tokenizer)
 
-                stopping = processes.any(interrupt.requested)
-                limit.end()
-                if last or stopping or _due(step, settings.checkpoint_every):
-                    require_run_folder(folder)
-                    checkpoint = checkpoints.save(_with(state, watch, scaler), model, optimizers, data.tokenizer)
-                    if stopping and not last:
-                        raise TrainingInterrupted(
-                            f"Stopped after step {step} of {settings.steps}; {checkpoint} holds the run. "
-                            "The same command with --resume (in Python: resume=True) goes on from there.",
-                            interrupt.signal,
-                        )
-        finally:
-            progress.stop()
+    def _finish(self) -> TrainedRun:
+        """Save the trained model."""
+        self.model.eval()
+        size = bytes_of(weights_of(self.model).values())
+        with collective_directory(self.folder / MODEL, size=size, intact=self.checkpoints.intact()) as target:
+            save_model(target, self.model, self.data.tokenizer)
+        self.context.wait()
+        return TrainedRun(
+            folder=self.folder,
+            model_folder=self.folder / MODEL,
+            model=self.model,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            seconds=self.state.seconds,
+            last=(read_metrics(self.folder / METRICS) or [{}])[-1],
+        )
 
-    model.eval()
-    room = bytes_of(weights_of(model).values())
-    with written_whole(folder / MODEL, room=room, intact=checkpoints.intact()) as target:
-        save_model(target, model, data.tokenizer)
-    processes.wait()
-    return TrainedRun(
-        folder=folder,
-        model_folder=folder / MODEL,
-        model=model,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        seconds=state.seconds,
-        last=(read_metrics(folder / METRICS) or [{}])[-1],
-    )
-
-
-def _records(folder: Path, step: int, processes: Processes) -> AbstractContextManager[Metrics | None]:
-    return Metrics(folder / METRICS, folder / TENSORBOARD, step) if processes.is_first else nullcontext()
+    def _standstill(self) -> str:
+        return (
+            f"The run has stood still after step {self.state.step} of {self.settings.steps} for longer than "
+            f"train.timeout_minutes={self.settings.timeout_minutes:g}: this process or another one hangs; "
+            f"{self.checkpoints.intact()}; the same command with --resume goes on."
+        )
 
 
 def _fingerprint(batches: Batches) -> str:
@@ -274,45 +379,5 @@ def _fingerprint(batches: Batches) -> str:
     return hashlib.sha256(batches.train_batch(1)["input_ids"].numpy().tobytes() + batches.source.encode()).hexdigest()
 
 
-def _restore(
-    checkpoint: Path,
-    model: Any,
-    optimizers: Sequence[torch.optim.Optimizer],
-    scaler: torch.amp.GradScaler,
-    watch: Watch,
-    fingerprint: str,
-) -> RunState:
-    state = load_checkpoint(checkpoint, model, optimizers)
-    if state.data != fingerprint:
-        raise ValueError(
-            f"The data is not what the run in {str(checkpoint.parents[1])!r} was started on; "
-            "choose another output folder, or overwrite (--overwrite, in Python overwrite=True)."
-        )
-    if state.scaler is not None:
-        scaler.load_state_dict(state.scaler)
-    if state.watch is not None:
-        watch.load_state_dict(state.watch)
-    return state
-
-
-def _due(step: int, every: int | None) -> bool:
+def _is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
-
-
-def _with(state: RunState, watch: Watch, scaler: torch.amp.GradScaler) -> RunState:
-    """The state of a run, with what its parts remember."""
-    return replace(state, watch=watch.state_dict(), scaler=scaler.state_dict() if scaler.is_enabled() else None)
-
-
-def _evaluate(model: Any, step: int, on_evaluate: Evaluate, processes: Processes) -> dict[str, float]:
-    model.eval()
-    with torch.no_grad(), processes.autocast():
-        results = on_evaluate(model, step)
-    model.train()
-    return results
-
-
-def _fastest(model: Any, recipe: Recipe, processes: Processes) -> float | None:
-    """Tokens per second at which the model's own arithmetic would fill all devices; None where that is not known."""
-    peak = peak_flops(processes.device, recipe.train.precision)
-    return None if peak is None else processes.count * peak / flops_per_token(model.config, recipe.data.length)

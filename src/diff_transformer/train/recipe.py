@@ -1,38 +1,87 @@
 """Recipes: strict YAML files that say what is trained, on what, and how."""
 
-import difflib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from transformers import PreTrainedTokenizerFast
 
 from diff_transformer.model import DiffTransformerConfig
-from diff_transformer.train.schema import (
-    ArithmeticData,
-    ManyShotData,
-    ModelRecipe,
-    NeedleData,
-    Recipe,
-    RetrievalData,
-    TextData,
-    TrainRecipe,
-)
-from diff_transformer.train.yaml_reader import read_yaml
+from diff_transformer.suggestions import nearest
+from diff_transformer.train.data_kinds import KINDS, AnyData
+from diff_transformer.train.recipe_schema import ModelRecipe, Section, TrainRecipe
 
-__all__ = ["ArithmeticData", "ManyShotData", "ModelRecipe", "NeedleData", "Recipe", "RetrievalData", "TextData"]
-__all__ += ["TrainRecipe"]
-__all__ += ["build_config", "differences", "dump_recipe", "load_recipe", "parse_recipe", "shipped_recipes"]
 
-_KINDS: dict[str, type[BaseModel]] = {
-    "text": TextData,
-    "needles": NeedleData,
-    "retrieval": RetrievalData,
-    "many_shot": ManyShotData,
-    "arithmetic": ArithmeticData,
+class _Loader(yaml.SafeLoader):
+    """PyYAML follows YAML 1.1, where 2e-3 is a string and `no` is false; this one follows YAML 1.2 in both."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is given twice", node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_FLOAT = "tag:yaml.org,2002:float"
+_BOOL = "tag:yaml.org,2002:bool"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_FLOAT, _BOOL)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_Loader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+               r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+    list("-+0123456789."),
+)  # fmt: skip
+
+
+def read_yaml(text: str) -> Any:
+    """Parse one YAML document.
+
+    Raises:
+        yaml.YAMLError: the text is not YAML, gives a key twice, or holds what Python cannot: lists in lists too deep, a
+            number of thousands of digits, a list as a key.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it holds lists in lists too deep") from None
+    except (ValueError, TypeError) as error:
+        raise yaml.YAMLError(str(error)) from None
+
+
+# Names that keys had in earlier versions.
+_FORMER_KEYS = {"model.start_from": "model.init_from"}
+
+
+class Recipe(Section):
+    """A whole training run."""
+
+    name: Annotated[str, Field(min_length=1)]
+    model: ModelRecipe
+    data: Annotated[AnyData, Field(discriminator="kind")]
+    train: TrainRecipe
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "Recipe":
+        if self.data.batch_size % self.train.accumulation:
+            raise ValueError(
+                f"train.accumulation={self.train.accumulation} does not divide data.batch_size={self.data.batch_size}"
+            )
+        positions = self.model.max_position_embeddings
+        if positions is not None and positions < self.data.length:
+            raise ValueError(
+                f"model.max_position_embeddings={positions} is shorter than data.length={self.data.length}"
+            )
+        return self
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -67,6 +116,8 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ValueError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path} is not a recipe: it holds {_quoted(settings)}, not sections of settings.")
+    if isinstance(model := settings.get("model"), dict) and "init_from" not in model and "start_from" in model:
+        model["init_from"] = model.pop("start_from")  # the key of older recipes
     for override in overrides:
         _apply(settings, override)
     return parse_recipe(settings, source=str(path))
@@ -144,6 +195,7 @@ def _apply(settings: dict[str, Any], override: str) -> None:
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ValueError(f"{override!r} is not an override; write section.key=value, for example train.steps=100.")
+    key = _FORMER_KEYS.get(key, key)
     *sections, last = key.split(".")
     place = settings
     for section in sections:
@@ -162,7 +214,7 @@ def _explain(error: ValidationError, source: str) -> str:
     problem = problems[0]
     # Pydantic puts the chosen kind of data between "data" and the key; a user never wrote it there.
     parts = [str(part) for part in problem["loc"]]
-    kind = parts.pop(1) if parts[:1] == ["data"] and parts[1:2] and parts[1] in _KINDS else None
+    kind = parts.pop(1) if parts[:1] == ["data"] and parts[1:2] and parts[1] in KINDS else None
     key = ".".join(parts)
     match problem["type"]:
         case "extra_forbidden":
@@ -171,7 +223,7 @@ def _explain(error: ValidationError, source: str) -> str:
             return f"{source}: {key!r} is missing."
         case "union_tag_invalid" | "union_tag_not_found":
             given = _quoted(_given(problem).get("kind"))
-            return f"{source}: 'data.kind' is one of {', '.join(map(repr, _KINDS))}, got {given}."
+            return f"{source}: 'data.kind' is one of {', '.join(map(repr, KINDS))}, got {given}."
         case "value_error":
             where = f" in {key!r}" if key else ""
             return f"{source}: {problem['ctx']['error']}{where}."
@@ -199,17 +251,17 @@ def _suggestion(key: str, kind: str | None) -> str:
     return f"; allowed are {', '.join(map(repr, here or allowed))}."
 
 
-def _nearest(name: str, candidates: Iterable[str]) -> str | None:
-    by_name = {candidate.rpartition(".")[2]: candidate for candidate in candidates}
-    found = difflib.get_close_matches(name, by_name, n=1)
-    return by_name[found[0]] if found else None
+def _nearest(name: str, keys: Iterable[str]) -> str | None:
+    by_name = {key.rpartition(".")[2]: key for key in keys}
+    found = nearest(name, by_name)
+    return by_name[found] if found else None
 
 
 def _keys(kind: str | None) -> Iterator[str]:
     """All keys of a recipe, dotted; where the kind of data is not known, those of all."""
     sections: dict[str, list[type[BaseModel]]] = {
         "model": [ModelRecipe],
-        "data": [_KINDS[kind]] if kind in _KINDS else list(_KINDS.values()),
+        "data": [KINDS[kind]] if kind in KINDS else list(KINDS.values()),
         "train": [TrainRecipe],
     }
     for name in Recipe.model_fields:

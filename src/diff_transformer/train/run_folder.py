@@ -1,6 +1,5 @@
-"""The folder of a run: who may write into it, and what may be deleted."""
+"""Decides which run may write into an output folder, and deletes what an overwritten run has left there."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,24 +8,24 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
+from diff_transformer.storage.atomic import unfinished_path, write_atomically
+from diff_transformer.train.distributed import UNFINISHED_START
+from diff_transformer.train.initial_weights import check_init_from
 from diff_transformer.train.recipe import Recipe, differences, dump_recipe, load_recipe
-from diff_transformer.train.start import check_start
 
 RECIPE = "recipe.yaml"
 METRICS = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
-START = ".unfinished-start"  # weights on their way to several processes
 LOCK = ".lock"
 DIVERGENCE = "divergence.json"
-# The recipe goes last: as long as it is there, the folder is known as ours.
+# What a run writes; the recipe is deleted last, as it marks the folder as ours.
 _UNFINISHED_MODELS = tuple(f".{why}-{MODEL}" for why in ("unfinished", "replaced"))
-_OURS = (START, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, *_UNFINISHED_MODELS, DIVERGENCE, RECIPE)
-_UNFINISHED_RECIPE = f".unfinished-{RECIPE}"
-_BEGUN = {_UNFINISHED_RECIPE, LOCK}  # all that is in the folder of a run that was killed when it began
-_NAMED = 4  # differing settings that a message names
-_FREE = ("train.timeout_minutes ",)  # what may change when a run goes on, as no number of it depends on that
+_OURS = (UNFINISHED_START, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, *_UNFINISHED_MODELS, DIVERGENCE, RECIPE)
+_BEGUN = {unfinished_path(Path(RECIPE)).name, LOCK}  # all that a run leaves that was killed when it began
+_NAMED = 4  # how many differing settings a message names
+_CHANGEABLE = ("train.timeout_minutes ",)  # settings that a resumed run may change: no number depends on them
 _HEADING = "# A training run of diff-transformer, every setting spelled out.\n"
 
 # "auto": where there is a run.
@@ -34,7 +33,7 @@ Resume = bool | Literal["auto"]
 
 
 def is_resumed(folder: Path, resume: Resume) -> bool:
-    """Whether a run in `folder` goes on, or begins.
+    """Whether a run in `folder` is resumed rather than begun.
 
     Raises:
         ValueError: `resume` is neither a truth value nor "auto".
@@ -45,7 +44,7 @@ def is_resumed(folder: Path, resume: Resume) -> bool:
 
 
 def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite: bool) -> None:
-    """Say why a run of `recipe` cannot have `folder`, or cannot start from the model it names. Changes nothing.
+    """Check that a run of `recipe` may have `folder` and can start from the model it names. Changes nothing.
 
     Raises:
         ValueError: both `resume` and `overwrite` are asked for; or the run to resume had another recipe.
@@ -58,7 +57,9 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
     if is_resumed(folder, resume):
         if not is_run:
             raise FileNotFoundError(f"There is no run to resume in {str(folder)!r}.")
-        changed = [text for text in differences(load_recipe(folder / RECIPE), recipe) if not text.startswith(_FREE)]
+        changed = [
+            text for text in differences(load_recipe(folder / RECIPE), recipe) if not text.startswith(_CHANGEABLE)
+        ]
         if changed:
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
             raise ValueError(
@@ -75,11 +76,11 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
         )
     if not is_run and folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= _BEGUN):
         raise FileExistsError(f"{str(folder)!r} exists and is not a run of ours, so nothing is written there.")
-    check_start(recipe)
+    check_init_from(recipe)
 
 
 def begin_run_folder(folder: Path, recipe: Recipe) -> None:
-    """Make `folder`, which `check_run_folder` has allowed, ready for a new run of `recipe`.
+    """Prepare `folder`, which `check_run_folder` has allowed, for a new run of `recipe`.
 
     Overwriting deletes what a run writes (`recipe.yaml`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `model/`)
     and nothing else, and only in a folder whose `recipe.yaml` a run has written.
@@ -88,24 +89,25 @@ def begin_run_folder(folder: Path, recipe: Recipe) -> None:
         for name in _OURS:
             _delete(folder / name)
     folder.mkdir(parents=True, exist_ok=True)
-    # Renamed when it is whole: with half of one the folder would be nobody's.
-    (folder / _UNFINISHED_RECIPE).write_text(_HEADING + dump_recipe(recipe), encoding="utf-8")
-    os.replace(folder / _UNFINISHED_RECIPE, folder / RECIPE)
+    write_atomically(folder / RECIPE, _HEADING + dump_recipe(recipe))  # half a recipe would mark no folder as ours
 
 
 def require_run_folder(folder: Path) -> None:
-    """Raises FileNotFoundError where the folder of a run that goes on has been removed, or moved away."""
+    """Raise FileNotFoundError if the folder of a running training has been removed or moved away."""
     if not folder.is_dir():
         raise FileNotFoundError(f"The output folder {str(folder)!r} was removed during training.")
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep every other process from training in `folder`, until this one is through with it or dead.
+    """Keep every other process from training in `folder` until the block, or this process, ends.
+
+    Folders that were made for the lock and stay empty are removed.
 
     Raises:
-        ValueError: another one trains there now.
+        ValueError: another process trains there now.
     """
+    created = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=0)
     try:
@@ -120,8 +122,9 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         lock.release()
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        for path in created:
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
 
 
 def is_run_folder(folder: Path) -> bool:

@@ -1,5 +1,6 @@
-"""The batches of a run's steps, and the gradients of one."""
+"""The parts of an optimizer step: its batch, its gradients, its learning rate, and the optimizers."""
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -7,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diff_transformer.data.packing import IGNORED, flattened
-from diff_transformer.train.distributed import Processes
-from diff_transformer.train.inspection import inspect, reduced
+from diff_transformer.data.packing import IGNORED
+from diff_transformer.train.distributed import DistributedContext
+from diff_transformer.train.recipe_schema import TrainRecipe
 
 
 def prefetched(
     batch_of: Callable[[int], dict[str, Tensor]], first: int, last: int
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """The steps `first` … `last` with their batches; the next one is made by a thread while one is worked on."""
+    """The steps `first` … `last` with their batches. A thread makes the next batch during a step."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(batch_of, first)
         for step in range(first, last + 1):
@@ -26,30 +27,89 @@ def prefetched(
 
 
 def backward(
-    call: nn.Module, batch: dict[str, Tensor], processes: Processes, scaler: torch.amp.GradScaler, parts: int
+    call: nn.Module, batch: dict[str, Tensor], context: DistributedContext, scaler: torch.amp.GradScaler, parts: int
 ) -> float:
-    """Gradients of one step's loss: the mean over all its targets, however they are spread over parts and processes."""
+    """Compute the gradients of a step's loss, the mean over all targets of the batch. Returns the loss.
+
+    Args:
+        call: the module to call in training.
+        batch: the whole batch of the step, (B, N) on the CPU; this process takes its rows of it.
+        context: the processes that divide the batch.
+        scaler: the loss scaler of fp16, disabled in other precisions.
+        parts: how many parts the process divides its rows into, one after the other.
+    """
     targets = (batch["labels"][:, 1:] != IGNORED).sum()
-    # What processes exchange is averaged, so each counts its own part as many times as there are of them.
-    items = targets / processes.shares
-    total = torch.zeros((), device=processes.device)
-    own = processes.rows(batch)
+    # Gradients are averaged over the processes, so each process divides its own by fewer targets.
+    targets_per_process = targets / context.dp_size
+    total = torch.zeros((), device=context.device)
+    rows = context.local_batch(batch)
     for part in range(parts):
-        piece = rows_on(processes.device, {name: tensor.chunk(parts)[part] for name, tensor in own.items()})
-        with processes.no_gradient_exchange(call, part < parts - 1), processes.autocast():
-            loss = call(**piece, num_items_in_batch=items, use_cache=False, chunked_loss=True).loss
+        inputs = context.model_inputs({name: tensor.chunk(parts)[part] for name, tensor in rows.items()})
+        with context.no_gradient_exchange(call, part < parts - 1), context.autocast():
+            loss = call(**inputs, num_items_in_batch=targets_per_process, use_cache=False, chunked_loss=True).loss
             scaler.scale(loss).backward()
         total += loss.detach()
-    return float(processes.sum(total / processes.shares))
+    return float(context.sum(total / context.dp_size))
 
 
-def rows_on(device: torch.device, batch: dict[str, Tensor]) -> dict[str, Tensor | int]:
-    """Rows of a batch as the model takes them: packed documents in one row, with where they begin."""
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in flattened(batch).items()}
+def build_optimizers(model: nn.Module, recipe: TrainRecipe) -> list[torch.optim.Optimizer]:
+    """AdamW for everything, or Muon for the matrices inside the layers and AdamW for the rest.
+
+    Weight decay is on matrices, but not on embeddings and not on what makes λ; norm weights are no matrices. Muon's
+    steps are scaled to the size of AdamW's ("match_rms_adamw"), so both take the same learning rate and decay.
+    """
+    beta1, beta2 = recipe.betas
+    parts = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    decayed = {name for name in _decayed(model) if name in parts}
+    hidden = {name for name in decayed if ".layers." in f".{name}"} if recipe.optimizer == "muon" else set()
+    groups = [
+        {"params": [parts[name] for name in parts if name in decayed - hidden], "weight_decay": recipe.weight_decay},
+        {"params": [parts[name] for name in parts if name not in decayed], "weight_decay": 0.0},
+    ]
+    settings: dict[str, Any] = {"lr": recipe.learning_rate, "betas": (beta1, beta2), "eps": recipe.eps}
+    if all(parameter.device.type == "cuda" for parameter in parts.values()):
+        settings["fused"] = True
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, **settings)]
+    if hidden:
+        matrices: list[Tensor] = [parts[name] for name in parts if name in hidden]
+        optimizers.append(
+            torch.optim.Muon(
+                matrices,
+                lr=recipe.learning_rate,
+                weight_decay=recipe.weight_decay,
+                momentum=recipe.momentum,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    return optimizers
 
 
-def inspect_batch(model: Any, batch: dict[str, Tensor], processes: Processes) -> dict[str, list[float]]:
-    """Numbers of each layer from one sequence of each process."""
-    row = rows_on(processes.device, {name: tensor[:1] for name, tensor in processes.rows(batch).items()})
-    with processes.autocast():
-        return reduced(inspect(model, row), processes.device)
+def _decayed(model: nn.Module) -> Iterator[str]:
+    """Names of the parameters that decay. A weight that is shared with an embedding is an embedding."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for path, module in model.named_modules():
+        if path.endswith("lambda_proj"):  # DIFF V2's; the vectors of the first version are no matrices
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim >= 2 and id(parameter) not in embeddings:
+                yield f"{path}.{name}" if path else name
+
+
+def learning_rate(step: int, recipe: TrainRecipe) -> float:
+    """The learning rate of a step in 1 … `steps`.
+
+    It climbs in a straight line to `learning_rate` at step `warmup_steps`. From there it falls to `learning_rate` ·
+    `final_learning_rate` at the last step, in a line or half a cosine wave; or it stays, with "warmup_stable_decay"
+    until the last `decay_steps`, in which it falls in a line.
+    """
+    if step <= recipe.warmup_steps:
+        return recipe.learning_rate * step / recipe.warmup_steps
+    if recipe.schedule == "constant":
+        return recipe.learning_rate
+    begin = recipe.warmup_steps
+    if recipe.schedule == "warmup_stable_decay":
+        assert recipe.decay_steps is not None  # the recipe's own check
+        begin = max(begin, recipe.steps - recipe.decay_steps)
+    progress = max(0, step - begin) / max(1, recipe.steps - begin)
+    left = (1 + math.cos(math.pi * progress)) / 2 if recipe.schedule == "cosine" else 1 - progress
+    return recipe.learning_rate * (recipe.final_learning_rate + (1 - recipe.final_learning_rate) * left)

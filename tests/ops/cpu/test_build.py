@@ -20,7 +20,7 @@ import torch
 
 from diff_transformer import diff_attention
 from diff_transformer.ops import backends, flex
-from diff_transformer.ops.cpu import attention, build
+from diff_transformer.ops.cpu import cpu_backend, cpu_build
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look at Linux's /proc and libraries")
 
@@ -44,10 +44,10 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "csrc"
     folder.mkdir()
     (folder / "kernel.cpp").write_text(THREADS, encoding="utf-8")
-    monkeypatch.setattr(build, "SOURCES", folder)
-    monkeypatch.setattr(attention, "_outcome", attention._Outcome())
+    monkeypatch.setattr(cpu_build, "SOURCES", folder)
+    monkeypatch.setattr(cpu_backend, "_outcome", cpu_backend._Outcome())
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv(build.SWITCH, raising=False)
+    monkeypatch.delenv(cpu_build.SWITCH, raising=False)
     return folder
 
 
@@ -70,7 +70,7 @@ def must_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("this should not have been compiled")
 
-    monkeypatch.setattr(build, "_compile", refuse)
+    monkeypatch.setattr(cpu_build, "_compile", refuse)
 
 
 def forked(action: Callable[[], object]) -> int:
@@ -79,6 +79,7 @@ def forked(action: Callable[[], object]) -> int:
         warnings.simplefilter("ignore")  # newer Pythons warn of any fork with threads; this one only compiles
         pid = os.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for what runs in the background
         try:
             action()
         except KeyboardInterrupt:
@@ -100,15 +101,15 @@ def exit_code(pid: int) -> int:
 def test_compiled_once_then_loaded_without_a_compiler(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    built = build.describe()
-    assert build.obstacle() is None
-    assert "not compiled yet" in build.status()
+    built = cpu_build.describe()
+    assert cpu_build.unavailable_reason() is None
+    assert "not compiled yet" in cpu_build.status()
     # torch's own lock file, left over by a killed process, would make torch wait for ever.
     built.folder.mkdir(parents=True)
     (built.folder / "lock").touch()
     runtimes, environment = openmp_runtimes(), dict(os.environ)
 
-    build.load()
+    cpu_build.load()
     out, err = capfd.readouterr()
     assert out == ""
     first, last = err.splitlines()
@@ -128,23 +129,23 @@ def test_compiled_once_then_loaded_without_a_compiler(
     monkeypatch.setenv("PATH", "")
     must_not_compile(monkeypatch)
     start = time.perf_counter()
-    build.load()
+    cpu_build.load()
     assert time.perf_counter() - start < 0.5  # a few milliseconds; the machine may be busy
-    assert build.status() == f"compiled for {torch.backends.cpu.get_cpu_capability()}: {built.library}"
-    assert build.compile_library() == (built.library, built.capability, None)
+    assert cpu_build.status() == f"compiled for {torch.backends.cpu.get_cpu_capability()}: {built.library}"
+    assert cpu_build.compile_library() == (built.library, built.capability, None)
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_damaged_library_is_compiled_again() -> None:
-    built = build.describe()
+    built = cpu_build.describe()
     built.folder.mkdir(parents=True)
     built.library.write_bytes(b"\x7fELF, and then the disk was full")
-    build.load()
+    cpu_build.load()
     assert ctypes.CDLL(str(built.library)).threads() == 2
 
 
 def test_parallel_processes_compile_once(capfd: pytest.CaptureFixture[str]) -> None:
-    processes = [forked(build.load) for _ in range(4)]
+    processes = [forked(cpu_build.load) for _ in range(4)]
     assert [exit_code(pid) for pid in processes] == [0] * 4
     said = capfd.readouterr().err
     assert said.count("compiling the CPU kernel") == 1
@@ -152,11 +153,11 @@ def test_parallel_processes_compile_once(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_who_waits_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    built = build.describe()
+    built = cpu_build.describe()
     built.folder.mkdir(parents=True)
     with open(built.folder / "build.lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        waiting = threading.Thread(target=build.load)
+        waiting = threading.Thread(target=cpu_build.load)
         waiting.start()
         said = ""
         while "waiting for another process" not in said:
@@ -182,7 +183,7 @@ def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
     compiler.chmod(0o700)
     with monkeypatch.context() as context:
         context.setenv("CXX", str(compiler))
-        builder = forked(build.load)
+        builder = forked(cpu_build.load)
     while not started.is_file():
         assert os.waitpid(builder, os.WNOHANG) == (0, 0)
         time.sleep(0.02)
@@ -196,10 +197,10 @@ def test_a_killed_build_does_not_block_the_next(compiling: tuple[int, int]) -> N
     builder, _ = compiling
     os.kill(builder, signal.SIGKILL)
     assert exit_code(builder) == -signal.SIGKILL
-    built = build.describe()
+    built = cpu_build.describe()
     assert not built.library.exists()
     assert list(built.folder.glob("work-*"))
-    build.load()  # while the compiler of the killed process is still there
+    cpu_build.load()  # while the compiler of the killed process is still there
     assert built.library.is_file()
     assert not list(built.folder.glob("work-*"))
 
@@ -210,49 +211,49 @@ def test_an_interrupted_build_leaves_nothing_behind(compiling: tuple[int, int]) 
     assert exit_code(builder) == 130
     with pytest.raises(ProcessLookupError):
         os.kill(compiler, 0)
-    assert [path.name for path in build.describe().folder.iterdir()] == ["build.lock"]
+    assert [path.name for path in cpu_build.describe().folder.iterdir()] == ["build.lock"]
 
 
 # The name.
 
 
 def test_everything_that_decides_the_code_is_in_the_name(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [build.describe().folder]
+    names = [cpu_build.describe().folder]
     (sources / "kernel.cpp").write_text(THREADS + "\n", encoding="utf-8")
-    names.append(build.describe().folder)
+    names.append(cpu_build.describe().folder)
     (sources / "kernel.h").touch()
-    names.append(build.describe().folder)
+    names.append(cpu_build.describe().folder)
     (sources / "notes.txt").touch()
-    assert build.describe().folder == names[-1]
+    assert cpu_build.describe().folder == names[-1]
     for capability in {"AVX512", "AVX2", "DEFAULT"} - {torch.backends.cpu.get_cpu_capability()}:
         with monkeypatch.context() as context:
             context.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
-            names.append(build.describe().folder)
+            names.append(cpu_build.describe().folder)
     monkeypatch.setattr(torch, "__version__", "0.0.0")
-    names.append(build.describe().folder)
+    names.append(cpu_build.describe().folder)
     assert len(set(names)) == len(names) == 6
 
 
 def test_flags_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = build.describe()
+    before = cpu_build.describe()
     monkeypatch.setenv("CXXFLAGS", "-g '-DTWO WORDS'")
-    assert build.describe().flags == (*before.flags, "-g", "-DTWO WORDS")
-    assert build.describe().folder != before.folder
+    assert cpu_build.describe().flags == (*before.flags, "-g", "-DTWO WORDS")
+    assert cpu_build.describe().folder != before.folder
     monkeypatch.setenv("CXXFLAGS", "'unclosed")
-    with pytest.raises(build.BuildError, match=r"CXXFLAGS cannot be read .*'unclosed"):
-        build.describe()
+    with pytest.raises(cpu_build.BuildError, match=r"CXXFLAGS cannot be read .*'unclosed"):
+        cpu_build.describe()
 
 
 def test_flags_of_each_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu_build.platform, "machine", lambda: "x86_64")
     for capability in ("AVX512", "AVX2", "DEFAULT"):
-        flags = build.compiler_flags(capability)
+        flags = cpu_build.compiler_flags(capability)
         assert f"-DCPU_CAPABILITY={capability}" in flags
         assert f"-DCPU_CAPABILITY_{capability}" in flags
         assert ("-mavx512f" in flags) == (capability == "AVX512")
         assert ("-mavx2" in flags) == (capability != "DEFAULT")
-    monkeypatch.setattr(build.platform, "machine", lambda: "aarch64")
-    flags = build.compiler_flags("SVE256")
+    monkeypatch.setattr(cpu_build.platform, "machine", lambda: "aarch64")
+    flags = cpu_build.compiler_flags("SVE256")
     assert "-DCPU_CAPABILITY=DEFAULT" in flags
     assert not any(flag.startswith("-m") for flag in flags)
 
@@ -262,7 +263,7 @@ def test_the_cache_is_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     program = "from torch.utils.cpp_extension import _get_build_directory as folder; print(folder('name', False))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert str(build.cache_folder() / "name") == done.stdout.strip()
+    assert str(cpu_build.cache_folder() / "name") == done.stdout.strip()
 
 
 def test_torch_compile_loads_the_kernel_while_it_traces() -> None:
@@ -289,16 +290,23 @@ def test_without_a_compiler_auto_warns_once_and_a_name_raises() -> None:
     with pytest.warns(UserWarning, match="fused CPU kernel") as caught:
         outputs = [diff_attention(q, k, v, 0.5) for _ in range(3)]
     (warning,) = caught
-    for part in ("'blockwise'", "needs a C++ compiler", "'no-such-compiler'", "apt install g++", "CXX", build.SWITCH):
+    for part in (
+        "'blockwise'",
+        "needs a C++ compiler",
+        "'no-such-compiler'",
+        "apt install g++",
+        "CXX",
+        cpu_build.SWITCH,
+    ):
         assert part in str(warning.message)
     assert torch.equal(outputs[0], diff_attention(q, k, v, 0.5, backend="blockwise"))
-    with pytest.raises(ValueError, match="'cpu' cannot run this request: it needs a C\\+\\+ compiler"):
+    with pytest.raises(ValueError, match=r"'cpu' cannot run.*C\+\+ compiler"):
         diff_attention(q, k, v, 0.5, backend="cpu")
     reasons = backends.explain()
-    assert reasons.pop("cpu") == attention.unavailable()
-    assert {name for name, reason in reasons.items() if reason} == (set() if flex._vectors_are_there() else {"flex"})
-    assert build.status().startswith("not used: it needs a C++ compiler")
-    assert not build.cache_folder().exists()
+    assert reasons.pop("cpu") == cpu_backend.reason_against_cpu_kernel()
+    assert {name for name, reason in reasons.items() if reason} == (set() if flex._cpu_has_vectors() else {"flex"})
+    assert cpu_build.status().startswith("not used: it needs a C++ compiler")
+    assert not cpu_build.cache_folder().exists()
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -316,7 +324,7 @@ def test_what_the_kernel_cannot_do_does_not_look_for_it(monkeypatch: pytest.Monk
     def refuse() -> None:
         raise AssertionError("the kernel was looked for")
 
-    monkeypatch.setattr(attention, "_have_operators", refuse)
+    monkeypatch.setattr(cpu_backend, "_have_operators", refuse)
     q, k, v = tensors(torch.float64)
     diff_attention(q, k, v, 0.5)
     with pytest.raises(ValueError, match=r"'cpu' cannot run this request: .*, got torch\.float64"):
@@ -324,29 +332,30 @@ def test_what_the_kernel_cannot_do_does_not_look_for_it(monkeypatch: pytest.Monk
     q, k, v = tensors()
     mask = torch.zeros(5, 5, requires_grad=True)
     diff_attention(q, k, v, 0.5, attn_mask=mask)
-    with pytest.raises(ValueError, match=r"'cpu' cannot run this request: .*no gradient for attn_mask"):
+    with pytest.raises(ValueError, match=r"'cpu' cannot run.*no gradient for attn_mask"):
         diff_attention(q, k, v, 0.5, attn_mask=mask, backend="cpu")
     with pytest.raises(ValueError, match=r"'cpu' cannot run this request: .*got meta"):
         diff_attention(*(x.to("meta") for x in (q, k, v)), 0.5, backend="cpu")
 
 
 def test_switched_off_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(build.SWITCH, "0")
+    monkeypatch.setenv(cpu_build.SWITCH, "0")
     must_not_compile(monkeypatch)
     q, k, v = tensors()
     diff_attention(q, k, v, 0.5)
-    with pytest.raises(ValueError, match=f"switched off by {build.SWITCH}=0"):
+    with pytest.raises(ValueError, match=f"switched off by {cpu_build.SWITCH}=0"):
         diff_attention(q, k, v, 0.5, backend="cpu")
-    assert f"{build.SWITCH}=0" in build.status()
+    assert f"{cpu_build.SWITCH}=0" in cpu_build.status()
 
 
 def test_a_build_that_fails_is_remembered_until_it_is_asked_for(
     sources: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (sources / "kernel.cpp").write_text(BROKEN, encoding="utf-8")
-    with pytest.raises(build.BuildError, match="error: 'undeclared' was not declared") as failed:
-        build.load()
-    built, reason = build.describe(), str(failed.value)
+    monkeypatch.setenv("MAKEFLAGS", " -j3 --jobserver-auth=3,4")  # as `make -j` sets it; ninja says that it is an error
+    with pytest.raises(cpu_build.BuildError, match="error: 'undeclared' was not declared") as failed:
+        cpu_build.load()
+    built, reason = cpu_build.describe(), str(failed.value)
     assert f"{sources / 'kernel.cpp'}:2" in reason
     assert str(built.log) in reason
     assert "'also_undeclared' was not declared" in built.log.read_text()
@@ -355,36 +364,36 @@ def test_a_build_that_fails_is_remembered_until_it_is_asked_for(
 
     with monkeypatch.context() as context:  # as another process would find it
         must_not_compile(context)
-        assert str(build.obstacle()) == reason
+        assert str(cpu_build.unavailable_reason()) == reason
         q, k, v = tensors()
         with pytest.warns(UserWarning, match="'undeclared' was not declared"):
             diff_attention(q, k, v, 0.5)
-        with pytest.raises(build.BuildError) as again:
-            build.load()
+        with pytest.raises(cpu_build.BuildError) as again:
+            cpu_build.load()
         assert str(again.value) == reason
         # Another compiler deserves a try.
         other = tmp_path / "other-g++"
         other.symlink_to("/bin/true")
         context.setenv("CXX", str(other))
-        assert build.obstacle() is None
+        assert cpu_build.unavailable_reason() is None
         with pytest.raises(AssertionError, match="compiled"):
-            build.load()
+            cpu_build.load()
 
     built.failure.write_text("not a record")
-    assert build.obstacle() is None
+    assert cpu_build.unavailable_reason() is None
     built.failure.write_text('{"compiler": "gone", "reason": "old"}')
     (sources / "kernel.cpp").write_text(THREADS, encoding="utf-8")
-    build.describe().folder.mkdir()
-    build.describe().failure.write_text(built.failure.read_text())
-    assert build.compile_library().seconds is not None
-    assert not build.describe().failure.exists()
+    cpu_build.describe().folder.mkdir()
+    cpu_build.describe().failure.write_text(built.failure.read_text())
+    assert cpu_build.compile_library().seconds is not None
+    assert not cpu_build.describe().failure.exists()
 
 
 def test_a_library_that_does_not_load_is_not_kept(sources: Path) -> None:
     (sources / "kernel.cpp").write_text(UNDEFINED, encoding="utf-8")
-    with pytest.raises(build.BuildError, match=r"does not load .*undefined symbol: nowhere"):
-        build.load()
-    assert not build.describe().library.exists()
+    with pytest.raises(cpu_build.BuildError, match=r"does not load .*undefined symbol: nowhere"):
+        cpu_build.load()
+    assert not cpu_build.describe().library.exists()
 
 
 @pytest.mark.parametrize("missing", ["ninja", "setuptools"])
@@ -397,25 +406,25 @@ def test_a_missing_tool_is_named_with_its_cure(missing: str, monkeypatch: pytest
     compiler.symlink_to("/bin/true")
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(build.BuildError, match=f"pip install {missing}"):
-        build.load()
+    with pytest.raises(cpu_build.BuildError, match=f"pip install {missing}"):
+        cpu_build.load()
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
-    with pytest.raises(build.BuildError, match=r"cache cannot be used \(Not a directory: .*TORCH_EXTENSIONS_DIR"):
-        build.load()
+    with pytest.raises(cpu_build.BuildError, match=r"cache cannot be used \(Not a directory: .*TORCH_EXTENSIONS_DIR"):
+        cpu_build.load()
 
 
 def test_no_sources_and_no_such_system(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (sources / "kernel.cpp").unlink()
-    with pytest.raises(build.BuildError, match="holds no sources"):
-        build.load()
+    with pytest.raises(cpu_build.BuildError, match="holds no sources"):
+        cpu_build.load()
     monkeypatch.setattr(sys, "platform", "win32")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not attention.available_to_auto()
+        assert not cpu_backend.available_to_auto()
 
 
 # Threads and forks.
@@ -428,8 +437,8 @@ def test_threads_find_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(threading.get_ident())
         time.sleep(0.1)
 
-    monkeypatch.setattr(attention, "_have_operators", slowly)
-    threads = [threading.Thread(target=attention.unavailable) for _ in range(4)]
+    monkeypatch.setattr(cpu_backend, "_have_operators", slowly)
+    threads = [threading.Thread(target=cpu_backend.reason_against_cpu_kernel) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -439,7 +448,7 @@ def test_threads_find_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
     def take_the_lock() -> None:
-        assert attention._outcome.lock.acquire(timeout=5)
+        assert cpu_backend._outcome.lock.acquire(timeout=5)
 
-    with attention._outcome.lock:
+    with cpu_backend._outcome.lock:
         assert exit_code(forked(take_the_lock)) == 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diff_transformer import diff_attention
-from diff_transformer.ops.cpu import attention, build
+from diff_transformer.ops.cpu import cpu_backend, cpu_build
 from diff_transformer.ops.cpu.extension_cache import make_private, refusal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel is compiled here as on Linux")
@@ -29,11 +29,11 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 @pytest.fixture(autouse=True)
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: list[Path]) -> Path:
     """A library in a private cache, two folders below the test's own."""
-    monkeypatch.setattr(attention, "_outcome", attention._Outcome())
+    monkeypatch.setattr(cpu_backend, "_outcome", cpu_backend._Outcome())
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "above" / "cache"))
-    monkeypatch.delenv(build.SWITCH, raising=False)
-    monkeypatch.setattr(build, "_run_compiler", lambda *_: pytest.fail("it was compiled"))
-    made = build.describe().library
+    monkeypatch.delenv(cpu_build.SWITCH, raising=False)
+    monkeypatch.setattr(cpu_build, "_run_compiler", lambda *_: pytest.fail("it was compiled"))
+    made = cpu_build.describe().library
     make_private(made.parent)
     made.write_bytes(b"not loaded in truth")
     made.chmod(0o644)
@@ -56,19 +56,19 @@ def give_away(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(loaded: list[Path], *parts: str) -> None:
     """Neither loaded nor compiled, by any way, and every way says why."""
-    for attempt in (build.load, build.compile_library, lambda: build.compile_library(force=True)):
-        with pytest.raises(build.BuildError) as error:
+    for attempt in (cpu_build.load, cpu_build.compile_library, lambda: cpu_build.compile_library(force=True)):
+        with pytest.raises(cpu_build.BuildError) as error:
             attempt()
         for part in parts:
             assert part in str(error.value)
     assert loaded == []
-    assert str(build.obstacle()) == str(error.value)
-    assert build.status() == f"not used: {error.value}"
+    assert str(cpu_build.unavailable_reason()) == str(error.value)
+    assert cpu_build.status() == f"not used: {error.value}"
 
 
 def test_a_library_of_our_own_is_loaded(library: Path, loaded: list[Path]) -> None:
-    assert build.obstacle() is None
-    build.load()
+    assert cpu_build.unavailable_reason() is None
+    cpu_build.load()
     assert loaded == [library]
 
 
@@ -81,7 +81,7 @@ def test_what_others_may_write_is_refused_with_the_command_that_mends_it(
     place.chmod(mode)
     refused(loaded, f"{place} belongs to user {os.geteuid()} with mode 0{mode:o}", f"chmod go-w {place}`", "--force")
     place.chmod(mode & ~0o022)
-    build.load()
+    cpu_build.load()
     assert loaded == [library]
 
 
@@ -103,7 +103,7 @@ def test_below_a_sticky_folder_a_folder_of_our_own_is_fine_and_a_sticky_one_is_n
     library: Path, loaded: list[Path]
 ) -> None:
     place_of("cache", library).chmod(0o1777)  # as /tmp is
-    build.load()
+    cpu_build.load()
     assert loaded == [library]
     loaded.clear()
     library.parent.chmod(0o1777)
@@ -129,8 +129,8 @@ def test_a_cache_that_cannot_be_entered_is_one_sentence(library: Path, monkeypat
 
     with monkeypatch.context() as context:
         context.setattr(os, "lstat", closed)
-        with pytest.raises(build.BuildError, match="Permission denied"):
-            build.load()
+        with pytest.raises(cpu_build.BuildError, match="Permission denied"):
+            cpu_build.load()
 
 
 @pytest.fixture
@@ -146,13 +146,13 @@ def test_what_is_made_is_ours_alone_whatever_the_umask(library: Path, monkeypatc
     library.parent.rmdir()
     library.parents[1].rmdir()
 
-    def compiled(built: build.Build, work: Path, _: object) -> int:
+    def compiled(built: cpu_build.Build, work: Path, _: object) -> int:
         (work / built.library.name).touch(mode=0o777)
         (work / built.log.name).touch()
         return 0
 
-    monkeypatch.setattr(build, "_run_compiler", compiled)
-    build.load()
+    monkeypatch.setattr(cpu_build, "_run_compiler", compiled)
+    cpu_build.load()
     assert stat.S_IMODE(library.stat().st_mode) == 0o755
     for folder in library.parents[:2]:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -14,10 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budget import Case, Problem, build, cases, expect, prepared
+from budget import Case, Problem, build, expect, prepared, random_cases
 from diff_transformer import diff_attention
-from diff_transformer.ops.backends import Request, choose
-from diff_transformer.ops.cpu.attention import unavailable
+from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops.backends import choose
+from diff_transformer.ops.cpu.cpu_backend import reason_against_cpu_kernel
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_memory"),
@@ -107,7 +108,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def test_where_there_is_a_compiler_there_is_a_kernel() -> None:
     """Elsewhere a missing kernel skips tests; here it must not go unnoticed."""
-    assert unavailable() is None
+    assert reason_against_cpu_kernel() is None
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_twice_the_same(name: str, threads: int) -> None:
         assert torch.equal(out, attend(problem))
 
 
-REQUESTS = cases(batch=2, key_heads=2, queries=140, keys=300, d=20, dv=70, window=150, dtypes=DTYPES)
+REQUESTS = random_cases(batch=2, key_heads=2, queries=140, keys=300, d=20, dv=70, window=150, dtypes=DTYPES)
 
 
 @settings(max_examples=100)

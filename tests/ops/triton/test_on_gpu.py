@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from budget import Case, Problem, build, prepared
+from cases import CASES, case
 from diff_transformer import diff_attention
-from diff_transformer.ops.triton.attention import interpreted
-from diff_transformer.ops.visibility import document_bounds
-from situations import SITUATIONS, case
+from diff_transformer.ops.triton.triton_backend import interpreted
+from diff_transformer.ops.visibility import segment_bounds_from
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,13 +64,13 @@ def test_the_kernels_are_compiled_here() -> None:
     assert not interpreted()
 
 
-# The small situations of the common suite.
+# The small cases of the common suite.
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_output_and_gradients(situation: str, dtype: torch.dtype) -> None:
-    problem, expected = prepared(case(situation, dtype))
+@pytest.mark.parametrize("name", CASES)
+def test_output_and_gradients(name: str, dtype: torch.dtype) -> None:
+    problem, expected = prepared(case(name, dtype))
     problem = on_gpu(problem)
     answer = problem.solve(diff_attention, backend="triton")
     expected.check(answer)
@@ -266,23 +266,23 @@ MACHINERY = {
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 @pytest.mark.parametrize("request_", MACHINERY)
 def test_opcheck(request_: str, norm: bool) -> None:
-    from diff_transformer.ops.triton import operators  # registers them
+    from diff_transformer.ops.triton import torch_ops  # registers them
 
     problem, size = on_gpu(MACHINERY[request_]), MACHINERY[request_]
     lam = problem.lam.expand(size.batch, size.heads, size.queries)
     mask, ends = problem.options.get("attn_mask"), problem.options.get("cu_seqlens")
-    documents = None if ends is None else document_bounds(ends, size.keys)
+    documents = None if ends is None else segment_bounds_from(ends, size.keys)
     weight = torch.randn(size.dv, device="cuda") if norm else None
     tensors, scale = (problem.q, problem.k, problem.v, lam), size.d**-0.5
     rest = (mask, True, scale, size.window, documents)
     for keep in (True, False):
         leaves = [x.detach().requires_grad_(keep) for x in tensors]
         of_norm = weight if weight is None else weight.detach().requires_grad_(keep)
-        torch.library.opcheck(operators.forward, (*leaves, *rest, of_norm, 1e-5, 0.7, keep))
-    out, plain, *saved = operators.forward(*tensors, *rest, weight, 1e-5, 0.7, True)
+        torch.library.opcheck(torch_ops.forward, (*leaves, *rest, of_norm, 1e-5, 0.7, keep))
+    out, plain, *saved = torch_ops.forward(*tensors, *rest, weight, 1e-5, 0.7, True)
     saved = (plain if norm else out, *saved)
     settings = (True, scale, size.window, 1e-5, 0.7)
-    torch.library.opcheck(operators.backward, (problem.dout, *tensors, mask, documents, weight, *saved, *settings))
+    torch.library.opcheck(torch_ops.backward, (problem.dout, *tensors, mask, documents, weight, *saved, *settings))
 
 
 @pytest.mark.parametrize("request_", MACHINERY)

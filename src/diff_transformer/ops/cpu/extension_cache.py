@@ -1,4 +1,4 @@
-"""torch's extension cache: where it is, and who can change what lies in it.
+"""Says where torch's extension cache is, and who can change what lies in it.
 
 To load a library is to run it, so whoever can write to it, or put another in its place, runs code as its user.
 """
@@ -41,51 +41,58 @@ def refusal(library: Path) -> str | None:
     Raises:
         OSError: a folder on the way cannot be entered.
     """
-    ours = {0, os.geteuid()}
+    trusted_users = {0, os.geteuid()}
     real = Path(os.path.realpath(library))  # where the library is a link, both ends of it count
-    found = {place: os.lstat(place) for path in (library, real) for place in (path, *path.parents) if _is_there(place)}
+    paths = (library, *library.parents, real, *real.parents)
+    status = {path: os.lstat(path) for path in paths if _exists(path)}
     # In a container without root's rights, the host's folders, "/" among them, belong to a user that stands for all
     # who are unknown there. It may own the way to the cache, not what lies in the library's folder.
-    above = ours | {os.lstat("/").st_uid}
-    own = {library, library.parent, real, real.parent}
-    foreign = [place for place, seen in found.items() if seen.st_uid not in (ours if place in own else above)]
+    trusted_above = trusted_users | {os.lstat("/").st_uid}
+    innermost = {library, library.parent, real, real.parent}
+    foreign = [
+        path
+        for path, stats in status.items()
+        if stats.st_uid not in (trusted_users if path in innermost else trusted_above)
+    ]
     if foreign:
         return (
-            f"{_described(foreign[0], found[foreign[0]])}, who may put any code there: name a folder of your own in "
+            f"{_described(foreign[0], status[foreign[0]])}, who may put any code there: name a folder of your own in "
             "the environment variable TORCH_EXTENSIONS_DIR"
         )
-    written = [place for place, seen in found.items() if _others_write(seen, sticky_is_fine=place not in own)]
-    if written:
+    writable = [
+        path for path, stats in status.items() if _others_write(stats, sticky_is_fine=path not in innermost)
+    ]  # fmt: skip
+    if writable:
         return (
-            f"{_described(written[0], found[written[0]])}, so that others may put any code there: run "
-            f"`chmod go-w {shlex.join(map(str, written))}` and compile again with `diff-transformer build --force`, or "
-            "name another folder in the environment variable TORCH_EXTENSIONS_DIR"
+            f"{_described(writable[0], status[writable[0]])}, so that others may put any code there: run "
+            f"`chmod go-w {shlex.join(map(str, writable))}` and compile again with `diff-transformer build --force`, "
+            "or name another folder in the environment variable TORCH_EXTENSIONS_DIR"
         )
     return None
 
 
 def make_private(folder: Path) -> None:
     """Make a folder and those above it that are missing, for this user alone, whatever the umask."""
-    for place in (*reversed(folder.parents), folder):
-        if not _is_there(place):
-            place.mkdir(mode=0o700, exist_ok=True)  # another process may be as far
+    for path in (*reversed(folder.parents), folder):
+        if not _exists(path):
+            path.mkdir(mode=0o700, exist_ok=True)  # another process may be as far
 
 
-def _is_there(place: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
-        os.lstat(place)
+        os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
 
 
-def _others_write(seen: os.stat_result, *, sticky_is_fine: bool) -> bool:
-    if stat.S_ISLNK(seen.st_mode):  # its permissions mean nothing; those of what it names count
+def _others_write(stats: os.stat_result, *, sticky_is_fine: bool) -> bool:
+    if stat.S_ISLNK(stats.st_mode):  # its permissions mean nothing; those of what it names count
         return False
-    if sticky_is_fine and stat.S_ISDIR(seen.st_mode) and seen.st_mode & stat.S_ISVTX:
+    if sticky_is_fine and stat.S_ISDIR(stats.st_mode) and stats.st_mode & stat.S_ISVTX:
         return False
-    return bool(seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    return bool(stats.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
-def _described(place: Path, seen: os.stat_result) -> str:
-    return f"{place} belongs to user {seen.st_uid} with mode {stat.S_IMODE(seen.st_mode):04o}"
+def _described(path: Path, stats: os.stat_result) -> str:
+    return f"{path} belongs to user {stats.st_uid} with mode {stat.S_IMODE(stats.st_mode):04o}"

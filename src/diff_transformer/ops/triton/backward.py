@@ -1,6 +1,6 @@
 """The backward kernels (Appendix G, Equation 7), without atomics: the same input gives the same bits.
 
-The first kernel undoes the norm and finds the row sums rowsum(P_c ⊙ dP) = dO · (A_c V) from what the forward kept; one
+The first kernel undoes the norm and finds the row sums rowsum(P_c ⊙ dP) = dO · (A_c V) from what the forward saved; one
 of them is also the gradient of λ. The second adds up dK and dV of a block of keys over the queries, the third dQ of a
 block of queries over the keys. Both compute the maps again from the log-sums, and dP = dO·Vᵀ once for both maps.
 """
@@ -25,7 +25,7 @@ from diff_transformer.ops.triton.tiles import (
 
 @triton.jit
 def rows_kernel(
-    grad_out, plain, second, lam, norm_weight, inverse_norms,
+    grad_out, plain, a2_v, lam, norm_weight, inverse_norms,
     grad_plain, row_sums, grad_lam, grad_weight,
     heads, n, norm_factor,
     grad_batch, grad_head, grad_row, out_batch, out_head, out_row, lam_batch, lam_head, lam_row,
@@ -35,11 +35,11 @@ def rows_kernel(
     batch, head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     first = tl.program_id(0) * QUERIES
     row = batch * heads + head
-    place = batch * out_batch + head * out_head
+    offset = batch * out_batch + head * out_head
     grad = load_tile(
         grad_out + batch * grad_batch + head * grad_head, first, n, grad_row, QUERIES, DV, BLOCK_DV, True
     ).to(tl.float32)  # fmt: skip
-    rows = load_tile(plain + place, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
+    rows = load_tile(plain + offset, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
     if HAS_NORM:
         channels = tl.arange(0, BLOCK_DV)
         inverse = load_vector(inverse_norms + row * n, first, n, 1, QUERIES)
@@ -49,11 +49,11 @@ def rows_kernel(
         tl.store(grad_weight + program + channels, tl.sum(grad * unit, 0) * norm_factor, mask=channels < DV)
         grad *= weight[None, :]
         grad = (grad - unit * (tl.sum(grad * unit, 1) / DV)[:, None]) * inverse[:, None]
-        store_tile(grad_plain + place, first, n, out_row, grad, QUERIES, DV, BLOCK_DV)
+        store_tile(grad_plain + offset, first, n, out_row, grad, QUERIES, DV, BLOCK_DV)
         grad = grad.to(grad_plain.dtype.element_ty).to(tl.float32)  # what the other kernels will read
     lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
-    of_second = load_tile(second + place, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
-    sum2 = tl.sum(grad * of_second, 1)
+    rows_a2 = load_tile(a2_v + offset, first, n, out_row, QUERIES, DV, BLOCK_DV, True).to(tl.float32)
+    sum2 = tl.sum(grad * rows_a2, 1)
     sum1 = tl.sum(grad * rows, 1) + lambdas * sum2
     store_vector(row_sums + row * 2 * n, first, n, sum1, QUERIES)
     store_vector(row_sums + (row * 2 + 1) * n, first, n, sum2, QUERIES)
@@ -124,7 +124,7 @@ def _over_queries(
 
 @triton.jit
 def keys_kernel(
-    grad_out, q, k, v, lam, mask, documents, log_sums, row_sums, grad_k, grad_v,
+    grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_k, grad_v,
     heads, groups, n, s, scale, window,
     grad_batch, grad_head, grad_row, grad_k_batch, grad_k_head, grad_k_map, grad_k_row,
     grad_v_batch, grad_v_head, grad_v_row,
@@ -132,7 +132,7 @@ def keys_kernel(
     lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, SHARED: tl.constexpr, OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr,
-    RAGGED: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+    RAGGED: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dK (B, H_kv, 2 or 1, S, D) and dV (B, H_kv, S, DV): a block of keys of one key head.
@@ -144,7 +144,7 @@ def keys_kernel(
     first = tl.program_id(0) * KEYS
     keys = first + tl.arange(0, KEYS)
     low, high = queries_seeing(
-        tl.minimum(keys, s - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
+        tl.minimum(keys, s - 1), segment_bounds, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_SEGMENTS
     )  # fmt: skip
     begin, end = tl.min(low, 0) // QUERIES * QUERIES, tl.max(high, 0)
     high = tl.where(keys < s, high, 0)  # keys that do not exist are seen by nobody
@@ -185,7 +185,7 @@ def keys_kernel(
 
 @triton.jit
 def _over_keys(
-    first, last, begin, lower, past, query1, query2, grad,
+    first, last, begin, lower, inner_end, query1, query2, grad,
     log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2,
     keys1, keys2, values, grad_q1, grad_q2,
     factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
@@ -194,7 +194,7 @@ def _over_keys(
 ):  # fmt: skip
     """Blocks of keys into dQ of a block of queries, without scale and −λ, which are one to a row."""
     for i in range(first, last):
-        start = block_start(i, begin, lower, past, KEYS, EDGE)
+        start = block_start(i, begin, lower, inner_end, KEYS, EDGE)
         keys = (start + tl.arange(0, KEYS))[None, :]
         value = load_tile(values, start, s, v_row, KEYS, DV, BLOCK_DV, EDGE)
         grad_weights = tl.dot(grad, tl.trans(value), input_precision=PRECISION)
@@ -219,14 +219,14 @@ def _over_keys(
 
 @triton.jit
 def queries_kernel(
-    grad_out, q, k, v, lam, mask, documents, log_sums, row_sums, grad_q,
+    grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_q,
     heads, groups, n, s, scale, window,
     grad_batch, grad_head, grad_row, grad_q_batch, grad_q_head, grad_q_map, grad_q_row,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, EDGE_KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dQ (B, H, 2, N, D): a block of queries of one head."""
@@ -238,9 +238,9 @@ def queries_kernel(
     key_head = head // groups
     queries = first + tl.arange(0, QUERIES)
     low, high = keys_seen(
-        tl.minimum(queries, n - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
+        tl.minimum(queries, n - 1), segment_bounds, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_SEGMENTS
     )  # fmt: skip
-    begin, lower, edges, whole, past = block_ranges(low, high, KEYS, EDGE_KEYS)
+    begin, lower, edges, inner_begin, inner_end = block_ranges(low, high, KEYS, EDGE_KEYS)
     queries, low, high = queries[:, None], low[:, None], high[:, None]
 
     q += batch * q_batch + head * q_head
@@ -270,13 +270,13 @@ def queries_kernel(
     grad_q2 = tl.zeros((QUERIES, BLOCK_D), tl.float32)
     factor = scale * LOG2_E
     grad_q1, grad_q2 = _over_keys(
-        0, edges, begin, lower, past, query1, query2, grad,
+        0, edges, begin, lower, inner_end, query1, query2, grad,
         log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2,
         keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
         mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
     )  # fmt: skip
     grad_q1, grad_q2 = _over_keys(
-        whole // KEYS, past // KEYS, begin, lower, past, query1, query2, grad,
+        inner_begin // KEYS, inner_end // KEYS, begin, lower, inner_end, query1, query2, grad,
         log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2,
         keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
         mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,

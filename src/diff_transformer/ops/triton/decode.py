@@ -8,7 +8,7 @@ together: row r of a tile is query r % N of the head's group member r // N.
 import triton
 import triton.language as tl
 
-from diff_transformer.ops.triton.forward import inverse, normalised, renew
+from diff_transformer.ops.triton.forward import inverse, normalised, update_softmax
 from diff_transformer.ops.triton.tiles import LOG2_E, keys_seen, load_tile, scores_of
 
 
@@ -54,10 +54,10 @@ def parts_kernel(
     query = row % n
     low, high = keys_seen(query, None, n, s, window, IS_CAUSAL, HAS_WINDOW, False)
     channels = tl.arange(0, BLOCK_D)
-    places = q + batch * q_batch + member[:, None] * q_head + query[:, None].to(tl.int64) * q_row + channels[None, :]
+    pointers = q + batch * q_batch + member[:, None] * q_head + query[:, None].to(tl.int64) * q_row + channels[None, :]
     inside = (row[:, None] < rows) & (channels[None, :] < D)
-    query1 = tl.load(places, mask=inside, other=0.0)
-    query2 = tl.load(places + q_map, mask=inside, other=0.0)
+    query1 = tl.load(pointers, mask=inside, other=0.0)
+    query2 = tl.load(pointers + q_map, mask=inside, other=0.0)
     keys1 = k + batch * k_batch + key_head * k_head
     keys2 = keys1 + k_map
     values = v + batch * v_batch + key_head * v_head
@@ -73,14 +73,14 @@ def parts_kernel(
     sum2 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
     first = start + part * keys_a_part
     last = tl.minimum(first + keys_a_part, s)
-    least, most = tl.min(low, 0), tl.max(high, 0)
+    lowest, highest = tl.min(low, 0), tl.max(high, 0)
     queries, low, high = query[:, None], low[:, None], high[:, None]
     for at in range(first, last, KEYS):
         keys = (at + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, at, s, k_row, KEYS, D, BLOCK_D, True)
         key2 = load_tile(keys2, at, s, k_row, KEYS, D, BLOCK_D, True)
         if ALIKE:
-            value = _load_values(values, mask, at, least, most, v_row, mask_key, KEYS, DV, BLOCK_DV, MASK)
+            value = _load_values(values, mask, at, lowest, highest, v_row, mask_key, KEYS, DV, BLOCK_DV, MASK)
         else:
             value = load_tile(values, at, s, v_row, KEYS, DV, BLOCK_DV, True)
         scores1 = scores_of(
@@ -91,33 +91,33 @@ def parts_kernel(
             query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, True, PRECISION,
         )  # fmt: skip
-        weights1, top1, total1, shrink1 = renew(scores1, top1, total1)
-        weights2, top2, total2, shrink2 = renew(scores2, top2, total2)
+        weights1, top1, total1, shrink1 = update_softmax(scores1, top1, total1)
+        weights2, top2, total2, shrink2 = update_softmax(scores2, top2, total2)
         sum1 = tl.dot(weights1.to(value.dtype), value, sum1 * shrink1[:, None], input_precision=PRECISION)
         sum2 = tl.dot(weights2.to(value.dtype), value, sum2 * shrink2[:, None], input_precision=PRECISION)
 
-    place = ((batch * key_heads + key_head) * tl.num_programs(0) + part) * 2 * rows
-    tl.store(tops + place + row, top1, mask=row < rows)
-    tl.store(tops + place + rows + row, top2, mask=row < rows)
-    tl.store(totals + place + row, total1, mask=row < rows)
-    tl.store(totals + place + rows + row, total2, mask=row < rows)
+    offset = ((batch * key_heads + key_head) * tl.num_programs(0) + part) * 2 * rows
+    tl.store(tops + offset + row, top1, mask=row < rows)
+    tl.store(tops + offset + rows + row, top2, mask=row < rows)
+    tl.store(totals + offset + row, total1, mask=row < rows)
+    tl.store(totals + offset + rows + row, total2, mask=row < rows)
     channels = tl.arange(0, BLOCK_DV)
     inside = (row[:, None] < rows) & (channels[None, :] < DV)
-    places = sums + place * DV + row[:, None] * DV + channels[None, :]
-    tl.store(places, sum1, mask=inside)
-    tl.store(places + rows * DV, sum2, mask=inside)
+    pointers = sums + offset * DV + row[:, None] * DV + channels[None, :]
+    tl.store(pointers, sum1, mask=inside)
+    tl.store(pointers + rows * DV, sum2, mask=inside)
 
 
 @triton.jit
-def _whole(tops, totals, parts, rows, PARTS: tl.constexpr):
+def _all_parts(tops, totals, parts, rows, PARTS: tl.constexpr):
     """The highest score of all parts (0 where a row sees nothing), and 1 over the sum of all weights below it."""
     part = tl.arange(0, PARTS)
     top = tl.load(tops + part * 2 * rows, mask=part < parts, other=float("-inf"))
     total = tl.load(totals + part * 2 * rows, mask=part < parts, other=0.0)
     highest = tl.max(top, 0)
     highest = tl.where(highest == float("-inf"), 0.0, highest)
-    whole = tl.sum(tl.exp2(top - highest) * total, 0)
-    return highest, inverse(whole)
+    all_totals = tl.sum(tl.exp2(top - highest) * total, 0)
+    return highest, inverse(all_totals)
 
 
 @triton.jit
@@ -132,22 +132,22 @@ def combine_kernel(
     batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     row = tl.program_id(0)
     head, query = key_head * groups + row // n, row % n
-    place = (batch * key_heads + key_head) * parts * 2 * rows + row
-    highest1, inverse1 = _whole(tops + place, totals + place, parts, rows, PARTS)
-    highest2, inverse2 = _whole(tops + place + rows, totals + place + rows, parts, rows, PARTS)
+    offset = (batch * key_heads + key_head) * parts * 2 * rows + row
+    highest1, inverse1 = _all_parts(tops + offset, totals + offset, parts, rows, PARTS)
+    highest2, inverse2 = _all_parts(tops + offset + rows, totals + offset + rows, parts, rows, PARTS)
     inverse2 *= tl.load(lam + batch * lam_batch + head * lam_head + query * lam_row)
     channels = tl.arange(0, BLOCK_DV)
     result = tl.zeros((1, BLOCK_DV), tl.float32)
     for first in range(0, parts, CHUNK):
         part = first + tl.arange(0, CHUNK)
-        top1 = tl.load(tops + place + part * 2 * rows, mask=part < parts, other=float("-inf"))
-        top2 = tl.load(tops + place + rows + part * 2 * rows, mask=part < parts, other=float("-inf"))
+        top1 = tl.load(tops + offset + part * 2 * rows, mask=part < parts, other=float("-inf"))
+        top2 = tl.load(tops + offset + rows + part * 2 * rows, mask=part < parts, other=float("-inf"))
         inside = (part[:, None] < parts) & (channels[None, :] < DV)
-        places = sums + place * DV + part[:, None].to(tl.int64) * 2 * rows * DV + channels[None, :]
-        sum1 = tl.load(places, mask=inside, other=0.0) * (tl.exp2(top1 - highest1) * inverse1)[:, None]
-        sum2 = tl.load(places + rows * DV, mask=inside, other=0.0) * (tl.exp2(top2 - highest2) * inverse2)[:, None]
+        pointers = sums + offset * DV + part[:, None].to(tl.int64) * 2 * rows * DV + channels[None, :]
+        sum1 = tl.load(pointers, mask=inside, other=0.0) * (tl.exp2(top1 - highest1) * inverse1)[:, None]
+        sum2 = tl.load(pointers + rows * DV, mask=inside, other=0.0) * (tl.exp2(top2 - highest2) * inverse2)[:, None]
         result += tl.sum(sum1 - sum2, 0)[None, :]
     if HAS_NORM:
         result, _ = normalised(result, norm_weight, norm_eps, norm_factor, DV, BLOCK_DV)
-    places = out + batch * out_batch + head * out_head + query * out_row + channels[None, :]
-    tl.store(places, result.to(out.dtype.element_ty), mask=channels[None, :] < DV)
+    pointers = out + batch * out_batch + head * out_head + query * out_row + channels[None, :]
+    tl.store(pointers, result.to(out.dtype.element_ty), mask=channels[None, :] < DV)

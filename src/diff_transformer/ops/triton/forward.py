@@ -22,32 +22,34 @@ from diff_transformer.ops.triton.tiles import (
 
 
 @triton.jit
-def renew(scores, most, total):
-    """One step of the online softmax: weights below the highest score so far, that score, their sum, what shrinks."""
-    highest = tl.maximum(most, tl.max(scores, 1))
-    reachable = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen nothing yet stays at weight 0
-    shrink = tl.exp2(most - reachable)
-    weights = tl.exp2(scores - reachable[:, None])
-    return weights, highest, total * shrink + tl.sum(weights, 1), shrink
+def update_softmax(scores, old_max, total):
+    """One step of the online softmax: the weights below the new maximum, that maximum, the sum of all weights so far,
+    and the factor by which the earlier ones shrink.
+    """
+    new_max = tl.maximum(old_max, tl.max(scores, 1))
+    finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)  # a row that has seen nothing yet stays at weight 0
+    shrink = tl.exp2(old_max - finite_max)
+    weights = tl.exp2(scores - finite_max[:, None])
+    return weights, new_max, total * shrink + tl.sum(weights, 1), shrink
 
 
 @triton.jit
-def _running(
-    first, last, begin, lower, past, query1, query2, keys1, keys2, values, most1, most2, total1, total2, sum1, sum2,
+def _online_softmax(
+    first, last, begin, lower, inner_end, query1, query2, keys1, keys2, values, max1, max2, total1, total2, sum1, sum2,
     factor, low, high, mask, queries, n, s, key_stride, value_stride, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Blocks of keys into the running softmax of both maps, and with VALUES into their products with V."""
     for i in range(first, last):
-        start = block_start(i, begin, lower, past, KEYS, EDGE)
+        start = block_start(i, begin, lower, inner_end, KEYS, EDGE)
         keys = (start + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
         scores1 = scores_of(
             query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
-        weights1, most1, total1, shrink1 = renew(scores1, most1, total1)
+        weights1, max1, total1, shrink1 = update_softmax(scores1, max1, total1)
         if VALUES:
             value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
             sum1 = tl.dot(weights1.to(value.dtype), value, sum1 * shrink1[:, None], input_precision=PRECISION)
@@ -56,15 +58,15 @@ def _running(
             query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
             MASK, BY_QUERY, EDGE, PRECISION,
         )  # fmt: skip
-        weights2, most2, total2, shrink2 = renew(scores2, most2, total2)
+        weights2, max2, total2, shrink2 = update_softmax(scores2, max2, total2)
         if VALUES:
             sum2 = tl.dot(weights2.to(value.dtype), value, sum2 * shrink2[:, None], input_precision=PRECISION)
-    return most1, most2, total1, total2, sum1, sum2
+    return max1, max2, total1, total2, sum1, sum2
 
 
 @triton.jit
 def _second_pass(
-    first, last, begin, lower, past, query1, query2, keys1, keys2, values,
+    first, last, begin, lower, inner_end, query1, query2, keys1, keys2, values,
     log_sum1, log_sum2, residue1, residue2, lam, total,
     factor, low, high, mask, queries, n, s, key_stride, value_stride, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
@@ -72,7 +74,7 @@ def _second_pass(
 ):  # fmt: skip
     """(P1 − λP2) V over blocks of keys, added to ``total``."""
     for i in range(first, last):
-        start = block_start(i, begin, lower, past, KEYS, EDGE)
+        start = block_start(i, begin, lower, inner_end, KEYS, EDGE)
         keys = (start + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
         scores1 = scores_of(
@@ -98,12 +100,12 @@ def inverse(total):
 
 
 @triton.jit
-def log_sum(most, total):
+def log_sum(row_max, total):
     """log2 of the sum of exponentials, and what rounding took from it; +∞ for a row that sees nothing: weights of 0."""
     rest = tl.log2(tl.where(total > 0, total, 1.0))
-    rounded = most + rest
+    rounded = row_max + rest
     seen = total > 0
-    residue = tl.where(seen, (tl.where(seen, most, 0.0) - tl.where(seen, rounded, 0.0)) + rest, 0.0)
+    residue = tl.where(seen, (tl.where(seen, row_max, 0.0) - tl.where(seen, rounded, 0.0)) + rest, 0.0)
     return tl.where(seen, rounded, float("inf")), residue
 
 
@@ -118,21 +120,21 @@ def normalised(rows, weight, eps, factor, DV: tl.constexpr, BLOCK_DV: tl.constex
 
 @triton.jit
 def forward_kernel(
-    q, k, v, lam, mask, documents, norm_weight,
-    out, plain, second, log_sums, inverse_norms,
+    q, k, v, lam, mask, segment_bounds, norm_weight,
+    out, plain, a2_v, log_sums, inverse_norms,
     heads, groups, n, s, factor, window, norm_eps, norm_factor,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
     out_batch, out_head, out_row,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, EDGE_KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
-    HAS_NORM: tl.constexpr, KEEP: tl.constexpr, TWO_PASSES: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr,
+    HAS_NORM: tl.constexpr, SAVE: tl.constexpr, TWO_PASSES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A block of queries of one head.
 
-    KEEP: write for the backward both log-sums, A2·V (``second``) and with a norm the output before it (``plain``) and
-    what it was divided by. ``out``, ``plain`` and ``second`` share their strides.
+    SAVE: write for the backward both log-sums, A2·V (``a2_v``) and with a norm the output before it (``plain``) and
+    what it was divided by. ``out``, ``plain`` and ``a2_v`` share their strides.
     """
     batch, head = tl.program_id(2), tl.program_id(1)
     block = tl.program_id(0)
@@ -144,9 +146,9 @@ def forward_kernel(
 
     queries = first + tl.arange(0, QUERIES)
     low, high = keys_seen(
-        tl.minimum(queries, n - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_DOCUMENTS
+        tl.minimum(queries, n - 1), segment_bounds, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_SEGMENTS
     )  # fmt: skip
-    begin, lower, edges, whole, past = block_ranges(low, high, KEYS, EDGE_KEYS)
+    begin, lower, edges, inner_begin, inner_end = block_ranges(low, high, KEYS, EDGE_KEYS)
     queries, low, high = queries[:, None], low[:, None], high[:, None]
 
     q += batch64 * q_batch + head64 * q_head
@@ -160,34 +162,34 @@ def forward_kernel(
     factor *= LOG2_E
     lambdas = load_vector(lam + batch64 * lam_batch + head64 * lam_head, first, n, lam_row, QUERIES)
 
-    most1 = tl.full((QUERIES,), float("-inf"), tl.float32)
-    most2 = tl.full((QUERIES,), float("-inf"), tl.float32)
+    max1 = tl.full((QUERIES,), float("-inf"), tl.float32)
+    max2 = tl.full((QUERIES,), float("-inf"), tl.float32)
     total1 = tl.zeros((QUERIES,), tl.float32)
     total2 = tl.zeros((QUERIES,), tl.float32)
     sum1 = tl.zeros((QUERIES, BLOCK_DV), tl.float32)
     sum2 = sum1
-    most1, most2, total1, total2, sum1, sum2 = _running(
-        0, edges, begin, lower, past, query1, query2, keys1, keys2, values, most1, most2, total1, total2, sum1, sum2,
+    max1, max2, total1, total2, sum1, sum2 = _online_softmax(
+        0, edges, begin, lower, inner_end, query1, query2, keys1, keys2, values, max1, max2, total1, total2, sum1, sum2,
         factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
         D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION, not TWO_PASSES,
     )  # fmt: skip
-    most1, most2, total1, total2, sum1, sum2 = _running(
-        whole // KEYS, past // KEYS, begin, lower, past, query1, query2, keys1, keys2, values,
-        most1, most2, total1, total2, sum1, sum2,
+    max1, max2, total1, total2, sum1, sum2 = _online_softmax(
+        inner_begin // KEYS, inner_end // KEYS, begin, lower, inner_end, query1, query2, keys1, keys2, values,
+        max1, max2, total1, total2, sum1, sum2,
         factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
         D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION, not TWO_PASSES,
     )  # fmt: skip
-    log_sum1, residue1 = log_sum(most1, total1)
-    log_sum2, residue2 = log_sum(most2, total2)
+    log_sum1, residue1 = log_sum(max1, total1)
+    log_sum2, residue2 = log_sum(max2, total2)
     if TWO_PASSES:
         sum1 = _second_pass(
-            0, edges, begin, lower, past, query1, query2, keys1, keys2, values,
+            0, edges, begin, lower, inner_end, query1, query2, keys1, keys2, values,
             log_sum1, log_sum2, residue1, residue2, lambdas, sum1,
             factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
             D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
         )  # fmt: skip
         difference = _second_pass(
-            whole // KEYS, past // KEYS, begin, lower, past, query1, query2, keys1, keys2, values,
+            inner_begin // KEYS, inner_end // KEYS, begin, lower, inner_end, query1, query2, keys1, keys2, values,
             log_sum1, log_sum2, residue1, residue2, lambdas, sum1,
             factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
             D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
@@ -196,8 +198,8 @@ def forward_kernel(
         sum2 *= inverse(total2)[:, None]
         difference = sum1 * inverse(total1)[:, None] - lambdas[:, None] * sum2
 
-    place = batch64 * out_batch + head64 * out_head
-    if KEEP:
+    offset = batch64 * out_batch + head64 * out_head
+    if SAVE:
         row = batch64 * heads + head64
         store_vector(log_sums + row * 2 * n, first, n, log_sum1, QUERIES)
         store_vector(log_sums + (row * 2 + 1) * n, first, n, log_sum2, QUERIES)
@@ -205,11 +207,11 @@ def forward_kernel(
             residues = log_sums + tl.num_programs(2).to(tl.int64) * heads * 2 * n
             store_vector(residues + row * 2 * n, first, n, residue1, QUERIES)
             store_vector(residues + (row * 2 + 1) * n, first, n, residue2, QUERIES)
-        store_tile(second + place, first, n, out_row, sum2, QUERIES, DV, BLOCK_DV)
+        store_tile(a2_v + offset, first, n, out_row, sum2, QUERIES, DV, BLOCK_DV)
     if HAS_NORM:
-        if KEEP:
-            store_tile(plain + place, first, n, out_row, difference, QUERIES, DV, BLOCK_DV)
+        if SAVE:
+            store_tile(plain + offset, first, n, out_row, difference, QUERIES, DV, BLOCK_DV)
         difference, one_over = normalised(difference, norm_weight, norm_eps, norm_factor, DV, BLOCK_DV)
-        if KEEP:
+        if SAVE:
             store_vector(inverse_norms + row * n, first, n, one_over, QUERIES)
-    store_tile(out + place, first, n, out_row, difference, QUERIES, DV, BLOCK_DV)
+    store_tile(out + offset, first, n, out_row, difference, QUERIES, DV, BLOCK_DV)

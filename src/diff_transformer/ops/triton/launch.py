@@ -6,22 +6,23 @@ import torch
 import triton
 from torch import Tensor
 
+from diff_transformer.ops.attention_request import Norm
 from diff_transformer.ops.triton.backward import keys_kernel, queries_kernel, rows_kernel
-from diff_transformer.ops.triton.blocks import ROWS_BLOCKS, are_wide, edge_of
+from diff_transformer.ops.triton.block_sizes import ROWS_BLOCKS, are_wide, edge_of
 from diff_transformer.ops.triton.decode import combine_kernel, parts_kernel
 from diff_transformer.ops.triton.forward import forward_kernel
-from diff_transformer.ops.triton.problem import (
-    Norm,
+from diff_transformer.ops.triton.kernel_arguments import (
     Problem,
-    constants,
+    arguments_of,
+    block_arguments,
     empty_output,
     gradient_like,
     has_addends,
-    lam_strides,
+    lambda_arguments,
     named,
+    norm_arguments,
     padded,
     sees_alike,
-    strides,
     with_rows,
 )
 
@@ -44,133 +45,97 @@ class Launch(NamedTuple):
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
 
 
-class Kept(NamedTuple):
-    """What the forward leaves for the backward.
+class SavedForBackward(NamedTuple):
+    """What the forward saves for the backward.
 
     log_sums (1 or 2, B, H, 2, N) and inverse_norms (B, H, N) float32; the second half of log_sums, which additive masks
-    need, is what rounding took from the first. second = A2·V and plain, the output before the norm, like the output.
+    need, is what rounding took from the first. a2_v = A2·V and plain, the output before the norm, like the output.
     Without a norm plain is the output itself, and inverse_norms None.
     """
 
     plain: Tensor
-    second: Tensor
+    a2_v: Tensor
     log_sums: Tensor
     inverse_norms: Tensor | None
 
 
-def plan_forward(p: Problem, norm: Norm | None, keep: bool) -> tuple[list[Launch], Tensor, Kept | None]:
-    """The forward's launch, its output (B, H, N, dv), and what it keeps."""
-    batch, heads, _, n, _ = p.q.shape
-    out = empty_output(p.q, p.v)
-    blocks = p.blocks("keep" if keep else "forward")
-    kept = None
-    if keep:
-        floats: dict[str, Any] = {"dtype": torch.float32, "device": p.q.device}
-        kept = Kept(
-            out if norm is None else empty_output(p.q, p.v),
-            empty_output(p.q, p.v),
-            torch.empty(1 + has_addends(p.mask), batch, heads, 2, n, **floats),
+def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch], Tensor, SavedForBackward | None]:
+    """The forward's launch, its output (B, H, N, dv), and what it saves."""
+    q, v = p.readable.q, p.readable.v
+    batch, heads, _, n, _ = q.shape
+    out = empty_output(q, v)
+    blocks = p.blocks("save" if save else "forward")
+    saved = None
+    if save:
+        floats: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
+        saved = SavedForBackward(
+            out if norm is None else empty_output(q, v),
+            empty_output(q, v),
+            torch.empty(1 + has_addends(p.readable.attn_mask), batch, heads, 2, n, **floats),
             None if norm is None else torch.empty(batch, heads, n, **floats),
         )
     arguments = {
-        "q": p.q,
-        "k": p.k,
-        "v": p.v,
-        "lam": p.lam,
-        "mask": p.mask,
-        "documents": p.documents,
-        "norm_weight": None if norm is None else norm.weight,
+        **block_arguments(p.readable),
+        **norm_arguments(norm),
+        "factor": p.readable.scale,
         "out": out,
-        "plain": None if kept is None else kept.plain,
-        "second": None if kept is None else kept.second,
-        "log_sums": None if kept is None else kept.log_sums,
-        "inverse_norms": None if kept is None else kept.inverse_norms,
-        "heads": heads,
-        "groups": p.groups,
-        "n": n,
-        "s": p.k.shape[3],
-        "factor": p.scale,
-        "window": p.window or 0,
-        "norm_eps": 0.0 if norm is None else norm.eps,
-        "norm_factor": 1.0 if norm is None else norm.factor,
-        **strides(p),
-        **lam_strides(p),
+        **(dict.fromkeys(SavedForBackward._fields) if saved is None else saved._asdict()),
         **named("out", "batch head row", out.stride()[:3]),
-        **constants(p),
         "QUERIES": blocks.rows,
         "KEYS": blocks.columns,
         "EDGE_KEYS": edge_of(blocks.columns),
-        "HAS_DOCUMENTS": p.documents is not None,
-        "HAS_NORM": norm is not None,
-        "KEEP": keep,
-        "TWO_PASSES": blocks.two_passes and not keep,  # which do not have A2·V
+        "SAVE": save,
+        "TWO_PASSES": blocks.two_passes and not save,  # which do not have A2·V
     }
     grid = (triton.cdiv(n, blocks.rows), heads, batch)
-    return [Launch(forward_kernel, grid, arguments, blocks.num_warps, blocks.num_stages)], out, kept
+    return [Launch(forward_kernel, grid, arguments, blocks.num_warps, blocks.num_stages)], out, saved
 
 
 def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Launch], Tensor]:
     """Decoding's two launches and its output (B, H, N, dv); the cache in parts, for at least ``programs`` in all."""
-    batch, n = p.q.shape[0], p.q.shape[3]
-    key_heads, s = p.k.shape[1], p.k.shape[3]
-    dv, rows = p.v.shape[-1], p.groups * n
-    out = empty_output(p.q, p.v)
+    r = p.readable
+    batch, n, s, key_heads, dv = r.q.shape[0], r.n, r.s, r.k.shape[1], r.v.shape[-1]
+    rows = r.groups * n
+    out = empty_output(r.q, r.v)
     blocks = p.blocks("decode")
-    start = 0 if p.window is None else max(0, s - n - p.window + 1) // blocks.columns * blocks.columns
+    start = 0 if r.window is None else max(0, s - n - r.window + 1) // blocks.columns * blocks.columns
     steps = triton.cdiv(s - start, blocks.columns)
     most_parts = max(1, triton.cdiv(programs, batch * key_heads))
     parts = min(steps, most_parts)
     keys_a_part = triton.cdiv(steps, parts) * blocks.columns
     parts = triton.cdiv(s - start, keys_a_part)
-    floats: dict[str, Any] = {"dtype": torch.float32, "device": p.q.device}
+    floats: dict[str, Any] = {"dtype": torch.float32, "device": r.q.device}
     tops, totals = (torch.empty(batch, key_heads, parts, 2, rows, **floats) for _ in range(2))
     sums = torch.empty(batch, key_heads, parts, 2, rows, dv, **floats)
-    partial = {"tops": tops, "totals": totals, "sums": sums}
-    first = {
-        "q": p.q,
-        "k": p.k,
-        "v": p.v,
-        "mask": p.mask,
+    partial = {"tops": tops, "totals": totals, "sums": sums, "key_heads": key_heads, "rows": rows}
+    of_parts = {
+        **arguments_of(r),
         **partial,
-        "key_heads": key_heads,
-        "groups": p.groups,
-        "n": n,
-        "s": s,
-        "rows": rows,
         "start": start,
         "keys_a_part": keys_a_part,
-        "factor": p.scale,
-        "window": p.window or 0,
-        **strides(p),
-        **constants(p),
-        "ALIKE": sees_alike(*p.given[:2], p.mask, p.documents),
+        "factor": r.scale,
+        "ALIKE": sees_alike(p.original),
         "ROWS": blocks.rows,
         "KEYS": blocks.columns,
     }
-    second = {
+    of_combination = {
         **partial,
-        "lam": p.lam,
-        "norm_weight": None if norm is None else norm.weight,
+        **lambda_arguments(r),
+        **norm_arguments(norm),
         "out": out,
-        "key_heads": key_heads,
-        "groups": p.groups,
+        "groups": r.groups,
         "n": n,
-        "rows": rows,
         "parts": parts,
-        "norm_eps": 0.0 if norm is None else norm.eps,
-        "norm_factor": 1.0 if norm is None else norm.factor,
-        **lam_strides(p),
         **named("out", "batch head row", out.stride()[:3]),
         "DV": dv,
         "BLOCK_DV": padded(dv),
         # Of the most there can be, so that a growing cache needs no other kernel.
         "PARTS": triton.next_power_of_2(most_parts),
         "CHUNK": min(16, triton.next_power_of_2(most_parts)),
-        "HAS_NORM": norm is not None,
     }
     launches = [
-        Launch(parts_kernel, (parts, key_heads, batch), first, blocks.num_warps, blocks.num_stages),
-        Launch(combine_kernel, (rows, key_heads, batch), second, 4, 1),
+        Launch(parts_kernel, (parts, key_heads, batch), of_parts, blocks.num_warps, blocks.num_stages),
+        Launch(combine_kernel, (rows, key_heads, batch), of_combination, 4, 1),
     ]
     return launches, out
 
@@ -185,66 +150,54 @@ class Gradients(NamedTuple):
     norm_weight: Tensor | None
 
 
-def plan_backward(grad_out: Tensor, p: Problem, norm: Norm | None, kept: Kept) -> tuple[list[Launch], Gradients]:
+def plan_backward(
+    grad_out: Tensor, p: Problem, norm: Norm | None, saved: SavedForBackward
+) -> tuple[list[Launch], Gradients]:
     """The backward's launches, which go in this order, and where they write."""
-    batch, heads, _, n, d = p.q.shape
-    key_heads, key_maps, s = p.k.shape[1:4]
-    dv = p.v.shape[-1]
+    r, original = p.readable, p.original
+    batch, heads, _, n, d = r.q.shape
+    key_heads, key_maps, s = r.k.shape[1:4]
+    dv = r.v.shape[-1]
     grad_out = with_rows(grad_out)
     by_rows, by_queries = ROWS_BLOCKS, p.blocks("queries")
-    floats: dict[str, Any] = {"dtype": torch.float32, "device": p.q.device}
+    floats: dict[str, Any] = {"dtype": torch.float32, "device": r.q.device}
     row_sums = torch.empty(batch, heads, 2, n, **floats)
     gradients = Gradients(
-        gradient_like(p.given[0]),
-        gradient_like(p.given[1]),
-        gradient_like(p.given[2]),
+        gradient_like(original.q),
+        gradient_like(original.k),
+        gradient_like(original.v),
         torch.empty(batch, heads, n, **floats),
         None if norm is None else torch.empty(batch, heads, triton.cdiv(n, by_rows.rows), dv, **floats),
     )
-    grad_plain = grad_out if norm is None else torch.empty_like(kept.plain)
-    rows = {
+    grad_plain = grad_out if norm is None else torch.empty_like(saved.plain)
+    of_norm = norm_arguments(norm)
+    del of_norm["norm_eps"]  # the forward has saved what came of it
+    of_rows = {
         "grad_out": grad_out,
-        "plain": kept.plain,
-        "second": kept.second,
-        "lam": p.lam,
-        "norm_weight": None if norm is None else norm.weight,
-        "inverse_norms": kept.inverse_norms,
+        "plain": saved.plain,
+        "a2_v": saved.a2_v,
+        "inverse_norms": saved.inverse_norms,
+        **lambda_arguments(r),
+        **of_norm,
         "grad_plain": None if norm is None else grad_plain,
         "row_sums": row_sums,
         "grad_lam": gradients.lam,
         "grad_weight": gradients.norm_weight,
         "heads": heads,
         "n": n,
-        "norm_factor": 1.0 if norm is None else norm.factor,
         **named("grad", "batch head row", grad_out.stride()[:3]),
-        **named("out", "batch head row", kept.plain.stride()[:3]),
-        **lam_strides(p),
+        **named("out", "batch head row", saved.plain.stride()[:3]),
         "DV": dv,
         "BLOCK_DV": padded(dv),
         "QUERIES": by_rows.rows,
-        "HAS_NORM": norm is not None,
     }
     common = {
+        **block_arguments(r),
         "grad_out": grad_plain,
-        "q": p.q,
-        "k": p.k,
-        "v": p.v,
-        "lam": p.lam,
-        "mask": p.mask,
-        "documents": p.documents,
-        "log_sums": kept.log_sums,
+        "log_sums": saved.log_sums,
         "row_sums": row_sums,
-        "heads": heads,
-        "groups": p.groups,
-        "n": n,
-        "s": s,
-        "scale": p.scale,
-        "window": p.window or 0,
+        "scale": r.scale,
         **named("grad", "batch head row", grad_plain.stride()[:3]),
-        **strides(p),
-        **lam_strides(p),
-        **constants(p),
-        "HAS_DOCUMENTS": p.documents is not None,
     }
     of_keys = {
         **common,
@@ -274,15 +227,10 @@ def plan_backward(grad_out: Tensor, p: Problem, norm: Norm | None, kept: Kept) -
         "KEYS": by_queries.columns,
         "EDGE_KEYS": edge_of(by_queries.columns),
     }
+    rows_grid, queries_grid = ((triton.cdiv(n, blocks.rows), heads, batch) for blocks in (by_rows, by_queries))
     launches = [
-        Launch(rows_kernel, (triton.cdiv(n, by_rows.rows), heads, batch), rows, by_rows.num_warps, by_rows.num_stages),
+        Launch(rows_kernel, rows_grid, of_rows, by_rows.num_warps, by_rows.num_stages),
         *launches_by_keys,
-        Launch(
-            queries_kernel,
-            (triton.cdiv(n, by_queries.rows), heads, batch),
-            of_queries,
-            by_queries.num_warps,
-            by_queries.num_stages,
-        ),
+        Launch(queries_kernel, queries_grid, of_queries, by_queries.num_warps, by_queries.num_stages),
     ]
     return launches, gradients

@@ -16,9 +16,10 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from diff_transformer.ops.triton.blocks import are_wide
+from diff_transformer.ops.attention_request import Norm, Request
+from diff_transformer.ops.triton.block_sizes import are_wide
+from diff_transformer.ops.triton.kernel_arguments import problem_of
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
-from diff_transformer.ops.triton.problem import Norm, problem_of
 
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -84,16 +85,16 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
         mask = None if rows is None else empty(batch, 1, rows, n, dtype=torch.bool)
         bounds = empty(2, n, dtype=torch.int32) if documents else None
         lam = empty(batch, heads, queries, dtype=torch.float32)
-        return problem_of(q, k, v, lam, mask, c.is_causal, c.d**-0.5, c.window, bounds, capability)
+        return problem_of(Request(q, k, v, lam, mask, c.is_causal, c.d**-0.5, c.window, bounds), capability)
 
     norm = Norm(empty(c.dv, dtype=torch.float32), 1e-5, 0.8) if c.has_norm else None
     problem = plan(n, c.has_documents)
-    yield "forward", plan_forward(problem, norm, keep=False)[0][0]
-    (keeping,), out, kept = plan_forward(problem, norm, keep=True)
-    yield "forward, for gradients", keeping
-    assert kept is not None
+    yield "forward", plan_forward(problem, norm, save=False)[0][0]
+    (saving,), out, saved = plan_forward(problem, norm, save=True)
+    yield "forward, for gradients", saving
+    assert saved is not None
     names = ("rows", "keys and values", "queries") if not are_wide(c.d, c.dv) else ("rows", "keys", "values", "queries")
-    yield from zip(names, plan_backward(torch.empty_like(out), problem, norm, kept)[0], strict=True)
+    yield from zip(names, plan_backward(torch.empty_like(out), problem, norm, saved)[0], strict=True)
     if not c.has_documents:
         yield from zip(("decode", "combine"), plan_decode(plan(1, False), norm, 264)[0], strict=True)
 
@@ -103,7 +104,7 @@ def _source(launch: Launch) -> ASTSource:
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
-    for place, parameter in enumerate(launch.kernel.params):
+    for index, parameter in enumerate(launch.kernel.params):
         name, value = parameter.name, launch.arguments[parameter.name]
         if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
             signature[name], constants[name] = "constexpr", value
@@ -113,7 +114,7 @@ def _source(launch: Launch) -> ASTSource:
         else:
             signature[name] = "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
         if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
-            attributes[(place,)] = [["tt.divisibility", 16]]
+            attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(launch.kernel, signature, constants, attributes)
 
 
@@ -125,6 +126,6 @@ def resources(launch: Launch, capability: int) -> Resources:
         file.write(compiled.asm["cubin"])
         file.flush()
         done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
-    assert found is not None, done.stdout
-    return Resources(int(found[1]), int(found[2]), compiled.metadata.shared)
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
+    assert usage is not None, done.stdout
+    return Resources(int(usage[1]), int(usage[2]), compiled.metadata.shared)

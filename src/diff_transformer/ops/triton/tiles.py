@@ -61,8 +61,8 @@ def store_vector(base, first, count, vector, ROWS: tl.constexpr):
 
 @triton.jit
 def keys_seen(
-    queries, documents, n, s, window,
-    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+    queries, segment_bounds, n, s, window,
+    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
 ):  # fmt: skip
     """low and high: each query sees keys low … high − 1 by position. Nothing where low ≥ high."""
     position = queries + (s - n)
@@ -71,16 +71,16 @@ def keys_seen(
         high = tl.minimum(high, position + 1)
     if HAS_WINDOW:
         low = tl.maximum(low, position - window + 1)
-    if HAS_DOCUMENTS:
-        low = tl.maximum(low, tl.load(documents + queries))
-        high = tl.minimum(high, tl.load(documents + n + queries))
+    if HAS_SEGMENTS:
+        low = tl.maximum(low, tl.load(segment_bounds + queries))
+        high = tl.minimum(high, tl.load(segment_bounds + n + queries))
     return low, high
 
 
 @triton.jit
 def queries_seeing(
-    keys, documents, n, s, window,
-    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+    keys, segment_bounds, n, s, window,
+    IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
 ):  # fmt: skip
     """low and high: each key is seen by queries low … high − 1 by position. By none where low ≥ high."""
     position = keys - (s - n)
@@ -89,34 +89,34 @@ def queries_seeing(
         low = tl.maximum(low, position)
     if HAS_WINDOW:
         high = tl.minimum(high, position + window)
-    if HAS_DOCUMENTS:  # n = s there, and a document's tokens see each other
-        low = tl.maximum(low, tl.load(documents + keys))
-        high = tl.minimum(high, tl.load(documents + n + keys))
+    if HAS_SEGMENTS:  # n = s there, and a document's tokens see each other
+        low = tl.maximum(low, tl.load(segment_bounds + keys))
+        high = tl.minimum(high, tl.load(segment_bounds + n + keys))
     return low, high
 
 
 @triton.jit
 def block_ranges(low, high, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """Which keys a block of queries meets: begin, lower, edges, whole, past.
+    """Which keys a block of queries meets: begin, lower, edges, inner_begin, inner_end.
 
-    Blocks whole // BLOCK … past // BLOCK − 1 are seen by all of them. Before these, ``lower`` steps from ``begin`` on
-    are an edge, and after them those from ``past`` on; there are ``edges`` steps in both together. BLOCK is a multiple
-    of STEP.
+    Blocks inner_begin // BLOCK … inner_end // BLOCK − 1 are seen by all of them. Before these, ``lower`` steps from
+    ``begin`` on are an edge, and after them those from ``inner_end`` on; there are ``edges`` steps in both together.
+    BLOCK is a multiple of STEP.
     """
     begin = tl.min(low, 0) // STEP * STEP
     end = tl.maximum(tl.max(high, 0), 0)
-    whole = (tl.minimum(tl.max(low, 0), end) + (BLOCK - 1)) // BLOCK * BLOCK
-    past = tl.maximum(whole, tl.min(high, 0) // BLOCK * BLOCK)
-    lower = tl.maximum(whole - begin, 0) // STEP
-    edges = lower + (tl.maximum(end - past, 0) + (STEP - 1)) // STEP
-    return begin, lower, edges, whole, past
+    inner_begin = (tl.minimum(tl.max(low, 0), end) + (BLOCK - 1)) // BLOCK * BLOCK
+    inner_end = tl.maximum(inner_begin, tl.min(high, 0) // BLOCK * BLOCK)
+    lower = tl.maximum(inner_begin - begin, 0) // STEP
+    edges = lower + (tl.maximum(end - inner_end, 0) + (STEP - 1)) // STEP
+    return begin, lower, edges, inner_begin, inner_end
 
 
 @triton.jit
-def block_start(i, begin, lower, past, BLOCK: tl.constexpr, EDGE: tl.constexpr):
+def block_start(i, begin, lower, inner_end, BLOCK: tl.constexpr, EDGE: tl.constexpr):
     """Where the i-th step of the edges begins, or the i-th block of all."""
     if EDGE:
-        start = tl.where(i < lower, begin + i * BLOCK, past + (i - lower) * BLOCK)
+        start = tl.where(i < lower, begin + i * BLOCK, inner_end + (i - lower) * BLOCK)
     else:
         start = i * BLOCK
     return start
@@ -146,14 +146,14 @@ def masked(scores, mask, queries, keys, n, s, mask_query, mask_key, MASK: tl.con
 
 @triton.jit
 def scores_of(
-    kept, other, factor, positions, low, high, queries, keys, mask, n, s, mask_query, mask_key,
+    rows, columns, factor, positions, low, high, queries, keys, mask, n, s, mask_query, mask_key,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """kept · otherᵀ · factor (rows of ``kept``, rows of ``other``), −∞ where hidden.
+    """rows · columnsᵀ · factor, −∞ where hidden.
 
-    ``positions`` (1, …) of the rows of ``other`` are seen from low to high − 1 (…, 1); EDGE: some may not be.
+    Of the ``positions`` (1, …) of the columns, those from low to high − 1 (…, 1) are seen; EDGE: some may not be.
     """
-    scores = tl.dot(kept, tl.trans(other), input_precision=PRECISION) * factor
+    scores = tl.dot(rows, tl.trans(columns), input_precision=PRECISION) * factor
     scores = masked(scores, mask, queries, keys, n, s, mask_query, mask_key, MASK, BY_QUERY)
     if EDGE:
         scores = tl.where((positions >= low) & (positions < high), scores, float("-inf"))

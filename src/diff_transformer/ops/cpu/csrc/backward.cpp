@@ -1,4 +1,4 @@
-// Backward pass (Appendix G, Equation 7): for a block of queries both maps and dP = dO·Vᵀ are computed once and kept
+// Backward pass (Appendix G, Equation 7): for a block of queries both maps and dP = dO·Vᵀ are computed once and stored
 // until the sums over their rows are known; dV takes the difference of the maps, so that it too is one product.
 #include <memory>
 #include <mutex>
@@ -58,7 +58,7 @@ struct Backward {
   const Blocks blocks;
   const Heads<T> keys, values;
   const Transposed<Kind>& key_channels;
-  const Kept kept;
+  const MapStorage storage;
   const at::Tensor& grad_out;
   const float* statistics;
   T *grad_q, *grad_k, *grad_v;
@@ -68,14 +68,14 @@ struct Backward {
     Buffer<float> queries, query_rows, grad_lanes, grad_rows, mask, maps[2], grad_weights, sums, lanes;
     Buffer<T> weights;
     std::vector<bool> skipped;
-    Scratch(const Problem& p, const Kept& kept)
+    Scratch(const Problem& p, const MapStorage& storage)
         : queries(2 * p.d * kStrip),
           query_rows(2 * divide_up(p.d, kStrip) * kStrip * kStrip),
           grad_lanes(p.dv * kStrip),
           grad_rows(divide_up(p.dv, kStrip) * kStrip * kStrip),
           mask(kChunk * kStrip),
-          maps{Buffer<float>(kept.size), Buffer<float>(kept.size)},
-          grad_weights(kept.size),
+          maps{Buffer<float>(storage.size), Buffer<float>(storage.size)},
+          grad_weights(storage.size),
           sums(2 * p.d * kStrip),
           lanes(kChunk * kStrip),
           weights(kChunk * kStrip) {}
@@ -113,12 +113,12 @@ struct Backward {
 
     // Both maps and dP of a chunk; adds the sums over keys of P_c · dP to `sums`.
     auto compute = [&](Range chunk, bool edge, Visible mask, float(*sums)[kStrip]) {
-      const int64_t place = kept.place(rows, chunk);
-      float* grads = scratch.grad_weights.get() + place;
+      const int64_t offset = storage.offset(rows, chunk);
+      float* grads = scratch.grad_weights.get() + offset;
       multiply_rows<Kind>(rows, chunk, edge, left_rows<Kind>(values.head(p, unit, 0), values.row_stride),
                           scratch.grad_lanes.get(), p.dv, grads);
       for (int c = 0; c < 2; ++c) {
-        float* map = scratch.maps[c].get() + place;
+        float* map = scratch.maps[c].get() + offset;
         score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
                           scratch.queries.get() + c * p.d * kStrip,
                           mask == Visible::kSome ? scratch.mask.get() : nullptr, map);
@@ -147,11 +147,11 @@ struct Backward {
     std::fill(query_sums, query_sums + 2 * p.d * kStrip, 0.0f);
     for_each_chunk(rows, [&](Range chunk, bool edge, int64_t number) {
       if (scratch.skipped[number]) return;
-      if (!kept.all) {
+      if (!storage.all) {
         alignas(64) float known[2][kStrip] = {};
         compute(chunk, edge, mask_tile(p, batch, rows, chunk, scratch.mask.get()), known);
       }
-      const int64_t offset = kept.place(rows, chunk);
+      const int64_t offset = storage.offset(rows, chunk);
       const float* maps[2] = {scratch.maps[0].get() + offset, scratch.maps[1].get() + offset};
       const float* grads = scratch.grad_weights.get() + offset;
       T* weights = scratch.weights.get();
@@ -253,7 +253,7 @@ bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
                                 keys_of<T>(p),
                                 values_of<T>(p),
                                 key_channels,
-                                Kept(blocks),
+                                MapStorage(blocks),
                                 grad_out,
                                 statistics.data_ptr<float>(),
                                 static_cast<T*>(grad_q.data_ptr()),
@@ -267,14 +267,14 @@ bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
   std::mutex mutex;
   std::atomic<bool> finite{true};
   share_tasks(p.units() * parts, [&](const auto& next) {
-    typename Backward<Kind>::Scratch scratch(p, backward.kept);
+    typename Backward<Kind>::Scratch scratch(p, backward.storage);
     for (int64_t task = next(); task >= 0; task = next()) {
       const int64_t unit = task / parts, part = task % parts;
       auto gradients = std::make_unique<KeyGradients>(p);
       // There and back again, so that under causality the parts are alike.
       for (int64_t i = 0; i < count; ++i) {
-        const int64_t place = i % (2 * parts);
-        if (std::min(place, 2 * parts - 1 - place) != part) continue;
+        const int64_t position = i % (2 * parts);
+        if (std::min(position, 2 * parts - 1 - position) != part) continue;
         if (!backward.block(unit, i, scratch, *gradients)) finite = false;
       }
       {

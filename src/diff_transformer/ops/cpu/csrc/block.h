@@ -14,8 +14,8 @@ constexpr int64_t kChunk = 96;
 constexpr int64_t kStep = kLanes >= 16 ? kLanes : 16;
 static_assert(kChunk % kStep == 0 && kStep % 2 == 0);
 
-// The maps of a block are kept for so many keys; with more they are computed twice, or they would fill the memory.
-constexpr int64_t kMostKept = 1 << 16;
+// The maps of a block are stored for so many keys; with more they are computed twice, or they would fill the memory.
+constexpr int64_t kMostStored = 1 << 16;
 
 // 64-byte aligned memory that is not set to anything.
 template <class T>
@@ -56,20 +56,20 @@ const T* query_row(const Problem& p, int64_t batch, const Rows& rows, int c, int
          rows.query[r] * p.q_row;
 }
 
-// The maps of a block of queries, chunk by chunk: all of them, or room for one.
-struct Kept {
+// Memory for the maps of a block of queries: for all its chunks, or for one at a time.
+struct MapStorage {
   bool all;
   int64_t size;
 
-  explicit Kept(const Blocks& blocks) {
+  explicit MapStorage(const Blocks& blocks) {
     int64_t most = 0;
     const int64_t different = blocks.per_head ? blocks.per_head : blocks.count;  // heads are alike
     for (int64_t i = 0; i < different; ++i) most = std::max(most, blocks.rows(0, i).by_any.size());
-    all = most <= kMostKept;
+    all = most <= kMostStored;
     size = ((all ? most : 0) + kChunk) * kStrip;
   }
 
-  int64_t place(const Rows& rows, Range chunk) const { return all ? (chunk.low - rows.by_any.low) * kStrip : 0; }
+  int64_t offset(const Rows& rows, Range chunk) const { return all ? (chunk.low - rows.by_any.low) * kStrip : 0; }
 };
 
 // Calls body(chunk, edge, number) for the chunks of the keys that a block sees.

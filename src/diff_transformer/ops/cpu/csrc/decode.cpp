@@ -19,8 +19,8 @@ constexpr int64_t kMostRows = 16;    // unless that would leave threads without 
 constexpr int64_t kLeastKeys = 256;  // worth a task of its own
 constexpr int64_t kKeys = 64;        // values that stay in the first level of cache while all rows meet them
 constexpr int kValueVecs = 8;        // vectors of a value that are summed in registers
-// Keys and values that the last level of cache does not hold from one token to the next are asked for ahead of time: the
-// processor itself looks ahead only to the end of a page. Where it does hold them, asking costs more than it gains.
+// Keys and values that the last level of cache does not hold from one token to the next are prefetched: the
+// processor itself looks ahead only to the end of a page. Where it does hold them, prefetching costs more than it gains.
 constexpr int64_t kAhead = 16;  // keys
 constexpr int64_t kFarBytes = 24 << 20;
 
@@ -84,7 +84,7 @@ struct Decode {
   }
 
   // Where the score of a key stands in its row.
-  int64_t place(int64_t split, int64_t key) const { return split * kLanes + key; }
+  int64_t score_index(int64_t split, int64_t key) const { return split * kLanes + key; }
 
   // Queries as [row][map][depth], zeros behind their width.
   void read_queries(int64_t unit, float* to) const {
@@ -98,7 +98,7 @@ struct Decode {
   // Exponentials of the scores of a split, in [row][map][spread], and what they add up to.
   void score(int64_t unit, int64_t split, const float* queries, float* scores) const {
     const Range keys_seen = range(split);
-    float* first = scores + place(split, 0);
+    float* first = scores + score_index(split, 0);
     switch (p.d % kLanes ? 0 : p.d / kLanes) {
       case 1: multiply<1>(unit, keys_seen, queries, first); break;
       case 2: multiply<2>(unit, keys_seen, queries, first); break;
@@ -109,10 +109,10 @@ struct Decode {
     const Vec factor(p.scale);
     for (int64_t m = 0; m < 2 * rows; ++m) {
       float* x = first + m * spread + keys_seen.low;
-      const int64_t count = keys_seen.size(), whole = divide_up(count, kLanes) * kLanes;
+      const int64_t count = keys_seen.size(), padded = divide_up(count, kLanes) * kLanes;
       for (int64_t j = 0; j < count; j += kLanes) (load(x + j) * factor).store(x + j);
       add_mask(unit, m / 2, keys_seen, x);
-      std::fill(x + count, x + whole, kHidden);
+      std::fill(x + count, x + padded, kHidden);
       Vec top(kLowest), total(0.0f);
       for (int64_t j = 0; j < count; j += kLanes) top = at::vec::clamp_min(load(x + j), top);
       const float highest = largest(top);
@@ -179,9 +179,9 @@ struct Decode {
 
   // Adds the mask to the scores of a row, and hides what position hides.
   void add_mask(int64_t unit, int64_t row, Range range, float* scores) const {
-    const Range own = seen_by(p, row % p.n);
-    for (int64_t j = range.low; j < std::min(range.high, own.low); ++j) scores[j - range.low] = kHidden;
-    for (int64_t j = std::max(range.low, own.high); j < range.high; ++j) scores[j - range.low] = kHidden;
+    const Range of_row = seen_by(p, row % p.n);
+    for (int64_t j = range.low; j < std::min(range.high, of_row.low); ++j) scores[j - range.low] = kHidden;
+    for (int64_t j = std::max(range.low, of_row.high); j < range.high; ++j) scores[j - range.low] = kHidden;
     if (p.mask_kind == MaskKind::kNone) return;
     const int64_t start = unit / p.key_heads * p.mask_batch + head(unit, row) * p.mask_head + row % p.n * p.mask_row;
     for (int64_t j = range.low; j < range.high; ++j) {
@@ -196,7 +196,7 @@ struct Decode {
   }
 
   // The highest score of all splits, and one over the sum of the exponentials (0 where nothing is seen).
-  Partial whole(int64_t unit, int64_t m) const {
+  Partial over_splits(int64_t unit, int64_t m) const {
     const Partial* of_split = partials + unit * splits * rows * 2 + m;
     Partial all{kLowest, 0.0f};
     for (int64_t split = 0; split < splits; ++split)
@@ -218,11 +218,12 @@ struct Decode {
     std::fill(sums_of_split, sums_of_split + rows * width, 0.0f);
     for (int64_t row = 0; row < rows; ++row) {
       auto factor = [&](int c) {
-        const Partial all = whole(unit, row * 2 + c), own = partials[((unit * splits + split) * rows + row) * 2 + c];
-        return all.sum * std::exp(own.highest - all.highest);
+        const Partial all = over_splits(unit, row * 2 + c);
+        const Partial of_split = partials[((unit * splits + split) * rows + row) * 2 + c];
+        return all.sum * std::exp(of_split.highest - all.highest);
       };
       const Vec a(factor(0)), b(factor(1) * lambda(unit, row));
-      float *first = scores + row * 2 * spread + place(split, 0), *second = first + spread;
+      float *first = scores + row * 2 * spread + score_index(split, 0), *second = first + spread;
       for (int64_t j = seen.low; j < seen.high; j += kLanes)
         (load(first + j) * a - load(second + j) * b).store(first + j);
     }
@@ -231,7 +232,7 @@ struct Decode {
       const int64_t count = std::min(kKeys, seen.high - low);
       const T* value = head + low * values.row_stride;
       for (int64_t row = 0; row < rows; ++row) {
-        const float* weights = scores + row * 2 * spread + place(split, low);
+        const float* weights = scores + row * 2 * spread + score_index(split, low);
         float* to = sums_of_split + row * width;
         int64_t c = 0;
         for (; c + kValueVecs * kLanes <= p.dv; c += kValueVecs * kLanes)
@@ -267,16 +268,16 @@ struct Decode {
   void finish(int64_t unit, T* out, float* statistics) const {
     const int64_t batch = unit / p.key_heads;
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t place = batch * p.heads + head(unit, row), query = row % p.n;
+      const int64_t head_index = batch * p.heads + head(unit, row), query = row % p.n;
       for (int64_t c = 0; c < p.dv; ++c) {
         float total = 0.0f;
         for (int64_t split = 0; split < splits; ++split)
           total += sums[((unit * splits + split) * rows + row) * width + c];
-        out[(place * p.n + query) * p.dv + c] = static_cast<T>(total);
+        out[(head_index * p.n + query) * p.dv + c] = static_cast<T>(total);
       }
       for (int64_t c = 0; c < 2; ++c) {
-        const Partial all = whole(unit, row * 2 + c);
-        float* to = statistics + (place * 2 + c) * 2 * p.n + query;
+        const Partial all = over_splits(unit, row * 2 + c);
+        float* to = statistics + (head_index * 2 + c) * 2 * p.n + query;
         to[0] = all.highest;
         to[p.n] = all.sum;
       }
@@ -300,7 +301,7 @@ bool decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& stat
   const Decode<T> decode{p,     keys_of<T>(p), values_of<T>(p), seen, rows, splits, split_size, depth, width, far,
                          spread, partials.get(), sums.get()};
   T* results = static_cast<T*>(out.data_ptr());
-  float* kept = statistics.data_ptr<float>();
+  float* saved = statistics.data_ptr<float>();
   std::atomic<bool> finite{true};
   if (splits == 1) {
     share_tasks(tasks, [&](const auto& next) {
@@ -309,7 +310,7 @@ bool decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& stat
         decode.read_queries(unit, queries.get());
         decode.score(unit, 0, queries.get(), scores.get());
         if (!decode.add_values(unit, 0, scores.get())) finite = false;
-        decode.finish(unit, results, kept);
+        decode.finish(unit, results, saved);
       }
     });
     return finite;
@@ -327,7 +328,7 @@ bool decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& stat
       if (!decode.add_values(task / splits, task % splits, scores.get() + task / splits * rows * 2 * spread))
         finite = false;
   });
-  for (int64_t unit = 0; unit < p.units(); ++unit) decode.finish(unit, results, kept);
+  for (int64_t unit = 0; unit < p.units(); ++unit) decode.finish(unit, results, saved);
   return finite;
 }
 

@@ -1,4 +1,4 @@
-// Forward pass: for a block of queries the scores of both maps are computed once and kept; when the sums of both
+// Forward pass: for a block of queries the scores of both maps are computed once and stored; when the sums of both
 // softmaxes are known, the maps are subtracted and multiplied with V once (4d multiply-adds for each visible pair).
 #include <vector>
 
@@ -55,7 +55,7 @@ struct Forward {
   const Blocks blocks;
   const Heads<T> keys;
   const Transposed<Kind>& values;
-  const Kept kept;
+  const MapStorage storage;
   T* out;
   float* statistics;
 
@@ -63,12 +63,12 @@ struct Forward {
     Buffer<float> queries, mask, weights, sums;
     Buffer<float> scores[2], references[2];
     std::vector<bool> skipped;
-    Scratch(const Problem& p, const Kept& kept)
+    Scratch(const Problem& p, const MapStorage& storage)
         : queries(2 * p.d * kStrip),
           mask(kChunk * kStrip),
           weights(kChunk * kStrip),
           sums(p.dv * kStrip),
-          scores{Buffer<float>(kept.size), Buffer<float>(kept.size)},
+          scores{Buffer<float>(storage.size), Buffer<float>(storage.size)},
           references{Buffer<float>((p.s / kChunk + 2) * kStrip), Buffer<float>((p.s / kChunk + 2) * kStrip)} {}
   };
 
@@ -84,7 +84,7 @@ struct Forward {
                        scratch.queries.get() + c * p.d * kStrip);
     }
     auto score = [&](Range chunk, bool edge, Visible mask, int c) {
-      float* scores = scratch.scores[c].get() + kept.place(rows, chunk);
+      float* scores = scratch.scores[c].get() + storage.offset(rows, chunk);
       score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
                         scratch.queries.get() + c * p.d * kStrip,
                         mask == Visible::kSome ? scratch.mask.get() : nullptr, scores);
@@ -109,7 +109,7 @@ struct Forward {
     std::fill(sums, sums + p.dv * kStrip, 0.0f);
     for_each_chunk(rows, [&](Range chunk, bool edge, int64_t number) {
       if (scratch.skipped[number]) return;
-      if (!kept.all) {
+      if (!storage.all) {
         const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
         for (int c = 0; c < 2; ++c) {
           float* scores = score(chunk, edge, mask, c);
@@ -117,7 +117,7 @@ struct Forward {
             RunningSoftmax::exponentials(v, chunk.size(), scores, scratch.references[c].get() + number * kStrip);
         }
       }
-      const int64_t offset = kept.place(rows, chunk);
+      const int64_t offset = storage.offset(rows, chunk);
       const float *first = scratch.scores[0].get() + offset, *second = scratch.scores[1].get() + offset;
       for (int v = 0; v < vecs; ++v) {
         const int lane = v * kLanes;
@@ -138,7 +138,7 @@ struct Forward {
       }
       multiply_channels<Kind>(rows, chunk, edge, values.from(unit, 0, chunk.low), scratch.weights.get(), p.dv, sums);
     });
-    unpack_lanes<T>(rows, p.dv, sums, [&](int r) { return out + place(batch, rows, r) * p.dv; });
+    unpack_lanes<T>(rows, p.dv, sums, [&](int r) { return out + out_row(batch, rows, r) * p.dv; });
     for (int r = 0; r < rows.count; ++r)
       for (int c = 0; c < 2; ++c) {
         float* to = statistics + ((batch * p.heads + rows.head[r]) * 2 + c) * 2 * p.n + rows.query[r];
@@ -148,7 +148,7 @@ struct Forward {
     return are_finite(sums, p.dv * kStrip);
   }
 
-  int64_t place(int64_t batch, const Rows& rows, int r) const {
+  int64_t out_row(int64_t batch, const Rows& rows, int r) const {
     return (batch * p.heads + rows.head[r]) * p.n + rows.query[r];
   }
 };
@@ -162,13 +162,13 @@ bool attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& stat
                               blocks,
                               keys_of<T>(p),
                               values,
-                              Kept(blocks),
+                              MapStorage(blocks),
                               static_cast<T*>(out.data_ptr()),
                               statistics.data_ptr<float>()};
   const int64_t count = forward.blocks.count;
   std::atomic<bool> finite{true};
   share_tasks(p.units() * count, [&](const auto& next) {
-    typename Forward<Kind>::Scratch scratch(p, forward.kept);
+    typename Forward<Kind>::Scratch scratch(p, forward.storage);
     // The last queries first: under causality they are the most work.
     for (int64_t task = next(); task >= 0; task = next())
       if (!forward.block(task / count, count - 1 - task % count, scratch)) finite = false;

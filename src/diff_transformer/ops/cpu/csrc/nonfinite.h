@@ -29,10 +29,10 @@ inline bool sees_any(const Problem& p, int64_t batch, int64_t head, int64_t quer
   const int64_t start = batch * p.mask_batch + head * p.mask_head + query * p.mask_row;
   for (int64_t j = seen.low; j < seen.high; ++j) {
     if (!rows[j]) continue;
-    const int64_t at = start + j * p.mask_key;
+    const int64_t index = start + j * p.mask_key;
     if (p.mask_kind == MaskKind::kNone) return true;
-    if (p.mask_kind == MaskKind::kBool ? static_cast<const bool*>(p.mask)[at]
-                                       : static_cast<const float*>(p.mask)[at] != kHidden)
+    if (p.mask_kind == MaskKind::kBool ? static_cast<const bool*>(p.mask)[index]
+                                       : static_cast<const float*>(p.mask)[index] != kHidden)
       return true;
   }
   return false;

@@ -24,8 +24,8 @@ struct Problem {
   const void* mask;  // (B, H, N, S), broadcast axes with stride 0
   int64_t mask_batch, mask_head, mask_row, mask_key;
   bool is_causal;
-  int64_t window;            // 0: none
-  const int32_t* documents;  // (2, N): the first key of each query's document, then the one past its last; or null
+  int64_t window;                 // 0: none
+  const int32_t* segment_bounds;  // (2, N): the first key of each query's document, then the one past its last; or null
   float scale;
 
   int64_t groups() const { return heads / key_heads; }
@@ -60,14 +60,14 @@ struct Range {
   int64_t size() const { return high - low; }
 };
 
-// The keys that position leaves to a query: those up to its own place under causality, within the window, of its own
-// document. Whatever the documents hold, it stays within the keys.
+// The keys that position leaves to a query: those up to its position under causality, within the window, of its own
+// document. Whatever the bounds hold, it stays within the keys.
 inline Range seen_by(const Problem& p, int64_t query) {
-  const int64_t own = query + p.s - p.n;
-  Range seen{p.window ? own - p.window + 1 : 0, p.is_causal ? own + 1 : p.s};
-  if (p.documents) {
-    seen.low = std::max<int64_t>(seen.low, p.documents[query]);
-    seen.high = std::min<int64_t>(seen.high, p.documents[p.n + query]);
+  const int64_t position = query + p.s - p.n;
+  Range seen{p.window ? position - p.window + 1 : 0, p.is_causal ? position + 1 : p.s};
+  if (p.segment_bounds) {
+    seen.low = std::max<int64_t>(seen.low, p.segment_bounds[query]);
+    seen.high = std::min<int64_t>(seen.high, p.segment_bounds[p.n + query]);
   }
   seen.high = std::clamp<int64_t>(seen.high, 0, p.s);
   seen.low = std::clamp<int64_t>(seen.low, 0, seen.high);

@@ -16,14 +16,14 @@ using at::Tensor;
 
 // The tensors of a request in a form that the kernels read.
 struct Inputs {
-  Tensor q, k, v, lam, mask, documents;
+  Tensor q, k, v, lam, mask, segment_bounds;
 
   Inputs(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& lam_, const std::optional<Tensor>& mask_,
-         const std::optional<Tensor>& documents_)
+         const std::optional<Tensor>& segment_bounds_)
       : q(with_rows(q_)), k(with_rows(k_)), v(with_rows(v_)), lam(lam_) {
-    if (documents_.has_value()) {
-      documents = documents_->contiguous();
-      TORCH_CHECK(documents.dim() == 2 && documents.size(0) == 2 && documents.size(1) == q.size(3),
+    if (segment_bounds_.has_value()) {
+      segment_bounds = segment_bounds_->contiguous();
+      TORCH_CHECK(segment_bounds.dim() == 2 && segment_bounds.size(0) == 2 && segment_bounds.size(1) == q.size(3),
                   "documents must be (2, N)");
     }
     if (!mask_.has_value()) return;
@@ -59,7 +59,7 @@ struct Inputs {
       p.mask = mask.data_ptr();
       p.mask_batch = stride(0), p.mask_head = stride(1), p.mask_row = stride(2), p.mask_key = stride(3);
     }
-    p.documents = documents.defined() ? documents.data_ptr<int32_t>() : nullptr;
+    p.segment_bounds = segment_bounds.defined() ? segment_bounds.data_ptr<int32_t>() : nullptr;
     p.is_causal = is_causal;
     p.window = std::min(window.value_or(0), p.s);  // the widest that hides anything
     p.scale = static_cast<float>(scale);
@@ -73,18 +73,18 @@ Tensor finished(const Tensor& x, const Tensor& like) {
 }
 
 bool hides_keys(const Problem& p) {
-  return p.mask_kind != MaskKind::kNone || p.window || p.documents || (p.is_causal && p.n > 1);
+  return p.mask_kind != MaskKind::kNone || p.window || p.segment_bounds || (p.is_causal && p.n > 1);
 }
 
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
                                    const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
-                                   std::optional<int64_t> window, const std::optional<Tensor>& documents,
+                                   std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
                                    bool differentiable) {
   // The backward takes its statistics from here, and they fit only scores that are summed up as it does.
   const bool few = !differentiable && has_few_queries(q.size(1) / k.size(1) * q.size(3), k.size(0) * k.size(1));
   auto prepared = [&](const Tensor& x) { return few ? x : Inputs::multiplied(x); };
   auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
-    return Inputs(prepared(q), prepared(keys), prepared(values), lam, attn_mask, documents);
+    return Inputs(prepared(q), prepared(keys), prepared(values), lam, attn_mask, segment_bounds);
   };
   const Inputs inputs = inputs_of(k, v);
   const Problem p = inputs.problem(is_causal, scale, window);
@@ -94,11 +94,11 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
     return out.numel() == 0 || (few ? decode(problem, out, statistics) : attend(problem, out, statistics));
   };
   if (!run(p) && hides_keys(p)) {
-    const Finite kept(k, v);
-    if (kept.rows.any().item<bool>()) {
-      const Inputs others = inputs_of(kept.k, kept.v);
+    const Finite finite(k, v);
+    if (finite.rows.any().item<bool>()) {
+      const Inputs others = inputs_of(finite.k, finite.v);
       run(others.problem(is_causal, scale, window));
-      spoil(p, kept.rows, out);
+      spoil(p, finite.rows, out);
     }
   }
   return {few ? out : finished(out, v), statistics};
@@ -108,10 +108,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
                                                     const Tensor& v, const Tensor& lam,
                                                     const std::optional<Tensor>& attn_mask, const Tensor& statistics,
                                                     bool is_causal, double scale, std::optional<int64_t> window,
-                                                    const std::optional<Tensor>& documents) {
+                                                    const std::optional<Tensor>& segment_bounds) {
   auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
     return Inputs(Inputs::multiplied(q), Inputs::multiplied(keys), Inputs::multiplied(values), lam, attn_mask,
-                  documents);
+                  segment_bounds);
   };
   const Inputs inputs = inputs_of(k, v);
   const Problem p = inputs.problem(is_causal, scale, window);
@@ -123,9 +123,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
     return differentiate(problem, Inputs::multiplied(grad_out), sums, grad_q, grad_k, grad_v, grad_lam);
   };
   if (grad_q.numel() > 0 && !run(p, statistics) && hides_keys(p)) {
-    const Finite kept(k, v);
-    if (kept.rows.any().item<bool>()) {
-      const Inputs others = inputs_of(kept.k, kept.v);
+    const Finite finite(k, v);
+    if (finite.rows.any().item<bool>()) {
+      const Inputs others = inputs_of(finite.k, finite.v);
       const Problem problem = others.problem(is_causal, scale, window);
       // The forward may have met an infinite key that left its output finite: its statistics would not fit.
       const Tensor sums = at::empty_like(statistics);

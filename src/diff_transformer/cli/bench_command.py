@@ -1,0 +1,173 @@
+"""The command `bench` measures the operator and whole models, relative to the Transformer."""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from diff_transformer.lab.bench.benchmark import BenchRow
+
+# Options that one of the two benchmarks has alone. Whole models have one size.
+OPERATOR_ONLY = {"heads": "--heads", "head_dims": "--head-dim", "memory_length": "--memory-length"}
+MODEL_ONLY = {"compile": "--compile"}
+
+
+def bench(
+    what: Annotated[str, typer.Argument(metavar="operator|model", help="The operator alone, or whole models.")],
+    device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="May be repeated.", show_default="float32 and bfloat16; on CUDA bfloat16")
+    ] = None,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Length of the sequence, and when decoding of the cache; may be repeated.",
+            show_default="256 to 8192, decoding 512, 2048, 8192; for the model 1024, decoding 2048; "
+            "on CUDA 512 to 65536; for the model 2048 and 4096",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            help="Sequences at a time.",
+            show_default="1; the operator decodes 1 and 8; on CUDA 16384 tokens for the operator, 4096 for the model",
+        ),
+    ] = None,
+    heads: Annotated[
+        int | None,
+        typer.Option(help="The Transformer's heads (operator); two make a differential head.", show_default="16"),
+    ] = None,
+    head_dim: Annotated[
+        list[int] | None,
+        typer.Option(help="Width of a query (operator); may be repeated.", show_default="64; on CUDA 64 and 128"),
+    ] = None,
+    pass_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pass",
+            help="forward, backward, forward+backward or decode; for the model forward, step or decode. "
+            "May be repeated.",
+            show_default="all; on the CPU without backward",
+        ),
+    ] = None,
+    candidate: Annotated[
+        list[str] | None,
+        typer.Option(help="Measure only this beside the Transformer; may be repeated.", show_default="all"),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Alternated rounds, 5 or more.", show_default="5 to 25, by the time they take")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.", show_default="all")] = None,
+    memory_length: Annotated[
+        int | None, typer.Option(help="Length for peak memory, 0 for none (operator).", show_default="16384")
+    ] = None,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Compile the decoder layers with torch.compile (model, without decoding).")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the results, as JSON and Markdown.", show_default="only printed"),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the results of this benchmark that are in the output folder.")
+    ] = False,
+) -> None:
+    """Measure times relative to the Transformer's, in alternated runs, after checking that all results are right.
+
+    It takes about twelve minutes (operator) or five (model) on two processor cores. With `--device cuda` the default
+    sizes are larger; nobody has timed them on a GPU yet. A candidate with wrong results is not timed, and the command
+    ends with an error that names it.
+    """
+    if what not in ("operator", "model"):
+        raise ValueError(f"bench can measure 'operator' or 'model', got {what!r}.")
+    if overwrite and output is None:
+        raise ValueError("--overwrite goes with --output, which names the folder of the results.")
+    if threads is not None and threads < 1:
+        raise ValueError(f"--threads must be 1 or more, got {threads}.")
+
+    import torch
+
+    from diff_transformer.cli import console
+    from diff_transformer.lab.bench.bench_pages import results_path, threshold_line, write_document
+    from diff_transformer.lab.bench.benchmark import RENAMED, refuse_wrong
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    options: dict[str, Any] = {"dtypes": dtype, "batch": batch, "heads": heads, "head_dims": head_dim}
+    options |= {"passes": pass_, "rounds": rounds, "memory_length": memory_length, "compile": compile_ or None}
+    options |= {"candidates": [RENAMED.get(name, name) for name in candidate or ()]}
+    # The settings have defaults for what was not given.
+    given = {name: value for name, value in options.items() if value not in (None, [])}
+    chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    measure = _measurement(what, device, chosen, tuple(length or ()))
+    path = None if output is None else results_path(output, what, device)
+    if path is None:
+        console.messages().print("The results are printed and not written: --output names a folder for them.")
+    else:
+        console.refuse_existing((path, path.with_suffix(".md")), "results", overwrite=overwrite)
+    watcher = _BenchProgress(console.output(), console.messages())
+    try:
+        document, rows = measure(watcher)
+    finally:
+        watcher.stop()
+    for threshold in document["thresholds"]:
+        console.print_line(threshold_line(threshold))
+    if path is not None:
+        console.print_line(f"written: {' '.join(map(str, write_document(path, document)))}")
+    refuse_wrong(rows)
+
+
+def _measurement(what: str, device: str, options: dict[str, Any], lengths: tuple[int, ...]) -> Any:
+    """The measurement with its settings, which takes a watcher."""
+    only_elsewhere, where = (MODEL_ONLY, "bench model") if what == "operator" else (OPERATOR_ONLY, "bench operator")
+    for name, option in only_elsewhere.items():
+        if name in options:
+            raise ValueError(f"{option} is an option of {where}.")
+    if what == "operator":
+        from diff_transformer.lab.bench.operator_bench import OperatorSettings, measure_operator
+
+        chosen = {"lengths": lengths, "caches": lengths} if lengths else {}
+        return partial(measure_operator, OperatorSettings.on(device, **options, **chosen))
+    from diff_transformer.lab.bench.model_bench import ModelSettings, measure_model
+
+    chosen = {"lengths": lengths, "contexts": lengths} if lengths else {}
+    return partial(measure_model, ModelSettings.on(device, **options, **chosen))
+
+
+class _BenchProgress:
+    """A `diff_transformer.lab.bench.benchmark.Watcher` that prints rows to stdout, under a line for their case."""
+
+    def __init__(self, out: "Console", messages: "Console") -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+
+        from diff_transformer.cli.terminal_progress import DESCRIPTION, TaskDisplay
+
+        # A thread that draws by itself would disturb what is measured.
+        options = {"auto_refresh": False, "redirect_stdout": False}
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), DESCRIPTION)
+        self._display = TaskDisplay(messages, *columns, **options)
+        # If both are the same terminal, lines appear above the bar.
+        self._out = messages if messages.is_terminal and sys.stdout.isatty() else out
+        self._case: tuple[str, ...] = ()
+        self._display.start()
+
+    def stage(self, text: str, done: int, total: int) -> None:
+        line = f"part {done + 1} of {total}: {text}"
+        self._display.show(lambda: line, is_due=True, description=text, completed=done, total=total, refresh=True)
+
+    def row(self, row: "BenchRow") -> None:
+        from diff_transformer.lab.bench.bench_pages import row_line
+
+        case = (row.pass_, row.dtype, row.sizes)
+        if case != self._case:
+            self._case = case
+            self._out.print(", ".join(case), markup=False, soft_wrap=True)
+        self._out.print(f"  {row_line(row)}", markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        self._display.stop()

@@ -1,0 +1,171 @@
+"""The command `convert` converts checkpoints between layouts, and chooses the heads that DEX corrects."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diff_transformer.storage.files import parse_json
+from diff_transformer.variants import ATTENTION_TYPES
+
+# The text that ranks heads for DEX: at most this many sequences of this many tokens, from its beginning.
+SEQUENCES, LENGTH = 16, 512
+
+
+def chosen_heads(choice: str, source: Path, text: list[Path] | None) -> list[list[int]] | None:
+    """The heads of each layer that DEX corrects; None for all heads.
+
+    Args:
+        choice: "all"; "25%", the quarter of each layer's heads that looks most widely on ``text``; or a JSON list with
+            a list of heads for each layer.
+        source: the folder of the model, with its tokenizer where ``text`` is given.
+        text: files or folders of text, for a share of the heads.
+
+    Raises:
+        ValueError: `choice` is none of these, or a share and a text are not given together.
+        FileNotFoundError: there is no such text, model or tokenizer.
+    """
+    if choice.endswith("%"):
+        return _widest_heads(_parse_share(choice), source, text)
+    if text:
+        raise ValueError(f"--dex-text ranks heads for --dex-heads like 25%, got --dex-heads {choice}.")
+    if choice == "all":
+        return None
+    try:
+        layers = parse_json(choice, "--dex-heads")
+    except ValueError:
+        layers = None
+    if not isinstance(layers, list) or not all(isinstance(heads, list) for heads in layers):
+        raise ValueError(
+            f"--dex-heads must be all, a share like 25%, or a list for each layer like [[0, 3], []], got {choice}."
+        )
+    return layers
+
+
+def _parse_share(choice: str) -> float:
+    try:
+        share = float(choice.removesuffix("%")) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"--dex-heads as a share must be more than 0% and up to 100%, got {choice}.")
+    return share
+
+
+def _widest_heads(share: float, source: Path, text: list[Path] | None) -> list[list[int]]:
+    if not text:
+        raise ValueError("--dex-heads as a share needs --dex-text, on which the heads are ranked.")
+    import torch
+
+    from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
+    from diff_transformer.data import TextFiles
+    from diff_transformer.lab.measure.attention_heads import head_entropies, widest_heads
+
+    folder = find_checkpoint(source, ours=False)
+    tokenizer, corpus = load_tokenizer(folder), TextFiles(text)
+    model = load_model(folder, None)
+    model.set_attn_implementation("eager")
+    length = min(LENGTH, getattr(model.config, "max_position_embeddings", LENGTH))
+    tokens: list[int] = []
+    for piece in corpus.pieces():
+        tokens += tokenizer(piece.text)["input_ids"] if piece.text else []
+        if len(tokens) >= SEQUENCES * length:
+            break
+    if not tokens:
+        raise ValueError(f"--dex-text holds no text: {corpus.name}.")
+    sequences = list(torch.tensor(tokens[: SEQUENCES * length]).split(length))
+    return widest_heads(head_entropies(model, sequences), share)
+
+
+LAYOUT = "microsoft|microsoft-v2|diffllama|llama"
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A folder with config.json and safetensors.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make; it must not exist.")],
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar=LAYOUT, help="The layout of SRC; DST gets the layout of this project."),
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar=LAYOUT, help="The layout that DST gets; SRC has the layout of this project.")
+    ] = None,
+    as_: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="TYPE",
+            help="The attention type that a Llama gets: softmax, which is the same model; or diff_v2 or dex, which "
+            "start with the same outputs and become differential in training.",
+            show_default="softmax",
+        ),
+    ] = None,
+    dex_heads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HEADS",
+            help="With --as dex, the heads to correct: all; a share like 25% of each layer's heads, those that look "
+            "most widely on --dex-text; or a list for each layer, [[0, 3], []].",
+            show_default="all",
+        ),
+    ] = None,
+    dex_text: Annotated[
+        list[Path] | None, typer.Option(metavar="PATH", help="Text to rank the heads on; may be repeated.")
+    ] = None,
+    dex_lambda_start: Annotated[
+        float | None, typer.Option(help="With --as dex, λ_learn at the start.", show_default="λ_init of the layer")
+    ] = None,
+    max_shard_size: Annotated[
+        str, typer.Option(help="The largest size of a weights file; about as much memory is needed.")
+    ] = "5GB",
+) -> None:
+    """Convert a checkpoint from or to the layout of another project.
+
+    All keys and shapes are checked before anything is written. Weights keep their dtype, and the tokenizer and the
+    generation settings are copied. DST appears when it is complete; an interrupted command continues where it
+    stopped when it is run again.
+    """
+    if (from_ is None) == (to is None):
+        raise ValueError("convert needs one of --from LAYOUT and --to LAYOUT.")
+    if as_ is not None and to is not None:
+        raise ValueError(f"--as goes with --from; with --to the attention type does not change, got --as {as_}.")
+
+    corrects_heads = as_ in ATTENTION_TYPES and ATTENTION_TYPES[as_].corrects_heads
+    if not corrects_heads and any(option is not None for option in (dex_heads, dex_text, dex_lambda_start)):
+        raise ValueError("--dex-heads, --dex-text and --dex-lambda-start go with --as dex.")
+
+    from diff_transformer.cli import console
+    from diff_transformer.cli.checkpoints import find_checkpoint
+    from diff_transformer.cli.terminal_progress import conversion_progress
+    from diff_transformer.convert import convert_from, convert_to
+    from diff_transformer.storage.atomic import refuse_existing
+    from diff_transformer.storage.manifest import require_unchanged_weights
+
+    heads = None
+    if corrects_heads:
+        refuse_existing(target)  # before heads are ranked, which may take minutes
+        heads = chosen_heads(dex_heads or "all", source, dex_text)
+    try:
+        with conversion_progress(console.messages()) as tell:
+            if from_ is not None:
+                done = convert_from(
+                    from_,
+                    source,
+                    target,
+                    attention_type=as_,
+                    dex_heads=heads,
+                    dex_lambda_start=dex_lambda_start,
+                    max_shard_size=max_shard_size,
+                    progress=tell,
+                )
+            else:
+                assert to is not None
+                folder = find_checkpoint(source)
+                require_unchanged_weights(folder)
+                done = convert_to(to, folder, target, max_shard_size=max_shard_size, progress=tell)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("Interrupted; the same command goes on where it was.") from None
+    console.print_line(
+        f"written: {done.folder} ({done.attention_type}, {done.tensors} tensors, {done.bytes:,} bytes of weights in "
+        f"{done.shards} {'file' if done.shards == 1 else 'files'})"
+    )

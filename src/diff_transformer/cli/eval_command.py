@@ -1,0 +1,297 @@
+"""`diff-transformer eval`"""
+
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from diff_transformer.cli.extras import require_extra
+
+if TYPE_CHECKING:
+    from diff_transformer.data import Batches
+    from diff_transformer.lab.measure.measurement import Measurement, Options
+    from diff_transformer.lab.record import Result
+
+
+def evaluate_tasks(
+    checkpoint: Path,
+    tasks: list[str],
+    include: list[Path],
+    output: Path | None,
+    device: str | None,
+    options: dict[str, Any],
+) -> None:
+    """Measure and print the table. The results are written after each task, so that what is done is never lost."""
+    from diff_transformer.cli import console
+    from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
+    from diff_transformer.lab.measure.harness import load_tasks, measure_tasks, published, table_1_average
+    from diff_transformer.lab.record import ResultsFile
+    from diff_transformer.lab.report.measured_tables import harness_table
+    from diff_transformer.lab.results_files import capture_results, write_json
+
+    console.quiet_libraries()
+    names = task_names(tasks)
+    folder = find_checkpoint(checkpoint, ours=False)
+    tokenizer = load_tokenizer(folder)
+    loaded = load_tasks(names, include)
+    model = load_model(folder, device)
+    variant = getattr(model.config, "attention_type", model.config.model_type)
+    settings: dict[str, Any] = {"checkpoint": folder, "tasks": names, **options, "notes": []}
+    results: ResultsFile | None = None
+    records: list[Any] = []
+    try:
+        for done in measure_tasks(model, tokenizer, loaded, variant, **options):
+            records += done.records
+            if done.cut:
+                settings["notes"].append(
+                    f"{done.name}: {done.cut:,} of {done.requests:,} texts were longer than the model's context and "
+                    "lost their beginning."
+                )
+            average = table_1_average(records)
+            shown = [*records, average] if average else records
+            settings["published"] = published(shown)
+            results = capture_results(f"lm-evaluation-harness on {folder}", settings, shown, str(model.device))
+            results = replace(results, versions={**results.versions, "lm_eval": metadata.version("lm_eval")})
+            if output is not None:
+                write_json(output, results)
+    finally:
+        if results is not None:
+            console.output().print(harness_table(results))
+
+
+def task_names(given: list[str]) -> list[str]:
+    """The names in what was given with --tasks: separated by commas, "table1" standing for the paper's seven.
+
+    Raises:
+        ValueError: there are none.
+    """
+    from diff_transformer.lab.measure.harness import TABLE_1_MEASURES
+
+    names: list[str] = []
+    for name in (part.strip() for text in given for part in text.split(",")):
+        names += TABLE_1_MEASURES if name == "table1" else [name] if name else []
+    if not names:
+        raise ValueError("--tasks names no task.")
+    return names
+
+
+def evaluate_measures(
+    checkpoint: Path,
+    text: list[Path] | None,
+    names: list[str],
+    given: list[str],
+    output: Path | None,
+    device: str | None,
+) -> None:
+    """Measure, print the table, and write the results where a file is asked for."""
+    from diff_transformer.cli import console
+    from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
+    from diff_transformer.cli.console import parse_options
+    from diff_transformer.data import NeedleBatches, TextBatches
+    from diff_transformer.lab.measure.measurement import EvalInput, find_measurement
+    from diff_transformer.lab.report.measured_tables import measure_table
+    from diff_transformer.lab.results_files import capture_results, write_json
+
+    measures = {name: find_measurement(name) for name in names}
+    options = _options(measures, parse_options(given))
+    if text and not any(measure.needs for measure in measures.values()):
+        raise ValueError(f"--text does not go with the measure {', '.join(measures)}, which takes no text.")
+    console.quiet_libraries()
+    folder = find_checkpoint(checkpoint, ours=not all(measure.any_model for measure in measures.values()))
+    model = load_model(folder, device)
+    tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+    variant = getattr(model.config, "attention_type", model.config.model_type)
+    context = getattr(model.config, "max_position_embeddings", None)
+    batches = batches_of(folder, text, context) if any(measure.needs for measure in measures.values()) else None
+    if batches is not None and not isinstance(batches, TextBatches | NeedleBatches):
+        for name, measure in measures.items():
+            if measure.needs == "text":
+                raise ValueError(
+                    f"The measure {name} is taken on text, and the run was not trained on any: name some with --text."
+                )
+    records: list[Result] = []
+    for name, measure in measures.items():
+        data = batches if measure.needs else None
+        measured = EvalInput(model=model, variant=variant, batches=data, tokenizer=tokenizer)
+        records += measure.run(measured, options[name])
+    settings = {
+        "checkpoint": folder,
+        "text": text,
+        "measures": {name: chosen.model_dump(mode="json") for name, chosen in options.items()},
+    }
+    records = [replace(record, documents=()) for record in records]
+    results = capture_results(f"{', '.join(measures)} of {folder}", settings, records, str(model.device))
+    console.output().print(measure_table(results))
+    if output is not None:
+        write_json(output, results)
+
+
+def _options(measures: "dict[str, Measurement[Any]]", given: dict[str, Any]) -> "dict[str, Options]":
+    """The settings of each measure, with what the user gave.
+
+    Raises:
+        ValueError: one that no measure has, or a value that a measure that has it does not allow.
+    """
+    from diff_transformer.lab.measure.measurement import refuse_unknown
+
+    known = list(dict.fromkeys(option for measure in measures.values() for option in measure.options.model_fields))
+    refuse_unknown(given, known, f"The measure {', '.join(measures)}")
+    return {
+        name: measure.read({option: value for option, value in given.items() if option in measure.options.model_fields})
+        for name, measure in measures.items()
+    }
+
+
+# Windows of text, where no recipe tells how long the training's were, and how many at a time.
+DEFAULT_LENGTH, BATCH_SIZE = 1024, 16
+
+
+def evaluate(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A run folder, or a folder with config.json and weights.")
+    ],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Measure on all of this text (.txt, .jsonl, .parquet or a folder; may be repeated) "
+            "instead of the held-out data that the run's recipe names."
+        ),
+    ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Take this measurement instead, e.g. repeats, outliers or needles, most of them on any causal "
+            "language model of transformers; or show this number only, e.g. language/bits_per_byte. May be repeated.",
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of a measurement that --measure names; may be repeated."),
+    ] = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME,…",
+            help="Measure these tasks of lm-evaluation-harness instead, e.g. piqa,boolq, or table1 for the paper's "
+            "seven, on any causal language model of transformers. A name that ends in .jsonl is a file of your own "
+            "questions and needs no network. May be repeated.",
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
+    num_fewshot: Annotated[
+        int | None,
+        typer.Option(min=0, help="Examples before each question.", show_default="the task's own number, or 0"),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Texts of a task at a time.", show_default=str(BATCH_SIZE))
+    ] = None,
+    include_path: Annotated[
+        list[Path] | None, typer.Option(help="A folder with YAML tasks of lm_eval's kind; may be repeated.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the results to this new JSON file.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where to run.", show_default="the GPU, if any")] = None,
+) -> None:
+    """Measure a model: loss and bits per byte on text, accuracy and attention on the retrieval task, or harness tasks.
+
+    A file of questions has one JSON object to a line: "question", or "context" (text that the choices continue, or
+    that stands before the question), "choices" (two or more texts) and "answer" (the number of the right one, from 0).
+    """
+    if tasks:
+        _refuse("--tasks", {"--text": text, "--measure": measure, "--option": option})
+        _check_output(output)
+        require_extra("harness")
+
+        options = {"limit": limit, "num_fewshot": num_fewshot, "batch_size": batch_size or BATCH_SIZE}
+        evaluate_tasks(checkpoint, tasks, include_path or [], output, device, options)
+        return
+    only_tasks = {"--limit": limit, "--num-fewshot": num_fewshot, "--batch-size": batch_size}
+    _refuse("a measurement without --tasks", {**only_tasks, "--include-path": include_path})
+
+    kinds = _check_measures(measure or [])
+    if kinds == {"measure"}:
+        _check_output(output)
+
+        evaluate_measures(checkpoint, text, list(dict.fromkeys(measure or [])), option or [], output, device)
+        return
+    _refuse("a measurement without a name", {"--option": option})
+
+    from diff_transformer.cli import console
+    from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model
+    from diff_transformer.lab.experiments.recall_experiments import retrieval_baselines
+    from diff_transformer.lab.measure.standard import evaluate as evaluate_model
+    from diff_transformer.lab.report.measured_tables import demo_table
+    from diff_transformer.lab.results_files import capture_results, write_json
+
+    _check_output(output)
+    console.quiet_libraries()
+    folder = find_checkpoint(checkpoint, ours=False)
+    model = load_model(folder, device)
+    batches = batches_of(folder, text, getattr(model.config, "max_position_embeddings", None))
+    records = evaluate_model(model, batches, getattr(model.config, "attention_type", model.config.model_type))
+    if measure:
+        found = dict.fromkeys(record.name for record in records)
+        records = [record for record in records if record.name in measure]
+        if not records:
+            raise ValueError(f"Nothing of {', '.join(measure)} is measured on this data, only {', '.join(found)}.")
+    settings = {"checkpoint": folder, "text": text}
+    results = capture_results(f"Evaluation of {folder}", settings, records, str(model.device))
+    recipe = None if text else find_recipe(folder)
+    if recipe is not None:  # the data is the run's own, so chance and floor of its task are known
+        results = replace(results, baselines=tuple(retrieval_baselines(recipe)))
+    console.output().print(demo_table(results))
+    if output is not None:
+        write_json(output, results)
+
+
+def _refuse(what: str, options: dict[str, object]) -> None:
+    for option, value in options.items():
+        if value not in (None, []):
+            raise ValueError(f"{option} does not go with {what}.")
+
+
+def _check_output(output: Path | None) -> None:
+    if output is not None and (output.exists() or not output.parent.is_dir()):
+        raise FileExistsError(f"--output must be a new file in a folder that exists, got {str(output)!r}.")
+
+
+def _check_measures(names: list[str]) -> set[str]:
+    """What the names mean: "measure" for measurements, "number" for numbers of the one that needs no name.
+
+    Raises:
+        ValueError: a name that means nothing, or names of both kinds.
+    """
+    from diff_transformer.lab.measure.measurement import MEASUREMENTS
+    from diff_transformer.lab.report.measured_tables import LABELS
+    from diff_transformer.suggestions import did_you_mean
+
+    for name in names:
+        if name not in LABELS and name not in MEASUREMENTS:
+            known = [*MEASUREMENTS, *LABELS]
+            hint = did_you_mean(name, known, f"; known are {', '.join(known)}.")
+            raise ValueError(f"There is no measure {name!r}{hint}")
+    kinds = {"measure" if name in MEASUREMENTS else "number" for name in names}
+    if len(kinds) > 1:
+        raise ValueError(f"--measure names measurements or single numbers, not both: {', '.join(names)}.")
+    return kinds
+
+
+def batches_of(folder: Path, text: list[Path] | None, context: int | None) -> "Batches":
+    """The data to measure on: the given text, read with the model's own tokenizer, or what the run was trained on."""
+    from diff_transformer.cli.checkpoints import find_recipe, load_tokenizer
+    from diff_transformer.data import TextBatches, TextFiles, prepare
+    from diff_transformer.train import build_data
+    from diff_transformer.train.data_kinds import TextData
+
+    recipe = find_recipe(folder)
+    if text:
+        tokenizer = load_tokenizer(folder)
+        length = recipe.data.length if recipe else min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
+        cache = prepare(TextFiles(text), tokenizer)
+        return TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
+    if recipe is None:
+        raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
+    # A tokenizer that is trained again on text that has changed since would give the model other tokens.
+    return build_data(recipe, load_tokenizer(folder) if isinstance(recipe.data, TextData) else None).batches

@@ -1,0 +1,164 @@
+"""The command `export` writes a model as a folder to share, or as an ONNX graph."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from diff_transformer.cli.arguments import Checkpoint
+from diff_transformer.cli.extras import require_extra
+
+if TYPE_CHECKING:
+    from diff_transformer.lab.record import ResultsFile
+    from diff_transformer.lab.report.model_card import Form, SharedModel
+    from diff_transformer.train import Recipe
+
+DTYPES = ("float32", "bfloat16", "float16")
+# Kind of data → the first part of the names of its measurements.
+SECTIONS = {"text": "language", "retrieval": "retrieval"}
+# Auto class → the name of its task on the Hub. The base model has no task.
+TASKS = {
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+}
+
+
+def export(
+    checkpoint: Checkpoint,
+    target: Annotated[Path, typer.Argument(metavar="DST", help="The folder to make; it must not exist.")],
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Write an ONNX graph with a cache instead; it is compared with the model.")
+    ] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help=f"The dtype of the weights: {', '.join(DTYPES)}.", show_default="the checkpoint's own"),
+    ] = None,
+    max_shard_size: Annotated[
+        str | None, typer.Option(help="The largest size of a weights file, such as 500MB.", show_default="5GB")
+    ] = None,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A results file for the model card (may be repeated).", show_default="the run's or demo's results.json"
+        ),
+    ] = None,
+    license_name: Annotated[
+        str | None,
+        typer.Option("--license", help="The licence in the model card, by its name on the Hub, such as mit."),
+    ] = None,
+) -> None:
+    """Write a model as a folder to share, with weights, tokenizer and a model card that shows its measurements."""
+    _check_options(onnx, dtype, max_shard_size)
+    if onnx:
+        require_extra("onnx")
+    from diff_transformer.cli import console
+    from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
+    from diff_transformer.convert import MAX_SHARD_SIZE, export_folder, export_onnx
+    from diff_transformer.convert.shared_folder import check_shard_size
+    from diff_transformer.lab.report.model_card import model_card
+    from diff_transformer.storage.atomic import refuse_existing
+
+    console.quiet_libraries()
+    shard_size = max_shard_size or MAX_SHARD_SIZE
+    check_shard_size(shard_size)
+    refuse_existing(target)
+    folder = find_checkpoint(checkpoint)
+    recipe = find_recipe(folder)
+    measured = _results(folder, recipe, results or [])
+    tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+    auto_class = _auto_class(folder)
+    if onnx and auto_class != "AutoModelForCausalLM":
+        raise ValueError(f"--onnx writes language models, and {str(folder)!r} loads with {auto_class}.")
+    model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype)
+    form: Form = "onnx" if onnx else "package"
+    shared = _describe(model, form, target, folder, recipe, auto_class, tokenizer is not None)
+    settings = recipe.model_dump(mode="json") if recipe else None
+    card = model_card(shared, settings, measured, license=license_name)
+    if onnx:
+        console.messages().print(f"Writing {target} and comparing it with the model …")
+        files = export_onnx(model, tokenizer, target, card=card)
+    else:
+        files = export_folder(model, tokenizer, target, card=card, max_shard_size=shard_size)
+    for file in files:
+        console.output().print(f"{file} ({file.stat().st_size:,} bytes)")
+
+
+def _check_options(onnx: bool, dtype: str | None, max_shard_size: str | None) -> None:
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    if not onnx:
+        return
+    if dtype not in (None, "float32"):
+        raise ValueError(f"--onnx writes float32, so --dtype cannot be {dtype}.")
+    if max_shard_size:
+        raise ValueError("--max-shard-size is for folders of safetensors, and --onnx writes none.")
+
+
+def _auto_class(folder: Path) -> str:
+    """The name of the Auto class of transformers that loads the model in a folder."""
+    from diff_transformer.model.remote_code import AUTO_CLASSES
+    from diff_transformer.storage.files import read_json
+
+    named = read_json(folder / "config.json").get("architectures") or [""]
+    return next((auto for auto, ours in AUTO_CLASSES.items() if ours == named[0]), "AutoModelForCausalLM")
+
+
+def _describe(
+    model: Any,
+    form: "Form",
+    target: Path,
+    folder: Path,
+    recipe: "Recipe | None",
+    auto_class: str,
+    tokenizer: bool,
+) -> "SharedModel":
+    from diff_transformer._version import __version__
+    from diff_transformer.lab.report.model_card import SharedModel
+
+    step = folder.name.removeprefix("step-")
+    return SharedModel(
+        name=target.name,
+        form=form,
+        needed=__version__,
+        config=model.config.to_dict(),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        task=TASKS.get(auto_class),
+        auto_class=auto_class,
+        has_tokenizer=tokenizer,
+        step=int(step) if step != folder.name and step.isdigit() else None,
+        data=recipe.data.describe() if recipe else None,
+        length=recipe.data.length if recipe else None,
+    )
+
+
+def _results(folder: Path, recipe: "Recipe | None", named: list[Path]) -> "list[ResultsFile]":
+    """The results files that the user names, or those about this model beside it, in its run or in its demo."""
+    from diff_transformer.lab.results_files import read_results
+
+    if named:
+        return [read_results(file) for file in named]
+    # The results of a run are about its final model, not about a checkpoint from the middle.
+    parents = [folder, *(list(folder.resolve().parents)[:2] if folder.name == "model" else [])]
+    candidates = [read_results(path / "results.json") for path in parents if (path / "results.json").is_file()]
+    return [about for results in candidates if (about := _results_about(results, folder, recipe)) is not None]
+
+
+def _results_about(results: "ResultsFile", folder: Path, recipe: "Recipe | None") -> "ResultsFile | None":
+    """The part of a results file that is about the model in a folder; None where there is none."""
+    settings = results.settings
+    if "checkpoint" in settings:
+        return results if Path(settings["checkpoint"]).resolve() == folder.resolve() else None
+    if recipe is None:
+        return None
+    # The settings of a demo hold, by name, the recipe that its models share except for the attention type.
+    trained = recipe.model_dump(mode="json", exclude={"model": {"attention_type"}})
+    shared = settings.get(recipe.name)
+    if not isinstance(shared, dict) or any(shared.get(part) != trained[part] for part in ("model", "data", "train")):
+        return None
+    section = SECTIONS[recipe.data.kind]
+    return replace(
+        results, records=tuple(record for record in results.records if record.name.startswith(f"{section}/"))
+    )

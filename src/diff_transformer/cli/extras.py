@@ -1,0 +1,44 @@
+"""The optional dependencies of the package, and the message where one of them is missing."""
+
+from collections.abc import Collection
+from importlib.util import find_spec
+
+from diff_transformer._version import CHECKOUT
+
+# The packages of the extra [train]: the name to import → the name to install.
+TRAIN_EXTRA = {
+    "accelerate": "accelerate",
+    "datasets": "datasets",
+    "jinja2": "jinja2",
+    "matplotlib": "matplotlib",
+    "pydantic": "pydantic",
+    "rich": "rich",
+    "scipy": "scipy",
+    "tensorboard": "tensorboard",
+    "typer": "typer",
+    "yaml": "pyyaml",
+}
+ONNX_EXTRA = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"}
+HARNESS_EXTRA = {"lm_eval": "lm-eval"}
+EXTRAS = {"train": TRAIN_EXTRA, "onnx": ONNX_EXTRA, "harness": HARNESS_EXTRA}
+
+
+def require_extra(extra: str, without: Collection[str] = ()) -> None:
+    """Raise ModuleNotFoundError where a package of an extra is missing, before the slow import of torch.
+
+    Args:
+        extra: one of `EXTRAS`.
+        without: modules of the extra that are not needed.
+    """
+    for name in EXTRAS[extra]:
+        if name not in without and find_spec(name) is None:
+            raise ModuleNotFoundError(name=name)
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What to install where a package of an extra is missing; None if the module belongs to no extra."""
+    name = (error.name or "").partition(".")[0]
+    for extra, brings in EXTRAS.items():
+        if name in brings:
+            return f'This command needs {brings[name]}, which is not installed: pip install ".[{extra}]" {CHECKOUT}'
+    return None

@@ -1,0 +1,83 @@
+"""The command `generate` continues a prompt with a checkpoint."""
+
+from typing import Annotated
+
+import typer
+
+from diff_transformer.cli.arguments import Checkpoint, Device, Seed
+
+DEFAULT_TOKENS = 200  # of new text, or fewer where the context has no space for them
+
+
+def generate(
+    checkpoint: Checkpoint,
+    prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="The largest number of new tokens.",
+            show_default=f"{DEFAULT_TOKENS}, or fewer if the context is full",
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Divides the logits before sampling.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample among the most likely tokens that hold this share of the probability.")
+    ] = 1.0,
+    seed: Seed = 0,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token.")] = False,
+    device: Device = None,
+) -> None:
+    """Continue a prompt. The text appears while it is generated."""
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"--temperature must be above 0, got {temperature}; for the most likely text use --greedy.")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"--top-p must be above 0 and at most 1, got {top_p}.")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:  # bytes of the command line that are no character become lone surrogates
+        raise ValueError(f"--prompt must be UTF-8 text, got {prompt!r}.") from None
+
+    import torch
+
+    from diff_transformer.cli import console
+    from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
+    from diff_transformer.cli.streaming import StdoutStreamer
+
+    console.quiet_libraries()
+    folder = find_checkpoint(checkpoint)
+    tokenizer = load_tokenizer(folder)
+    model = load_model(folder, device)
+    tokens = tokenizer(prompt)["input_ids"]
+    start = model.config.bos_token_id
+    if not tokens and start is None:
+        raise ValueError("The prompt is empty, and this model has no beginning-of-sequence token to start from.")
+    tokens = tokens or [start]
+    new_tokens = _number_of_new_tokens(len(tokens), model.config.max_position_embeddings, max_new_tokens)
+
+    torch.manual_seed(seed)
+    sampling = {"do_sample": False} if greedy else {"do_sample": True, "temperature": temperature, "top_p": top_p}
+    input_ids = torch.tensor([tokens], device=model.device)
+    model.generate(
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        max_new_tokens=new_tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        streamer=StdoutStreamer(tokenizer, skip_special_tokens=True),
+        **sampling,
+        **({} if greedy else {"top_k": 0}),
+    )
+
+
+def _number_of_new_tokens(prompt: int, context: int, requested: int | None) -> int:
+    """The number of tokens to generate. Raises ValueError where the context is too short for them."""
+    if prompt >= context:
+        raise ValueError(
+            f"The prompt has {prompt} tokens, but the model's context holds {context}, the new ones included."
+        )
+    if requested is not None and prompt + requested > context:
+        raise ValueError(
+            f"The prompt's {prompt} tokens and {requested} new ones are more than the model's context of {context}; "
+            f"--max-new-tokens can be at most {context - prompt}."
+        )
+    return requested if requested is not None else min(DEFAULT_TOKENS, context - prompt)

@@ -1,0 +1,226 @@
+"""`diff-transformer reproduce`"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from diff_transformer.lab.experiments.experiment import Experiment
+    from diff_transformer.lab.record import ResultsFile
+
+ALL = "all"
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME…", help="Experiments, such as table6; all of them: all.", show_default=False),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Say which experiments there are, and stop.")] = False,
+    preset: Annotated[
+        Literal["cpu", "gpu", "paper"],
+        typer.Option(help="Two processor cores, one H200, or the paper's own size, which is checked and not run."),
+    ] = "cpu",
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds.", show_default="the preset's")] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Text to train on: a .txt, .jsonl or .parquet file or a folder of them; may be repeated. "
+            "By default the source of Python's standard library."
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A setting of one experiment's measurement; may be repeated."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder of results, their report, and runs.", show_default="runs/reproduce-PRESET"),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and go on.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
+) -> None:
+    """Repeat a table or a figure of the paper at a size of your own, and say whether it comes out.
+
+    Each variant is trained with every seed on the same data in the same order, with a learning rate chosen for it. An
+    interrupted command goes on where it stopped; a run that two experiments need is trained once. The report of all
+    results in the output folder is written last: RESULTS.md with its figures, and RESULTS.html.
+    """
+    from diff_transformer.cli import console
+
+    out = console.output()
+    if list_:
+        out.print(_listing())
+        return
+    from diff_transformer.lab.experiments.experiment import PAPER
+    from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experiment
+
+    if not names:
+        raise ValueError(f"Name one experiment or more of {', '.join(EXPERIMENTS)}; --list says what they show.")
+    console.quiet_libraries()
+    named = {name: find_experiment(name) for name in names if name != ALL}
+    if ALL in names:
+        every = {name: find_experiment(name) for name in EXPERIMENTS}
+        named = {name: one for name, one in every.items() if preset in one.presets or name in named}
+    experiments = list(named.values())
+    if preset == PAPER:
+        measured = {"--seeds": seeds, "--text": text, "--option": option}
+        for name, given in {**measured, "--output": output, "--resume": resume, "--overwrite": overwrite}.items():
+            if given:
+                raise ValueError(f"{name} does not go with --preset paper, which is checked and not run.")
+        from diff_transformer.lab.experiments.paper_preset import experiments_by_run
+
+        needed = experiments_by_run()
+        for experiment in experiments:
+            _show_paper(experiment, needed)
+        return
+
+    from diff_transformer.cli.app import user_message
+    from diff_transformer.cli.console import parse_options
+    from diff_transformer.cli.terminal_progress import TrainingProgress
+    from diff_transformer.lab.experiments.request import check_results, request_experiment, results_path
+    from diff_transformer.lab.experiments.runner import run_experiment
+
+    folder = output or Path("runs") / f"reproduce-{preset}"
+    shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
+    requests = [
+        request_experiment(experiment, preset, seeds=seeds, **own)
+        for experiment, own in zip(experiments, shared, strict=True)
+    ]
+    for request in requests:
+        check_results(results_path(folder, request.experiment.name), request, resume=resume, overwrite=overwrite)
+    messages = console.messages()
+    failed = []
+    for request in requests:
+        name, minutes = request.experiment.name, request.preset.minutes
+        about = "" if minutes is None else f", planned for about {minutes:g} min"
+        messages.print(f"{name}: {request.experiment.shows}{about}", markup=False, soft_wrap=True)
+        try:
+            results = run_experiment(
+                request, folder, resume=resume, overwrite=overwrite, progress=TrainingProgress(messages)
+            )
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            # What one of several cannot do, such as fetching a data set, must not keep the others from being done.
+            why = user_message(error)
+            if why is None or len(requests) == 1:
+                raise
+            failed.append(name)
+            messages.print(f"error: {name}: {why}", markup=False, soft_wrap=True)
+            continue
+        _show(results, results_path(folder, name))
+    if len(failed) < len(requests):
+        _report(folder)
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(requests)} experiments could not be carried out: {', '.join(failed)}.")
+
+
+def _report(folder: Path) -> None:
+    """Write the report of all results in the folder, and say where it lies."""
+    from diff_transformer.cli import console
+    from diff_transformer.lab.experiments.request import as_defined
+    from diff_transformer.lab.report.experiments_report import DOCUMENT, build_results_report
+
+    for path in build_results_report([folder], folder / DOCUMENT, as_defined):
+        console.output().print(f"report: {path}", markup=False, soft_wrap=True)
+
+
+def _shared_out(
+    experiments: "list[Experiment]", preset: str, text: list[Path], options: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Text and options for each experiment: where there are several, to those that know what to do with them.
+
+    What none of them knows goes to all, and the first one says so.
+    """
+    from diff_transformer.lab.experiments.request import preset_of
+
+    presets = [preset_of(experiment, preset) for experiment in experiments]
+    known = [one.options for one in presets]
+    on_text = [one.trains_on_text for one in presets]
+    return [
+        {
+            "text": text if its or not any(on_text) else [],
+            "options": {
+                name: value
+                for name, value in options.items()
+                if name in own or not any(name in others for others in known)
+            },
+        }
+        for own, its in zip(known, on_text, strict=True)
+    ]
+
+
+def _listing() -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experiment
+
+    table = Table(
+        caption=Text("cpu: minutes on two processor cores. gpu: planned for one H200, not timed yet."),
+        caption_justify="left",
+    )
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it shows", overflow="fold")
+    for column in ("cpu", "gpu"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("paper", no_wrap=True)
+    for experiment in map(find_experiment, EXPERIMENTS):
+        presets = experiment.presets
+        times = [_minutes(presets[name].minutes) if name in presets else "–" for name in ("cpu", "gpu")]
+        table.add_row(experiment.name, Text(experiment.shows), *times, "checked" if "paper" in presets else "–")
+    return table
+
+
+def _minutes(minutes: float | None) -> str:
+    return "?" if minutes is None else f"{minutes:g} min"
+
+
+def _show_paper(experiment: "Experiment", needed: Mapping[str, Sequence[str]]) -> None:
+    """What the paper's own configuration is, and what would train and measure it; `needed` is `experiments_by_run`."""
+    from diff_transformer.cli import console
+    from diff_transformer.lab.experiments.paper_preset import check_paper, paper_preset
+
+    out = console.output()
+    variants = check_paper(experiment)
+    preset = paper_preset(experiment)
+    lines = [f"{experiment.name}: checked without weights and not run; this is for a cluster."]
+    if variants:
+        lines.append(
+            "Put your own text and tokenizer in place of the recipe's, and the first machine's address in place of "
+            "HOST; what trains on several machines is started on each of them. A run that other experiments have too "
+            "is trained once. Days are at 40 % of the GPUs' peak, or less where communication allows no more."
+        )
+    lines += preset.remarks
+    for found in variants:
+        sizes = f"{found.counts.total:,} parameters, {found.counts.shared:,} without λ and norms"
+        lines.append(f"{found.variant.label}: {sizes}, {found.heads.count} heads of {found.heads.width}")
+        for training in found.trainings:
+            planned = training.plan
+            others = [name for name in needed.get(training.folder, ()) if name != experiment.name]
+            also = f"; also for {', '.join(others)}" if others else ""
+            lines.append(f"  train on {planned.devices} × {planned.device}, about {planned.days:.2g} days{also}")
+            lines.append(f"    {training.command}")
+        if found.evaluations:
+            lines.append("  measure")
+            lines += [f"    {command}" for command in found.evaluations]
+    lines += preset.commands
+    for line in lines:
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def _show(results: "ResultsFile", path: Path) -> None:
+    """The comparisons, the variants, what a reader must know, and where all of it lies."""
+    from diff_transformer.cli import console
+    from diff_transformer.lab.report.experiment_tables import variants_table, verdict_table
+
+    out = console.output()
+    out.print(verdict_table(results))
+    if results.settings["variants"]:
+        out.print(variants_table(results.settings["variants"]))
+    for note in results.notes:
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
+    out.print(f"numbers: {path}", markup=False, soft_wrap=True)

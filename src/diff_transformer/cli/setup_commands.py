@@ -1,0 +1,63 @@
+"""The commands `build` and `info` compile the CPU kernel and show what this machine can run."""
+
+from typing import Annotated
+
+import typer
+
+
+def build(
+    force: Annotated[
+        bool, typer.Option("--force", help="Compile even if the kernel has been compiled already.")
+    ] = False,
+) -> None:
+    """Compile the CPU kernel now instead of when it is first used."""
+    from diff_transformer.cli import console
+    from diff_transformer.ops.cpu.cpu_build import BuildError, compile_library
+
+    try:
+        compiled = compile_library(force=force)
+    except BuildError as error:
+        raise ValueError(f"The CPU kernel cannot be compiled: {error}.") from None
+    when = "before" if compiled.seconds is None else f"in {compiled.seconds:.1f} s"
+    line = f"compiled for {compiled.capability} {when}: {compiled.path}"
+    console.print_line(line)
+
+
+def info() -> None:
+    """Show the versions, the device, and which backends can run here or why they cannot."""
+    from importlib import metadata
+
+    import torch
+    from rich.table import Table
+    from rich.text import Text
+
+    from diff_transformer._version import CHECKOUT
+    from diff_transformer.cli import console
+    from diff_transformer.cli.extras import TRAIN_EXTRA
+    from diff_transformer.lab.results_files import capture_environment
+    from diff_transformer.ops.backends import explain
+    from diff_transformer.ops.cpu import cpu_build
+
+    def version(package: str) -> str:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return f'not installed: pip install ".[train]" {CHECKOUT}'
+
+    environment = capture_environment()
+    rows = {"device": environment.device, "torch threads": str(torch.get_num_threads())}
+    rows |= {"commit": environment.commit} if environment.commit else {}
+    rows |= environment.versions
+    rows |= {package: version(package) for package in TRAIN_EXTRA.values()}
+    # Each device is asked for the dtype that training uses on it.
+    for device, dtype in {"cpu": torch.float32, "cuda": torch.bfloat16}.items():
+        if device == "cuda" and not torch.cuda.is_available():
+            rows["backends on cuda"] = "torch finds no CUDA device"
+            continue
+        for backend, reason in explain(device, dtype).items():
+            rows[f"backend {backend} on {device}"] = "can run" if reason is None else f"cannot run: {reason}"
+    rows["fused CPU kernel"] = cpu_build.status()
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(value))
+    console.output().print(table)

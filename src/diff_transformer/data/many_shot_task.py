@@ -1,0 +1,159 @@
+"""Many-shot classification at the level of tokens: words of classes, shown with their labels (Section 3.5)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diff_transformer.data.packing import IGNORED
+
+# Streams of random numbers that never meet: (seed, stream, number).
+_TRAIN, _VALIDATION, _SAMPLE = range(3)
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One assignment of words to classes, demonstrations of it and queries. All int64; a label is a token.
+
+    Attributes:
+        items: (shots, item_length), the demonstrated items.
+        labels: (shots,), the label that is shown with each, some of them wrong.
+        classes: (shots,), the class that each item is of, from 0.
+        queries: (Q, item_length), items that were drawn apart from the demonstrations.
+        answers: (Q,), their right labels.
+        candidates: (classes,), all labels of the episode.
+    """
+
+    items: Tensor
+    labels: Tensor
+    classes: Tensor
+    queries: Tensor
+    answers: Tensor
+    candidates: Tensor
+
+    def prompt(self, order: Tensor | None = None) -> Tensor:
+        """The demonstrations in an order (shots,), as they are unless given: (shots · (item_length + 1),)."""
+        shown = torch.cat((self.items, self.labels[:, None]), dim=1)
+        return (shown if order is None else shown[order]).flatten()
+
+
+class ManyShotBatches:
+    """Items and labels in turn; which word belongs to which class is drawn anew for each sequence.
+
+        w7 w2 A  w9 w4 C  w2 w2 A  w4 w1 C  …
+
+    An item is `item_length` words of one class, drawn with replacement. A sequence's words are dealt out to its
+    classes evenly, and each class gets a label. Every label is learned, so that each demonstration is a query to those
+    before it; a share of the labels, drawn from all classes, is noise.
+
+    The vocabulary, in this order: labels, words.
+
+    Args:
+        shots: items in a sequence.
+        classes: in a sequence.
+        labels: tokens that classes may have for labels, `classes` or more; where there are more, a model first learns
+            which ones occur.
+        words: of all classes together.
+        item_length: words in an item.
+        noise: the share of items whose label is drawn from all classes.
+        vary: whether each sequence to train on has its own number of classes, from 1, and as many words for each as
+            the largest ones have.
+        batch_size: sequences in a batch.
+        seed: of the training sequences; the validation sequences do not depend on it.
+        validation_sequences: sequences in `validation_batches`.
+
+    Attributes:
+        source: there is none but the settings.
+
+    Raises:
+        ValueError: a number is out of range, or there are fewer words than classes.
+    """
+
+    source = ""
+
+    def __init__(
+        self,
+        shots: int = 48,
+        *,
+        classes: int = 6,
+        labels: int = 32,
+        words: int = 36,
+        item_length: int = 2,
+        noise: float = 0.1,
+        vary: bool = False,
+        batch_size: int = 32,
+        seed: int = 0,
+        validation_sequences: int = 512,
+    ) -> None:
+        if min(shots, item_length, batch_size, validation_sequences) < 1 or classes < 2:
+            raise ValueError(
+                "Many-shot classification has 2 classes or more, and all its other numbers are at least 1, got "
+                f"classes={classes}, shots={shots}, item_length={item_length}, batch_size={batch_size}, "
+                f"validation_sequences={validation_sequences}."
+            )
+        if min(words, labels) < classes:
+            raise ValueError(f"{classes} classes need a word and a label each, but words={words} and labels={labels}.")
+        if not 0 <= noise < 1:
+            raise ValueError(f"noise is a share, at least 0 and below 1, got {noise}.")
+        self.shots, self.classes, self.labels = shots, classes, labels
+        self.words, self.item_length = words, item_length
+        self.noise, self.vary, self.batch_size, self.seed = noise, vary, batch_size, seed
+        self.validation_sequences = validation_sequences
+        self.vocab_size = labels + words
+        self.length = shots * (item_length + 1)
+
+    def train_batch(self, step: int) -> dict[str, Tensor]:
+        """The sequences of a step; see `Batches.train_batch`."""
+        random = np.random.default_rng((self.seed, _TRAIN, step))
+        return self._batch(random, self.batch_size, vary=self.vary)
+
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+        """`validation_sequences` fixed sequences; the last batch may be smaller."""
+        for start in range(0, self.validation_sequences, self.batch_size):
+            size = min(self.batch_size, self.validation_sequences - start)
+            yield self._batch(np.random.default_rng((0, _VALIDATION, start)), size)
+
+    def episode(self, seed: int, number: int, shots: int, queries: int, noise: float) -> Episode:
+        """Demonstrations and queries to evaluate on, drawn for (`seed`, `number`); none is trained on on purpose."""
+        random = np.random.default_rng((seed, _SAMPLE, number))
+        items, labels, answers, classes, candidates = self._items(random, 1, shots + queries, noise)
+        return Episode(
+            items=torch.from_numpy(items[0, :shots]),
+            labels=torch.from_numpy(labels[0, :shots]),
+            classes=torch.from_numpy(classes[0, :shots]),
+            queries=torch.from_numpy(items[0, shots:]),
+            answers=torch.from_numpy(answers[0, shots:]),
+            candidates=torch.from_numpy(candidates[0]),
+        )
+
+    def _batch(self, random: np.random.Generator, n: int, *, vary: bool = False) -> dict[str, Tensor]:
+        items, shown, *_ = self._items(random, n, self.shots, self.noise, vary=vary)
+        rows = np.concatenate((items, shown[:, :, None]), axis=2)
+        learned = np.full_like(rows, IGNORED)
+        learned[:, :, -1] = shown
+        return {
+            name: torch.from_numpy(part.reshape(n, -1)) for name, part in (("input_ids", rows), ("labels", learned))
+        }
+
+    def _items(
+        self, random: np.random.Generator, n: int, count: int, noise: float, *, vary: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Items (n, count, item_length); the labels shown with them, the right ones and their classes, (n, count) each;
+        and the label of each class, (n, classes).
+        """
+        dealt = random.random((n, self.words)).argsort(axis=1)  # class c of C has the words dealt at c, c + C, …
+        label_of = random.random((n, self.labels)).argsort(axis=1)[:, : self.classes]
+        of = random.integers(1, self.classes + 1, size=(n, 1)) if vary else np.full((n, 1), self.classes)
+        words = self.words * of // self.classes
+        classes = (random.random((n, count)) * of).astype(np.int64)
+        # Classes whose turn comes once more than others' have one word more.
+        sizes = (words - classes + of - 1) // of
+        turns = (random.random((n, count, self.item_length)) * sizes[:, :, None]).astype(np.int64)
+        word_ranks = classes[:, :, None] + of[:, :, None] * turns
+        items = self.labels + np.take_along_axis(dealt, word_ranks.reshape(n, -1), axis=1).reshape(word_ranks.shape)
+        answers = np.take_along_axis(label_of, classes, axis=1)
+        drawn = np.take_along_axis(label_of, (random.random((n, count)) * of).astype(np.int64), axis=1)
+        shown = np.where(random.random((n, count)) < noise, drawn, answers)
+        return items, shown, answers, classes, label_of

@@ -1,0 +1,345 @@
+"""Makes documents with needles, and batches of them among text, so that a small model can learn the template."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from diff_transformer.data.packing import IGNORED
+from diff_transformer.data.text_batches import TextBatches
+
+_NAMES = (
+    "Accra Algiers Amman Ankara Athens Baghdad Baku Bangkok Beijing Beirut Belgrade Berlin Bern Bogota Boston Brussels "
+    "Bucharest Budapest Cairo Caracas Chicago Dakar Delhi Denver Dhaka Doha Dublin Hanoi Harare Havana Helsinki "
+    "Istanbul Jakarta Kabul Kampala Kyiv Lagos Lima Lisbon London Luanda Lusaka Madrid Manila Miami Milan Minsk Moscow "
+    "Mumbai Nairobi Oslo Paris Prague Quito Riga Riyadh Rome Santiago Seattle Seoul Sofia Stockholm Sydney Taipei "
+    "Tallinn Tbilisi Tehran Tokyo Toronto Tripoli Tunis Vienna Vilnius Warsaw Yerevan Zagreb Zurich"
+)
+CITIES = tuple(_NAMES.split())
+# After the end of a sentence, with the quotation marks or brackets that close it, where white space follows.
+_SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)")
+_RARE = 200  # characters of a sentence, on average, that are too many to find one near every depth
+_LINE_END = re.compile(r"(?<=\S)(?=\n)")
+_LEAST_TEXT = 32  # tokens
+# Streams of random numbers that never meet: (seed, stream, number).
+SAMPLE, TRAIN, VALIDATION = range(3)
+
+
+def needle(city: str, number: str) -> str:
+    """What is hidden in the haystack, and the answer."""
+    return f"The special magic {city} number is: {number}"
+
+
+def question(cities: Sequence[str]) -> str:
+    """What is asked about one city or more."""
+    if len(cities) == 1:
+        return f"What is the special magic number for {cities[0]}?"
+    return f"What are the special magic numbers for {', '.join(cities[:-1])}, and {cities[-1]}?"
+
+
+@dataclass(frozen=True)
+class NeedleDocument:
+    """A haystack with needles, questions and answers. Positions count tokens from the document's first.
+
+    Attributes:
+        tokens: of the whole document.
+        learned: for each token, whether it belongs to an answer.
+        prompt_length: tokens before the last answer, which is what a model is to give.
+        context_length: tokens before the first question.
+        numbers: what the last question asks for, R numbers of digits.
+        answer_spans: R spans (begin, end) of these numbers in the context.
+        needle_spans: R spans of the needles that they stand in.
+        query_positions: R positions in the last answer, each of which predicts the first token of a number.
+        depth: in 0 … 1, where in the haystack the needle of the first of these numbers lies.
+    """
+
+    tokens: tuple[int, ...]
+    learned: tuple[bool, ...]
+    prompt_length: int
+    context_length: int
+    numbers: tuple[str, ...]
+    answer_spans: tuple[tuple[int, int], ...]
+    needle_spans: tuple[tuple[int, int], ...]
+    query_positions: tuple[int, ...]
+    depth: float
+
+
+class NeedleTask:
+    """Documents of a haystack's text with needles on lines of their own, each after the end of a sentence.
+
+        … text. ⏎ The special magic Oslo number is: 4821907 ⏎ text …
+        What is the special magic number for Oslo?
+        The special magic Oslo number is: 4821907
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        haystack: the text, of which each document takes a part, drawn at random, that fills its length.
+        length: tokens of a document at most; its text is cut to fit.
+        needles: how many are hidden.
+        queried: how many of them a question asks for, each on a line of the answer.
+        digits: of a number; its first one is not 0.
+        turns: questions with answers at the end of a document. Only the last counts in an evaluation; in training
+            more of them teach more.
+        vary: whether each document has its own number of needles, from 1 to `needles`, and of queried ones.
+        lead: text after each question, such as "Answer: ", for a model that has not seen the template in training.
+
+    Raises:
+        ValueError: a number is out of range, or the haystack or the length is too short.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        haystack: str,
+        *,
+        length: int,
+        needles: int = 4,
+        queried: int = 2,
+        digits: int = 7,
+        turns: int = 1,
+        vary: bool = False,
+        lead: str = "",
+    ) -> None:
+        if not 1 <= queried <= needles <= len(CITIES):
+            raise ValueError(
+                f"Needles are 1 to {len(CITIES)} and the queried ones no more than these, "
+                f"got needles={needles}, queried={queried}."
+            )
+        if not 1 <= digits <= 18 or turns < 1:
+            raise ValueError(f"digits is 1 to 18 and turns at least 1, got digits={digits}, turns={turns}.")
+        self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # a haystack that names a special token has its text
+        self.end: int | None = tokenizer.eos_token_id
+        self.haystack, self.length = haystack, length
+        self.needles, self.queried, self.digits, self.turns, self.vary = needles, queried, digits, turns, vary
+        self.lead = lead
+        widest = max(CITIES, key=lambda city: len(self._encode(city).ids))
+        number = "9" * digits
+        line = len(self._encode(f"\n{needle(widest, number)}\n").ids)
+        question_tokens = len(self._encode(f"\n{question([widest] * queried)}\n{lead}").ids)
+        self._most = needles * (line + 2) + turns * (question_tokens + queried * line) + 1
+        if length < self._most + _LEAST_TEXT:
+            raise ValueError(
+                f"length={length} has no room for a haystack of {_LEAST_TEXT} tokens: {needles} needles, {turns} "
+                f"questions for {queried} and their answers may take {self._most}."
+            )
+        beginning = haystack[: 64 * length]
+        tokens = len(self._encode(beginning).ids)
+        if tokens < length:
+            raise ValueError(f"The haystack has fewer tokens than one document of {length}: give more text.")
+
+        # Of this text a quarter more than a document needs on average, so that most are tokenised once.
+        self._characters = 1.25 * len(beginning) / tokens
+
+    def sample(self, n: int, seed: int, depth: float | None = None, stream: int = SAMPLE) -> list[NeedleDocument]:
+        """`n` documents; with a depth in 0 … 1, the first queried needle lies there and the others anywhere."""
+        return [self.draw((seed, stream, number), depth) for number in range(n)]
+
+    def draw(self, numbers: tuple[int, int, int], depth: float | None = None) -> NeedleDocument:
+        """The document of a stream of random numbers; see `sample`.
+
+        Raises:
+            ValueError: depth is outside 0 … 1.
+        """
+        if depth is not None and not 0 <= depth <= 1:
+            raise ValueError(f"depth is between 0 and 1, got {depth}.")
+        random = np.random.default_rng(numbers)
+        count = int(random.integers(1, self.needles + 1)) if self.vary else self.needles
+        cities = [CITIES[which] for which in random.permutation(len(CITIES))[:count]]
+        low = 10 ** (self.digits - 1)
+        values = [str(value) for value in random.integers(low, 10 * low, size=count)]
+        turns = [self._targets(random, count) for _ in range(self.turns)]
+        text = self._text(random, self.length - self._most)
+        context, marks, depth = _hide(random, text, cities, values, turns[-1][0], depth)
+        return self._assemble(context, marks, cities, values, turns, depth)
+
+    def _targets(self, random: np.random.Generator, count: int) -> list[int]:
+        queried = min(count, self.queried)
+        if self.vary:
+            queried = int(random.integers(1, queried + 1))
+        return [int(which) for which in random.permutation(count)[:queried]]
+
+    def _text(self, random: np.random.Generator, tokens: int) -> str:
+        """At most so many tokens of the haystack, drawn at random, from the beginning of a word on."""
+        size = int(self._characters * tokens)
+        while True:
+            start = int(random.integers(max(1, len(self.haystack) - size)))
+            encoded = self._encode(self.haystack[start : start + size])
+            if len(encoded.ids) >= tokens:
+                break
+            size = min(2 * size, len(self.haystack))
+        text = self.haystack[start : start + encoded.offsets[tokens - 1][1]]
+        begin = re.search(r"\s+", text[: len(text) // 4])
+        return text[begin.end() if begin else 0 :].rstrip()
+
+    def _assemble(
+        self,
+        context: str,
+        marks: list[tuple[int, int, int]],
+        cities: list[str],
+        values: list[str],
+        turns: list[list[int]],
+        depth: float,
+    ) -> NeedleDocument:
+        encoded = self._encode(context)
+        tokens, learned = list(encoded.ids), [False] * len(encoded.ids)
+        context_length = prompt_length = len(tokens)
+        query_positions: list[int] = []
+        for targets in turns:
+            ask = self._encode(f"\n{question([cities[which] for which in targets])}\n{self.lead}").ids
+            prompt_length = len(tokens) + len(ask)
+            lines = [needle(cities[which], values[which]) for which in targets]
+            answer = "\n".join(lines)
+            reply = self._encode(answer)
+            ends = np.cumsum([len(line) + 1 for line in lines]) - 1
+            # The number stands at the end of its line; the token before its first one predicts it.
+            firsts = [
+                _span(reply.offsets, end - len(values[which]), end)[0] for end, which in zip(ends, targets, strict=True)
+            ]
+            query_positions = [prompt_length + first - 1 for first in firsts]
+            tokens += [*ask, *reply.ids]
+            learned += [False] * len(ask) + [True] * len(reply.ids)
+        if self.end is not None:
+            tokens.append(self.end)
+            learned.append(True)
+        spans = [marks[which] for which in turns[-1]]
+        return NeedleDocument(
+            tokens=tuple(tokens),
+            learned=tuple(learned),
+            prompt_length=prompt_length,
+            context_length=context_length,
+            numbers=tuple(values[which] for which in turns[-1]),
+            answer_spans=tuple(_span(encoded.offsets, number, end) for _, number, end in spans),
+            needle_spans=tuple(_span(encoded.offsets, begin, end) for begin, _, end in spans),
+            query_positions=tuple(query_positions),
+            depth=depth,
+        )
+
+    def _encode(self, text: str) -> Any:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _hide(
+    random: np.random.Generator, text: str, cities: list[str], values: list[str], target: int, depth: float | None
+) -> tuple[str, list[tuple[int, int, int]], float]:
+    """The text with a needle for each city.
+
+    Returns:
+        The text; for each city the characters at which its needle begins, its number begins and both end; and how
+        deep the needle of `target` lies.
+    """
+    positions = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
+    if len(positions) < len(cities) + len(text) // _RARE:  # source code has few sentences, but lines
+        positions = [0, *(match.end() for match in _LINE_END.finditer(text)), len(text)]
+    positions = sorted(set(positions))
+    chosen = random.choice(positions, size=len(cities), replace=len(positions) < len(cities))
+    if depth is not None:
+        nearest = min(positions, key=lambda position: abs(position - depth * len(text)))
+        # Another needle that lies there goes where this one would have.
+        chosen = np.where(chosen == nearest, chosen[target], chosen)
+        chosen[target] = nearest
+    parts, marks, written, last = [], [(0, 0, 0)] * len(cities), 0, 0
+    for which in np.argsort(chosen, kind="stable"):
+        position = int(chosen[which])
+        line = needle(cities[which], values[which])
+        begin = written + position - last + (position > 0)
+        end = begin + len(line)
+        marks[which] = (begin, end - len(values[which]), end)
+        # A line of its own: what follows begins with white space or, at the beginning, is given a new line.
+        follows = text[position : position + 1]
+        piece = ("\n" if position else "") + line + ("" if follows == "\n" or not follows else "\n")
+        parts += [text[last:position], piece]
+        written, last = written + position - last + len(piece), position
+    parts.append(text[last:])
+    return "".join(parts), marks, int(chosen[target]) / max(1, len(text))
+
+
+def _span(offsets: list[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
+    """The tokens that have one of the characters begin … end − 1."""
+    inside = [token for token, (first, last) in enumerate(offsets) if first < end and last > begin]
+    return inside[0], inside[-1] + 1
+
+
+class NeedleBatches:
+    """Sequences of text in which every token is learned, and of needle documents in which the answers are.
+
+    Args:
+        text: gives the text's sequences, as many as each batch has; None where all are needle documents.
+        training: draws the needle documents to train on.
+        validation: draws those to validate with, from a haystack that is not trained on.
+        documents: needle documents in a batch.
+        vocab_size: tokens of the tokenizer.
+        seed: of the training documents; the validation documents do not depend on it.
+        validation_documents: needle documents in `validation_batches`.
+
+    Attributes:
+        source: a fingerprint of the haystack's text.
+
+    Raises:
+        ValueError: a number is below 1.
+    """
+
+    def __init__(
+        self,
+        text: TextBatches | None,
+        training: NeedleTask,
+        validation: NeedleTask,
+        *,
+        documents: int,
+        vocab_size: int,
+        seed: int = 0,
+        validation_documents: int = 128,
+    ) -> None:
+        if documents < 1 or validation_documents < 1:
+            raise ValueError(
+                "A batch and the validation have one needle document or more, "
+                f"got documents={documents}, validation_documents={validation_documents}."
+            )
+        self.text, self.training, self.validation = text, training, validation
+        self.documents, self.vocab_size, self.seed = documents, vocab_size, seed
+        self.validation_documents = validation_documents
+        self.source = hashlib.sha256(training.haystack.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def train_batch(self, step: int) -> dict[str, Tensor]:
+        """The text's batch of a step and the needle documents of the step below it; see `Batches.train_batch`."""
+        first = (step - 1) * self.documents
+        drawn = [self.training.draw((self.seed, TRAIN, first + number)) for number in range(self.documents)]
+        batch = padded(drawn, self.training.length)
+        if self.text is None:
+            return batch
+        above = self.text.train_batch(step)
+        if "position_ids" in above:
+            positions = torch.arange(self.training.length).expand_as(batch["input_ids"])
+            batch["position_ids"] = positions
+        return {name: torch.cat((above[name], batch[name])) for name in batch}
+
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+        """`validation_documents` fixed needle documents, without the text; the last batch may be smaller."""
+        size = self.documents + (0 if self.text is None else self.text.batch_size)
+        for start in range(0, self.validation_documents, size):
+            stop = min(start + size, self.validation_documents)
+            drawn = [self.validation.draw((0, VALIDATION, number)) for number in range(start, stop)]
+            yield padded(drawn, self.validation.length)
+
+
+def padded(documents: Sequence[NeedleDocument], length: int) -> dict[str, Tensor]:
+    """Documents as a batch: `input_ids` and `labels`, both (documents, length) int64, with labels on answers alone.
+
+    Behind the end of a document its last token is repeated, where nothing is learned.
+    """
+    input_ids = torch.empty(len(documents), length, dtype=torch.long)
+    labels = torch.full_like(input_ids, IGNORED)
+    for row, document in enumerate(documents):
+        tokens = torch.tensor(document.tokens)
+        input_ids[row, : len(tokens)] = tokens
+        input_ids[row, len(tokens) :] = tokens[-1]
+        labels[row, : len(tokens)] = torch.where(torch.tensor(document.learned), tokens, IGNORED)
+    return {"input_ids": input_ids, "labels": labels}

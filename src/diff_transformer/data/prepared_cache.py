@@ -1,0 +1,102 @@
+"""Finds the folder of prepared data, and makes what it holds once, under a lock."""
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+from diff_transformer.storage.atomic import commit, unfinished_path
+from diff_transformer.storage.files import full_disk
+from diff_transformer.storage.manifest import digests, sizes_in, why_changed, why_incomplete, write_manifest
+
+
+def cache_folder() -> Path:
+    """Where caches lie unless told otherwise: $DIFF_TRANSFORMER_CACHE, or `diff_transformer` in the user's cache."""
+    named = os.environ.get("DIFF_TRANSFORMER_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diff_transformer"
+
+
+def made_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """The folder `target`, made by `make` if it is not there: it is complete or absent.
+
+    One process makes it while others wait. `make` fills a folder that it finds again after an interruption; an
+    exception leaves that folder, too. Content is compared with its SHA-256 where size or times of a file are not those
+    of the last comparison: a folder that is damaged is made again, with a warning.
+
+    One whose parent cannot be written, as in somebody else's cache, is used where it is complete.
+
+    Raises:
+        OSError: it cannot be written, as where the disk is full; one sentence with the folder.
+    """
+    if _is_verified(target):
+        return target
+    if target.is_dir() and not os.access(target.parent, os.W_OK):
+        if reason := _damage(target):
+            raise OSError(
+                f"The cache {str(target)!r} cannot be used, and cannot be written to be made again: {reason}."
+            )
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if target.is_dir() and not _is_verified(target):
+                _verify_or_remove(target)
+            if not target.is_dir():
+                unfinished = unfinished_path(target)
+                unfinished.mkdir(exist_ok=True)
+                make(unfinished)
+                write_manifest(unfinished, digests(unfinished, sizes_in(unfinished)))
+                commit(unfinished, target)
+                _note_verified(target)
+    except Exception as error:
+        reason = full_disk(error, target)
+        if reason is None:
+            raise
+        raise OSError(
+            f"The cache {str(target)!r} cannot be written: {reason}; data.cache or DIFF_TRANSFORMER_CACHE names "
+            "another folder."
+        ) from error
+    return target
+
+
+def _damage(folder: Path) -> str | None:
+    return why_incomplete(folder) or why_changed(folder)
+
+
+def _verify_or_remove(folder: Path) -> None:
+    reason = _damage(folder)
+    if reason is None:
+        _note_verified(folder)
+        return
+    warnings.warn(
+        f"The cache {str(folder)!r} is damaged, or of an earlier version, and is made again: {reason}.", stacklevel=3
+    )
+    shutil.rmtree(folder)
+
+
+def _note_verified(folder: Path) -> None:
+    _verified_file(folder).write_text(json.dumps(_stamps(folder)), encoding="utf-8")
+
+
+def _is_verified(folder: Path) -> bool:
+    try:
+        return bool(json.loads(_verified_file(folder).read_text(encoding="utf-8")) == _stamps(folder))
+    except (OSError, ValueError):
+        return False
+
+
+def _verified_file(folder: Path) -> Path:
+    """Beside a folder: what its files were like when their content was last compared with the manifest."""
+    return folder.with_name(f"{folder.name}.verified.json")
+
+
+def _stamps(folder: Path) -> dict[str, list[int]]:
+    """Size and times of each file, which whatever changes its content changes as well: all but a failing disk."""
+    statuses = {name: (folder / name).stat() for name in sizes_in(folder)}
+    return {name: [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in statuses.items()}

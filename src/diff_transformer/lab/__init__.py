@@ -1,0 +1,1 @@
+"""The laboratory gathers evidence: measurements, experiments, benchmarks, records, statistics and reports."""

@@ -1,0 +1,308 @@
+"""What both benchmarks share: settings and their checks, rows of results, thresholds on them, and timing a case."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from diff_transformer.lab.bench.timing import Clock, Run, alternate, check_rounds, spread, try_run
+from diff_transformer.lab.results_files import capture_environment
+
+FORWARD, BACKWARD, TRAINING, DECODE = "forward", "backward", "forward + backward", "decode"
+STEP = "training step"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# The Transformer with the same parameters, whose time the ratios are to.
+BASELINE = "softmax"
+# Names of candidates in results and commands of earlier versions → their names now.
+RENAMED = {
+    "twin": BASELINE,
+    "twin flash": "softmax flash",
+    "twin cuDNN": "softmax cuDNN",
+    "wide": "sdpa_full_v",
+    "wide efficient": "sdpa_full_v efficient",
+    "wide cuDNN": "sdpa_full_v cuDNN",
+    "pieces": "sdpa_split_v",
+    "pieces flash": "sdpa_split_v flash",
+    "pieces cuDNN": "sdpa_split_v cuDNN",
+    "one call": "sdpa_padded_q",
+}
+WRONG = "its results are wrong"
+
+Settings = TypeVar("Settings", bound="BenchSettings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """The settings that both benchmarks have. The defaults are those of the CPU; `on` takes the device's.
+
+    Args:
+        batch: sequences at a time.
+        tokens: instead of `batch`, as many sequences as have so many tokens together, at least one.
+        passes: keys of `PASSES`.
+        candidates: names to measure beside those that always run; None for all.
+        rounds: of alternated runs; None for 5 to 25.
+
+    Raises:
+        ValueError: a value that is not allowed.
+    """
+
+    # Names on the command line → the names in results; and the defaults that differ on CUDA.
+    PASSES: ClassVar[Mapping[str, str]] = {}
+    ON_CUDA: ClassVar[Mapping[str, Any]] = {}
+
+    device: str = "cpu"
+    dtypes: tuple[str, ...] = tuple(DTYPES)
+    batch: int = 1
+    tokens: int | None = None
+    passes: tuple[str, ...] = ()
+    candidates: tuple[str, ...] | None = None
+    rounds: int | None = None
+
+    @classmethod
+    def on(cls: type[Settings], device: str, **given: Any) -> Settings:
+        """The device's defaults with what is given. A batch that is given holds at all lengths."""
+        check_device(device)
+        defaults = cls.ON_CUDA if torch.device(device).type == "cuda" else {}
+        return cls(device=device, **{**defaults, **cls.implied_by(given), **given})
+
+    @classmethod
+    def implied_by(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that follow from those given."""
+        return {"tokens": None} if "batch" in given else {}
+
+    def __post_init__(self) -> None:
+        check_device(self.device)
+        check_choice("dtype", self.dtypes, DTYPES)
+        check_rounds(self.rounds)
+        check_choice("pass", self.passes, self.PASSES)
+        check_choice("candidate", self.candidates or (), self.candidate_names())
+        check_sizes(batch=self.batch, tokens=self.tokens)
+
+    def candidate_names(self) -> Iterable[str]:
+        """All names that `candidates` may hold."""
+        raise NotImplementedError
+
+    @property
+    def on_cuda(self) -> bool:
+        return torch.device(self.device).type == "cuda"
+
+    def batch_at(self, length: int) -> int:
+        """Sequences at a time, of a length."""
+        return self.batch if self.tokens is None else max(1, self.tokens // length)
+
+    def document(self, title: str, **parts: Any) -> dict[str, Any]:
+        """What is written of a benchmark: where it was measured, the settings, and the given parts."""
+        settings = {**vars(self), "threads": torch.get_num_threads()}
+        return {**vars(capture_environment(self.device)), "title": title, "settings": settings, **parts}
+
+
+def check_choice(what: str, chosen: Sequence[str], allowed: Iterable[str]) -> None:
+    """Raises ValueError for a name that is not allowed."""
+    names = tuple(allowed)
+    for name in chosen:
+        if name not in names:
+            raise ValueError(f"{what} must be one of {', '.join(map(repr, names))}, got {name!r}.")
+
+
+def check_sizes(**sizes: int | Sequence[int] | None) -> None:
+    """Raises ValueError for a size below 1, alone or in a sequence; None is no size."""
+    for name, given in sizes.items():
+        for size in given if isinstance(given, Sequence) else (given,):
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be 1 or more, got {size}.")
+
+
+def check_device(name: str) -> None:
+    """Raises ValueError for a device that cannot be used here."""
+    try:
+        if torch.empty(0, device=name).device.type not in ("cpu", "cuda"):
+            raise RuntimeError("it is neither cpu nor cuda")
+    except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown name, or a build without it
+        raise ValueError(f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def cuda_versions() -> str:
+    """The versions of CUDA, cuDNN and Triton, which the kernels on CUDA come from."""
+    try:
+        triton = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        triton = "none"
+    return f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, Triton {triton}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """One candidate in one case.
+
+    Attributes:
+        pass_: what was run, in a reader's words.
+        shape: sizes by name.
+        against: the candidate whose time the ratio is to.
+        backend: the backend that "auto" chose.
+        error: the largest error as a share of what is allowed; above 1 the candidate is wrong and has no time.
+        milliseconds: median time of one run.
+        ratio: median over the rounds of (time / time of `against` in the same round), with quartiles and extremes.
+        gigabytes_per_second: bytes of keys and values that a decoding step reads, by its median time.
+        teraflops_per_second: operations of the Transformer in the same case, by this candidate's median time.
+        tokens_per_second: of a whole model: tokens of the batch, by its median time.
+        reason: why there is no time.
+    """
+
+    candidate: str
+    pass_: str
+    dtype: str
+    shape: dict[str, int]
+    against: str = BASELINE
+    backend: str | None = None
+    error: float | None = None
+    milliseconds: float | None = None
+    ratio: float | None = None
+    quartiles: tuple[float, float] | None = None
+    extremes: tuple[float, float] | None = None
+    rounds: int | None = None
+    gigabytes_per_second: float | None = None
+    teraflops_per_second: float | None = None
+    tokens_per_second: float | None = None
+    reason: str | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the correctness check refused the candidate; an error that is not a number is wrong, too."""
+        return self.error is not None and not self.error <= 1
+
+    @property
+    def sizes(self) -> str:
+        """The shape in words."""
+        return ", ".join(f"{name} {size}" for name, size in self.shape.items())
+
+    def checked(self, error: float | None, reason: str | None) -> "BenchRow":
+        """The row with the outcome of the correctness check."""
+        row = replace(self, error=error, reason=reason)
+        return replace(row, reason=WRONG) if row.wrong else row
+
+
+def refuse_wrong(rows: Sequence[BenchRow]) -> None:
+    """Raises ValueError naming every candidate that the correctness check refused."""
+    wrong = [
+        f"{row.candidate} ({row.pass_}, {row.dtype}, {row.sizes}: {row.error:.3g} times the allowed error)"
+        for row in rows
+        if row.wrong
+    ]
+    if wrong:
+        raise ValueError(f"wrong results, which were not timed: {'; '.join(wrong)}.")
+
+
+def share_of_allowed(error: Tensor, plain_error: Tensor, rounding: Tensor) -> float:
+    """The largest share of the allowed error, which is twice the plain formula's plus a band for rounding.
+
+    An error that is not a number has an infinite share.
+    """
+    return (error / (2 * plain_error + rounding)).nan_to_num(nan=float("inf")).max().item()
+
+
+def time_case(
+    rows: Mapping[str, BenchRow],
+    runs: Mapping[str, Run],
+    base: str,
+    clock: Clock,
+    settings: BenchSettings,
+    *,
+    rates: Callable[[float], dict[str, Any]],
+    other_bases: Mapping[str, str] | None = None,
+) -> list[BenchRow]:
+    """The rows of one case with their times, measured in alternated runs.
+
+    Args:
+        rows: a row for each candidate, checked; one with a reason is not timed.
+        runs: what is timed, of each candidate that can run.
+        base: the candidate whose time the ratios are to. Without it nothing is timed.
+        rates: median seconds of a run → the fields of the row that are rates.
+        other_bases: candidates that get a second row, relative to another candidate.
+    """
+    if base not in runs:
+        missing = f"{base} has no time: {rows[base].reason}"
+        return [replace(row, against=base, reason=row.reason or missing) for row in rows.values()]
+    times, reason = try_run(lambda: alternate(runs, clock, settings.rounds), torch.device(settings.device))
+    if times is None:
+        return [replace(row, against=base, reason=row.reason or reason) for row in rows.values()]
+    finished = []
+    for name, row in rows.items():
+        for against in (base, (other_bases or {}).get(name)):
+            if name in times and against in times:
+                ratios = spread([own / other for own, other in zip(times[name], times[against], strict=True)])
+                median = spread(times[name]).median
+                fields: dict[str, Any] = {"ratio": ratios.median, "quartiles": ratios.quartiles}
+                fields |= {"extremes": ratios.extremes, "rounds": len(times[name]), "milliseconds": median * 1e3}
+                finished.append(replace(row, against=against, **fields, **rates(median)))
+            elif against == base:
+                finished.append(replace(row, against=base))
+    return finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """A limit: the value furthest from it, where that was, and whether the limit holds (None: nothing was measured)."""
+
+    text: str
+    limit: float
+    worst: float | None
+    where: str | None
+    holds: bool | None
+
+
+def threshold(
+    text: str,
+    limit: float,
+    values: Iterable[tuple[float, str]],
+    *,
+    failed: BenchRow | None = None,
+    at_least: bool = False,
+) -> Threshold:
+    """Whether all values keep a limit.
+
+    Args:
+        values: numbers, and in which case each was measured.
+        failed: a row that should have a time and has none, which breaks the limit.
+        at_least: whether the limit is a lower one.
+    """
+    if failed is not None:
+        return Threshold(text=text, limit=limit, worst=None, where=f"{failed.sizes}: {failed.reason}", holds=False)
+    worst, where = (min if at_least else max)(values, key=lambda value: value[0], default=(None, None))
+    holds = None if worst is None else worst >= limit if at_least else worst <= limit
+    return Threshold(text=text, limit=limit, worst=worst, where=where, holds=holds)
+
+
+def ratio_threshold(text: str, limit: float, rows: Sequence[BenchRow]) -> Threshold:
+    """The threshold "ratio ≤ limit" on all rows; one that should have a time and has none breaks it."""
+    failed = next((row for row in rows if row.ratio is None), None)
+    return threshold(text, limit, [(row.ratio, row.sizes) for row in rows if row.ratio is not None], failed=failed)
+
+
+class Watcher(Protocol):
+    """Is told what a benchmark does while it runs."""
+
+    def stage(self, text: str, done: int, total: int) -> None:
+        """Part `done` of `total`, counted from 0, begins."""
+
+    def row(self, row: BenchRow) -> None:
+        """A row is finished."""
+
+
+class Recorder:
+    """Collects the rows of a benchmark, and tells a watcher of each stage and each row."""
+
+    def __init__(self, watcher: Watcher, stages: int) -> None:
+        self.rows: list[BenchRow] = []
+        self._watcher, self._done, self._stages = watcher, 0, stages
+
+    def stage(self, text: str) -> None:
+        self._watcher.stage(text, self._done, self._stages)
+        self._done += 1
+
+    def add(self, rows: Iterable[BenchRow]) -> None:
+        for row in rows:
+            self.rows.append(row)
+            self._watcher.row(row)

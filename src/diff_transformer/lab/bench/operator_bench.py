@@ -1,0 +1,394 @@
+"""`bench operator`: cases, the check of each candidate, its time relative to the Transformer's, and thresholds."""
+
+import functools
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from diff_transformer.lab.bench.benchmark import (
+    BACKWARD,
+    BASELINE,
+    DECODE,
+    DTYPES,
+    FORWARD,
+    TRAINING,
+    BenchRow,
+    BenchSettings,
+    Recorder,
+    Threshold,
+    Watcher,
+    check_sizes,
+    cuda_versions,
+    ratio_threshold,
+    threshold,
+    time_case,
+)
+from diff_transformer.lab.bench.operator_candidates import (
+    AUTO,
+    BASELINE_FLASH,
+    COMPOSITIONS,
+    Candidate,
+    backend_of_auto,
+    candidates,
+    compute,
+    timed_run,
+)
+from diff_transformer.lab.bench.operator_problem import AnswerCheck, OperatorProblem, Shape, draw, flops, matrix_peak
+from diff_transformer.lab.bench.peak_memory import measure_memory, memory_threshold
+from diff_transformer.lab.bench.timing import Run, alternate, free_memory, kernel_clock, spread, try_run, wall_clock
+
+Case = dict[str, BenchRow]
+# The lengths at which both widths are held to the thresholds of CUDA.
+CUDA_WIDTHS, CUDA_LENGTHS = (64, 128), range(4096, 16384 + 1)
+# The share of a linear speed-up that one head has to reach on all threads.
+ONE_HEAD_SHARE = 0.75
+CUDA_NOTES = (
+    "Times are the device's: between two CUDA events around a run, with other memory read before each run so that its "
+    "inputs are not in the second-level cache, and launches enqueued ahead.",
+    "Checked against Equation 1 in float64 on the first and the last head of the first and the last sequence, all "
+    "their positions.",
+    "TFLOP/s count the Transformer's operations for all candidates: 4·N²·d/2 for a head and sequence forward (half of "
+    "the pairs are visible), 2.5 times as many backward. The peak is a matrix product of the same dtype, 8192 × 8192 × "
+    "8192, measured in the same process.",
+)
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorSettings(BenchSettings):
+    """What to measure of the operator, besides what both benchmarks have.
+
+    Args:
+        heads: the Transformer's; two of them make a differential head.
+        head_dims: widths of a query, one after the other.
+        lengths: of a causal sequence. `caches`: keys that one query sees when decoding, for each of `decode_batches`.
+        memory_length: length at which peak memory is measured, 0 for none.
+    """
+
+    PASSES: ClassVar = {"forward": FORWARD, "backward": BACKWARD, "forward+backward": TRAINING, "decode": DECODE}
+    # A constant number of tokens keeps a GPU busy at short lengths.
+    ON_CUDA: ClassVar = {
+        "dtypes": ("bfloat16",),
+        "tokens": 16384,
+        "head_dims": (64, 128),
+        "lengths": (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536),
+        "caches": (512, 2048, 8192, 32768, 65536),
+        "passes": tuple(PASSES),
+    }
+
+    passes: tuple[str, ...] = ("forward", "forward+backward", "decode")
+    heads: int = 16
+    head_dims: tuple[int, ...] = (64,)
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
+    caches: tuple[int, ...] = (512, 2048, 8192)
+    decode_batches: tuple[int, ...] = (1, 8)
+    one_head_length: int = 2048
+    memory_length: int = 16384
+
+    @classmethod
+    def implied_by(cls, given: Any) -> dict[str, Any]:
+        batches = {"decode_batches": (given["batch"],)} if "batch" in given else {}
+        return {**super().implied_by(given), **batches}
+
+    def candidate_names(self) -> Iterable[str]:
+        return candidates(self.device)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sizes(heads=self.heads, head_dim=self.head_dims, length=(*self.lengths, *self.caches))
+        check_sizes(batch=self.decode_batches)
+        if self.heads % 2:
+            raise ValueError(
+                f"heads must be even, since two of the Transformer's make a differential head, got {self.heads}."
+            )
+        if self.memory_length < 0:
+            raise ValueError(f"the length for the memory must be 1 or more, or 0 for none, got {self.memory_length}.")
+
+    @property
+    def causal_passes(self) -> list[str]:
+        """The passes that take a causal sequence."""
+        return [name for name in self.passes if name != "decode"]
+
+    @property
+    def whole_passes(self) -> list[str]:
+        """The causal passes that begin with the inputs alone, without what a forward pass saved."""
+        return [name for name in self.causal_passes if name != "backward"]
+
+    def cases(self) -> Iterator[tuple[Shape, list[str]]]:
+        """Each shape, with the passes to run on it."""
+        for width in self.head_dims:
+            if self.causal_passes:
+                for length in self.lengths:
+                    yield self.square(length, width), self.causal_passes
+            if "decode" in self.passes:
+                for batch in self.decode_batches:
+                    for length in self.caches:
+                        yield Shape(batch, self.heads, width, 1, length), ["decode"]
+
+    def square(self, length: int, width: int) -> Shape:
+        """The shape of a causal sequence."""
+        return Shape(self.batch_at(length), self.heads, width, length, length)
+
+    def memory_shapes(self) -> list[Shape]:
+        """The shapes at which peak memory is measured."""
+        return [self.square(self.memory_length, width) for width in self.head_dims if self.memory_length]
+
+
+def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
+    """The document to write, and its rows. The last parts are one head on all threads (on the CPU), and memory."""
+    device = torch.device(settings.device)
+    cases = list(settings.cases())
+    whole = [(dtype, name) for dtype in settings.dtypes for name in settings.whole_passes]
+    one_head_parts = [] if settings.on_cuda else whole
+    memory_parts = [(dtype, name, shape) for dtype, name in whole for shape in settings.memory_shapes()]
+    timed = sum(len(passes) for _, passes in cases) * len(settings.dtypes)
+    recorder = Recorder(watcher, timed + len(one_head_parts) + len(memory_parts))
+    peak = {dtype: matrix_peak(DTYPES[dtype], device) for dtype in settings.dtypes} if settings.on_cuda else {}
+    for shape, passes in cases:
+        measured = _measure_shape(shape, passes, settings)
+        for dtype in settings.dtypes:
+            for name in passes:
+                recorder.stage(f"{settings.PASSES[name]}, {dtype}, {_where(shape, settings)}")
+                recorder.add(next(measured))
+        measured.close()  # it waits behind its last rows, with the problem
+        free_memory(device)
+    one_head: list[dict[str, Any]] = []
+    for dtype, name in one_head_parts:
+        recorder.stage(f"one head on all threads, {settings.PASSES[name]}, {dtype}")
+        row, found = measure_one_head(settings, dtype, settings.PASSES[name])
+        one_head += found
+        recorder.add([row] if row.wrong else [])
+    memory: list[dict[str, Any]] = []
+    for dtype, name, shape in memory_parts:
+        recorder.stage(f"memory, {settings.PASSES[name]}, {dtype}, {_where(shape, settings)}")
+        memory += measure_memory((BASELINE, AUTO), shape, dtype, settings.PASSES[name], device)
+    cpu = [*cpu_thresholds(recorder.rows), one_head_threshold(one_head), memory_threshold(memory)]
+    document = settings.document(
+        "bench operator",
+        candidates={name: candidate.about for name, candidate in candidates(device).items()},
+        notes=(*CUDA_NOTES, cuda_versions()) if settings.on_cuda else (),
+        peak_teraflops_per_second=peak,
+        thresholds=cuda_thresholds(recorder.rows) if settings.on_cuda else cpu,
+        rows=recorder.rows,
+        one_head=one_head,
+        memory=memory,
+    )
+    return document, recorder.rows
+
+
+def _where(shape: Shape, settings: OperatorSettings) -> str:
+    width = f", width {shape.head_dim}" if len(settings.head_dims) > 1 else ""
+    return f"length {shape.keys}, batch {shape.batch}{width}"
+
+
+def _measure_shape(
+    shape: Shape, passes: list[str], settings: OperatorSettings
+) -> Generator[list[BenchRow], None, None]:
+    """The rows of a shape, for each dtype and pass in turn; all of them get the same numbers and one truth."""
+    device = torch.device(settings.device)
+    drawn, reason = try_run(functools.partial(draw, shape, device), device)
+    check = AnswerCheck(drawn) if drawn is not None else None
+    for dtype in settings.dtypes:
+        for name in passes:
+            problem = None
+            if drawn is not None:
+                problem, reason = try_run(functools.partial(drawn.to, DTYPES[dtype]), device)
+            row = BenchRow(candidate=BASELINE, pass_=settings.PASSES[name], dtype=dtype, shape=shape.named())
+            if problem is None or check is None:
+                yield [replace(row, reason=reason)]
+            else:
+                yield _measure_case(row, problem, shape, check, settings)
+
+
+def _measure_case(
+    template: BenchRow, problem: OperatorProblem, shape: Shape, check: AnswerCheck, settings: OperatorSettings
+) -> list[BenchRow]:
+    """The rows of all candidates in the case of a row."""
+    device, pass_ = torch.device(settings.device), template.pass_
+    rows: Case = {}
+    runs: dict[str, Run] = {}
+    backend = backend_of_auto(problem, pass_)
+    for name, candidate in candidates(device).items():
+        wanted = settings.candidates is None or name in (BASELINE, BASELINE_FLASH, AUTO, *settings.candidates)
+        # The backend that "auto" chose need not be measured twice.
+        if not wanted or name == backend:
+            continue
+        row = replace(template, candidate=name, backend=backend if name == AUTO else None)
+        # The check runs each candidate once, so no first run is timed.
+        row = check_candidate(candidate, row, problem, shape, check, device)
+        if row.reason is None:
+            work = functools.partial(timed_run, candidate, problem, pass_)
+            run, reason = try_run(work, device, candidate.expected_errors(device))
+            row = replace(row, reason=reason)
+            if run is not None:
+                runs[name] = run
+        rows[name] = row
+    if settings.on_cuda:
+        _warm_up(runs, rows, device)
+    operations = flops(shape, pass_) if settings.on_cuda else None
+
+    def rates(seconds: float) -> dict[str, Any]:
+        read = problem.k.nbytes + problem.v.nbytes
+        return {
+            "gigabytes_per_second": read / seconds / 1e9 if pass_ == DECODE else None,
+            "teraflops_per_second": operations / seconds / 1e12 if operations else None,
+        }
+
+    # The thresholds of CUDA are relative to the Transformer's flash kernel, where there is one.
+    base = BASELINE_FLASH if BASELINE_FLASH in runs else BASELINE
+    return time_case(rows, runs, base, kernel_clock(device), settings, rates=rates)
+
+
+def check_candidate(
+    candidate: Candidate,
+    row: BenchRow,
+    problem: OperatorProblem,
+    shape: Shape,
+    check: AnswerCheck,
+    device: torch.device,
+) -> BenchRow:
+    """The row with the candidate's error, or the reason why it does not run. The baseline, torch's own, only runs."""
+    expected = candidate.expected_errors(device)
+    if candidate.is_baseline:
+        return replace(row, reason=try_run(lambda: timed_run(candidate, problem, row.pass_)(), device, expected)[1])
+    reason = candidate.reason(problem, shape, row.pass_)
+    if reason is not None:
+        return replace(row, reason=reason)
+    return row.checked(*try_run(lambda: check.error(compute(candidate, problem, row.pass_)), device, expected))
+
+
+def _warm_up(runs: dict[str, Run], rows: Case, device: torch.device) -> None:
+    """Run each once as it will be timed, with the inputs of all of them held: what compiles, tunes or does not fit."""
+
+    def run_once(run: Run) -> None:
+        run()  # without a reference to what comes out
+
+    for name in list(runs):
+        work = functools.partial(run_once, runs[name])
+        _, reason = try_run(work, device, candidates(device)[name].expected_errors(device))
+        if reason is not None:
+            rows[name] = replace(rows[name], reason=reason)
+            del runs[name]
+            free_memory(device)
+
+
+def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tuple[BenchRow, list[dict[str, Any]]]:
+    """Time on one thread, divided by the time on all, round by round.
+
+    Nothing is timed where the row, which is returned first, has a reason.
+    """
+    threads, length = torch.get_num_threads(), settings.one_head_length
+    shape = Shape(1, 2, settings.head_dims[0], length, length)
+    row = BenchRow(candidate=AUTO, pass_=pass_, dtype=dtype, shape=shape.named())
+    if threads == 1:
+        return replace(row, reason="there is one thread alone"), []
+    drawn = draw(shape, _CPU)
+    problem = drawn.to(DTYPES[dtype])
+    row = check_candidate(candidates()[AUTO], row, problem, shape, AnswerCheck(drawn), _CPU)
+    if row.reason is not None:
+        return row, []
+    runs = {}
+    for name in (BASELINE, AUTO):
+        run = timed_run(candidates()[name], problem, pass_)
+        for count in (1, threads):
+            runs[f"{name} {count}"] = _on_threads(count, run)
+            runs[f"{name} {count}"]()
+    try:
+        times = alternate(runs, wall_clock(_CPU), settings.rounds)
+    finally:
+        torch.set_num_threads(threads)
+    parts = []
+    for name in (BASELINE, AUTO):
+        one, all_ = times[f"{name} 1"], times[f"{name} {threads}"]
+        gain = spread([a / b for a, b in zip(one, all_, strict=True)])
+        part = {"candidate": name, "pass": pass_, "dtype": dtype, "length": length, "threads": threads}
+        part |= {"speed_up": gain.median, "quartiles": gain.quartiles, "milliseconds": spread(all_).median * 1e3}
+        parts.append(part)
+    return row, parts
+
+
+def _on_threads(count: int, run: Run) -> Run:
+    def limited() -> object:
+        torch.set_num_threads(count)
+        return run()
+
+    return limited
+
+
+def one_head_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:
+    """Whether one head makes use of all threads."""
+    text = f"speed-up of one head by all threads, as a share of linear, at least {ONE_HEAD_SHARE}"
+    shares = [
+        (part["speed_up"] / part["threads"], f"{part['pass']}, {part['dtype']}, {part['threads']} threads")
+        for part in parts
+        if part["candidate"] == AUTO
+    ]
+    return threshold(text, ONE_HEAD_SHARE, shares, at_least=True)
+
+
+def cpu_thresholds(rows: Sequence[BenchRow]) -> list[Threshold]:
+    """The limits of the time of "auto" relative to the Transformer's; those that no row concerns are left out."""
+
+    def limit(text: str, most: float, pass_: str, dtype: str, lengths: tuple[float, float]) -> Threshold:
+        concerned = [row for row in rows if (row.candidate, row.pass_, row.dtype) == (AUTO, pass_, dtype)]
+        in_range = [row for row in concerned if lengths[0] <= row.shape["keys"] <= lengths[1]]
+        return ratio_threshold(f"{pass_}, {dtype}, {text}", most, in_range)
+
+    found = []
+    for pass_, most in ((FORWARD, 1.0), (TRAINING, 0.95)):
+        found.append(limit("N 512 to 2048", most, pass_, "float32", (512, 2048)))
+    for dtype in DTYPES:
+        for pass_, most in ((FORWARD, 1.1), (TRAINING, 1.1), (DECODE, 1.05)):
+            found.append(limit("all lengths", most, pass_, dtype, (0, math.inf)))
+    return [one for one in found if one.holds is not None]
+
+
+def cuda_thresholds(rows: Iterable[BenchRow]) -> list[Threshold]:
+    """The limits of "auto" in bfloat16 for each width: to flash, to the best composition, and when decoding."""
+    cases: dict[tuple[str, str], Case] = {}
+    for row in rows:
+        if row.dtype == "bfloat16":
+            cases.setdefault((row.pass_, row.sizes), {})[row.candidate] = row
+    found = []
+    for width in CUDA_WIDTHS:
+        picked = [case for case in cases.values() if AUTO in case and case[AUTO].shape["width"] == width]
+        long = [c for c in picked if c[AUTO].pass_ == TRAINING and c[AUTO].shape["keys"] in CUDA_LENGTHS]
+        decoding = [case for case in picked if case[AUTO].pass_ == DECODE]
+        span = f"{TRAINING}, d {width}, N {CUDA_LENGTHS[0]} to {CUDA_LENGTHS[-1]}"
+        found += [
+            _case_threshold(f"{span}, relative to {BASELINE_FLASH}", 1.25, long, _slower_than(BASELINE_FLASH)),
+            _case_threshold(
+                f"{span}, times faster than the best composition, at least", 1.4, long, _gain, at_least=True
+            ),
+            _case_threshold(f"{DECODE}, d {width}, relative to {BASELINE}", 1.1, decoding, _slower_than(BASELINE)),
+        ]
+    return found
+
+
+def _case_threshold(
+    text: str, limit: float, cases: Sequence[Case], value: Callable[[Case], float | None], *, at_least: bool = False
+) -> Threshold:
+    """A threshold on a value of each case; one in which "auto" should have a time and has none breaks it."""
+    failed = next((case[AUTO] for case in cases if case[AUTO].ratio is None), None)
+    found = [(number, case[AUTO].sizes) for case in cases if (number := value(case)) is not None]
+    return threshold(text, limit, found, failed=failed, at_least=at_least)
+
+
+def _slower_than(base: str) -> Callable[[Case], float | None]:
+    return lambda case: _quotient(case[AUTO], case.get(base))
+
+
+def _gain(case: Case) -> float | None:
+    """How many times as long the fastest of the compositions takes as "auto"."""
+    gains = [_quotient(case[name], case[AUTO]) for name in COMPOSITIONS if name in case]
+    return min((gain for gain in gains if gain is not None), default=None)
+
+
+def _quotient(row: BenchRow, base: BenchRow | None) -> float | None:
+    """Of two ratios to the same third candidate, in which a drift of the machine is gone."""
+    if base is None or row.ratio is None or base.ratio is None:
+        return None
+    return row.ratio / base.ratio

@@ -1,0 +1,321 @@
+"""The candidates of `bench operator`: each backend, the Transformer's attention, and compositions of torch's own.
+
+A candidate arranges a problem's tensors in the layout that suits it, outside of the time, and attends to them.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from diff_transformer.lab.bench.benchmark import BACKWARD, BASELINE, DECODE, FORWARD, TRAINING
+from diff_transformer.lab.bench.operator_problem import OperatorProblem, Shape
+from diff_transformer.ops import diff_attention
+from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops.backends import BACKENDS, choose, reason_against
+from diff_transformer.ops.sdpa import sdpa_plan
+
+Inputs = tuple[Tensor, ...]
+# (inputs in the candidate's layout, λ (B, H, N), whether the queries are a causal sequence) → output.
+Attend = Callable[[Inputs, Tensor, bool], Tensor]
+Arrange = Callable[[Tensor, Tensor, Tensor], Inputs]
+
+BASELINE_FLASH, BASELINE_CUDNN = f"{BASELINE} flash", f"{BASELINE} cuDNN"
+AUTO, PLAIN, FLEX, DIFFLLAMA = "auto", "reference", "flex", "DiffLlama"
+# The compositions of torch's scaled_dot_product_attention (SDPA). Appendix A has the first two: one call a map with
+# values of 2d, or two calls a map, each with half of the values. The third is one call with padded queries.
+FULL_V, SPLIT_V, PADDED_Q = "sdpa_full_v", "sdpa_split_v", "sdpa_padded_q"
+FULL_V_EFFICIENT, FULL_V_CUDNN = f"{FULL_V} efficient", f"{FULL_V} cuDNN"
+SPLIT_V_FLASH, SPLIT_V_CUDNN = f"{SPLIT_V} flash", f"{SPLIT_V} cuDNN"
+# Both of Appendix A's compositions under all their names.
+COMPOSITIONS = ("sdpa", FULL_V, SPLIT_V, FULL_V_EFFICIENT, FULL_V_CUDNN, SPLIT_V_FLASH, SPLIT_V_CUDNN)
+# The longest sequences at which slow candidates are timed on the CPU. The compositions' cost relative to the baseline
+# hardly changes with the length, so a few long ones show it; decoding is timed at any length.
+LONGEST_PLAIN = LONGEST_FLEX = 2048
+LONGEST_COMPOSED = {
+    FULL_V: {FORWARD: 8192, TRAINING: 4096},
+    SPLIT_V: {FORWARD: 8192, TRAINING: 4096},
+    DIFFLLAMA: {FORWARD: 8192, TRAINING: 4096},
+    PADDED_Q: {FORWARD: 2048, TRAINING: 2048},
+    "sdpa": {FORWARD: 2048, TRAINING: 2048},  # the same as one of the first two
+}
+HOLDS_SCORES = f"it holds all scores: measured up to length {LONGEST_PLAIN}"
+# On CUDA: all scores in float32, of which the plain formula holds about ten at a time, as a share of the memory.
+SCORES_SHARE = 1 / 16
+
+
+def operator_layout(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """The operator's own layout."""
+    return q, k, v
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute differential attention.
+
+    Attributes:
+        attend: computes the output from its inputs, λ (B, H, N) and whether the queries are a causal sequence.
+        arrange: (q, k, v) of a problem → the candidate's own inputs, differentiably.
+        reason: why it does not run a case, or None.
+        may_fail: whether a RuntimeError is expected, because torch cannot compile it everywhere.
+        is_baseline: whether it is the Transformer's attention: torch's own, which is not checked and has no λ.
+    """
+
+    name: str
+    about: str
+    attend: Attend
+    arrange: Arrange = operator_layout
+    reason: Callable[[OperatorProblem, Shape, str], str | None] = lambda problem, shape, pass_: None
+    may_fail: bool = False
+    is_baseline: bool = False
+
+    def expected_errors(self, device: torch.device) -> tuple[type[Exception], ...]:
+        """The exceptions, besides memory that ran out, by which it says that it cannot run.
+
+        On CUDA all of them: torch, cuDNN, Triton and the driver refuse in their own ways what is too large for them,
+        and a benchmark of many minutes must not end there. The reason stands in the row, and breaks its threshold.
+        """
+        if device.type == "cuda":
+            return (Exception,)
+        return (RuntimeError,) if self.may_fail else ()
+
+    def held_to(self, kernel: str, label: str, backend: SDPBackend) -> "Candidate":
+        """The same with torch's SDPA restricted to one kernel: a RuntimeError where that does not take the inputs."""
+
+        def attend(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+            with sdpa_kernel(backend):
+                return self.attend(inputs, lam, causal)
+
+        return replace(self, name=f"{self.name} {label}", about=f"{self.about}, held to {kernel}", attend=attend)
+
+
+def split_values(v: Tensor) -> Tensor:
+    """(B, H, S, 2d) → the Transformer's values (B, 2H, S, d)."""
+    return v.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1, 2)
+
+
+def _softmax_inputs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """The same bytes as the Transformer has them: A heads of d."""
+    return tuple(tensor.contiguous() for tensor in (q.flatten(1, 2), k.flatten(1, 2), split_values(v)))
+
+
+def _softmax(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+    q, k, v = inputs
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def _difference(products: Iterable[Tensor], lam: Tensor) -> Tensor:
+    """A1·V − λ A2·V, from the two products and in their dtype."""
+    first, second = products
+    return (first - lam.unsqueeze(-1) * second).to(first.dtype)
+
+
+def _full_v(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+    q, k, v = inputs
+    maps = [F.scaled_dot_product_attention(q[:, :, c], k[:, :, c], v, is_causal=causal) for c in range(2)]
+    return _difference(maps, lam)
+
+
+def _split_v(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+    q, k, v = inputs
+    maps = []
+    for c in range(2):
+        halves = [
+            F.scaled_dot_product_attention(q[:, :, c], k[:, :, c], half, is_causal=causal) for half in v.chunk(2, -1)
+        ]
+        maps.append(torch.cat(halves, dim=-1))
+    return _difference(maps, lam)
+
+
+def _cached_keys(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Keys as the model's cache holds them, [k1; k2] of 2d."""
+    return q, k.transpose(2, 3).flatten(3), v
+
+
+def _padded_q(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+    """One grouped call with queries [q1; 0] and [0; q2] of 2d."""
+    q, k, v = inputs
+    d = q.shape[-1]
+    padded = torch.stack((F.pad(q[:, :, 0], (0, d)), F.pad(q[:, :, 1], (d, 0))), dim=2).flatten(1, 2)
+    grouped = q.device.type == "cuda"
+    if not grouped:  # elsewhere torch answers enable_gqa with its plain formula
+        k, v = (tensor.repeat_interleave(2, dim=1) for tensor in (k, v))
+    heads = F.scaled_dot_product_attention(padded, k, v, is_causal=causal, scale=d**-0.5, enable_gqa=grouped)
+    return _difference(heads.unflatten(1, (-1, 2)).unbind(2), lam)
+
+
+def _diffllama_inputs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """transformers pairs head h with h + A/2: all first maps, then all second ones; values likewise."""
+    halves = v.unflatten(-1, (2, -1)).movedim(-2, 1)
+    return tuple(tensor.contiguous().flatten(1, 2) for tensor in (q.transpose(1, 2), k.transpose(1, 2), halves))
+
+
+class _CallingModule(nn.Module):
+    """The attributes that transformers' attention functions read of the module that calls them."""
+
+    is_causal = True
+    num_key_value_groups = 1
+    training = False
+
+
+_calling_module = functools.cache(_CallingModule)
+
+
+def _diffllama(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+    """DiffLlamaAttention.forward between its rotary embedding and its norm, with transformers' own SDPA function."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    q, k, v = inputs
+    module, scale = _calling_module(), q.shape[-1] ** -0.5
+    halves = [half.repeat(1, 2, 1, 1) for half in v.chunk(2, dim=1)]
+    parts = [sdpa_attention_forward(module, q, k, half, None, scaling=scale)[0] for half in halves]
+    first, second = torch.cat(parts, dim=-1).chunk(2, dim=2)
+    # The product with λ is in the model's dtype there. Heads are (B, N, H, 2d).
+    return (first - lam.transpose(1, 2).unsqueeze(-1).to(q.dtype) * second).transpose(1, 2)
+
+
+def backend_of_auto(problem: OperatorProblem, pass_: str) -> str:
+    """The backend that "auto" takes for a problem."""
+    return choose(_request(problem, pass_))
+
+
+def _request(problem: OperatorProblem, pass_: str) -> Request:
+    given = (problem.q, problem.k, problem.v, problem.lam.expand(problem.grad.shape[:3]))
+    q, k, v, lam = (tensor.detach().requires_grad_(differentiates(pass_)) for tensor in given)
+    return Request(q, k, v, lam, None, True, 1.0, None, None)
+
+
+def _scores_reason(problem: OperatorProblem, shape: Shape) -> str | None:
+    device = problem.q.device
+    if device.type != "cuda":
+        return HOLDS_SCORES if shape.keys > LONGEST_PLAIN and shape.queries > 1 else None
+    scores = 4 * shape.batch * shape.heads * shape.queries * shape.keys
+    if scores <= SCORES_SHARE * torch.cuda.get_device_properties(device).total_memory:
+        return None
+    return f"it holds all scores, {scores / 2**30:.0f} GiB"
+
+
+def _length_reason(name: str, problem: OperatorProblem, shape: Shape, pass_: str) -> str | None:
+    longest = LONGEST_COMPOSED.get(name, {}).get(pass_)
+    if problem.q.device.type != "cpu":
+        return None
+    if name == FLEX and shape.keys > LONGEST_FLEX:
+        return f"it compiles anew for every length: measured up to length {LONGEST_FLEX}"
+    if longest is None or shape.keys <= longest:
+        return None
+    return f"{pass_} measured up to length {longest}"
+
+
+def _full_v_reason(problem: OperatorProblem, shape: Shape, pass_: str) -> str | None:
+    q, v = problem.q, problem.v
+    if q.device.type != "cpu":  # held to fused kernels there
+        return None
+    fused = sdpa_plan(q.device.type, q.dtype, q.shape[-1], v.shape[-1], False).full_v
+    if not fused and shape.keys > LONGEST_PLAIN and shape.queries > 1:
+        return f"torch has no fused kernel for it here, and {HOLDS_SCORES}"
+    return _length_reason(FULL_V, problem, shape, pass_)
+
+
+def _composed(name: str, about: str, attend: Attend, arrange: Arrange = operator_layout) -> Candidate:
+    return Candidate(name, about, attend, arrange, functools.partial(_length_reason, name))
+
+
+def _backend(name: str) -> Candidate:
+    """A backend of the operator, or what "auto" chooses."""
+
+    def attend(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+        q, k, v = inputs
+        # Aligned to the end of the keys: a single query sees them all.
+        return diff_attention(q, k, v, lam, is_causal=True, backend=name)
+
+    def reason(problem: OperatorProblem, shape: Shape, pass_: str) -> str | None:
+        if name == AUTO:
+            return None
+        limit = _scores_reason(problem, shape) if name == PLAIN else _length_reason(name, problem, shape, pass_)
+        return limit or reason_against(name, _request(problem, pass_))
+
+    about = {AUTO: 'diff_attention(…, backend="auto")', PLAIN: "the plain formula, backend reference"}
+    return Candidate(name, about.get(name, f"backend {name}"), attend, reason=reason, may_fail=name == FLEX)
+
+
+_SOFTMAX_ABOUT = "the Transformer with the same parameters: A heads of d, torch's SDPA"
+_SOFTMAX = Candidate(BASELINE, _SOFTMAX_ABOUT, _softmax, _softmax_inputs, is_baseline=True)
+_FULL_V = Candidate(FULL_V, "SDPA once a map, values 2d wide", _full_v, reason=_full_v_reason)
+_SPLIT_V = _composed(SPLIT_V, "SDPA twice a map, each with half of the values", _split_v)
+_OTHERS = (
+    _composed(PADDED_Q, "SDPA once, queries padded with zeros to 2d", _padded_q, _cached_keys),
+    _composed(
+        DIFFLLAMA,
+        "transformers' DiffLlamaAttention without projections, rotary embedding and norm",
+        _diffllama,
+        _diffllama_inputs,
+    ),
+)
+# As torch chooses, `sdpa_full_v` could be the plain formula. On CUDA each composition is held to the kernels that can
+# be best for it, and so is the baseline.
+_FLASH = ("flash", "flash", SDPBackend.FLASH_ATTENTION)
+_CUDNN = ("cuDNN", "cuDNN", SDPBackend.CUDNN_ATTENTION)
+_EFFICIENT = ("the memory-efficient kernel", "efficient", SDPBackend.EFFICIENT_ATTENTION)
+
+
+def candidates(device: torch.device | str = "cpu") -> dict[str, Candidate]:
+    """All candidates on a device by name, the baseline first."""
+    backends = [_backend(name) for name in (AUTO, *BACKENDS)]
+    if torch.device(device).type == "cuda":
+        baselines = [_SOFTMAX, _SOFTMAX.held_to(*_FLASH), _SOFTMAX.held_to(*_CUDNN)]
+        compositions = [_FULL_V.held_to(*_EFFICIENT), _FULL_V.held_to(*_CUDNN)]
+        compositions += [_SPLIT_V.held_to(*_FLASH), _SPLIT_V.held_to(*_CUDNN)]
+    else:
+        baselines, compositions = [_SOFTMAX], [_FULL_V, _SPLIT_V]
+    return {candidate.name: candidate for candidate in (*baselines, *backends, *compositions, *_OTHERS)}
+
+
+def differentiates(pass_: str) -> bool:
+    return pass_ in (BACKWARD, TRAINING)
+
+
+def timed_run(candidate: Candidate, problem: OperatorProblem, pass_: str) -> Callable[[], object]:
+    """One run of a candidate without arguments, as it is timed."""
+    arranged = candidate.arrange(problem.q, problem.k, problem.v)
+    leaves = tuple(tensor.detach().requires_grad_(differentiates(pass_)) for tensor in arranged)
+    lam = problem.lam.detach().clone().requires_grad_(differentiates(pass_))
+    size = problem.grad.shape[:3]
+    if not differentiates(pass_):
+        with torch.no_grad():
+            expanded = lam.expand(size)
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return candidate.attend(leaves, expanded, pass_ != DECODE)
+
+        return forward
+    # The baseline has no λ, and the gradient arrives at heads of d.
+    inputs = leaves if candidate.is_baseline else (*leaves, lam)
+    grad = split_values(problem.grad).contiguous() if candidate.is_baseline else problem.grad
+
+    def training() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(candidate.attend(leaves, lam.expand(size), True), inputs, grad)
+
+    if pass_ == TRAINING:
+        return training
+    out = candidate.attend(leaves, lam.expand(size), True)
+    return functools.partial(torch.autograd.grad, out, inputs, grad, retain_graph=True)
+
+
+def compute(candidate: Candidate, problem: OperatorProblem, pass_: str) -> dict[str, Tensor]:
+    """The output and, with a backward, the gradients of q, k, v and of λ for each head and token."""
+    size = problem.grad.shape[:3]
+    if not differentiates(pass_):
+        with torch.no_grad():
+            arranged = candidate.arrange(problem.q, problem.k, problem.v)
+            return {"out": candidate.attend(arranged, problem.lam.expand(size), pass_ != DECODE)}
+    leaves = [tensor.detach().requires_grad_() for tensor in (problem.q, problem.k, problem.v)]
+    # The expanded view and not λ itself: its gradient belongs to one head, so that a few heads can be checked.
+    lam = problem.lam.detach().requires_grad_().expand(size)
+    out = candidate.attend(candidate.arrange(*leaves), lam, True)
+    gradients = torch.autograd.grad(out, [*leaves, lam], problem.grad)
+    return {"out": out.detach(), **dict(zip(("q", "k", "v", "lam"), gradients, strict=True))}

@@ -1,0 +1,161 @@
+"""Says where on its axes a number was measured (4 needles, 2 of them queried), and how a reader is told so."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# A number, a word, or the lowest and the highest of a range of numbers.
+Coordinate = float | str | tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What a coordinate means.
+
+    Attributes:
+        title: of the axis of a figure.
+        phrase: what a number is called in a label.
+        word: what a word is called in a label.
+        form: how a number is written: as it is, with commas, as a share in per cent, or as a model's size.
+    """
+
+    title: str
+    phrase: str
+    word: str = "{}"
+    form: Literal["plain", "count", "share", "size"] = "plain"
+
+
+AXES = {
+    "needles": Axis("needles", "{} needles"),
+    "queries": Axis("needles asked for", "{} queried"),
+    "length": Axis("length of the context in tokens", "{} tokens"),
+    "depth": Axis("depth in the context", "depth {}", form="share"),
+    "context_factor": Axis("length of the context, in lengths of training", "context × {}"),
+    "orders": Axis("order of the demonstrations", "{}", word="{} orders"),
+    "noise": Axis("share of wrong labels", "noise {}"),
+    "shots": Axis("shots", "{} shots"),
+    "examples": Axis("examples before each question", "{}-shot"),
+    "operations": Axis("operations", "{} operations"),
+    "first_tokens": Axis("tokens from the start of the document", "first {} tokens"),
+    "position": Axis("position in the document", "position {}"),
+    "bits": Axis("bits of a logit", "{} bits"),
+    "granularity": Axis("what shares a scale", "{}", word="per {}"),
+    "rank": Axis("rank by size", "top-{}"),
+    "step": Axis("step of training", "step {}"),
+    "parameters": Axis("parameters", "{}", form="size"),
+    "tokens": Axis("tokens of training", "{} tokens", form="count"),
+    "learning_rate": Axis("learning rate", "learning rate {}"),
+    # A phase of training, and a part of what is measured that only words name.
+    "phase": Axis("phase of training", "{}"),
+    "part": Axis("part", "{}"),
+}
+
+
+class Coordinates(Mapping[str, Coordinate]):
+    """Names of axes with a number, a word or a range of numbers each, in the order in which they are told; hashable.
+
+    Two are equal if they have the same names with the same values, in whatever order.
+
+    Args:
+        values: by name.
+        more: as well, and in place of those with the same names.
+
+    Raises:
+        ValueError: a value that is neither a number, nor a word, nor two numbers.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        self._values = {name: _checked(name, value) for name, value in {**(values or {}), **more}.items()}
+
+    def __getitem__(self, name: str) -> Coordinate:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return f"Coordinates({self._values!r})"
+
+    @property
+    def label(self) -> str:
+        """What a reader is told: "4 needles, 2 queried"; "" where there are none."""
+        return ", ".join(_phrase(name, value) for name, value in self.items())
+
+    def without(self, name: str) -> "Coordinates":
+        """The other coordinates."""
+        return Coordinates({other: value for other, value in self.items() if other != name})
+
+    def place(self, name: str) -> float:
+        """Where a coordinate lies on its axis: the middle of a range; NaN for a word."""
+        value = self[name]
+        if isinstance(value, tuple):
+            return sum(value) / 2
+        return math.nan if isinstance(value, str) else float(value)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Lets pydantic read them from a mapping."""
+        # Here and not above: `info` writes an environment without what only reading needs.
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(_read)
+
+
+def axis(name: str) -> Axis:
+    """What a coordinate means; one that has no entry is called by its name."""
+    words = name.replace("_", " ")
+    return AXES.get(name, Axis(words, f"{words} {{}}"))
+
+
+def value_text(name: str, value: Coordinate) -> str:
+    """A value as it is written beside the axis: "25 %", "0.5M", "0–20 %"."""
+    if isinstance(value, str):
+        return value
+    form = axis(name).form
+    if isinstance(value, tuple):
+        low, high = (_written(end, form) for end in value)
+        return f"{low.removesuffix(' %')}–{high}"
+    return _written(value, form)
+
+
+def _phrase(name: str, value: Coordinate) -> str:
+    means = axis(name)
+    if isinstance(value, str):
+        return means.word.format(value)
+    phrase = means.phrase.removesuffix("s") if value == 1 else means.phrase
+    return phrase.format(value_text(name, value))
+
+
+def _written(value: float, form: str) -> str:
+    if form == "share":
+        return f"{100 * value:g} %"
+    if form == "size":
+        return f"{value / 1e9:g}B" if value >= 5e8 else f"{value / 1e6:g}M"
+    if form == "count":
+        return f"{value:,}"
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def _checked(name: str, value: Any) -> Coordinate:
+    ends = value if isinstance(value, list | tuple) else None
+    numbers = [value] if ends is None else ends
+    is_number = all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)
+    if isinstance(value, str) or (is_number and (ends is None or len(ends) == 2)):
+        return value if ends is None else (ends[0], ends[1])
+    raise ValueError(f"the coordinate {name} must be a number, a word or two numbers, got {value!r:.60}")
+
+
+def _read(value: Any) -> Coordinates:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"coordinates must be an object of names with numbers or words, got {value!r:.60}")
+    return Coordinates(value)
+
+
+NOWHERE = Coordinates()

@@ -1,0 +1,237 @@
+"""Runs the demo: DIFF and the Transformer are trained side by side on retrieval and on real text, and compared.
+
+Same configuration but `attention_type`, same data in the same order, same number of steps. Everything is written as
+files; a page and a table are made from these alone.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from diff_transformer.data import RetrievalBatches, TextBatches
+from diff_transformer.lab.experiments.recall_experiments import retrieval_baselines
+from diff_transformer.lab.measure.standard import evaluate, validation_callback
+from diff_transformer.lab.record import Result
+from diff_transformer.lab.results_files import capture_results, write_json
+from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.train import Data, Progress, Recipe, TrainedRun, build_data, load_recipe, train
+from diff_transformer.train.run_folder import begin_run_folder, check_run_folder, is_run_folder
+
+VARIANTS = ("diff", "softmax")
+TASKS = ("retrieval", "language")
+RESULTS = "results.json"
+ATTENTION = "attention.json"
+SAMPLES = "samples.json"
+# What a demo leaves beside its runs; the page is the report's, made from the rest.
+LEFTOVERS = (RESULTS, ATTENTION, SAMPLES, "report.html")
+
+# A setting that ends in seconds and shows nothing but that everything runs.
+_TINY = [
+    "train.steps=6",
+    "train.log_every=2",
+    "train.warmup_steps=1",
+    "train.checkpoint_every=3",
+    "model.hidden_size=32",
+    "model.head_dim=8",
+    "model.num_hidden_layers=2",
+    "data.batch_size=4",
+]
+FAST = {
+    "retrieval": [*_TINY, "data.length=48"],
+    "language": [*_TINY, "data.length=64", "data.validation_tokens=1024"],
+}
+SEQUENCES = {False: 512, True: 16}
+SAMPLE_PROMPT, SAMPLE_LENGTH = 64, 160  # tokens
+
+
+def run_demo(
+    output_dir: str | Path,
+    *,
+    text: Sequence[str | Path] | None = None,
+    seed: int = 0,
+    fast: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Train both twins on both tasks, measure them, and write what a report needs.
+
+    Writes into ``output_dir``: a run folder for each task and variant ("retrieval-diff", …, with its model),
+    ``results.json``, ``attention.json`` and ``samples.json``.
+
+    Args:
+        output_dir: new or empty, unless one of the next says otherwise.
+        text: files or folders for the language part; the source of Python's standard library unless given.
+        seed: of weights and data.
+        fast: a tiny setting that ends in seconds, to see that everything runs.
+        resume: keep what an earlier demo in the folder has finished, and go on from there.
+        overwrite: replace an earlier demo in the folder.
+        progress: is told about every step.
+
+    Returns:
+        ``output_dir``.
+
+    Raises:
+        FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
+    """
+    folder = Path(output_dir)
+    _check_folder(folder, resume=resume, overwrite=overwrite)
+    recipes = {task: _twin_recipes(task, text, seed, fast) for task in TASKS}
+    for task, twins in recipes.items():
+        for variant, recipe in twins.items():
+            run_folder = folder / f"{task}-{variant}"
+            begun = is_run_folder(run_folder)
+            check_run_folder(run_folder, recipe, resume=resume and begun, overwrite=overwrite and begun)
+    # All data before any training: bad input is said at once, not after minutes.
+    data_of = {task: build_data(recipes[task][VARIANTS[0]]) for task in TASKS}
+    if overwrite:
+        _start_over(folder, recipes)
+    records: list[Result] = []
+    for task, data in data_of.items():
+        runs: dict[str, TrainedRun] = {}
+        for variant in VARIANTS:
+            run_folder = folder / f"{task}-{variant}"
+            run = runs[variant] = train(
+                recipes[task][variant],
+                run_folder,
+                resume=resume and is_run_folder(run_folder),
+                overwrite=overwrite and is_run_folder(run_folder),
+                progress=progress,
+                on_evaluate=validation_callback(data.batches),
+                data=data,
+            )
+            records += evaluate(run.model, data.batches, variant, sequences=SEQUENCES[fast], seed=seed)
+            records += [
+                Result(name=f"{task}/parameters", variant=variant, value=run.parameters),
+                Result(name=f"{task}/seconds", variant=variant, value=run.seconds, unit="s", better="lower", seed=seed),
+            ]
+        models = {variant: run.model for variant, run in runs.items()}
+        if isinstance(data.batches, RetrievalBatches):
+            write_json(folder / ATTENTION, attention_example(models, data.batches, seed), indent=None)
+        else:
+            write_json(folder / SAMPLES, text_samples(models, data, seed))
+    settings = {
+        "seed": seed,
+        **{
+            task: twins[VARIANTS[0]].model_dump(mode="json", exclude={"model": {"attention_type"}})
+            for task, twins in recipes.items()
+        },
+    }
+    title = "A Differential Transformer beside its twin"
+    results = capture_results(title, settings, records, device=str(models["diff"].device))
+    baselines = tuple(retrieval_baselines(recipes["retrieval"][VARIANTS[0]]))
+    write_json(folder / RESULTS, replace(results, baselines=baselines))
+    return folder
+
+
+def _twin_recipes(task: str, text: Sequence[str | Path] | None, seed: int, fast: bool) -> dict[str, Recipe]:
+    """The task's shipped recipe, once for each variant."""
+    overrides = [*(FAST[task] if fast else ()), f"train.seed={seed}"]
+    if task == "language" and text:
+        overrides.append(f"data.paths={json.dumps([str(path) for path in text])}")
+    return {variant: load_recipe(task, [*overrides, f"model.attention_type={variant}"]) for variant in VARIANTS}
+
+
+def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise ValueError("A demo is either resumed or overwritten, not both.")
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise FileExistsError(f"{str(folder)!r} is a file, not a folder for the demo.")
+    names = {path.name for path in folder.iterdir()}
+    has_runs = any(is_run_folder(folder / f"{task}-{variant}") for task in TASKS for variant in VARIANTS)
+    is_demo = has_runs or (folder / RESULTS).is_file() or (bool(names) and names.issubset(LEFTOVERS))
+    if is_demo and not (resume or overwrite):
+        raise FileExistsError(
+            f"The output folder {str(folder)!r} already holds a demo; "
+            "choose another one with --output, go on with --resume, or replace it with --overwrite."
+        )
+    if not is_demo and names:
+        raise FileExistsError(f"{str(folder)!r} is not empty and holds no demo, so nothing is written there.")
+
+
+def _start_over(folder: Path, recipes: dict[str, dict[str, Recipe]]) -> None:
+    """Delete everything that an earlier demo wrote at once, so that old and new are never mixed."""
+    for name in LEFTOVERS:
+        (folder / name).unlink(missing_ok=True)
+    for task, twins in recipes.items():
+        for variant, recipe in twins.items():
+            if is_run_folder(folder / f"{task}-{variant}"):
+                begin_run_folder(folder / f"{task}-{variant}", recipe)
+
+
+def attention_example(
+    models: dict[str, DiffTransformerForCausalLM], batches: RetrievalBatches, seed: int
+) -> dict[str, Any]:
+    """The maps of one head of each twin for the first evaluation sequence.
+
+    In each model the head is the one that puts most of its weight, positive or negative, on the answers of this
+    sequence: the same rule for both.
+    """
+    sample = batches.sample(1, seed)
+    answers, queries = sample.answer_spans[0], sample.query_positions[0]
+    example: dict[str, Any] = {"layers": {}, "heads": {}, "maps": {}}
+    for variant, model in models.items():
+        layers = attention_maps(model, sample.input_ids.to(model.device))
+        shares = torch.stack([_answer_share(layer.difference[0].cpu(), queries, answers) for layer in layers])
+        layer, head = divmod(int(shares.argmax()), shares.shape[1])
+        chosen = layers[layer]
+        example["layers"][variant], example["heads"][variant] = layer + 1, head + 1
+        if chosen.first is None or chosen.second is None:
+            example["maps"][variant] = {"A": _rounded(chosen.difference[0, head])}
+        else:
+            example["maps"][variant] = {
+                "A1": _rounded(chosen.first[0, head]),
+                "A2": _rounded(chosen.second[0, head]),
+                "difference": _rounded(chosen.difference[0, head]),
+            }
+        lambdas = model.lambdas()
+        if lambdas is not None:
+            example["lambda"] = lambdas[layer]
+    return example | {
+        "tokens": batches.names(sample.input_ids[0]),
+        "query_position": int(queries[0]),
+        "answer_positions": [int(answers[0])],
+        "needle_positions": sorted({int(place) - offset for place in answers for offset in (0, 1)}),
+    }
+
+
+def _answer_share(maps: Tensor, queries: Tensor, answers: Tensor) -> Tensor:
+    """(H, N, N) → (H,): share of each query's absolute weight that lies on its answer, averaged over the queries."""
+    rows = maps[:, queries].abs()
+    return (rows[:, torch.arange(len(queries)), answers] / rows.sum(-1)).mean(-1)
+
+
+def _rounded(matrix: Tensor) -> list[list[float]]:
+    return [[round(weight, 5) for weight in row] for row in matrix.tolist()]
+
+
+def text_samples(models: dict[str, DiffTransformerForCausalLM], data: Data, seed: int) -> dict[str, str]:
+    """How each twin goes on from the beginning of the validation text, drawn at temperature 0.8."""
+    tokenizer, batches = data.tokenizer, data.batches
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    assert isinstance(batches, TextBatches)
+    window = next(iter(batches.validation_batches()))["input_ids"][:1]
+    prompt = window[:, : min(SAMPLE_PROMPT, batches.length // 2)]
+    samples = {"prompt": str(tokenizer.decode(prompt[0]))}
+    for variant, model in models.items():
+        set_seed(seed)
+        room = min(SAMPLE_LENGTH, model.config.max_position_embeddings - prompt.shape[1])
+        prompt = prompt.to(model.device)
+        output = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=room,
+            do_sample=True,
+            temperature=0.8,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        samples[variant] = str(tokenizer.decode(output[0, prompt.shape[1] :], skip_special_tokens=True))
+    return samples

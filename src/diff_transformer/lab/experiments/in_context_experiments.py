@@ -1,0 +1,228 @@
+"""Defines the experiments on many-shot classification (Figure 6) and the order of demonstrations (Figure 7)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments.experiment import ACCURACY, TWINS, Experiment, Preset, measured_by
+from diff_transformer.lab.experiments.needle_experiments import SYNTHETIC_TASK
+from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
+from diff_transformer.lab.measure.many_shot import (
+    ORDERS,
+    RANGE_ORDERS,
+    EpisodeOptions,
+    EpisodeOrderOptions,
+)
+from diff_transformer.lab.record import Baseline, Comparison, Headline, Result
+from diff_transformer.lab.statistics import compare
+from diff_transformer.train import Recipe
+from diff_transformer.train.data_kinds import ManyShotData
+
+# Two cores.
+MANY_SHOT_CPU = Preset(
+    recipe="retrieval",
+    overrides=(
+        *SYNTHETIC_TASK,
+        "train.steps=1500",
+        "data={kind: many_shot, shots: 32, classes: 6, labels: 16, words: 12, item_length: 1, vary: true}",
+    ),
+    variants=TWINS,
+    learning_rates=(7.5e-4, 1.5e-3, 3e-3, 6e-3),
+    seeds=3,
+)
+# One H200: more classes, items of two words, longer sequences.
+MANY_SHOT_GPU = Preset(
+    recipe="retrieval",
+    overrides=(
+        "model.hidden_size=256",
+        "model.intermediate_size=688",
+        "model.num_hidden_layers=4",
+        "model.head_dim=32",
+        "model.rope_theta=1000",
+        "data={kind: many_shot, shots: 256, classes: 50, labels: 256, words: 200, item_length: 2, vary: true}",
+        "data.batch_size=64",
+        "train.steps=6000",
+        "train.precision=bf16",
+        "train.inspect_every=null",
+        "train.evaluate_every=2000",
+        "train.checkpoint_every=2000",
+    ),
+    variants=TWINS,
+    learning_rates=(1e-3, 3e-3),
+    sweep=("train.steps=2000",),
+    seeds=4,
+)
+NOTES = (
+    "The task is synthetic: words that belong to classes, drawn anew for each sequence, a share of the labels wrong. "
+    "`diff-transformer eval CHECKPOINT --measure many_shot --option folder=FOLDER` asks a language model about TREC, "
+    "Banking-77 or CLINC-150.",
+)
+
+
+def guessing(recipe: Recipe, name: str, coordinates: Coordinates, **more: Any) -> Baseline:
+    """What guessing among a sequence's labels gives: an item's class does not depend on how often others are shown, so
+    knowing which labels occur gives no more.
+
+    Args:
+        recipe: of the runs.
+        name, coordinates: the measure and where it is taken.
+        more: other fields of the baseline.
+    """
+    assert isinstance(recipe.data, ManyShotData)  # the presets' recipes
+    chance = 1 / recipe.data.classes
+    return Baseline(name=name, coordinates=coordinates, chance=chance, floor=chance, steps=recipe.train.steps, **more)
+
+
+NAME = "many_shot/accuracy"
+# Demonstrations have 20 to 40 tokens each, so the longest prompts have 20K to 40K.
+PAPER_SHOTS = [16, 32, 64, 128, 256, 512, 1024]
+
+
+def _places(options: Mapping[str, Any]) -> list[Coordinates]:
+    return [Coordinates(noise=noise, shots=shots) for noise in options["noises"] for shots in options["shots"]]
+
+
+def _compare_fig6(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    return [compare(records, NAME, "diff", "softmax", coordinates=place) for place in _places(preset.options)]
+
+
+def _headline_fig6(options: Mapping[str, Any]) -> Headline:
+    """With as many demonstrations as there are, the fewest of them wrong."""
+    return Headline(name=NAME, coordinates=Coordinates(noise=min(options["noises"]), shots=max(options["shots"])))
+
+
+def _baselines_fig6(recipe: Recipe, options: Mapping[str, Any]) -> list[Baseline]:
+    return [guessing(recipe, NAME, place) for place in _places(options)]
+
+
+FIG_6 = Experiment(
+    name="fig6",
+    shows="many-shot classification by the number of demonstrations and of wrong labels among them (Figure 6)",
+    presets={
+        "cpu": replace(
+            MANY_SHOT_CPU,
+            options={"shots": [8, 16, 32], "noises": [0.0, 0.1, 0.3], "episodes": 64, "queries": 32},
+            minutes=9,
+        ),
+        "gpu": replace(
+            MANY_SHOT_GPU,
+            options={"shots": [64, 128, 256], "noises": [0.0, 0.1, 0.3], "episodes": 64, "queries": 64},
+            minutes=25,
+        ),
+        "paper": PaperPreset(
+            stages=(THREE_BILLION, LONG_CONTEXTS),
+            variants=TWINS,
+            evaluations=tuple(
+                Evaluation(
+                    measure="many_shot",
+                    options={"task": task, "folder": f"your-{task}", "shots": PAPER_SHOTS, "queries": 100},
+                )
+                for task in ("trec", "trec-fine", "banking77", "clinc150")
+            ),
+            remarks=(
+                "The paper shows more and more demonstrations until they fill 64K tokens. How many those are depends "
+                "on the tokenizer, so the numbers of shots are ours, as is that of the questions; where a prompt is "
+                "too long, the command says so before it measures.",
+            ),
+        ),
+    },
+    options=EpisodeOptions,
+    measurements=measured_by("episodes"),
+    compare=_compare_fig6,
+    validation=ACCURACY,
+    headline=_headline_fig6,
+    baselines=_baselines_fig6,
+    notes=(
+        *NOTES,
+        "The paper gives mean gains of DIFF on other data: TREC 18.0, TREC-fine 21.6, Banking-77 10.4, Clinic-150 5.2 "
+        "points.",
+    ),
+)
+
+# The first is judged: how far apart orders lie beyond chance, without bias. A range grows with what chance does, which
+# is most at one half, so that it would follow the accuracy; a spread is the root of the first, to be read. A model that
+# guesses has no orders that are better than others, so both variants must be above guessing (MEAN) for a verdict.
+VARIANCE, RANGE = "many_shot/order_variance", "many_shot/order_range"
+SPREAD, MEAN = "many_shot/order_spread", "many_shot/order_mean"
+# Best less worst of 10 orders on TREC: DIFF, the Transformer.
+PAPER = {"random": (0.040, 0.190), "alternating": (0.134, 0.567)}
+
+
+def _parts(options: Mapping[str, Any]) -> dict[Coordinates, str]:
+    """Where orders are measured, with their kinds."""
+    return {Coordinates(orders=kind, noise=noise): kind for noise in options["noises"] for kind in ORDERS}
+
+
+def _compare_fig7(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    found = []
+    for name in (VARIANCE, RANGE, SPREAD, MEAN):
+        for part, kind in _parts(preset.options).items():
+            more: dict[str, Any] = {"coordinates": part, "paper": PAPER[kind] if name == RANGE else None}
+            found.append(compare(records, name, "diff", "softmax", claimed=name == VARIANCE, **more))
+    return found
+
+
+def _headline_fig7(options: Mapping[str, Any]) -> Headline:
+    return Headline(name=VARIANCE, coordinates=Coordinates(orders=ORDERS[0], noise=options["noises"][0]))
+
+
+def _baselines_fig7(recipe: Recipe, options: Mapping[str, Any]) -> list[Baseline]:
+    above: dict[str, Any] = {"accuracy": MEAN, "is_accuracy": False}
+    return [
+        baseline
+        for part in _parts(options)
+        for baseline in (
+            guessing(recipe, VARIANCE, part, accuracy_coordinates=part, **above),
+            guessing(recipe, MEAN, part),
+        )
+    ]
+
+
+FIG_7 = Experiment(
+    name="fig7",
+    shows="how much the answers depend on the order of the same demonstrations (Figure 7)",
+    presets={
+        "cpu": replace(
+            MANY_SHOT_CPU,
+            options={"shots": 32, "noises": [0.1, 0.3], "orders": 30, "queries": 200, "sets": 4},
+            minutes=9,
+        ),
+        "gpu": replace(
+            MANY_SHOT_GPU,
+            options={"shots": 256, "noises": [0.1, 0.3], "orders": 30, "queries": 200, "sets": 8},
+            minutes=25,
+        ),
+        "paper": PaperPreset(
+            stages=(THREE_BILLION, LONG_CONTEXTS),
+            variants=TWINS,
+            evaluations=(
+                Evaluation(
+                    measure="many_shot_orders",
+                    options={"task": "trec", "folder": "your-trec", "shots": 64, "orders": 10, "queries": 100},
+                ),
+            ),
+            remarks=(
+                "Ten orders of the same demonstrations, at random and with alternating classes, as in the paper. How "
+                "many demonstrations and questions it has is ours to choose.",
+            ),
+        ),
+    },
+    options=EpisodeOrderOptions,
+    measurements=measured_by("episode_orders"),
+    compare=_compare_fig7,
+    validation=ACCURACY,
+    headline=_headline_fig7,
+    baselines=_baselines_fig7,
+    notes=(
+        *NOTES,
+        f"The verdict is on {VARIANCE}, the variance of the accuracies after different orders less what chance alone "
+        f"gives, as a mean over sets; where chance did less than usual it is below 0. {SPREAD} is "
+        "the mean over seeds of its root for each, 0 where it is below 0.",
+        "A model that guesses answers alike after every order, and one that is hardly better nearly so: where the 95 % "
+        f"interval of a variant's {MEAN} is not above guessing, the variances are not comparable. Beyond it the "
+        "variance may still be smaller for the variant that knows less, or nearly all.",
+        f"{RANGE} is the best less the worst of {RANGE_ORDERS} orders, as in the paper. Most of it may be chance, "
+        "which is largest where half of the answers are right: it follows the accuracy, so no verdict is on it.",
+    ),
+)

@@ -1,0 +1,321 @@
+"""Defines the experiments on language loss: by position in long documents (Figure 4), and of DIFF's parts (Table 6)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from diff_transformer.data import TextBatches
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments.experiment import TWINS, Experiment, MeasuredRun, Preset, Variant, measured_by
+from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset, Stage
+from diff_transformer.lab.measure.ar_hit import RepeatOptions, check_repeats, repeat_records
+from diff_transformer.lab.measure.positions import PositionOptions, position_marks
+from diff_transformer.lab.measure.standard import language_loss, text_part
+from diff_transformer.lab.record import Comparison, Headline, Result
+from diff_transformer.lab.statistics import compare
+from diff_transformer.train import Data
+
+LANGUAGE_LOSS = "language/validation_loss"
+# The same of whole documents; a column of Table 6.
+WHOLE = "repeats/loss"
+_AR_HIT = ("documents", "longest", "frequent")
+FIXED_TEXT = "Intervals are over seeds on one fixed text, and say nothing of other text."
+
+# Minutes on two cores: 2048 tokens to a step. The training sees a fraction of the corpus, so much of it is left to
+# measure on: intervals over documents want many. First weights of 0.1 give so narrow a model activations of the scale
+# that 0.02 gives one 1600 wide; from 0.02 both twins start slowly, DIFF most of all (docs/log.md).
+LANGUAGE_CPU = (
+    "data.tokenizer=bpe",
+    "data.vocab_size=1024",
+    "data.length=128",
+    "data.batch_size=16",
+    "data.isolate_documents=false",
+    "data.validation_fraction=0.2",
+    "data.validation_tokens=20000",
+    "model.tie_word_embeddings=true",
+    "model.initializer_range=0.1",
+    "train.log_every=20",
+    "train.inspect_every=null",
+    "train.checkpoint_every=200",
+)
+# One H200: 8 layers of 512, 16 heads of 32 in the Transformer and 8 in DIFF, 32,768 tokens to a step. The standard
+# library is seen many times over by then: it was planned for a folder of novels (--text).
+LANGUAGE_GPU = (
+    "data.tokenizer=bpe",
+    "data.vocab_size=8192",
+    "data.length=1024",
+    "data.batch_size=32",
+    "data.validation_fraction=0.2",
+    "data.validation_tokens=500000",
+    "model.hidden_size=512",
+    "model.intermediate_size=1376",
+    "model.num_hidden_layers=8",
+    "model.head_dim=32",
+    "train.precision=bf16",
+    "train.warmup_steps=100",
+    "train.log_every=50",
+    "train.inspect_every=null",
+    "train.checkpoint_every=1000",
+)
+
+
+def text_of(run: MeasuredRun) -> TextBatches:
+    """The run's data, which is text."""
+    assert isinstance(run.data.batches, TextBatches)  # the recipes of these experiments
+    return run.data.batches
+
+
+def loss_record(run: MeasuredRun) -> Result:
+    """The validation loss of a run, at the variant's coordinates."""
+    loss = language_loss(run.model, text_of(run))
+    shared: dict[str, Any] = {"variant": run.variant.name, "coordinates": run.variant.coordinates, "seed": run.seed}
+    return Result(name=LANGUAGE_LOSS, value=loss.per_token, n=loss.targets, unit="nats/token", better="lower", **shared)
+
+
+def ar_hit_records(run: MeasuredRun, options: Any) -> list[Result]:
+    """Table 6's columns on text, at the variant's coordinates; `options` has "documents", "longest" and "frequent"."""
+    settings = {name: options[name] for name in _AR_HIT}
+    return repeat_records(
+        run.model, text_of(run), run.variant.name, seed=run.seed, coordinates=run.variant.coordinates, **settings
+    )
+
+
+def check_ar_hit(options: Mapping[str, Any], data: Data) -> None:
+    """Raises where `ar_hit_records` would, whatever the model."""
+    check_repeats(text_part(data.batches), **{name: options[name] for name in _AR_HIT})
+
+
+def by_name(records: Sequence[Result], name: str) -> list[Result]:
+    """The records of a measure."""
+    return [record for record in records if record.name == name]
+
+
+CUMULATIVE = "positions/cumulative_loss"
+
+
+def _compare_fig4(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    marks = position_marks(preset.options["length"], preset.options["first"])
+    return [
+        compare(records, CUMULATIVE, "diff", "softmax", coordinates=Coordinates(first_tokens=mark)) for mark in marks
+    ]
+
+
+def _headline(options: Mapping[str, Any]) -> Headline:
+    """The whole of the long documents."""
+    longest = position_marks(options["length"], options["first"])[-1]
+    return Headline(name=CUMULATIVE, coordinates=Coordinates(first_tokens=longest))
+
+
+FIG_4 = Experiment(
+    name="fig4",
+    shows="cumulative loss by position in long documents (Figure 4)",
+    presets={
+        # rope_theta × 64, as the paper's 3B model had it; its contexts grew to 16 times the length, in a far smaller
+        # share of the steps. The learning rate is lower than any of the first stage's, as the paper's was.
+        "cpu": Preset(
+            recipe="language",
+            overrides=(
+                *LANGUAGE_CPU,
+                "data.length=256",
+                "data.batch_size=8",
+                "model.hidden_size=64",
+                "model.intermediate_size=168",
+                "model.num_hidden_layers=4",
+                "model.head_dim=8",
+                "train.steps=500",
+                "train.evaluate_every=500",
+            ),
+            variants=TWINS,
+            learning_rates=(5e-3, 1.25e-2, 3e-2),
+            sweep=("train.steps=170", "train.evaluate_every=170"),
+            extension=(
+                "data.length=1024",
+                "data.batch_size=2",
+                "model.rope_theta=640000",
+                "train.steps=50",
+                "train.evaluate_every=50",
+                "train.warmup_steps=5",
+                "train.learning_rate=1e-3",
+            ),
+            seeds=3,
+            options={"length": 1024, "first": 64, "documents": 60},
+            minutes=8,
+        ),
+        "gpu": Preset(
+            recipe="language",
+            overrides=(*LANGUAGE_GPU, "train.steps=1500", "train.evaluate_every=1500"),
+            variants=TWINS,
+            learning_rates=(5e-4, 1e-3, 2e-3),
+            sweep=("train.steps=400", "train.evaluate_every=400"),
+            extension=(
+                "data.length=8192",
+                "data.batch_size=4",
+                "model.rope_theta=640000",
+                "train.steps=150",
+                "train.evaluate_every=150",
+                "train.warmup_steps=15",
+                "train.learning_rate=2.5e-4",
+            ),
+            seeds=3,
+            options={"length": 8192, "first": 128, "documents": 100},
+            minutes=25,
+        ),
+        "paper": PaperPreset(
+            stages=(THREE_BILLION, LONG_CONTEXTS),
+            variants=TWINS,
+            evaluations=(
+                Evaluation(
+                    measure="positions", options={"length": 65536, "first": 1024, "documents": 100}, text="your-books"
+                ),
+            ),
+            remarks=("The paper measures on books; it does not say on how many.",),
+        ),
+    },
+    options=PositionOptions,
+    measurements=measured_by("positions"),
+    compare=_compare_fig4,
+    headline=_headline,
+    notes=(
+        "The learning rate of the second stage is one and the same for both variants, fixed beforehand and not swept.",
+        "The paper draws Figure 4 and gives no numbers: at every position DIFF's curve lies below.",
+        "Whole documents are needed, as long as the longest context; of text of another kind name a folder (--text).",
+    ),
+)
+
+# About how long that stage takes alone: on two processor cores, and on one H200 (which nobody has timed yet).
+CPU_MINUTES, GPU_MINUTES = 6.5, 15
+
+
+def language_twins(
+    *,
+    cpu: Mapping[str, Any],
+    gpu: Mapping[str, Any],
+    paper: tuple[Evaluation, ...],
+    remarks: tuple[str, ...] = (),
+    cpu_minutes: float,
+    gpu_minutes: float,
+) -> dict[str, Preset]:
+    """The presets of an experiment that measures them.
+
+    Args:
+        cpu, gpu: the options of the measurement.
+        paper, remarks: what is measured on the paper's models, and what a reader must know of it.
+        cpu_minutes, gpu_minutes: how long it takes, all models together.
+    """
+    found: dict[str, Preset] = {
+        "paper": PaperPreset(stages=(THREE_BILLION,), variants=TWINS, evaluations=paper, remarks=remarks)
+    }
+    for name, options, minutes in (("cpu", cpu, CPU_MINUTES + cpu_minutes), ("gpu", gpu, GPU_MINUTES + gpu_minutes)):
+        found[name] = replace(FIG_4.presets[name], extension=(), options=options, minutes=minutes)
+    return found
+
+
+TABLE6_LOSS, AR_HIT, OTHER = COLUMNS = "repeats/loss", "repeats/ar_hit", "repeats/other"
+DIFF, TRANSFORMER = "diff", "softmax"
+HALF, HALF_NORM = "softmax, half the heads", "softmax, half the heads, headwise norm"
+NO_NORM, CONSTANTS = "diff, no headwise norm", ("diff, λ_init 0.8", "diff, λ_init 0.5")
+# Validation, AR-hit, others; of 1.4B parameters.
+PAPER = {
+    TRANSFORMER: (3.087, 0.898, 3.272),
+    HALF: (3.088, 0.899, 3.273),
+    HALF_NORM: (3.086, 0.899, 3.271),
+    DIFF: (3.062, 0.880, 3.247),
+    NO_NORM: (3.122, 0.911, 3.309),
+    CONSTANTS[0]: (3.065, 0.883, 3.250),
+    CONSTANTS[1]: (3.066, 0.882, 3.251),
+}
+# (variant, against, whether the first is said to be the better one). The schedule of λ_init is said not to matter, nor
+# the number of heads of the Transformer.
+PAIRS = (
+    (DIFF, TRANSFORMER, True),
+    (DIFF, HALF, True),
+    (DIFF, HALF_NORM, True),
+    (DIFF, NO_NORM, True),
+    (DIFF, CONSTANTS[0], False),
+    (DIFF, CONSTANTS[1], False),
+    (HALF, TRANSFORMER, False),
+    (HALF_NORM, TRANSFORMER, False),
+)
+
+
+def table_6_variants(heads: int, head_dim: int, *names: str) -> tuple[Variant, ...]:
+    """The table's rows of these names, or all of them, for a Transformer of so many heads; half of them are twice as
+    wide.
+
+    The headwise norm of the Transformer is over each head's own channels, without DIFF's factor 1 − λ_init, which
+    undoes what the subtraction does to the gradient. Without the norm, DIFF has no such factor either.
+    """
+    whole = (f"model.num_attention_heads={heads}", f"model.head_dim={head_dim}")
+    half = (f"model.num_attention_heads={heads // 2}", f"model.head_dim={2 * head_dim}")
+    softmax, diff = "model.attention_type=softmax", "model.attention_type=diff"
+    rows = (
+        Variant(name=TRANSFORMER, overrides=(softmax, *whole)),
+        Variant(name=HALF, overrides=(softmax, *half)),
+        Variant(name=HALF_NORM, overrides=(softmax, *half, "model.headwise_norm=true")),
+        Variant(name=DIFF, overrides=(diff, *whole)),
+        Variant(name=NO_NORM, overrides=(diff, *whole, "model.headwise_norm=false")),
+        Variant(name=CONSTANTS[0], overrides=(diff, *whole, "model.lambda_init=0.8")),
+        Variant(name=CONSTANTS[1], overrides=(diff, *whole, "model.lambda_init=0.5")),
+    )
+    by_name = {row.name: row for row in rows}
+    return tuple(by_name[name] for name in names or by_name)
+
+
+def _compare_table6(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    found = []
+    for column, name in enumerate(COLUMNS):
+        for variant, against, claimed in PAIRS:
+            paper = (PAPER[variant][column], PAPER[against][column])
+            found.append(compare(records, name, variant, against, paper=paper, claimed=claimed))
+    return found
+
+
+TABLE_6 = Experiment(
+    name="table6",
+    shows="what DIFF's parts do: all seven rows of Table 6",
+    presets={
+        # The twins' runs are those of `v2`.
+        "cpu": Preset(
+            recipe="language",
+            overrides=(
+                *LANGUAGE_CPU,
+                "model.hidden_size=64",
+                "model.intermediate_size=172",
+                "model.num_hidden_layers=4",
+                "train.steps=180",
+                "train.evaluate_every=180",
+            ),
+            variants=table_6_variants(8, 8),
+            learning_rates=(5e-3, 1.25e-2, 3e-2),
+            seeds=3,
+            options={"documents": 60, "longest": 2048, "frequent": 100},
+            minutes=8.5,
+        ),
+        "gpu": Preset(
+            recipe="language",
+            overrides=(*LANGUAGE_GPU, "train.steps=1000", "train.evaluate_every=1000"),
+            variants=table_6_variants(16, 32),
+            learning_rates=(1e-3, 2e-3),
+            sweep=("train.steps=250", "train.evaluate_every=250"),
+            seeds=2,
+            options={"documents": 200, "longest": 8192, "frequent": 1000},
+            minutes=25,
+        ),
+        "paper": PaperPreset(
+            stages=(Stage(recipe="paper-1.4b"),),
+            variants=table_6_variants(16, 128),
+            evaluations=(Evaluation(measure="repeats", options={"frequent": 1000}),),
+            remarks=("The paper does not say which bigrams it takes for frequent; 1000 is ours.",),
+        ),
+    },
+    options=RepeatOptions,
+    measurements=measured_by("repeats"),
+    compare=_compare_table6,
+    headline=lambda _: Headline(name=TABLE6_LOSS),
+    notes=(
+        "DIFF without headwise norm lacks the factor 1 − λ_init after it as well, so this row is of both; the "
+        "Transformer with headwise norm has no such factor.",
+        "The paper leaves out of AR-hit bigrams that are frequent and does not say how frequent; here the option "
+        "`frequent` is how often one may stand in the training text.",
+    ),
+)

@@ -1,0 +1,186 @@
+"""Checks the request for an experiment, and whether existing results are in its way, are its own, or of another one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diff_transformer.lab.experiments import registry
+from diff_transformer.lab.experiments.experiment import PAPER, Experiment, Preset
+from diff_transformer.lab.measure.measurement import read_options, refuse_unknown
+from diff_transformer.lab.record import Baseline, ResultsFile
+from diff_transformer.lab.results_files import read_results
+from diff_transformer.lab.statistics import judge
+from diff_transformer.train import load_recipe
+
+
+def as_defined(file: ResultsFile) -> ResultsFile:
+    """The results with what the definition of their experiment says of them, see `with_definition`.
+
+    Results of an experiment that is not known, or that record no settings, stay as they are.
+    """
+    request = file.settings.get("request", {})
+    if (
+        request.get("experiment") not in registry.EXPERIMENTS
+        or not {"recipe", "overrides", "options"} <= request.keys()
+    ):
+        return file
+    return with_definition(file, registry.find_experiment(request["experiment"]))
+
+
+def with_definition(file: ResultsFile, experiment: Experiment) -> ResultsFile:
+    """The results of an experiment with its headline and baselines, and verdicts by the whole rule.
+
+    Both follow from the settings that the file records: the recipe, its overrides, and the measurement's options.
+    """
+    request = file.settings["request"]
+    headline = None if experiment.headline is None else experiment.headline(request["options"])
+    baselines: tuple[Baseline, ...] = ()
+    if experiment.baselines is not None:
+        recipe = load_recipe(request["recipe"], request["overrides"])
+        baselines = tuple(experiment.baselines(recipe, request["options"]))
+    return judge(replace(file, headline=headline, baselines=baselines))
+
+
+@dataclass(frozen=True)
+class ExperimentRequest:
+    """An experiment as it is to be run.
+
+    Attributes:
+        experiment: which.
+        preset_name: "cpu" or "gpu".
+        preset: with the user's seeds, text and options.
+        text: files or folders that the user names; none for the standard library's source.
+    """
+
+    experiment: Experiment
+    preset_name: str
+    preset: Preset
+    text: tuple[str, ...] = ()
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the numbers, as JSON has it."""
+        told = {"experiment": self.experiment.name, "preset": self.preset_name, "text": self.text}
+        found: dict[str, Any] = json.loads(json.dumps({**told, **asdict(self.preset)}, default=_as_json))
+        del found["minutes"]  # what it is thought to take decides nothing
+        return found
+
+
+def _as_json(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def request_experiment(
+    experiment: Experiment,
+    preset: str = "cpu",
+    *,
+    seeds: int | None = None,
+    text: Sequence[str | Path] = (),
+    options: Mapping[str, Any] | None = None,
+) -> ExperimentRequest:
+    """Check what is requested, and put it into the preset.
+
+    Args:
+        experiment: which.
+        preset: "cpu" or "gpu"; "paper" is only checked, see `diff_transformer.lab.experiments.paper_preset`.
+        seeds: how many; the preset's own number unless given.
+        text: files or folders in place of the standard library's source.
+        options: settings of the measurement in place of the preset's.
+
+    Raises:
+        FileNotFoundError: a text that is not there.
+        ValueError: no such preset, one that this machine cannot run, settings that mean nothing to the experiment, or
+            an option of another kind than the preset's.
+    """
+    found = preset_of(experiment, preset)
+    name = experiment.name
+    if preset == PAPER:
+        raise ValueError(f"The paper preset of {name!r} is for a cluster; it is checked, and not run.")
+    if preset == "gpu" and not torch.accelerator.is_available():
+        took = f"; --preset cpu takes about {experiment.presets['cpu'].minutes:g} min" if _has_time(experiment) else ""
+        raise ValueError(f"The gpu preset of {name!r} is planned for one H200, and this machine has no GPU{took}.")
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"The number of seeds must be 1 or more, got {seeds}.")
+    if text and not found.trains_on_text:
+        raise ValueError(f"--text does not go with {name!r} at --preset {preset}, which uses no text.")
+    for place in text:
+        if not Path(place).exists():
+            raise FileNotFoundError(f"The text {str(place)!r} does not exist.")
+    refuse_unknown(options or {}, found.options, repr(name))
+    chosen = read_options(experiment.options, {**found.options, **(options or {})}, repr(name))
+    paths = tuple(str(Path(place).resolve()) for place in text)
+    own = (f"data.paths={json.dumps(paths)}",) if paths else ()
+    resolved = replace(
+        found,
+        overrides=(*found.overrides, *own),
+        seeds=found.seeds if seeds is None else seeds,
+        options=chosen.model_dump(mode="json", include=set(found.options)),
+    )
+    return ExperimentRequest(experiment, preset, resolved, paths)
+
+
+def preset_of(experiment: Experiment, preset: str) -> Preset:
+    """A preset by name. Raises ValueError where the experiment has none of it."""
+    if preset not in experiment.presets:
+        has = ", ".join(experiment.presets)
+        raise ValueError(f"The experiment {experiment.name!r} has no preset {preset!r}; it has {has}.")
+    return experiment.presets[preset]
+
+
+def _has_time(experiment: Experiment) -> bool:
+    return "cpu" in experiment.presets and experiment.presets["cpu"].minutes is not None
+
+
+_SHOWN = 60  # characters of a setting that are told where it differs
+
+
+def results_path(output: Path, name: str) -> Path:
+    """Where an experiment's results are written."""
+    return output / f"{name}.json"
+
+
+def check_results(path: Path, request: ExperimentRequest, *, resume: bool, overwrite: bool) -> None:
+    """Say why an experiment's results cannot be written to `path` or kept there, if so. Raises as `run_experiment`."""
+    if resume and overwrite:
+        raise ValueError("Results are either kept (--resume) or replaced (--overwrite), not both.")
+    if path.exists() and not (resume or overwrite):
+        raise FileExistsError(
+            f"There are results in {str(path)!r} already; choose another --output, keep them with --resume, or replace "
+            "them with --overwrite, which trains nothing twice."
+        )
+    if resume and path.exists():
+        differs = _differences(read_results(path).settings.get("request"), request.settings())
+        if differs:
+            raise FileExistsError(
+                f"The results in {str(path)!r} were asked for otherwise ({differs}), and --resume would lose them; "
+                "ask for the same, choose another --output, or replace them with --overwrite, which trains nothing "
+                "twice."
+            )
+
+
+def _differences(before: object, now: Mapping[str, Any], within: str = "") -> str:
+    """Where two requests differ: "seeds: 10 there, 3 asked for; options.sequences: …"; empty where they do not."""
+    if not isinstance(before, Mapping):
+        return "they do not tell how"
+    told = []
+    for name in dict.fromkeys((*before, *now)):
+        there, here = (side[name] if name in side else _Absent() for side in (before, now))
+        if there == here:
+            continue
+        if isinstance(there, Mapping) and isinstance(here, Mapping):
+            told.append(_differences(there, here, f"{within}{name}."))
+            continue
+        shown = [str(there), str(here)]
+        values = "" if max(map(len, shown)) > _SHOWN else f": {shown[0]} there, {shown[1]} asked for"
+        told.append(f"{within}{name}{values}")
+    return "; ".join(told)
+
+
+class _Absent:
+    """In place of a setting that is not there; None is a value that one may have."""
+
+    def __str__(self) -> str:
+        return "none"

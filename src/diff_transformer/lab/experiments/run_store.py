@@ -1,0 +1,162 @@
+"""Stores trained runs, each in a folder named by what made it: experiments share them, and none is trained twice."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from diff_transformer.data import Batches
+from diff_transformer.lab.results_files import capture_environment, write_json
+from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.storage.files import read_json
+from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.train import Data, DivergenceError, Progress, Recipe, train
+from diff_transformer.train.checkpoint import without_progress_bars
+from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL, is_run_folder
+
+RUN = "run"
+TRAINED = "trained.json"
+MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A finished run.
+
+    Attributes:
+        key: the hash of what made it; the name of its folder.
+        folder: the run's own, which `diff-transformer report` and `eval` take.
+        diverged: why there is no model, if so.
+        commit: of the code that trained it, None outside git.
+        seconds: of training.
+    """
+
+    key: str
+    folder: Path
+    diverged: str | None
+    commit: str | None
+    seconds: float
+
+    @property
+    def model_folder(self) -> Path:
+        return self.folder / MODEL
+
+    @property
+    def measured(self) -> Path:
+        """Where measurements of it are kept."""
+        return self.folder.parent / MEASURED
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of its `metrics.jsonl`."""
+        return read_metrics(self.folder / METRICS)
+
+    def load(self, recipe: Recipe) -> DiffTransformerForCausalLM:
+        """The model in evaluation mode, where the recipe would train it."""
+        on_cpu = recipe.train.device == "cpu" or not torch.accelerator.is_available()
+        device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
+        with without_progress_bars():
+            return DiffTransformerForCausalLM.from_pretrained(self.model_folder).eval().to(device)
+
+
+class Store:
+    """A folder of runs.
+
+    Args:
+        folder: made where it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, key: str) -> Stored | None:
+        """The finished run of that key, or None."""
+        file = self._folder / key / TRAINED
+        if not file.is_file():
+            return None
+        told = read_json(file)
+        return Stored(key, self._folder / key / RUN, told["diverged"], told["commit"], told["seconds"])
+
+    def train(
+        self,
+        key: str,
+        recipe: Recipe,
+        data: Data,
+        on_evaluate: Callable[[Any, int], dict[str, float]],
+        progress: Progress | None = None,
+        commit: str | None = None,
+    ) -> Stored:
+        """The finished run of that key: as it lies there, or trained, from where an interrupted training stopped.
+
+        Args:
+            key: see `run_key`.
+            recipe, data, on_evaluate, progress: as `train` takes them.
+            commit: of the code, to be remembered.
+
+        Raises:
+            ValueError: another process is training it.
+            TrainingInterrupted: as `train`; the next call goes on.
+        """
+        place = self._folder / key
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(place / ".lock", timeout=0):
+                found = self.find(key)
+                return found if found is not None else self._train(key, recipe, data, on_evaluate, progress, commit)
+        except Timeout:
+            raise ValueError(
+                f"Another command is training the run in {str(place)!r}; wait for it, or choose another --output."
+            ) from None
+
+    def _train(
+        self,
+        key: str,
+        recipe: Recipe,
+        data: Data,
+        on_evaluate: Callable[[Any, int], dict[str, float]],
+        progress: Progress | None,
+        commit: str | None,
+    ) -> Stored:
+        folder = self._folder / key / RUN
+        diverged, seconds = None, 0.0
+        try:
+            run = train(
+                recipe, folder, resume=is_run_folder(folder), progress=progress, on_evaluate=on_evaluate, data=data
+            )
+            seconds = run.seconds
+        except DivergenceError as error:
+            diverged = str(error)
+        told = {**vars(capture_environment()), "commit": commit, "diverged": diverged, "seconds": seconds}
+        write_json(folder.parent / TRAINED, told)
+        # They hold the optimizer's state, twice the size of the model, and nothing goes on from a finished run's.
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        found = self.find(key)
+        assert found is not None  # it has just been written
+        return found
+
+
+def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: str = "") -> str:
+    """16 hexadecimal digits for what makes a run: every setting of its recipe, its data, the run it starts from, and
+    what it logs of its validation.
+
+    Args:
+        recipe: with all defaults; where it starts from another run's model, `before` stands for the folder.
+        batches: the recipe's data, known by what they are made of and by the first batch of training and of validation.
+        before: the key of the run that this one starts from.
+        logs: a name for what is logged, where that is not the usual.
+    """
+    settings = recipe.model_dump(mode="json")
+    # The key's former name stays in the digest, so that runs of earlier versions are found.
+    init_from = settings["model"].pop("init_from")
+    settings["model"]["start_from"] = init_from if before is None else before
+    digest = hashlib.sha256(json.dumps([settings, logs, batches.source], sort_keys=True).encode())
+    for batch in (batches.train_batch(1), next(iter(batches.validation_batches()))):
+        for name, tensor in sorted(batch.items()):
+            digest.update(name.encode())
+            digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()[:16]

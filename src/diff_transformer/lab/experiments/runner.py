@@ -1,0 +1,465 @@
+"""Carries an experiment out: trains every variant with every seed, measures and compares, and writes the results."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments.experiment import (
+    Experiment,
+    MeasuredRun,
+    MeasurementContext,
+    Preset,
+    Validation,
+    Variant,
+)
+from diff_transformer.lab.experiments.fairness import Counts, check_counts, check_recipes, count, heads_of
+from diff_transformer.lab.experiments.request import ExperimentRequest, check_results, results_path, with_definition
+from diff_transformer.lab.experiments.run_store import Store, Stored, run_key
+from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
+from diff_transformer.lab.record import Result, ResultsFile
+from diff_transformer.lab.results_files import capture_environment, capture_results, number_of, read_results, write_json
+from diff_transformer.lab.statistics import remark_on_seeds
+from diff_transformer.train import Data, Progress, Recipe, build_config
+from diff_transformer.train.training_progress import Silent
+
+
+def size_records(variant: Variant, sizes: Counts) -> list[Result]:
+    """How many parameters a variant has, with and without λ and norms."""
+    names = {"training/parameters": sizes.total, "training/parameters_without_lambda_and_norms": sizes.shared}
+    return [
+        Result(name=name, variant=variant.name, coordinates=variant.coordinates, value=float(value))
+        for name, value in names.items()
+    ]
+
+
+def missing_records(variant: Variant, seed: int, measured: Mapping[Variant, Sequence[Result]]) -> list[Result]:
+    """NaN in place of every number that another variant has: a run that diverged is seen everywhere.
+
+    Another variant that it is compared with; where all of those diverged, one at other coordinates, of whose numbers
+    those are taken that are at its own.
+    """
+    like = next((other for other in measured if other.coordinates == variant.coordinates), None)
+    if like is not None:
+        template = list(measured[like])
+    else:
+        pairs = [(other, record) for other in list(measured)[:1] for record in measured[other]]
+        template = [
+            replace(record, coordinates=variant.coordinates)
+            for other, record in pairs
+            if record.coordinates == other.coordinates
+        ]
+    lost: dict[str, Any] = {"value": math.nan, "interval": None, "documents": (), "n": None}
+    return [replace(record, variant=variant.name, seed=seed, **lost) for record in template]
+
+
+def choose_rate(tried: Mapping[float, float], validation: Validation) -> tuple[float, list[str]]:
+    """The best learning rate and what is to be said about the choice.
+
+    Args:
+        tried: rate → validation, NaN where the run diverged, which is worse than any number.
+        validation: which direction is better.
+
+    Returns:
+        The rate, the lowest of equals, and a sentence each where it was at the edge of what was tried or not alone.
+    """
+    sign = 1 if validation.better == "higher" else -1
+    rates = sorted(tried)
+    score = {rate: sign * tried[rate] if math.isfinite(tried[rate]) else -math.inf for rate in rates}
+    best = [rate for rate in rates if score[rate] == max(score.values())]
+    if len(rates) == 1:
+        return rates[0], []
+    if score[best[0]] == -math.inf:
+        return best[0], ["it diverged at every learning rate tried."]
+    remarks, all_rates = [], ", ".join(f"{rate:g}" for rate in rates)
+    if len(best) > 1:
+        equal = ", ".join(f"{rate:g}" for rate in best)
+        remarks.append(f"the learning rates {equal} validated equally well; the lowest was taken.")
+    for edge, word in ((rates[0], "smallest"), (rates[-1], "largest")):
+        if best[0] == edge:
+            remarks.append(f"the best learning rate, {edge:g}, was the {word} tried ({all_rates}).")
+    return best[0], remarks
+
+
+def sweep_notes(preset: Preset, remarks: Mapping[str, Sequence[str]]) -> list[str]:
+    """What a reader must know of how learning rates were chosen.
+
+    Args:
+        preset: whose rates were tried.
+        remarks: of `choose_rate`, with the names of the variants that each is about.
+
+    Returns:
+        Each remark once, and a sentence where rates were tried in runs of fewer steps than those that are compared.
+    """
+    notes = [f"{'; '.join(variants)}: {remark}" for remark, variants in remarks.items()]
+    if len(preset.learning_rates) > 1 and preset.variants:
+        tried, trained = (preset.variant_recipe(preset.variants[0], *more).train.steps for more in (preset.sweep, ()))
+        if tried < trained:
+            notes.append(
+                f"Learning rates were chosen by runs of {tried:,} steps for runs of {trained:,}, whose best may differ."
+            )
+    return notes
+
+
+class SweepProgress:
+    """A `Progress` for many trainings, one after the other. Each is announced by `next` before it begins.
+
+    Args:
+        progress: what shows it.
+        costs: what each training is expected to cost, in any unit; those that turn out to be done are taken off.
+        clock: tells seconds.
+    """
+
+    def __init__(self, progress: Progress, costs: list[float], clock: Callable[[], float] = time.monotonic) -> None:
+        self._progress, self._left, self._clock = progress, list(costs), clock
+        self._number, self._of = 0, len(costs)
+        self._began: float | None = None
+        self._done, self._cost = 0.0, 0.0
+        self._title = ""
+        self._told: set[str] = set()
+
+    def next(self, title: str, *, found: bool = False) -> None:
+        """The next training is called `title`; `found` where an earlier command has finished it."""
+        self._number += 1
+        self._done += self._cost
+        self._cost = self._left.pop(0)
+        if found:
+            self._cost = 0.0
+            return
+        if self._began is None:
+            self._began = self._clock()
+        self._title = f"{title} · run {self._number} of {self._of}{self._time_left()}"
+
+    def _time_left(self) -> str:
+        """A guess by what the trainings before have taken, measurements between them included."""
+        if self._began is None or not self._done:
+            return ""
+        minutes = (self._clock() - self._began) / self._done * (self._cost + sum(self._left)) / 60
+        return f" · {minutes:.0f} min left" if minutes >= 1 else " · a minute left"
+
+    def start(self, total: int, description: str) -> None:
+        self._progress.start(total, self._title or description)
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        self._progress.update(step, loss, tokens_per_second)
+
+    def tell(self, message: str) -> None:
+        """Each message once: what all the runs use is the same."""
+        if message not in self._told:
+            self._told.add(message)
+            self._progress.tell(message)
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+
+RUNS = "runs"
+SECONDS = "training/seconds"
+
+
+def run_experiment(
+    request: ExperimentRequest,
+    output: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> ResultsFile:
+    """Carry an experiment out, and write its results to `output`/NAME.json.
+
+    Trained runs lie in `output`/runs, each in a folder named by a hash of what made it. One that is finished is used
+    again, one that was interrupted goes on, whatever else is asked for.
+
+    Args:
+        request: which experiment, and how.
+        output: the folder of all that is written; made where it is not there.
+        resume: keep existing results, which must be of the same request, and measurements of runs that the same code
+            has made.
+        overwrite: replace results that are there.
+        progress: is told about every step of training.
+
+    Raises:
+        FileExistsError: there are results already, with neither `resume` nor `overwrite`; or with `resume`, and they
+            are of another request.
+        ValueError: the variants are not alike; `resume` and `overwrite` together; or as the experiment's own `check`.
+        TrainingInterrupted: as `train`; the same call goes on.
+    """
+    folder = Path(output)
+    path = results_path(folder, request.experiment.name)
+    check_results(path, request, resume=resume, overwrite=overwrite)
+    if resume and path.exists():
+        found = with_definition(read_results(path), request.experiment)
+        if progress is not None:
+            existing = f"{request.experiment.name}: existing results of {found.created}, {_place(found.commit)}"
+            progress.tell(f"{existing}; --overwrite measures and compares anew, and trains nothing twice.")
+        return found
+    began = time.monotonic()
+    runner = ExperimentRunner(request.experiment, request.preset, folder, resume, progress or Silent())
+    if request.preset.variants:
+        runner.train_and_measure()
+    else:
+        runner.measure_once()
+    comparisons = request.experiment.compare(runner.records, request.preset) if runner.has_numbers else []
+    if (remark := remark_on_seeds(comparisons)) is not None:
+        runner.notes.append(remark)
+    settings = {
+        "request": request.settings(),
+        "variants": runner.variants,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    results = capture_results(
+        request.experiment.shows,
+        settings,
+        [replace(record, documents=()) for record in runner.records],
+        runner.device,
+        comparisons=comparisons,
+        notes=list(dict.fromkeys(runner.notes)),
+    )
+    results = replace(results, commit=runner.commit)
+    if runner.device is None and runner.existing_device is not None:
+        results = replace(results, device=runner.existing_device)
+    results = with_definition(results, request.experiment)
+    folder.mkdir(parents=True, exist_ok=True)
+    # What was written is what is shown: read back, it is as strict as a file.
+    return read_results(write_json(path, results))
+
+
+@dataclass
+class ExperimentRunner:
+    """One experiment while it is carried out."""
+
+    experiment: Experiment
+    preset: Preset
+    folder: Path
+    resume: bool
+    progress: Progress
+    records: list[Result] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    variants: list[dict[str, Any]] = field(default_factory=list)
+    device: str | None = None  # where something was measured, as torch calls it
+    existing_device: str | None = None  # the name of the one where all existing numbers were measured
+    _remarks: dict[str, list[str]] = field(default_factory=dict)  # on a choice of learning rates → variants
+    _data: dict[str, Data] = field(default_factory=dict)
+    _earlier: dict[str | None, set[str]] = field(default_factory=dict)  # commit → runs that it trained
+
+    def __post_init__(self) -> None:
+        self.notes += self.experiment.notes
+        self._store = Store(self.folder / RUNS)
+        # Of the code that runs: the checkout may change meanwhile.
+        self.commit = capture_environment("cpu").commit
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether anything was measured: not where every run diverged."""
+        return any(not record.name.startswith("training/") for record in self.records)
+
+    def measure_once(self) -> None:
+        """Take the numbers of an experiment that trains nothing."""
+        assert self.experiment.measure_once is not None  # Experiment's own check
+        place = self.folder / self.experiment.name
+        place.mkdir(parents=True, exist_ok=True)
+        context = MeasurementContext(folder=place, seeds=self.preset.seeds, progress=self.progress)
+        self.records += self.experiment.measure_once(context, self.preset)
+
+    def train_and_measure(self) -> None:
+        """Train every variant with every seed, after choosing its learning rate, and take the numbers of each."""
+        recipes = {variant: self.preset.variant_recipe(variant) for variant in self.preset.variants}
+        check_recipes(recipes)
+        counts = {variant: self._count(recipe) for variant, recipe in recipes.items()}
+        check_counts(counts, self.preset)
+        self._check_measurement()
+        for variant, sizes in counts.items():
+            self.progress.tell(f"{variant.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
+            self.records += size_records(variant, sizes)
+        self._sweep = SweepProgress(self.progress, self._costs(counts))
+        rates: dict[Variant, float] = {}
+        for variant in self.preset.variants:
+            tried = self._try_rates(variant)
+            rates[variant] = self._choose_rate(variant, tried, recipes[variant])
+            overrides = {"name": variant.name, "coordinates": variant.coordinates, "overrides": variant.overrides}
+            numbers = {
+                "parameters": counts[variant].total,
+                "shared_parameters": counts[variant].shared,
+                **heads_of(recipes[variant]).settings(),
+            }
+            chosen = {"learning_rate": rates[variant], "tried": {f"{rate:g}": value for rate, value in tried.items()}}
+            self.variants.append({**overrides, **numbers, **chosen, "runs": {}, "diverged": []})
+        self.notes += sweep_notes(self.preset, self._remarks)
+        measured: dict[Variant, Sequence[Result]] = {}
+        diverged: list[tuple[Variant, int]] = []
+        for seed in range(self.preset.seeds):
+            for variant, told in zip(self.preset.variants, self.variants, strict=True):
+                run, recipe = self._stages(variant, rates[variant], seed)
+                told["runs"][str(seed)] = run.key
+                if run.diverged is None:
+                    measured[variant] = self._measure(variant, seed, run, recipe)
+                    self.records += measured[variant]
+                else:
+                    diverged.append((variant, seed))
+                    told["diverged"].append(seed)
+                    self.notes.append(f"{variant.label} diverged with seed {seed}: {run.diverged}")
+        for variant, seed in diverged:
+            self.records += missing_records(variant, seed, measured)
+        for commit, found in self._earlier.items():
+            self.notes.append(f"Trained by an earlier command, {_place(commit)}: {len(found)} of the runs.")
+
+    def _check_measurement(self) -> None:
+        """What can be known to fail after hours of training fails before it."""
+        recipes = [
+            self.preset.variant_recipe(variant, "train.seed=0", *self.preset.extension)
+            for variant in self.preset.variants
+        ]
+        for data in {id(data): data for data in map(self._build_data, recipes)}.values():
+            for requested in self._measurements():
+                requested.check(data.batches, data.tokenizer)
+            if self.experiment.check is not None:
+                self.experiment.check(self.preset.options, data)
+
+    def _measurements(self) -> Sequence[MeasurementRequest]:
+        return () if self.experiment.measurements is None else self.experiment.measurements(self.preset)
+
+    def _count(self, recipe: Recipe) -> Counts:
+        data = self._build_data(recipe)
+        return count(build_config(recipe, data.batches.vocab_size, data.tokenizer))
+
+    def _build_data(self, recipe: Recipe) -> Data:
+        """The data of a recipe: one object for all recipes with the same data and seed."""
+        name = json.dumps([recipe.data.model_dump(mode="json"), recipe.train.seed])
+        if name not in self._data:
+            self._data[name] = self.experiment.build_data(recipe)
+        return self._data[name]
+
+    def _costs(self, counts: Mapping[Variant, Counts]) -> list[float]:
+        """What every training to come will cost in operations, in the order in which they come."""
+
+        def cost(variant: Variant, *more: str) -> float:
+            recipe = self.preset.variant_recipe(variant, *more)
+            return float(counts[variant].total * recipe.train.steps * recipe.data.batch_size * recipe.data.length)
+
+        preset, costs = self.preset, []
+        for variant in preset.variants:
+            costs += [cost(variant, *preset.sweep)] * (
+                len(preset.learning_rates) if len(preset.learning_rates) > 1 else 0
+            )
+        for seed in range(preset.seeds):
+            for variant in preset.variants:
+                is_trial = seed == 0 and len(preset.learning_rates) > 1 and not preset.sweep
+                costs.append(0.0 if is_trial else cost(variant))
+                if preset.extension:
+                    costs.append(cost(variant, *preset.extension))
+        return costs
+
+    def _try_rates(self, variant: Variant) -> dict[float, float]:
+        """Learning rate → validation of a run with the first seed, NaN where it diverged; empty where none is tried."""
+        preset, name = self.preset, self.experiment.validation.name
+        if len(preset.learning_rates) < 2:
+            return dict.fromkeys(preset.learning_rates, math.nan)
+        tried = {}
+        for rate in preset.learning_rates:
+            recipe = preset.variant_recipe(variant, *preset.sweep, *_settings(rate, seed=0))
+            run = self._train(f"{variant.label} · trying the learning rate {rate:g}", recipe)
+            tried[rate] = math.nan if run.diverged is not None else number_of(run.metrics()[-1][name])
+            if run.diverged is not None:
+                self.notes.append(f"{variant.label} diverged at the learning rate {rate:g} with seed 0.")
+        return tried
+
+    def _choose_rate(self, variant: Variant, tried: Mapping[float, float], recipe: Recipe) -> float:
+        if not tried:
+            return next(iter(self.preset.learning_rates), recipe.train.learning_rate)
+        rate, remarks = choose_rate(tried, self.experiment.validation)
+        for remark in remarks:
+            self._remarks.setdefault(remark, []).append(variant.label)
+        return rate
+
+    def _stages(self, variant: Variant, rate: float, seed: int) -> tuple[Stored, Recipe]:
+        """The run of one seed, and its recipe; where there is a second stage, those of the second."""
+        title = f"{variant.label} · seed {seed} · learning rate {rate:g}"
+        recipe = self.preset.variant_recipe(variant, *_settings(rate, seed))
+        run = self._train(title, recipe)
+        if not self.preset.extension:
+            return run, recipe
+        if run.diverged is not None:
+            self._sweep.next(title, found=True)
+            return run, recipe
+        start = f"model.init_from={json.dumps(str(run.model_folder.resolve()))}"
+        recipe = self.preset.variant_recipe(variant, *_settings(rate, seed), *self.preset.extension, start)
+        return self._train(f"{title} · extension", recipe, before=run.key), recipe
+
+    def _train(self, title: str, recipe: Recipe, before: str | None = None) -> Stored:
+        data = self._build_data(recipe)
+        key = run_key(recipe, data.batches, before, self.experiment.logs)
+        found = self._store.find(key)
+        self._sweep.next(title, found=found is not None)
+        if found is None:
+            found = self._store.train(
+                key, recipe, data, self.experiment.on_evaluate(data.batches), self._sweep, self.commit
+            )
+        if found.commit != self.commit:
+            self._earlier.setdefault(found.commit, set()).add(found.key)
+        return found
+
+    def _measure(self, variant: Variant, seed: int, run: Stored, recipe: Recipe) -> Sequence[Result]:
+        """The numbers of a run: taken, or read where an interrupted command has taken them with the same code."""
+        options = json.dumps(dict(self.preset.options), sort_keys=True, default=str)
+        settings = {"options": options, "commit": self.commit}
+        path = run.measured / f"{self.experiment.name}.json"
+        # A checkout with changes, or no checkout at all, may hold any code.
+        is_known = self.commit is not None and not self.commit.endswith("-dirty")
+        if self.resume and is_known and path.is_file():
+            existing = read_results(path)
+            if existing.settings == settings:
+                self.existing_device = existing.device
+                return existing.records
+        model = run.load(recipe)
+        self.device = str(model.device)
+        self.progress.tell(f"{variant.label} · seed {seed}: measuring")
+        data = self._build_data(recipe)
+        records: list[Result] = []
+        for requested in self._measurements():
+            records += requested.run(
+                EvalInput(model=model, variant=variant.name, batches=data.batches, tokenizer=data.tokenizer, seed=seed)
+            )
+        if self.experiment.measure is not None:
+            measured = MeasuredRun(
+                variant=variant,
+                seed=seed,
+                recipe=recipe,
+                folder=run.folder,
+                model=model,
+                data=data,
+                metrics=run.metrics(),
+            )
+            records += self.experiment.measure(measured, self.preset)
+        records = [
+            # Where a variant stands, all of its numbers do.
+            *(
+                replace(record, seed=seed, coordinates=Coordinates(variant.coordinates, **record.coordinates))
+                for record in records
+            ),
+            Result(
+                name=SECONDS,
+                variant=variant.name,
+                coordinates=variant.coordinates,
+                value=run.seconds,
+                unit="s",
+                seed=seed,
+            ),
+        ]
+        run.measured.mkdir(exist_ok=True)
+        write_json(path, capture_results(self.experiment.shows, settings, records, self.device))
+        return records
+
+
+def _settings(rate: float, seed: int) -> tuple[str, str]:
+    return f"train.learning_rate={rate!r}", f"train.seed={seed}"
+
+
+def _place(commit: str | None) -> str:
+    """Where the code was."""
+    if commit is None:
+        return "outside a git checkout"
+    return f"at commit {commit[:12]}{'-dirty' if commit.endswith('-dirty') else ''}"

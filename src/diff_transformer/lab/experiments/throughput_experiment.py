@@ -1,0 +1,153 @@
+"""Defines the experiment on throughput: tokens per second in training and in a forward pass (Table 7)."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from diff_transformer.lab.bench.benchmark import BASELINE, FORWARD, STEP, BenchRow, refuse_wrong
+from diff_transformer.lab.bench.model_bench import DIFF, ModelSettings, measure_model
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments.experiment import Experiment, MeasurementContext, Preset
+from diff_transformer.lab.experiments.paper_preset import PaperPreset
+from diff_transformer.lab.measure.measurement import Count, Counts, Options, Text
+from diff_transformer.lab.record import Comparison, Result
+from diff_transformer.lab.statistics import compare
+from diff_transformer.train import Progress
+
+VARIANTS = {DIFF: "diff", BASELINE: "softmax"}
+NAMES = {STEP: "throughput/training", FORWARD: "throughput/forward"}
+# Tokens per second of the paper's 3B models, DIFF and then the Transformer, by length.
+PAPER = {
+    ("throughput/training", 2048): (6635.0, 7247.0),
+    ("throughput/forward", 2048): (46811.0, 51228.0),
+    ("throughput/training", 4096): (6718.0, 7491.0),
+    ("throughput/forward", 4096): (44521.0, 48762.0),
+}
+# Of its 13B models with 2048 tokens, which the benchmark does not build.
+PAPER_13B = {"throughput/training": (942, 998), "throughput/forward": (13653, 14346)}
+PAPER_VARIANT = "the paper's diff"
+
+
+class ThroughputOptions(Options):
+    """What is timed, where; what is not given is the device's own, see `ModelSettings`."""
+
+    device: Text = Field(default="cpu", description="a torch device")
+    dtypes: Annotated[tuple[str, ...], Field(min_length=1)] = Field(default=("float32",), description="dtypes")
+    lengths: Counts = Field(default=(2048,), description="tokens of a sequence")
+    layers: Count | None = Field(default=None, description="decoder layers")
+    rounds: Count | None = Field(default=None, description="alternated runs")
+    check_layers: Count | None = Field(default=None, description="layers of the models whose results are checked")
+    check_vocabulary: Count | None = Field(default=None, description="vocabulary of those models")
+
+
+class _Watch:
+    """What the benchmark does now, told as a training's messages are."""
+
+    def __init__(self, progress: Progress, repetition: str) -> None:
+        self._progress, self._repetition = progress, repetition
+
+    def stage(self, text: str, done: int, total: int) -> None:
+        self._progress.tell(f"{self._repetition}, part {done + 1} of {total}: {text}")
+
+    def row(self, row: BenchRow) -> None:
+        """Rows are shown when all repetitions are there."""
+
+
+def _measure(context: MeasurementContext, preset: Preset) -> list[Result]:
+    """Each seed is a repetition: models built anew, checked, and timed in alternated runs."""
+    settings = ModelSettings.on(passes=("forward", "step"), candidates=(DIFF,), **preset.options)
+    records = []
+    for seed in range(context.seeds):
+        watch = _Watch(context.progress, f"repetition {seed + 1} of {context.seeds}")
+        _, rows = measure_model(settings, watch)
+        refuse_wrong(rows)
+        records += throughput_records(rows, seed)
+    return records
+
+
+def throughput_records(rows: Sequence[BenchRow], seed: int) -> list[Result]:
+    """A repetition's rows as records: tokens per second, and DIFF's as a share of its twin's, round by round.
+
+    Raises:
+        ValueError: something could not be timed.
+    """
+    records = []
+    for row in rows:
+        if row.tokens_per_second is None or row.ratio is None:
+            raise ValueError(f"{row.candidate} could not be timed ({row.pass_}, {row.sizes}): {row.reason}.")
+        name, place = NAMES[row.pass_], Coordinates(length=row.shape["length"])
+        share: dict[str, Any] = {"name": f"{name}_share", "coordinates": place, "seed": seed}
+        records.append(
+            Result(
+                name=name,
+                variant=VARIANTS[row.candidate],
+                value=row.tokens_per_second,
+                n=row.rounds,
+                unit="tokens/s",
+                seed=seed,
+                better="higher",
+                coordinates=place,
+            )
+        )
+        if row.candidate == DIFF:
+            records.append(Result(variant="diff", value=1 / row.ratio, n=row.rounds, better="higher", **share))
+            paper = PAPER.get((name, row.shape["length"]))
+            if paper is not None:
+                records.append(Result(variant=PAPER_VARIANT, value=paper[0] / paper[1], better="higher", **share))
+    return records
+
+
+def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+    """Our question: whether DIFF costs less of its twin's throughput than in the paper, which claims no such thing."""
+    found = []
+    for name, length in PAPER:
+        place = Coordinates(length=length)
+        measured = {record.name for record in records if record.coordinates == place}
+        if f"{name}_share" in measured:
+            found.append(compare(records, f"{name}_share", "diff", PAPER_VARIANT, coordinates=place, exploratory=True))
+            paper = PAPER[name, length]
+            found.append(compare(records, name, "diff", "softmax", coordinates=place, paper=paper, claimed=False))
+    return found
+
+
+TABLE_7 = Experiment(
+    name="table7",
+    shows="tokens per second of both twins, training and forward, in alternated runs (Table 7)",
+    presets={
+        "cpu": Preset(
+            options={
+                "device": "cpu",
+                "dtypes": ("float32",),
+                "lengths": (2048,),
+                "layers": 4,
+                "rounds": 5,
+                "check_layers": 1,
+                "check_vocabulary": 512,
+            },
+            seeds=3,
+            minutes=2.5,
+        ),
+        "gpu": Preset(options={"device": "cuda", "lengths": (2048, 4096)}, seeds=3, minutes=12),
+        "paper": PaperPreset(
+            commands=(
+                "diff-transformer bench model --device cuda --length 2048 --length 4096 --pass forward --pass step "
+                "--candidate diff --output runs/table7",
+            ),
+            remarks=(
+                "It has the sizes of the 3B models, and as many of their 28 layers as the GPU holds of both twins. The "
+                "paper's 13B models are not measured; theirs, of DIFF and of the Transformer, in tokens per second: "
+                + "; ".join(f"{name.split('/')[1]} {one:,} and {other:,}" for name, (one, other) in PAPER_13B.items())
+                + ".",
+            ),
+        ),
+    },
+    compare=_compare,
+    options=ThroughputOptions,
+    measure_once=_measure,
+    notes=(
+        "A share is DIFF's tokens per second over its twin's, the median of alternated rounds; a seed is a repetition "
+        "with models built anew. Whether it is larger than the paper's, of models of 3B parameters, is our question; "
+        "tokens per second depend on the machine and the model's size, and are not comparable.",
+    ),
+)

@@ -1,0 +1,150 @@
+"""Makes records of accuracies, and computes those that are reached without retrieval.
+
+In the retrieval task a sequence's values are drawn independently, so that some occur twice. Whoever knows them all and
+no key answers best with the most frequent one: right in E[the largest number of equal values] / N of the cases.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from statistics import fmean
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from diff_transformer.lab.record import Interval, Result
+from diff_transformer.lab.statistics import mean_interval, proportion_interval
+
+BY_SEQUENCE = "Student's t over sequences (Wilson's interval where none differ)"
+
+
+def share_interval(means: Tensor) -> Interval | None:
+    """The interval of a mean of shares, inside 0 … 1; Wilson's where all are 0 or all are 1 and show no spread."""
+    if bool((means == means[0]).all()) and float(means[0]) in (0.0, 1.0):
+        return proportion_interval(int(means.sum()), len(means))
+    interval = mean_interval(means.tolist())
+    return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
+
+
+def share_record(name: str, right: Tensor, **shared: Any) -> Result:
+    """The share of right answers among `right`, (sequences, answers) boolean, with its interval.
+
+    It carries no documents: sequences are drawn anew for each seed, so what differs between seeds tells of both.
+
+    Args:
+        name: of the record.
+        right: the answers; those of a sequence depend on each other.
+        shared: other fields of the record.
+    """
+    values = right.double()
+    return Result(
+        name=name,
+        value=values.mean().item(),
+        interval=share_interval(values.mean(1)),
+        n=values.numel(),
+        better="higher",
+        method=BY_SEQUENCE,
+        **shared,
+    )
+
+
+def joint(right: Tensor) -> Tensor:
+    """Whether all answers of a sequence are right: (sequences, answers) → (sequences, 1) boolean."""
+    return torch.as_tensor(right).all(1, keepdim=True)
+
+
+class Levels(TypedDict):
+    """The levels of a `Baseline`."""
+
+    chance: float
+    floor: float
+    by_elimination: float | None
+
+
+def token_levels(pairs: int, queries: int, values: int, *, repeats: bool = False) -> Levels:
+    """Of the accuracy over all queries of the retrieval task, the right answers to earlier ones in view.
+
+    Elimination leaves out the values already given to other keys, and copies the answer to a key that was already
+    asked for.
+
+    Args:
+        pairs: needles in the context.
+        queries: asked for, in random order.
+        values: tokens that values are drawn from.
+        repeats: whether each query is drawn from all needles; else all are different.
+    """
+    eliminated = None
+    if queries > 1:
+        eliminated = fmean(_by_elimination(pairs, queries, values, repeats))
+    return Levels(chance=1 / values, floor=most_frequent(pairs, values), by_elimination=eliminated)
+
+
+def joint_levels(pairs: int, queries: int, values: int) -> Levels:
+    """Of the share of sequences whose queries, all different, are all answered right.
+
+    The best answers without binding are the most frequent values one after the other, each as often as it occurs.
+    """
+    all_right = 0.0
+    for counts, share in _partitions_drawn(pairs, values):
+        ways = sorted((count - taken for count in counts for taken in range(count)), reverse=True)
+        all_right += share * math.prod(ways[:queries]) / math.perm(pairs, queries)
+    return Levels(chance=values**-queries, floor=all_right, by_elimination=None)
+
+
+def text_levels(needles: int, queried: int, digits: int, *, joint: bool = False) -> Levels:
+    """Of needles in text: an answer that lists as many of the context's numbers as are asked for, at random.
+
+    Args:
+        needles: in a document.
+        queried: how many of them a question asks for.
+        digits: of a number.
+        joint: whether all numbers of a question have to be right.
+    """
+    floor = 1 / math.comb(needles, queried) if joint else queried / needles
+    guess = 1 / (9 * 10 ** (digits - 1))  # the first digit is not 0
+    return Levels(chance=guess**queried if joint else guess, floor=max(floor, guess), by_elimination=None)
+
+
+@cache
+def most_frequent(drawn: int, values: int) -> float:
+    """E[the largest number of equal ones among so many independent draws] / draws."""
+    return sum(share * counts[0] for counts, share in _partitions_drawn(drawn, values)) / drawn
+
+
+def _by_elimination(pairs: int, queries: int, values: int, repeats: bool) -> Iterator[float]:
+    """The accuracy of each query: those left are again independent draws, one for each key not asked for so far."""
+    asked = {0: 1.0}  # how many different keys were asked for → how likely that is
+    for _ in range(queries):
+        seen = {count: count / pairs if repeats else 0.0 for count in asked}
+        yield math.fsum(
+            share * (seen[count] + (1 - seen[count]) * (most_frequent(pairs - count, values) if count < pairs else 0.0))
+            for count, share in asked.items()
+        )
+        after: dict[int, float] = {}
+        for count, share in asked.items():
+            for new, part in ((count, seen[count]), (count + 1, 1 - seen[count])):
+                if part:
+                    after[new] = after.get(new, 0.0) + share * part
+        asked = after
+
+
+def _partitions_drawn(drawn: int, values: int) -> Iterator[tuple[tuple[int, ...], float]]:
+    """How often each value occurs among independent draws, largest first, and how likely that is."""
+    for counts in _partitions(drawn, drawn):
+        ways = math.factorial(drawn)
+        for count in counts:
+            ways //= math.factorial(count)
+        choices = math.perm(values, len(counts))
+        for alike in Counter(counts).values():
+            choices //= math.factorial(alike)
+        yield counts, ways * choices / values**drawn
+
+
+def _partitions(total: int, largest: int) -> Iterator[tuple[int, ...]]:
+    if total == 0:
+        yield ()
+    for first in range(min(total, largest), 0, -1):
+        for rest in _partitions(total - first, first):
+            yield (first, *rest)

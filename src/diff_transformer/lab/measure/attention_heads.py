@@ -1,0 +1,99 @@
+"""Measures how widely each head of a model attends, and chooses heads by it.
+
+DEX (arXiv 2505.16333) corrects a chosen subset of each layer's heads. The paper's text could not be had; accounts of it
+name high attention entropy as what heads are chosen by, so that is the measure here.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diff_transformer.model import DiffTransformerPreTrainedModel, attention_maps
+
+
+@torch.no_grad()
+def applied_maps(model: Any, input_ids: Tensor) -> list[Tensor]:
+    """What each layer multiplies its values by: A1 − λ A2 of differential attention, the softmax map of others.
+
+    Args:
+        model: one of this project's models, or a causal language model of transformers that returns its attentions;
+            DiffLlama's are put together as its layers do, with the λ of each.
+        input_ids: (B, N) tokens.
+
+    Returns:
+        One map a layer, (B, heads, N, N).
+
+    Raises:
+        ValueError: the model does not return its attentions.
+    """
+    if isinstance(model, DiffTransformerPreTrainedModel):
+        return [layer.difference for layer in attention_maps(model, input_ids)]
+    before = model.config._attn_implementation
+    if before != "eager":
+        model.set_attn_implementation("eager")  # the others compute no maps
+    try:
+        maps = model(input_ids=input_ids, use_cache=False, output_attentions=True).attentions
+    finally:
+        if before != "eager":
+            model.set_attn_implementation(before)
+    if not maps or any(layer is None for layer in maps):
+        raise ValueError(f"The attention to needles cannot be measured: {type(model).__name__} returns no attentions.")
+    if model.config.model_type == "diffllama":
+        layers = [layer.self_attn for layer in model.model.layers]
+        return [_difference(layer, both) for layer, both in zip(layers, maps, strict=True)]
+    return list(maps)
+
+
+def _difference(layer: Any, both: Tensor) -> Tensor:
+    """DiffLlama's maps of a layer: the first half of its heads, less λ times the second."""
+    first, second = both.chunk(2, dim=1)
+    added = torch.exp((layer.lambda_q1 * layer.lambda_k1).sum())
+    taken = torch.exp((layer.lambda_q2 * layer.lambda_k2).sum())
+    return first - (added - taken + layer.lambda_init) * second
+
+
+@torch.no_grad()
+def head_entropies(model: Any, sequences: Sequence[Tensor]) -> Tensor:
+    """The mean entropy of each head's attention, in nats: 0 for one that looks at one token, log n for all n equally.
+
+    Args:
+        model: any causal language model of transformers whose attention implementation returns weights ("eager" does).
+        sequences: tokens (N,) without padding; every row of every sequence counts the same.
+
+    Returns:
+        (layers, heads) in float32.
+
+    Raises:
+        ValueError: no sequence, or an attention implementation that returns no weights.
+    """
+    if not sequences:
+        raise ValueError("head_entropies needs one sequence or more, got none.")
+    total, rows = torch.zeros(()), 0
+    for sequence in sequences:
+        maps = model(sequence.unsqueeze(0).to(model.device), use_cache=False, output_attentions=True).attentions
+        if not maps or any(layer is None for layer in maps):
+            raise ValueError(
+                f"{type(model).__name__} returns no attention weights as {model.config._attn_implementation!r}; "
+                "set_attn_implementation('eager') makes it."
+            )
+        total = total + torch.stack([torch.special.entr(layer[0].float()).sum((-1, -2)).cpu() for layer in maps])
+        rows += sequence.numel()
+    return total / rows
+
+
+def widest_heads(entropies: Tensor, share: float) -> list[list[int]]:
+    """The heads of highest entropy in each layer, ascending: a share of them, rounded, but one or more.
+
+    Args:
+        entropies: (layers, heads).
+        share: of each layer's heads, more than 0 and up to 1.
+
+    Raises:
+        ValueError: another share.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be more than 0 and up to 1, got {share}.")
+    count = max(1, round(share * entropies.shape[1]))
+    return entropies.topk(count, dim=1).indices.sort(dim=1).values.tolist()

@@ -1,0 +1,319 @@
+"""Hands attention logits to measurements before the softmax, and measures what quantising them costs (Figure 8).
+
+The logits are rounded to whole multiples of a step, with a sign, so that the largest in size is the last of 2^(b−1) − 1
+steps: "dynamic absmax". The paper does not say what shares a step. Here that is each row, the logits of one query in
+one head and map, or each tensor, all logits of a layer for one sequence; in either case only those that are seen.
+
+Each is an attention implementation that this module registers with transformers under the name that
+:func:`quantised_implementation` gives, so anything that runs a model can run it so: ``model.set_attn_implementation``.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from diff_transformer.data import Batches, RetrievalBatches, RetrievalSample, TextBatches
+from diff_transformer.data.packing import IGNORED
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
+from diff_transformer.lab.measure.retrieval import retrieval_answers
+from diff_transformer.lab.measure.standard import first_tokens
+from diff_transformer.lab.record import Better, Result
+
+# Logits to hold at a time: few for a processor's caches, many for a GPU, which is slow to start.
+_LOGITS = {"cpu": 1 << 22}
+_LOGITS_ELSEWHERE = 1 << 26
+# Arguments by which some models change their logits, or what these are divided by, inside the attention call.
+_NOT_ORDINARY = ("softcap", "s_aux")
+
+
+class LogitBlock(NamedTuple):
+    """The logits of some queries.
+
+    Attributes:
+        logits: (B, H, rows, keys), q·k times the scale, in float32 at least, of the hidden ones too.
+        seen: broadcastable to that, which of them the queries see.
+    """
+
+    logits: Tensor
+    seen: Tensor
+
+
+class Call(NamedTuple):
+    """One call of an implementation.
+
+    Attributes:
+        query: (B, H, N, d), as the module gave them.
+        blocks: gives the logits, computed anew each time it is called.
+        arguments: what the model was called with besides.
+    """
+
+    query: Tensor
+    blocks: Callable[[], Iterator[LogitBlock]]
+    arguments: Mapping[str, Any]
+
+
+def register_logits(name: str, logits_of: Callable[[Call], Iterator[LogitBlock]]) -> None:
+    """Make an attention known to transformers.
+
+    Args:
+        name: for ``attn_implementation`` and ``set_attn_implementation``.
+        logits_of: gives the blocks that the softmax is taken of, in the order of the queries.
+    """
+
+    def forward(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """transformers' signature: query (B, H, N, d), key and value (B, H_kv, S, …) → (B, N, H, dv), no weights."""
+        _check_call(name, module, attention_mask, kwargs)
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+
+        def blocks() -> Iterator[LogitBlock]:
+            return logit_blocks(query, key, attention_mask, scale)
+
+        return _weigh(logits_of(Call(query, blocks, kwargs)), value).transpose(1, 2), None
+
+    AttentionInterface.register(name, forward)
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+@contextmanager
+def attending(model: Any, name: str) -> Iterator[None]:
+    """The model attends by the implementation of this name, and afterwards as before.
+
+    Raises:
+        ValueError: a model that does not attend through transformers' interface, which would not notice.
+    """
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ValueError(
+            f"{type(model).__name__} computes attention by itself in this version of transformers, so its logits "
+            "cannot be seen; convert it to this project's layout, or take a newer transformers."
+        )
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def logit_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Iterator[LogitBlock]:
+    """The logits of some queries after the other, up to the last key that any of them sees.
+
+    Args:
+        query: (B, H, N, d).
+        key: (B, H_kv, S, d).
+        mask: boolean (B or 1, 1, N, S), True = may attend, or None: a single query sees all, of several each its own
+            key and those before, where the first key is the first query's.
+        scale: of the products.
+    """
+    n, s = query.shape[2], key.shape[2]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    rows = max(1, _LOGITS.get(query.device.type, _LOGITS_ELSEWHERE) // (query.shape[0] * query.shape[1] * s))
+    place = torch.arange(s, device=query.device)
+    if mask is None:
+        reach = [s] if n == 1 else list(range(1, n + 1))
+    else:
+        reach = ((mask.any(0).any(0) * (place + 1)).amax(-1)).tolist()
+    for start in range(0, n, rows):
+        stop = min(n, start + rows)
+        width = max(1, *reach[start:stop])
+        with torch.autocast(query.device.type, enabled=False):
+            # The queries of a group meet the same keys: one product, (B, H_kv, G·rows, keys).
+            some = query[:, :, start:stop].unflatten(1, (key.shape[1], -1)).flatten(2, 3).to(dtype) * scale
+            logits = (some @ key[:, :, :width].to(dtype).mT).unflatten(2, (-1, stop - start)).flatten(1, 2)
+        if mask is not None:
+            seen = mask[:, :, start:stop, :width]
+        elif n == 1:
+            seen = torch.ones(1, width, dtype=torch.bool, device=query.device)
+        else:
+            seen = place[:width] <= torch.arange(start, stop, device=query.device).unsqueeze(-1)
+        yield LogitBlock(logits, seen)
+
+
+def _weigh(blocks: Iterator[LogitBlock], value: Tensor) -> Tensor:
+    """softmax(logits) V, (B, H, N, dv), in the values' dtype; the softmax in float32 at least."""
+    outs = []
+    for logits, seen in blocks:
+        # Not −∞: a query at padding sees nothing, and no key may weigh "not a number" there.
+        hidden = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
+        weights = torch.softmax(hidden, dim=-1).to(value.dtype)
+        width, groups = weights.shape[-1], value.shape[1]
+        out = weights.unflatten(1, (groups, -1)).flatten(2, 3) @ value[:, :, :width]
+        outs.append(out.unflatten(2, (-1, weights.shape[2])).flatten(1, 2))
+    return torch.cat(outs, dim=2)
+
+
+def _check_call(name: str, module: nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+    owner = type(module).__name__
+    for argument in _NOT_ORDINARY:
+        if kwargs.get(argument) is not None:
+            raise ValueError(f"{name!r} is ordinary attention, and {owner} asks for {argument}.")
+    if mask is not None and (not isinstance(mask, Tensor) or mask.dtype != torch.bool):
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"{name!r} takes a boolean mask (True = may attend) or none, got {kind}.")
+
+
+Granularity = Literal["tensor", "row"]
+GRANULARITIES: tuple[Granularity, ...] = ("tensor", "row")
+BITS = (16, 8, 6, 4)
+# The same attention with its logits as they are: what the others are compared with.
+WHOLE_LOGITS, WHOLE = "whole_logits", Coordinates(bits="whole")
+TOKENS = 100_000
+_UNITS = {"loss": "nats/token", "accuracy": ""}
+
+
+def quantised_implementation(bits: int, granularity: Granularity) -> str:
+    """The name of an attention implementation, for ``set_attn_implementation``.
+
+    Raises:
+        ValueError: not 16, 8, 6 or 4 bits, or neither "tensor" nor "row".
+    """
+    if bits not in BITS or granularity not in GRANULARITIES:
+        raise ValueError(
+            f"logits are quantised to {', '.join(map(str, BITS))} bits per {' or per '.join(GRANULARITIES)}, "
+            f"got {bits} bits per {granularity}."
+        )
+    return f"quantised_logits_{bits}_per_{granularity}"
+
+
+def quantise(x: Tensor, largest: Tensor, bits: int) -> Tensor:
+    """x rounded to the nearest of 2^bits − 1 values, from −largest to largest in equal steps."""
+    steps = 2 ** (bits - 1) - 1
+    # All zero: nothing to divide by, and nothing to round.
+    step = torch.where(largest > 0, largest / steps, 1.0)
+    return torch.round(x / step) * step
+
+
+def _largest_of_rows(block: LogitBlock) -> Tensor:
+    return block.logits.abs().masked_fill(~block.seen, 0.0).amax(-1, keepdim=True)
+
+
+def _quantised(call: Call, bits: int, granularity: Granularity) -> Iterator[LogitBlock]:
+    largest = None
+    if granularity == "tensor":
+        rows = [_largest_of_rows(block).amax((1, 2), keepdim=True) for block in call.blocks()]
+        largest = torch.cat(rows, dim=2).amax(2, keepdim=True)  # (B, 1, 1, 1)
+    for block in call.blocks():
+        of_block = _largest_of_rows(block) if largest is None else largest
+        yield block._replace(logits=quantise(block.logits, of_block, bits))
+
+
+register_logits(WHOLE_LOGITS, lambda call: call.blocks())
+for _bits in BITS:
+    for _granularity in GRANULARITIES:
+        register_logits(
+            quantised_implementation(_bits, _granularity), partial(_quantised, bits=_bits, granularity=_granularity)
+        )
+
+
+def quantised_records(
+    model: Any, batches: Batches, variant: str, *, tokens: int = TOKENS, sequences: int = 512, seed: int = 0
+) -> list[Result]:
+    """Figure 8's measurements on text or on the retrieval task.
+
+    Args:
+        model: a causal language model of transformers that attends through its interface, in evaluation mode.
+        batches: text or the retrieval task.
+        variant: what to call the model in the records.
+        tokens: how many tokens of text.
+        sequences: how many sequences of the retrieval task.
+        seed: of these sequences, and for the records.
+
+    Returns:
+        "quantised/accuracy": the share of right answers, or of text the share of tokens that the model holds most
+        likely; "quantised/accuracy_drop", how much less than with the logits as they are. Of text also
+        "quantised/loss" and "quantised/loss_increase", in nats per token. They stand at numbers of bits and a
+        granularity, or at the word "whole" for the logits as they are.
+
+    Raises:
+        ValueError: data that is neither, or a model whose logits cannot be seen.
+    """
+    measure: Callable[[], dict[str, tuple[float, int]]]
+    if isinstance(batches, TextBatches):
+        measure = partial(_on_text, model, batches, tokens)
+    elif isinstance(batches, RetrievalBatches):
+        measure = partial(_on_retrieval, model, batches.sample(sequences, seed))
+    else:
+        raise ValueError(f"There is no measurement for data of type {type(batches).__name__}.")
+    implementations = {
+        Coordinates(bits=bits, granularity=granularity): quantised_implementation(bits, granularity)
+        for granularity in GRANULARITIES
+        for bits in BITS
+    }
+    records: list[Result] = []
+    whole: dict[str, tuple[float, int]] = {}
+    for place, implementation in {WHOLE: WHOLE_LOGITS, **implementations}.items():
+        with attending(model, implementation):
+            found = measure()
+        whole = whole or found
+        for name, (value, n) in found.items():
+            shared: dict[str, Any] = {
+                "variant": variant,
+                "coordinates": place,
+                "n": n,
+                "seed": seed,
+                "unit": _UNITS[name],
+            }
+            better: Better = "lower" if name == "loss" else "higher"
+            records.append(Result(name=f"quantised/{name}", value=value, better=better, **shared))
+            if place != WHOLE:
+                change = value - whole[name][0]
+                cost, word = (change, "increase") if better == "lower" else (-change, "drop")
+                records.append(Result(name=f"quantised/{name}_{word}", value=cost, better="lower", **shared))
+    return records
+
+
+@torch.no_grad()
+def _on_text(model: Any, batches: TextBatches, tokens: int) -> dict[str, tuple[float, int]]:
+    device = next(model.parameters()).device
+    nats, right, targets = 0.0, 0, 0
+    for batch in first_tokens(batches, tokens):
+        inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
+        logits = model(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1).float()
+        labels = batch["labels"][:, 1:].flatten().to(device)
+        nats += float(F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
+        right += int((logits.argmax(-1) == labels).sum())
+        targets += int((labels != IGNORED).sum())
+    return {"loss": (nats / targets, targets), "accuracy": (right / targets, targets)}
+
+
+def _on_retrieval(model: Any, sample: RetrievalSample) -> dict[str, tuple[float, int]]:
+    right = retrieval_answers(model, sample)
+    return {"accuracy": (right.float().mean().item(), right.numel())}
+
+
+class QuantisedOptions(Options):
+    """How much is read."""
+
+    tokens: Count = Field(default=TOKENS, description="tokens of text that are read, at most")
+    sequences: Count = Field(default=512, description="sequences of the retrieval task")
+
+
+def _run(measured: EvalInput, options: QuantisedOptions) -> list[Result]:
+    assert measured.batches is not None  # needs="recipe"
+    return quantised_records(measured.model, measured.batches, measured.variant, seed=measured.seed, **dict(options))
+
+
+QUANTISED = Measurement(
+    name="quantised",
+    description="what attention logits of 16, 8, 6 and 4 bits cost (Figure 8)",
+    options=QuantisedOptions,
+    run=_run,
+    needs="recipe",
+    any_model=True,
+)

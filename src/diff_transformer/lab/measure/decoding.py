@@ -1,0 +1,222 @@
+"""Decodes greedily, freely or along the tokens of given labels, and computes the exact likelihoods of labels."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+
+def prompt_tokens(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int) -> list[list[int]]:
+    """The tokens of each prompt, checked before anything is generated.
+
+    Args:
+        model: a causal language model of transformers.
+        tokenizer: its tokenizer, whose own special tokens are put where it puts them.
+        prompts: texts.
+        new_tokens: how many tokens must have room after each.
+
+    Raises:
+        ValueError: a prompt is empty or leaves no room in the model's context, or the vocabulary is not the model's.
+    """
+    if len(tokenizer) > model.config.vocab_size:
+        raise ValueError(f"The tokenizer has {len(tokenizer)} tokens, the model only {model.config.vocab_size}.")
+    rows = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    if not all(rows):
+        raise ValueError("A prompt has no tokens, and the model has nothing to go on from.")
+    room = model.config.max_position_embeddings - new_tokens
+    long = [len(row) for row in rows if len(row) > room]
+    if long:
+        raise ValueError(
+            f"{len(long)} of {len(rows)} prompts are too long: the longest has {max(long)} tokens, and the model's "
+            f"context of {model.config.max_position_embeddings} has room for {max(room, 0)} before {new_tokens} new "
+            "ones."
+        )
+    return rows
+
+
+@torch.no_grad()
+def greedy_answers(
+    model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], new_tokens: int, batch_size: int = 16
+) -> Iterator[list[int]]:
+    """What the model adds to each row of tokens, always taking the likeliest; without the token that ends a text.
+
+    Args:
+        model: in evaluation mode.
+        tokenizer: its tokenizer.
+        rows: tokens to go on from, at least one in each row.
+        new_tokens: at most so many; fewer where the model ends the text.
+        batch_size: rows at a time, padded on the left.
+    """
+    ends = _ends(model, tokenizer)
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
+    # Not the model's own settings: they may ask to sample.
+    settings = GenerationConfig(
+        do_sample=False, max_new_tokens=new_tokens, pad_token_id=padding, eos_token_id=sorted(ends) or None
+    )
+    for start in range(0, len(rows), batch_size):
+        part = rows[start : start + batch_size]
+        width = max(map(len, part))
+        input_ids = torch.tensor([[padding] * (width - len(row)) + list(row) for row in part])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in part])
+        output = model.generate(
+            input_ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings
+        )
+        for answer in output[:, width:].tolist():
+            stop = next((place for place, token in enumerate(answer) if token in ends), len(answer))
+            yield answer[:stop]
+
+
+def _ends(model: Any, tokenizer: Any) -> set[int]:
+    own = model.generation_config.eos_token_id
+    found = own if isinstance(own, list) else [own]
+    return {token for token in (*found, tokenizer.eos_token_id) if token is not None}
+
+
+class LabelTrie:
+    """The tokens of labels, by what they begin with. A label ends with a token that says so, such as a line's end.
+
+    Args:
+        labels: the tokens of each label.
+
+    Raises:
+        ValueError: no labels, an empty one, or one that another begins with.
+    """
+
+    def __init__(self, labels: Sequence[Sequence[int]]) -> None:
+        self.labels = [tuple(label) for label in labels]
+        if not self.labels or not all(self.labels):
+            raise ValueError(f"A trie needs labels of one token or more, got {self.labels[:5]}.")
+        self.depth = max(map(len, self.labels))
+        self._numbers = {label: number for number, label in enumerate(self.labels)}
+        self._following: dict[tuple[int, ...], list[int]] = {}
+        for label in self._numbers:
+            for place, token in enumerate(label):
+                following = self._following.setdefault(label[:place], [])
+                if token not in following:
+                    following.append(token)
+        for number, label in enumerate(self.labels):
+            if self._numbers[label] != number or label in self._following:
+                raise ValueError(f"Label {number} is another's, or another begins with it: tokens {label}.")
+
+    def following(self, tokens: tuple[int, ...]) -> list[int]:
+        """The tokens that may follow; none after a whole label. Raises KeyError for what no label begins with."""
+        return [] if tokens in self._numbers else self._following[tokens]
+
+    def number(self, tokens: tuple[int, ...]) -> int:
+        """Which label begins `tokens`. Raises KeyError if none does."""
+        for place in range(1, len(tokens) + 1):
+            if tokens[:place] in self._numbers:
+                return self._numbers[tokens[:place]]
+        raise KeyError(tokens)
+
+
+class AlongTrie(LogitsProcessor):
+    """Lets `generate` go on along the trie alone: every other token's logit is −∞.
+
+    Args:
+        trie: the labels.
+        prompt_length: tokens, padding included, after which the label begins.
+        end: the only token allowed after a whole label.
+    """
+
+    def __init__(self, trie: LabelTrie, prompt_length: int, end: int) -> None:
+        self.trie, self.prompt_length, self.end = trie, prompt_length, end
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        allowed = torch.full_like(scores, -torch.inf)
+        for row, tokens in enumerate(input_ids[:, self.prompt_length :].tolist()):
+            chosen = self._allowed(tuple(tokens))
+            allowed[row, chosen] = scores[row, chosen]
+        return allowed
+
+    def _allowed(self, tokens: tuple[int, ...]) -> list[int]:
+        for place in range(len(tokens) + 1):
+            following = self.trie.following(tokens[:place])
+            if not following:
+                return [self.end]
+            if place == len(tokens):
+                return following
+        raise AssertionError("unreachable: the last place returns")
+
+
+@torch.no_grad()
+def greedy_labels(
+    model: Any, trie: LabelTrie, input_ids: Tensor, attention_mask: Tensor | None = None, cache: Any = None
+) -> list[int]:
+    """The label that greedy decoding along the trie arrives at, for each prompt.
+
+    Args:
+        model: a causal language model of transformers in evaluation mode.
+        trie: the labels.
+        input_ids: (B, N) prompts, padded on the left.
+        attention_mask: (B, N), 0 at padding, or None.
+        cache: of the first tokens of the prompts, from an earlier call of the model; it is changed.
+    """
+    end = model.generation_config.eos_token_id
+    end = end[0] if isinstance(end, list) else end
+    end = trie.labels[0][-1] if end is None else end  # a row that has its label waits for longer ones with anything
+    processor = AlongTrie(trie, input_ids.shape[1], end)
+    output = model.generate(
+        input_ids.to(model.device),
+        attention_mask=(torch.ones_like(input_ids) if attention_mask is None else attention_mask).to(model.device),
+        past_key_values=cache,
+        logits_processor=LogitsProcessorList([processor]),
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=trie.depth,
+        eos_token_id=None,
+        pad_token_id=end,
+    )
+    return [trie.number(tuple(row)) for row in output[:, input_ids.shape[1] :].tolist()]
+
+
+@torch.no_grad()
+def label_log_likelihoods(
+    model: Any, trie: LabelTrie, input_ids: Tensor, cache: Any = None, batch_size: int = 32
+) -> tuple[Tensor, Tensor]:
+    """The log-likelihood of every label after a prompt, exactly.
+
+    The *free* one is log p(label | prompt) = Σ_t log p(t | prompt, label before t) over the whole vocabulary. The
+    *constrained* one normalises each p over the tokens that may follow along the trie, so that the labels' likelihoods
+    add up to 1; greedy decoding takes its largest factor first and may miss its largest product.
+
+    Args:
+        model: a causal language model of transformers in evaluation mode.
+        trie: the labels.
+        input_ids: (N,) the prompt.
+        cache: of the prompt's first tokens, from an earlier call of the model, for one sequence; it is changed.
+        batch_size: labels at a time; each takes a copy of the cache.
+
+    Returns:
+        Free and constrained, both (labels,) float32.
+    """
+    known = 0 if cache is None else cache.get_seq_length()
+    start = model(input_ids=input_ids[None, known:].to(model.device), past_key_values=cache, use_cache=True)
+    first = start.logits[0, -1].float().log_softmax(-1).cpu()
+    free, constrained = torch.zeros(2, len(trie.labels)).unbind()
+    for begin in range(0, len(trie.labels), batch_size):
+        labels = trie.labels[begin : begin + batch_size]
+        tokens = torch.zeros(len(labels), trie.depth, dtype=torch.long)
+        for row, label in enumerate(labels):
+            tokens[row, : len(label)] = torch.tensor(label)
+        scores = first.expand(len(labels), 1, -1)
+        if trie.depth > 1:
+            copied = copy.deepcopy(start.past_key_values)
+            copied.batch_repeat_interleave(len(labels))
+            # What stands behind the end of a shorter label is seen by nothing that counts.
+            rest = model(input_ids=tokens[:, :-1].to(model.device), past_key_values=copied, use_cache=True).logits
+            scores = torch.cat((scores, rest.float().log_softmax(-1).cpu()), dim=1)
+        for row, label in enumerate(labels):
+            for place, token in enumerate(label):
+                here = scores[row, place]
+                free[begin + row] += here[token]
+                constrained[begin + row] += here[token] - here[trie.following(label[:place])].logsumexp(0)
+    return free, constrained
+
+
+def label_trie(encode: Callable[[str], list[int]], labels: Sequence[str]) -> LabelTrie:
+    """The trie of labels as they stand in a prompt: after a space, with the end of the line."""
+    return LabelTrie([encode(f" {label}\n") for label in labels])

@@ -1,0 +1,361 @@
+"""Measures gradients by kind of parameter, and compares Equations 7 and 9 with autograd (Appendix G)."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from diff_transformer.data import Batches
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
+from diff_transformer.lab.record import Result
+from diff_transformer.nn import Attention, DiffAttention, DifferentialAttention, SoftmaxAttention
+from diff_transformer.variants import ATTENTION_TYPES
+
+
+class HeadWeights(NamedTuple):
+    """The matrices of one head of differential attention, or of the twin's two heads taken as one of width 2d.
+
+    Attributes:
+        q1, k1, q2, k2: (D, d).
+        v: (D, 2d).
+        o: (2d, D).
+    """
+
+    q1: Tensor
+    k1: Tensor
+    q2: Tensor
+    k2: Tensor
+    v: Tensor
+    o: Tensor
+
+
+def differential_gradients(
+    x: Tensor, weights: HeadWeights, lam: float, output_gradient: Tensor, norm: tuple[Tensor, float] | None = None
+) -> HeadWeights:
+    """Equation 7: the gradients of one head of causal differential attention (Equation 6).
+
+    The paper takes the derivative of the headwise norm for 1, and leaves the norm out of what W_O sees. So do we
+    without `norm`: these are the gradients of a head that has none. With it they are exact for a head that has.
+
+    Args:
+        x: (N, D), the input.
+        weights: of the head.
+        lam: λ.
+        output_gradient: (N, D), ∂L/∂O.
+        norm: its scale (2d,), which is (1 − λ_init) times its weight, and its eps.
+    """
+    width = weights.q1.shape[1]
+    first, second = (_softmax(x @ q, x @ k, width) for q, k in (weights[0:2], weights[2:4]))
+    values = x @ weights.v
+    heads = (first - lam * second) @ values
+    upstream = output_gradient @ weights.o.T  # ∂L/∂O (W_O)ᵀ, what the paper calls so
+    if norm is not None:
+        heads, upstream = _through_norm(heads, upstream, *norm)
+    q1, k1 = _through_softmax(x, weights.q1, weights.k1, first, upstream @ values.T, width)
+    q2, k2 = _through_softmax(x, weights.q2, weights.k2, second, -lam * upstream @ values.T, width)
+    return HeadWeights(q1, k1, q2, k2, x.T @ (first - lam * second).T @ upstream, heads.T @ output_gradient)
+
+
+def ordinary_gradients(x: Tensor, weights: HeadWeights, output_gradient: Tensor) -> HeadWeights:
+    """Equation 9: the gradients of one head of causal softmax attention of width 2d (Equation 8).
+
+    Args: as :func:`differential_gradients`.
+    """
+    width = 2 * weights.q1.shape[1]
+    queries, keys = (x @ torch.cat(both, dim=1) for both in ((weights.q1, weights.q2), (weights.k1, weights.k2)))
+    attention, values = _softmax(queries, keys, width), x @ weights.v
+    upstream = output_gradient @ weights.o.T
+    q1, k1 = _through_softmax(x, weights.q1, weights.k1, attention, upstream @ values.T, width)
+    q2, k2 = _through_softmax(x, weights.q2, weights.k2, attention, upstream @ values.T, width)
+    return HeadWeights(q1, k1, q2, k2, x.T @ attention.T @ upstream, (attention @ values).T @ output_gradient)
+
+
+def _softmax(queries: Tensor, keys: Tensor, width: int) -> Tensor:
+    hidden = torch.ones(len(queries), len(keys), dtype=torch.bool, device=queries.device).triu(1)
+    return (queries @ keys.T / math.sqrt(width)).masked_fill(hidden, -torch.inf).softmax(-1)
+
+
+def _through_softmax(
+    x: Tensor, q: Tensor, k: Tensor, attention: Tensor, upstream: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of W_Q and W_K: with (A ⊙ G) J, J all ones, written as a sum over the row."""
+    inner = attention * (upstream - (attention * upstream).sum(-1, keepdim=True)) / math.sqrt(width)
+    return x.T @ inner @ (x @ k), x.T @ inner.T @ (x @ q)
+
+
+def _through_norm(heads: Tensor, upstream: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The normed heads, and the gradient before the norm."""
+    inverse = (heads.square().mean(-1, keepdim=True) + eps).rsqrt()
+    unit, scaled = heads * inverse, upstream * scale
+    return unit * scale, inverse * (scaled - unit * (unit * scaled).mean(-1, keepdim=True))
+
+
+def closed_form_error(attention: Attention, x: Tensor) -> float:
+    """How far the closed form is from autograd in float64, for all heads of a layer.
+
+    The layer attends causally and without rotary embedding, as in the equations, to a drawn gradient of its output.
+
+    Args:
+        attention: a layer of the first DIFF (Equation 7, exact where there is a norm) or of the twin (Equation 9).
+        x: (N, D), its input.
+
+    Returns:
+        The largest error of any entry of a gradient, relative to that gradient's largest entry.
+
+    Raises:
+        ValueError: another attention, one whose heads share keys and values, or heads that cannot be halved.
+    """
+    layer, x = _in_float64(attention), x.detach().double()
+    drawn = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(0))
+    output_gradient = drawn.to(x.device)
+    layer(x.unsqueeze(0), is_causal=True).backward(output_gradient.unsqueeze(0))
+    matrices = [getattr(layer, f"{letter}_proj").weight for letter in "qkvo"]
+    with torch.no_grad():
+        closed = [_closed_form(layer, x, weights, output_gradient) for weights in _heads(layer, *matrices)]
+    expected = _heads(layer, *(matrix.grad for matrix in matrices))
+    errors = []
+    for name in HeadWeights._fields:
+        ours, theirs = (torch.stack([getattr(head, name) for head in heads]) for heads in (closed, expected))
+        errors.append(((ours - theirs).abs().max() / theirs.abs().max()).item())
+    return max(errors)
+
+
+def _closed_form(layer: Attention, x: Tensor, weights: HeadWeights, output_gradient: Tensor) -> HeadWeights:
+    if not isinstance(layer, DiffAttention):
+        return ordinary_gradients(x, weights, output_gradient)
+    norm = None
+    if layer.head_norm is not None:
+        norm = (layer.head_norm.factor * layer.head_norm.weight, layer.head_norm.eps)
+    return differential_gradients(x, weights, layer.lam().item(), output_gradient, norm)
+
+
+def _in_float64(attention: Attention) -> Attention:
+    """A layer of its own with the same weights, without what a model wraps around it."""
+    heads, hidden = attention.q_proj.out_features // attention.head_dim, attention.q_proj.in_features
+    sizes: dict[str, Any] = {"head_dim": attention.head_dim}
+    number = attention.layer_idx + 1
+    layer: Attention
+    if isinstance(attention, DiffAttention):
+        norm = attention.head_norm
+        sizes |= {"lambda_init": attention.lam.lambda_init, "headwise_norm": norm is not None}
+        layer = DiffAttention(hidden, heads, number, norm_eps=1e-5 if norm is None else norm.eps, **sizes)
+    elif isinstance(attention, SoftmaxAttention) and attention.head_dim % 2 == 0 and attention.head_norm is None:
+        layer = SoftmaxAttention(hidden, heads, number, **sizes)
+    else:
+        raise ValueError(
+            "Equations 7 and 9 are of DiffAttention, and of SoftmaxAttention with heads of even width and no norm, got "
+            f"{type(attention).__name__} with heads of {attention.head_dim}."
+        )
+    if attention.k_proj.out_features != attention.q_proj.out_features:
+        raise ValueError("Equations 7 and 9 are of heads with keys and values of their own, and here several share.")
+    layer.load_state_dict(attention.state_dict())
+    return layer.to(attention.q_proj.weight.device).double()
+
+
+def _heads(layer: Attention, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> list[HeadWeights]:
+    """Weights of a layer, or their gradients, by head."""
+    # A head of the twin has one query; its halves are the equations' two.
+    half = layer.head_dim if isinstance(layer, DiffAttention) else layer.head_dim // 2
+    (q1, q2), (k1, k2) = (matrix.unflatten(0, (-1, 2, half)).unbind(1) for matrix in (q, k))
+    values, outputs = v.unflatten(0, (-1, 2 * half)), o.T.unflatten(0, (-1, 2 * half))
+    parts = zip(q1, k1, q2, k2, values, outputs, strict=True)
+    return [HeadWeights(a.T, b.T, c.T, d.T, value.T, output) for a, b, c, d, value, output in parts]
+
+
+ERROR = "closed_form/error"
+
+
+def closed_form_record(model: Any, batches: Batches, variant: str, seed: int) -> Result:
+    """The largest error of the closed forms in any layer, on the first validation sequence.
+
+    Args:
+        model: a DIFF Transformer or its twin.
+        batches: the data.
+        variant, seed: for the record.
+
+    Raises:
+        ValueError: as `closed_form_error`.
+    """
+    tokens = next(iter(batches.validation_batches()))["input_ids"][:1].to(model.device)
+    errors = [closed_form_error(layer.self_attn, x) for layer, x in _inputs(model, tokens)]
+    return Result(name=ERROR, variant=variant, value=max(errors), seed=seed, better="lower")
+
+
+@torch.no_grad()
+def _inputs(model: Any, tokens: Tensor) -> list[tuple[Any, Tensor]]:
+    """Each layer with what its attention gets, (N, D)."""
+    found: list[tuple[Any, Tensor]] = []
+    hooks = [
+        layer.input_layernorm.register_forward_hook(lambda _, __, x, layer=layer: found.append((layer, x[0])))
+        for layer in model.model.layers
+    ]
+    try:
+        model(tokens, use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _run_closed_forms(measured: EvalInput, _: Options) -> list[Result]:
+    assert measured.batches is not None  # needs="recipe"
+    return [closed_form_record(measured.model, measured.batches, measured.variant, measured.seed)]
+
+
+CLOSED_FORMS = Measurement(
+    name="closed_forms",
+    description="the largest error of Equation 7 or 9 against autograd in float64, of any layer (Appendix G)",
+    options=Options,
+    run=_run_closed_forms,
+    needs="recipe",
+)
+
+SEQUENCES = 16
+METHOD = "root mean square over the entries of ∂(mean loss)/∂W, all layers together"
+# Which part of a name tells the kind; the first that fits.
+_KINDS = {
+    "q": ("q_proj",),
+    "k": ("k_proj",),
+    "v": ("v_proj",),
+    "o": ("o_proj",),
+    "lambda": ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"),  # DiffLlama's; ours are in their descriptions
+    "head norm": ("head_norm",),
+    "mlp": ("mlp",),
+    "norm": ("norm", "input_layernorm", "post_attention_layernorm"),
+    "embedding": ("embed_tokens",),
+    "output": ("lm_head",),
+}
+
+
+def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, float]:
+    """How large the gradient of the loss is for each kind of parameter. The model's own ``grad`` are left alone.
+
+    Args:
+        model: a causal language model of transformers with Llama's names; ours, Llama and DiffLlama have them.
+        batch: `input_ids`, `labels` and whatever else it is called with.
+
+    Returns:
+        The root mean square over all entries of all layers for "q", "k", "v", "o", "mlp", "norm", "embedding", "output"
+        and, where there are such, "lambda", "head norm" and "other". In our differential models also for either half of
+        the queries and keys: "q1", "q2", "k1", "k2".
+
+    Raises:
+        ValueError: no parameter takes a gradient.
+    """
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    if not parameters:
+        raise ValueError(f"no parameter of this {type(model).__name__} takes a gradient.")
+    device = next(iter(parameters.values())).device
+    with torch.enable_grad():
+        loss = model(**{name: value.to(device) for name, value in batch.items()}, use_cache=False).loss
+        found = torch.autograd.grad(loss, list(parameters.values()))
+    gradients = dict(zip(parameters, found, strict=True))
+    by_kind: dict[str, list[Tensor]] = {}
+    for name, gradient in gradients.items():
+        by_kind.setdefault(_kind(name), []).append(gradient)
+    for name, half, gradient in _halves(model, gradients):
+        by_kind.setdefault(f"{name}{half}", []).append(gradient)
+    return {kind: _root_mean_square(tensors) for kind, tensors in by_kind.items()}
+
+
+def gradient_records(
+    model: Any,
+    batches: Batches,
+    variant: str,
+    *,
+    sequences: int = SEQUENCES,
+    seed: int | None = None,
+    coordinates: Coordinates = NOWHERE,
+) -> list[Result]:
+    """:func:`gradient_magnitudes` on the first validation sequences, as "gradient/q" and so on.
+
+    Args:
+        model: as there.
+        batches: the data.
+        sequences: how many.
+        variant, seed, coordinates: for the records.
+    """
+    batch = _first(batches, sequences)
+    shared: dict[str, Any] = {
+        "variant": variant,
+        "seed": seed,
+        "coordinates": coordinates,
+        "n": len(batch["input_ids"]),
+        "method": METHOD,
+    }
+    found = gradient_magnitudes(model, batch)
+    return [Result(name=f"gradient/{kind}", value=value, **shared) for kind, value in found.items()]
+
+
+def gradient_callback(batches: Batches, sequences: int = SEQUENCES) -> Callable[[Any, int], dict[str, float]]:
+    """The same for training to log, as "gradient/q" and so on: a function of the model and the step."""
+    batch = _first(batches, sequences)
+
+    def on_evaluate(model: Any, step: int) -> dict[str, float]:
+        return {f"gradient/{kind}": value for kind, value in gradient_magnitudes(model, batch).items()}
+
+    return on_evaluate
+
+
+class GradientOptions(Options):
+    """How much is read."""
+
+    sequences: Count = Field(default=SEQUENCES, description="validation sequences")
+
+
+def _run_gradients(measured: EvalInput, options: GradientOptions) -> list[Result]:
+    assert measured.batches is not None  # needs="recipe"
+    return gradient_records(
+        measured.model, measured.batches, measured.variant, seed=measured.seed, sequences=options.sequences
+    )
+
+
+GRADIENTS = Measurement(
+    name="gradients",
+    description="the size of the loss' gradient by kind of parameter (Appendix G)",
+    options=GradientOptions,
+    run=_run_gradients,
+    needs="recipe",
+    any_model=True,
+)
+
+
+def _first(batches: Batches, sequences: int) -> dict[str, Tensor]:
+    if sequences < 1:
+        raise ValueError(f"sequences must be 1 or more, got {sequences}.")
+    rows: list[dict[str, Tensor]] = []
+    for batch in batches.validation_batches():
+        rows.append(batch)
+        if sum(len(part["input_ids"]) for part in rows) >= sequences:
+            break
+    return {name: torch.cat([part[name] for part in rows])[:sequences] for name in rows[0]}
+
+
+def _kind(name: str) -> str:
+    parts = name.split(".")
+    if any(module in parts for described in ATTENTION_TYPES.values() for module in described.lambda_modules):
+        return "lambda"
+    return next((kind for kind, words in _KINDS.items() if any(word in parts for word in words)), "other")
+
+
+def _halves(model: nn.Module, gradients: Mapping[str, Tensor]) -> Iterator[tuple[str, int, Tensor]]:
+    """The rows of W_Q and W_K that make the first map's queries and keys, and the second's."""
+    for name, module in model.named_modules():
+        if not isinstance(module, DifferentialAttention):
+            continue
+        for letter in "qk" if module.pairs_kv_heads else "q":
+            gradient = gradients.get(f"{name}.{letter}_proj.weight")
+            if gradient is not None:
+                pairs = gradient.unflatten(0, (-1, 2, module.head_dim))
+                yield letter, 1, pairs[:, 0]
+                yield letter, 2, pairs[:, 1]
+
+
+def _root_mean_square(tensors: list[Tensor]) -> float:
+    widest = torch.promote_types(tensors[0].dtype, torch.float32)
+    squares = sum(float(torch.linalg.vector_norm(x, dtype=widest)) ** 2 for x in tensors)
+    return math.sqrt(squares / sum(x.numel() for x in tensors))

@@ -1,0 +1,321 @@
+"""Runs tasks of lm-evaluation-harness, or questions from a file, on a model in memory.
+
+lm_eval is imported when something here is called.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from diff_transformer.lab.measure.harness_questions import read_questions
+from diff_transformer.lab.record import Interval, Result
+from diff_transformer.lab.statistics import proportion_interval
+from diff_transformer.suggestions import did_you_mean
+
+# Accuracies without examples, after 1T tokens. The paper does not say which accuracy; what OpenLLaMA publishes of
+# itself are the numbers of its row here, with acc_norm for HellaSwag and acc for all others.
+TABLE_1_MEASURES = {
+    "arc_challenge": "acc",
+    "arc_easy": "acc",
+    "boolq": "acc",
+    "hellaswag": "acc_norm",
+    "openbookqa": "acc",
+    "piqa": "acc",
+    "winogrande": "acc",
+}
+TABLE_1 = {
+    "DIFF-3B": (0.378, 0.729, 0.690, 0.714, 0.290, 0.768, 0.671),
+    "OpenLLaMA-3B-v2": (0.339, 0.676, 0.657, 0.700, 0.260, 0.767, 0.629),
+    "StableLM-base-alpha-3B-v2": (0.324, 0.673, 0.646, 0.686, 0.264, 0.760, 0.621),
+}
+AVERAGE = "harness/table1/average"
+_NAMES = [f"harness/{task}/{measure}" for task, measure in TABLE_1_MEASURES.items()]
+
+
+def table_1_average(records: Sequence[Result]) -> Result | None:
+    """The average that Table 1 ends with, if all its tasks are among the records."""
+    found = {record.name: record for record in records}
+    parts = [found[name] for name in _NAMES if name in found]
+    if len(parts) < len(_NAMES):
+        return None
+    value = math.fsum(part.value for part in parts) / len(parts)
+    # Each is a share of n right answers, and the tasks are independent of each other.
+    variances = [part.value * (1 - part.value) / (part.n - 1) for part in parts if part.n and part.n > 1]
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(math.fsum(variances)) / len(parts)
+    return Result(
+        name=AVERAGE,
+        variant=parts[0].variant,
+        value=value,
+        interval=(max(0.0, value - half), min(1.0, value + half)) if len(variances) == len(parts) else None,
+        n=sum(part.n or 0 for part in parts),
+        better="higher",
+        method="mean over tasks; value ± 1.96 of their standard errors combined",
+    )
+
+
+def published(records: Sequence[Result]) -> dict[str, dict[str, float]]:
+    """Table 1's numbers for the measures among the records: model → name of the record → value. Empty without any."""
+    measured = {record.name for record in records}
+    columns = {}
+    for model, row in TABLE_1.items():
+        values = {**dict(zip(_NAMES, row, strict=True)), AVERAGE: round(math.fsum(row) / len(row), 3)}
+        columns[model] = {name: value for name, value in values.items() if name in measured}
+    return columns if any(columns.values()) else {}
+
+
+# lm_eval's own, for the choice of examples.
+FEWSHOT_SEED = 1234
+# Resamplings for the few metrics that are no mean and so have no standard error in closed form.
+BOOTSTRAP = 1000
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What one task gave.
+
+    Attributes:
+        name: as it was asked for.
+        records: a record for each metric, of a group of tasks also for its members.
+        requests: how many texts were scored.
+        cut: how many of them were too long for the model and lost their beginning.
+        fewshot: how many examples stood before each question, by task.
+    """
+
+    name: str
+    records: tuple[Result, ...]
+    requests: int
+    cut: int
+    fewshot: Mapping[str, int]
+
+
+def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, Any]:
+    """Tasks by name, their data fetched where it is not in the cache; NAME.jsonl is a file of questions.
+
+    Args:
+        names: tasks, groups or tags of lm_eval, or files (see :func:`read_questions`).
+        include: folders with lm_eval's YAML tasks, which come before its own.
+
+    Raises:
+        FileNotFoundError: a file of questions or a folder is not there.
+        ValueError: an unknown name, the same one twice, a file named like a task of Table 1, a task whose data or
+            definition cannot be read, or that needs images or runs the code a model writes.
+    """
+    for folder in include:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"The folder of tasks {str(folder)!r} does not exist.")
+    names = list(names)
+    keys = [_task_name(name) for name in names]
+    if double := next((key for key in keys if keys.count(key) > 1), None):
+        raise ValueError(f"The task {double!r} is named twice.")
+    files = {name: read_questions(Path(name)) for name in names if name.endswith(".jsonl")}
+    if taken := next((name for name in files if _task_name(name) in TABLE_1_MEASURES), None):
+        raise ValueError(f"Results of {taken!r} would stand beside the paper's {_task_name(taken)!r}; rename the file.")
+
+    from lm_eval.tasks import TaskManager
+
+    with _only_errors():
+        # Reading the index of lm_eval's own tasks takes seconds, so only where one of them may be meant.
+        manager = TaskManager(include_defaults=False, include_path=list(include))
+        if not {name for name in names if name not in files} <= set(manager.all_subtasks):
+            manager = TaskManager(include_path=list(include))
+        known = set(manager.all_tasks)
+        for name in names:
+            if name not in files and name not in known:
+                hint = did_you_mean(name, known)
+                raise ValueError(f"lm_eval has no task {name!r}{hint} A file of questions ends in .jsonl.")
+        return {
+            name: _load(manager, name, _task_of(Path(name), files[name]) if name in files else name) for name in names
+        }
+
+
+def _task_name(name: str) -> str:
+    return Path(name).stem if name.endswith(".jsonl") else name
+
+
+def _load(manager: Any, name: str, task: str | dict[str, Any]) -> Any:
+    try:
+        loaded = manager.load([task])
+    except OSError as error:
+        raise ValueError(f"The data of the task {name!r} cannot be had: {_one_line(error)}") from error
+    except Exception as error:  # a task's definition holds templates and code, which can fail in any way
+        raise ValueError(f"lm_eval cannot load the task {name!r}: {_one_line(error)}") from error
+    for key, member in loaded["tasks"].items():
+        if getattr(member, "UNSAFE_CODE", False):
+            raise ValueError(f"The task {key!r} runs code that the model writes, which this command does not do.")
+        if getattr(member, "MULTIMODAL", False):
+            raise ValueError(f"The task {key!r} needs images or sound, and these models read text.")
+    return loaded
+
+
+def _task_of(path: Path, questions: list[dict[str, Any]]) -> dict[str, Any]:
+    """lm_eval's definition of a task whose questions are in memory: nothing is fetched and nothing cached."""
+
+    def data(**kwargs: Any) -> Any:
+        from datasets import Dataset, DatasetDict
+
+        return DatasetDict({"test": Dataset.from_list(questions)})
+
+    return {
+        "task": _task_name(path.name),
+        "custom_dataset": data,
+        "test_split": "test",
+        "fewshot_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "prompt",
+        "doc_to_choice": "choices",
+        "doc_to_target": "answer",
+        "metric_list": [
+            {"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in ("acc", "acc_norm")
+        ],
+    }
+
+
+def measure_tasks(
+    model: Any,
+    tokenizer: Any,
+    tasks: Mapping[str, Any],
+    variant: str,
+    *,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    batch_size: int = 16,
+) -> Iterator[TaskResult]:
+    """Measure one task after the other; the results of each come as soon as it is done.
+
+    Args:
+        model: any causal language model of transformers, in evaluation mode.
+        tokenizer: its tokenizer; without a token that begins a text, the one that ends a text takes its place.
+        tasks: from :func:`load_tasks`.
+        variant: what to call the model in the records.
+        limit: only the first so many questions of each task.
+        num_fewshot: examples before each question, where the task does not rule them out; its own number unless given.
+        batch_size: texts at a time. They are padded on the right, where causal attention does not look.
+
+    Raises:
+        ValueError: a tokenizer that does not fit the model, fewer questions than examples, or a text that is too long
+            for the model.
+    """
+    language_model = wrap_model(model, tokenizer, batch_size)
+    for loaded in tasks.values():
+        for key, task in loaded["tasks"].items():
+            _set_fewshot(key, task, num_fewshot)
+    for name, loaded in tasks.items():
+        language_model.requests = language_model.cut = 0
+        yield _measure(language_model, name, loaded, variant, limit)
+
+
+def _measure(language_model: Any, name: str, loaded: Any, variant: str, limit: int | None) -> TaskResult:
+    from lm_eval.evaluator import evaluate
+
+    try:
+        with _only_errors():
+            outcome = evaluate(language_model, loaded, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False)
+    except (AssertionError, NotImplementedError) as error:  # how lm_eval says that a task does not suit a model
+        raise ValueError(f"lm_eval cannot run the task {name!r} with this model: {_one_line(error)}") from error
+    records = tuple(_records(outcome, variant))
+    return TaskResult(name, records, language_model.requests, language_model.cut, dict(outcome["n-shot"]))
+
+
+def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Any:
+    """The model as lm_eval knows one. It counts the texts that it scores, and those that it had to cut.
+
+    Raises:
+        ValueError: the tokenizer has no token to begin a text with, or more tokens than the model.
+    """
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        raise ValueError("The tokenizer has neither a bos nor an eos token, and lm_eval begins a text with one.")
+    if len(tokenizer) > model.config.vocab_size:
+        raise ValueError(f"The tokenizer has {len(tokenizer)} tokens, the model only {model.config.vocab_size}.")
+
+    from lm_eval.models.huggingface import HFLM
+
+    class LanguageModel(HFLM):
+        requests = cut = 0
+
+        def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> Any:
+            for text, context, continuation in requests:
+                if not 0 < len(continuation) <= self.max_length:
+                    answer = text[1] if text else ""
+                    shown = answer if len(answer) <= 50 else f"{answer[:50]}…"
+                    raise ValueError(
+                        f"The answer {shown!r} has {len(continuation)} tokens of its own, and it must have 1 to "
+                        f"{self.max_length}, which the model's context holds."
+                    )
+                self.requests += 1
+                # The last token is only predicted, never read.
+                self.cut += len(context) + len(continuation) > self.max_length + 1
+            return super()._loglikelihood_tokens(requests, **kwargs)
+
+    with _only_errors():
+        return LanguageModel(pretrained=model, backend="causal", tokenizer=tokenizer, batch_size=batch_size)
+
+
+def _set_fewshot(name: str, task: Any, number: int | None) -> None:
+    own = task.get_config("num_fewshot")
+    if number is not None and own != 0:  # a task that says 0 cannot do with examples
+        task.set_config(key="num_fewshot", value=number)
+    elif own is None:
+        task.set_config(key="num_fewshot", value=0)
+    task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    wanted = task.get_config("num_fewshot")
+    if wanted and task.get_config("custom_dataset") and wanted >= len(task.eval_docs):
+        raise ValueError(
+            f"{wanted} examples before each question need more than the {len(task.eval_docs)} of {name!r}."
+        )
+
+
+def _records(outcome: Mapping[str, Any], variant: str) -> Iterator[Result]:
+    """A record for each number in lm_eval's answer, whose keys are "metric,filter" and "metric_stderr,filter"."""
+    for task, metrics in outcome["results"].items():
+        counted = outcome["n-samples"].get(task)
+        n = counted["effective"] if counted else None
+        fewshot = outcome["n-shot"].get(task, 0)
+        for key, value in metrics.items():
+            metric, comma, chosen = key.partition(",")
+            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            interval, method = _interval(metric, value, metrics.get(f"{metric}_stderr,{chosen}"), n)
+            better = outcome["higher_is_better"].get(task, {}).get(metric)
+            yield Result(
+                name=f"harness/{task}/{metric}" + ("" if chosen == "none" else f"/{chosen}"),
+                variant=variant,
+                value=float(value),
+                interval=interval,
+                n=n,
+                seed=FEWSHOT_SEED if fewshot else None,
+                better=None if better is None else "higher" if better else "lower",
+                method=f"{fewshot}-shot" + (f"; {method}" if method else ""),
+            )
+
+
+def _interval(metric: str, value: float, error: Any, n: int | None) -> tuple[Interval | None, str]:
+    """The 95 % interval that lm_eval's standard error gives; Wilson's where all answers are right, or none is."""
+    share = metric.startswith(("acc", "exact_match")) and 0 <= value <= 1
+    if share and value in (0, 1) and n:
+        return proportion_interval(round(value * n), n), "Wilson's score interval"
+    if not isinstance(error, int | float) or not math.isfinite(error):
+        return None, ""
+    half = NormalDist().inv_cdf(0.975) * error
+    low, high = (max(0.0, value - half), min(1.0, value + half)) if share else (value - half, value + half)
+    return (low, high), "value ± 1.96 of lm_eval's standard error"
+
+
+@contextmanager
+def _only_errors() -> Iterator[None]:
+    """lm_eval logs a warning for every default it falls back to; meanwhile only its errors are shown."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

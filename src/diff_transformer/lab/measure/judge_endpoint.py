@@ -1,0 +1,291 @@
+"""Finds the judge that options ask for: a model behind an address, a local model, or a rule that needs neither."""
+
+import http.client
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import Field, FiniteFloat
+
+from diff_transformer.lab.measure.hallucination_data import Source
+from diff_transformer.lab.measure.judge import (
+    FORM,
+    TASK,
+    Judge,
+    JudgeError,
+    Judgement,
+    LocalJudge,
+    evidence,
+    read_verdict,
+)
+from diff_transformer.lab.measure.measurement import Options, Text
+from diff_transformer.storage.files import parse_json
+
+# What a server may say of an overload or of its own fault: asked again. Anything else would be said again.
+TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+LONGEST_WAIT = 60.0  # seconds between two attempts, whatever the server asks for
+LARGEST_REPLY = 1 << 20  # bytes
+
+
+class _AttemptError(Exception):
+    """An attempt that failed and may succeed when it is repeated, `after` so many seconds if the server says."""
+
+    def __init__(self, reason: str, after: float | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Python's library would carry the key along to wherever a redirect leads."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+class EndpointJudge:
+    """A chat model behind `URL/chat/completions`: OpenAI's own service, or any server that speaks its language.
+
+    Args:
+        url: up to and without "/chat/completions", for example "https://api.openai.com/v1".
+        model: the model's name there.
+        key_variable: the environment variable that holds the key; None for a server that needs none. The key is sent
+            to this address alone; it is in no message, no file and no representation of this object.
+        timeout: seconds that one attempt may take in all.
+        attempts: how often a question is put before it counts as failed. Between two attempts the judge waits one
+            second, two, four …, or as long as the server asks for, at most :data:`LONGEST_WAIT`.
+        body: more fields of the request, or other values for those it has; None takes one out. For example
+            `{"max_tokens": None, "max_completion_tokens": 500}`.
+        wait: what waits; `time.sleep`.
+
+    Raises:
+        ValueError: the address, the key or a number cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        key_variable: str | None = "OPENAI_API_KEY",
+        timeout: float = 60.0,
+        attempts: int = 6,
+        body: Mapping[str, Any] | None = None,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"A judge's address begins with http:// or https:// and a host, got {url!r}.")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError("A judge's address holds neither a password nor a query; keys go into a variable.")
+        if not model.strip() or attempts < 1 or not 0 < timeout < float("inf"):
+            raise ValueError(
+                "A judge needs a model's name, at least one attempt and a time above 0, got "
+                f"model={model!r}, attempts={attempts}, timeout={timeout}."
+            )
+        self.url, self.model, self.timeout, self.attempts = url.rstrip("/"), model, timeout, attempts
+        self._key = None if key_variable is None else _key(key_variable)
+        self._settings = {"temperature": 0, "max_tokens": 300, **(body or {})}
+        self._wait = wait
+        self._opener = urllib.request.build_opener(_NoRedirects)
+        self.repeated = 0
+        """Attempts beyond the first, for the account of what was asked."""
+
+    @property
+    def name(self) -> str:
+        """The model and its settings: what was judged with others is judged again."""
+        settings = {key: value for key, value in self._settings.items() if value is not None}
+        return f"{self.model} {json.dumps(settings, sort_keys=True)}"
+
+    def judge(self, source: Source, answer: str) -> Judgement:
+        """Ask until there is a reply; one without a verdict is not asked for again.
+
+        Raises:
+            JudgeError: the server refuses, or all attempts failed.
+        """
+        messages = [
+            {"role": "system", "content": f"{TASK} {FORM}"},
+            {"role": "user", "content": evidence(source, answer)},
+        ]
+        body = {"model": self.model, "messages": messages, **self._settings}
+        data = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return _judgement(self._post(data))
+            except _AttemptError as fault:
+                if attempt == self.attempts:
+                    raise JudgeError(
+                        f"The judge at {self.url} failed {attempt} time{'s' * (attempt > 1)}, at last: {fault}"
+                    ) from None
+                self.repeated += 1
+                own = 2.0 ** (attempt - 1)
+                self._wait(min(LONGEST_WAIT, own if fault.after is None else max(own, fault.after)))
+        raise AssertionError("unreachable: there is at least one attempt")
+
+    def _post(self, data: bytes) -> bytes:
+        headers = {"Content-Type": "application/json", "User-Agent": "diff-transformer"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(f"{self.url}/chat/completions", data=data, headers=headers, method="POST")
+        deadline = time.monotonic() + self.timeout
+        try:
+            with self._opener.open(request, timeout=self.timeout) as reply:
+                return self._read(reply, deadline)
+        except urllib.error.HTTPError as error:
+            with error:
+                self._refused(error, deadline)
+        except (OSError, http.client.HTTPException) as error:  # no connection, a timeout, half a reply
+            raise _AttemptError(self._clean(str(error) or type(error).__name__)) from None
+        raise AssertionError("unreachable: an error is raised for every status")
+
+    def _read(self, reply: Any, deadline: float) -> bytes:
+        """All of a reply. The socket's own limit is for each piece; a server may send ever smaller ones."""
+        whole = b""
+        while piece := reply.read1(1 << 16):
+            whole += piece
+            if time.monotonic() > deadline:
+                raise _AttemptError(f"the reply took longer than {self.timeout:g} seconds")
+            if len(whole) > LARGEST_REPLY:
+                raise _AttemptError(f"the reply is larger than {LARGEST_REPLY:,} bytes")
+        # Some servers repeat a key that they do not accept.
+        return whole.replace(self._key.encode(), b"[key]") if self._key else whole
+
+    def _refused(self, error: urllib.error.HTTPError, deadline: float) -> None:
+        """Raise what a status other than 200 means."""
+        try:
+            text = self._read(error, deadline).decode("utf-8", "replace")
+        except (_AttemptError, OSError, http.client.HTTPException):
+            text = ""
+        reason = self._clean(f"HTTP {error.code} {error.reason}: {_message(text)}".rstrip(": "))
+        if error.code in TRANSIENT:
+            raise _AttemptError(reason, _seconds(error.headers.get("Retry-After")))
+        raise JudgeError(f"The judge at {self.url} refuses: {reason}")
+
+    def _clean(self, text: str) -> str:
+        """One short line without the key."""
+        if self._key:
+            text = text.replace(self._key, "[key]")
+        text = " ".join(text.split())
+        return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+def _key(variable: str) -> str:
+    if not variable.isidentifier():  # it may be the key itself, which no message may show
+        raise ValueError("The judge's key is read from an environment variable; what was given is no name of one.")
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ValueError(f"The environment variable {variable!r} that holds the judge's key is not set.")
+    if not key.isascii() or not key.isprintable() or " " in key:  # Python's library would print it in its complaint
+        raise ValueError(f"The environment variable {variable!r} holds characters that no key has.")
+    return key
+
+
+def _message(text: str) -> str:
+    """What a server's error says, in OpenAI's form or in any."""
+    try:
+        error = parse_json(text, "the error")["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return text
+
+
+def _seconds(header: str | None) -> float | None:
+    try:
+        seconds = float(header or "")
+    except ValueError:  # a date: the judge's own waiting time will do
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+def _judgement(data: bytes) -> Judgement:
+    try:
+        answer = parse_json(data, "the reply")
+        reply = answer["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise _AttemptError(f"not a chat completion: {data[:80].decode('utf-8', 'replace')!r}") from None
+    if reply is not None and not isinstance(reply, str):
+        raise _AttemptError("a chat completion whose content is no text")
+    usage = answer.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    return Judgement(
+        supported=read_verdict(reply or ""),
+        reply=reply or "",
+        prompt_tokens=_count(counts.get("prompt_tokens")),
+        reply_tokens=_count(counts.get("completion_tokens")),
+    )
+
+
+def _count(tokens: Any) -> int:
+    return tokens if isinstance(tokens, int) else 0
+
+
+WORDS = "words"
+_WORD = re.compile(r"\w+")
+
+
+class WordsJudge:
+    """Supports an answer all of whose words stand in the document: a stand-in where there is no model to judge.
+
+    Words are compared without their case. It sees no meaning: a copy is always supported, a fair paraphrase is not.
+    """
+
+    name = WORDS
+
+    def judge(self, source: Source, answer: str) -> Judgement:
+        """Look up every word of the answer."""
+        known = set(_WORD.findall(source.document.lower()))
+        missing = [word for word in dict.fromkeys(_WORD.findall(answer.lower())) if word not in known]
+        return Judgement(supported=not missing, reply=f"not in the document: {', '.join(missing) or 'nothing'}")
+
+
+class JudgeOptions(Options):
+    """How a judge is chosen; see `judge_of`."""
+
+    judge: Text = Field(default=WORDS, description='an address (http…), "words", or the folder of a local model')
+    judge_model: Text = Field(default="", description="the model's name behind the address")
+    judge_key: Text = Field(
+        default="OPENAI_API_KEY", description="the environment variable that holds its key; nothing for none"
+    )
+    judge_timeout: FiniteFloat = Field(default=60.0, description="seconds of one attempt, at most")
+    judge_body: dict[str, Any] = Field(default={}, description="more fields of the request")
+
+
+def judge_of(options: JudgeOptions, device: str | None = None) -> Judge:
+    """The judge that options ask for.
+
+    Args:
+        options: "judge" is an address that begins with http:// or https:// (an OpenAI-compatible endpoint, with
+            "judge_model", the variable "judge_key" that holds its key or "" for none, the seconds "judge_timeout" and
+            more fields of the request in "judge_body"), "words" (`WordsJudge`), or a local model's folder.
+        device: of a local model; the CPU unless given.
+
+    Raises:
+        ValueError: settings that cannot be used, or no such model.
+    """
+    name = options.judge
+    if name == WORDS:
+        return WordsJudge()
+    if name.startswith(("http://", "https://")):
+        return EndpointJudge(
+            name,
+            options.judge_model,
+            key_variable=options.judge_key or None,
+            timeout=options.judge_timeout,
+            body=options.judge_body,
+        )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", use_safetensors=True, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"The judge {name!r} is neither an address, nor {WORDS!r}, nor the folder of a model with its tokenizer: "
+            f"{' '.join(str(error).split())}"
+        ) from None
+    return LocalJudge(model.eval().to(device or "cpu"), tokenizer, name)

@@ -1,0 +1,202 @@
+"""Defines what a measurement is, and finds one by its name: `diff-transformer eval CHECKPOINT --measure NAME`."""
+
+import importlib
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
+
+from diff_transformer.data import Batches
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.record import Result
+from diff_transformer.suggestions import did_you_mean
+
+
+class Options(BaseModel):
+    """The options of a measurement or of an experiment, each described; no value of another kind, no unknown name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+# How many of something.
+Count = Annotated[int, Field(ge=1)]
+Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
+Numbers = Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
+# The command line reads `NAME=` as nothing.
+Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
+
+O = TypeVar("O", bound=Options)  # noqa: E741  # options
+
+
+def read_options(kind: type[O], given: Mapping[str, Any], whose: str) -> O:
+    """The options of that kind, from values by name as a command line or a preset gives them.
+
+    Args:
+        kind: tells which there are, and their defaults.
+        given: by name; a list stands for a tuple.
+        whose: the beginning of a sentence: "The measure many_shot".
+
+    Raises:
+        ValueError: an unknown name, with the nearest; or a value that is not allowed, with what is.
+    """
+    refuse_unknown(given, kind.model_fields, whose)
+    try:
+        # Of JSON pydantic takes a list for a tuple without taking a text for a number.
+        return kind.model_validate_json(json.dumps(dict(given), default=repr))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        # pydantic's words for JSON; a user writes YAML.
+        allowed = first["msg"].replace("Input", "it", 1).replace("a valid array", "a list such as [16, 64]")
+        # What is text in a shell may be a number in YAML.
+        hint = "; in quotation marks a number is text" if first["type"] == "string_type" else ""
+        got = "nothing" if given.get(name) is None else repr(given[name])
+        described = kind.model_fields[name].description
+        raise ValueError(f"{whose} cannot take {got} for {name} ({described}): {allowed}{hint}.") from None
+
+
+def refuse_unknown(given: Collection[str], known: Collection[str], whose: str) -> None:
+    """Raises ValueError for a name that is not known, with the nearest that is."""
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known, f"; it has {', '.join(known) or 'none'}.")
+            raise ValueError(f"{whose} has no option {name!r}{hint}")
+
+
+def check_counts(least: int, **counts: int) -> None:
+    """Raises ValueError for a number below the least that means anything."""
+    for name, count in counts.items():
+        if count < least:
+            raise ValueError(f"{name} must be {least} or more, got {count}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """What is known of the training of a model that an experiment has trained.
+
+    Attributes:
+        folder: of the variant's run, where a measurement may keep a file.
+        metrics: the lines of `metrics.jsonl`, validation during training among them.
+        tokens_per_step: of training.
+        untrained: builds the model as it was before training, in evaluation mode, on the model's device.
+    """
+
+    folder: Path
+    metrics: Sequence[Mapping[str, Any]]
+    tokens_per_step: int
+    untrained: Callable[[], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalInput:
+    """What is measured, and on what.
+
+    Attributes:
+        model: a causal language model of transformers in evaluation mode, on its device.
+        variant: what to call it in the records.
+        batches: validation data; None for a measurement that needs none.
+        tokenizer: the model's; None where it has none (a model of a synthetic task).
+        seed: of whatever the measurement draws.
+        coordinates: of the records, in place of those that the options say; empty where those will do.
+        training: what is known of the model's training; None for a checkpoint from elsewhere.
+    """
+
+    model: Any
+    variant: str
+    batches: Batches | None = None
+    tokenizer: Any = None
+    seed: int = 0
+    coordinates: Coordinates = NOWHERE
+    training: TrainingRecord | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement(Generic[O]):
+    """A measurement that the command line, experiments and the paper's presets refer to by its name.
+
+    Attributes:
+        name: as it is typed: "needles".
+        description: one line.
+        options: what it can be asked for.
+        run: takes the numbers.
+        needs: the validation data it takes: "text" (`TextBatches`, of --text or of the run's recipe, or the recipe's
+            `NeedleBatches`), "recipe" (whatever the run was trained on), or None.
+        any_model: whether it also runs on models that are not this project's, such as Llama and DiffLlama.
+        check: raises ValueError where the options ask for what the data, read with a tokenizer, do not have; before
+            there is a model.
+    """
+
+    name: str
+    description: str
+    options: type[O]
+    run: Callable[[EvalInput, O], list[Result]]
+    needs: Literal["text", "recipe"] | None
+    any_model: bool = False
+    check: Callable[[O, Batches, Any], object] | None = None
+
+    def read(self, given: Mapping[str, Any]) -> O:
+        """Its options from values by name. Raises ValueError as `read_options`."""
+        return read_options(self.options, given, f"The measure {self.name}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasurementRequest:
+    """A measurement by name, with the options that are not its defaults.
+
+    Attributes:
+        name: of the measurement.
+        options: by name.
+        coordinates: of the records, in place of those that the options say.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    coordinates: Coordinates = NOWHERE
+
+    def check(self, batches: Batches, tokenizer: Any) -> None:
+        """Raises ValueError where the measurement or the options are not known, or the data cannot serve them."""
+        found = find_measurement(self.name)
+        options = found.read(self.options)
+        if found.check is not None:
+            found.check(options, batches, tokenizer)
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        """The numbers."""
+        found = find_measurement(self.name)
+        return found.run(measured, found.read(self.options))
+
+
+# Name → "module:object" in this package. One line for each.
+MEASUREMENTS: dict[str, str] = {
+    "standard": "standard:STANDARD",
+    "needles": "needles:NEEDLES",
+    "needle_attention": "needles:NEEDLE_ATTENTION",
+    "needle_tokens": "needles:NEEDLE_TOKENS",
+    "many_shot": "labelled_questions:MANY_SHOT",
+    "many_shot_orders": "labelled_questions:MANY_SHOT_ORDERS",
+    "episodes": "many_shot:EPISODES",
+    "episode_orders": "many_shot:EPISODE_ORDERS",
+    "retrieval_lengths": "retrieval_lengths:RETRIEVAL_LENGTHS",
+    "positions": "positions:POSITIONS",
+    "repeats": "ar_hit:REPEATS",
+    "hallucination": "hallucination:HALLUCINATION",
+    "arithmetic": "arithmetic:ARITHMETIC",
+    "outliers": "outliers:OUTLIERS",
+    "quantised": "attention_logits:QUANTISED",
+    "gradients": "gradients:GRADIENTS",
+    "closed_forms": "gradients:CLOSED_FORMS",
+}
+
+
+def find_measurement(name: str) -> Measurement[Any]:
+    """The measurement of that name. Raises ValueError naming the nearest where there is none."""
+    if name not in MEASUREMENTS:
+        hint = did_you_mean(name, MEASUREMENTS, f"; there are {', '.join(MEASUREMENTS)}.")
+        raise ValueError(f"There is no measure {name!r}{hint}")
+    module, attribute = MEASUREMENTS[name].split(":")
+    found = getattr(importlib.import_module(f"diff_transformer.lab.measure.{module}"), attribute)
+    assert isinstance(found, Measurement)
+    return found

@@ -1,0 +1,199 @@
+"""Measures activation outliers: the largest attention logits and hidden states, and their medians (Table 5)."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from diff_transformer.data import Batches
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.measure.attention_logits import Call, LogitBlock, attending, register_logits
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
+from diff_transformer.lab.measure.standard import first_tokens
+from diff_transformer.lab.record import Result
+
+RECORDED_LOGITS = "recorded_logits"
+# Table 5's columns, and its number of tokens.
+TOPS = (1, 2, 3, 10, 100)
+TOKENS = 400_000
+MEDIAN = "median"
+# A float32's sign, exponent and the first 11 bits of its fraction.
+_DROPPED_BITS = 12
+_BINS = 1 << (32 - 1 - _DROPPED_BITS)
+_NOT_FINITE = 0x7F800000 >> _DROPPED_BITS
+MEDIAN_ERROR = 2.0**-12
+METHOD = f"exact largest values; median to {MEDIAN_ERROR:.2%} of itself"
+
+
+class Magnitudes:
+    """The largest of many |x|, exactly, and their median, in a memory that does not grow with their number.
+
+    The values are rounded to float32. Their bits, read as a whole number, are in the order of the values; the first 20
+    of them count into a histogram, whose bins are 2⁻¹¹ of their values wide. The median is the middle of the bin that
+    holds it: off by at most 2⁻¹² of itself. (Below 1.2e-38, the smallest normal float32, by at most 3e-42.)
+
+    Args:
+        device: where the values will be.
+        keep: how many of the largest are kept.
+    """
+
+    def __init__(self, device: torch.device, keep: int = max(TOPS)) -> None:
+        self.keep = keep
+        self._largest = torch.empty(0, device=device)
+        self._counts = torch.zeros(_BINS + 1, dtype=torch.int64, device=device)
+
+    def add(self, x: Tensor, seen: Tensor | None = None) -> None:
+        """Take in the values of any shape; with ``seen``, broadcastable to it, only those where that is True."""
+        sizes = x.detach().abs().to(torch.float32)
+        bins = sizes.view(torch.int32) >> _DROPPED_BITS
+        if seen is not None:
+            sizes, bins = sizes.masked_fill(~seen, -1.0), bins.masked_fill(~seen, _BINS)
+        self._counts += torch.bincount(bins.flatten(), minlength=_BINS + 1)
+        least = self._largest[-1] if len(self._largest) == self.keep else -1.0
+        found = torch.cat((self._largest, sizes[sizes > least]))
+        self._largest = found.topk(min(self.keep, len(found))).values
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return int(self._counts[:_BINS].sum())
+
+    def largest(self, rank: int) -> float:
+        """The value of a rank, counted from 1.
+
+        Raises:
+            ValueError: there are not so many values, or not so many were kept; one of the values was not finite.
+        """
+        self._check_finite()
+        if not 1 <= rank <= len(self._largest):
+            raise ValueError(f"of {self.count} values the {len(self._largest)} largest are kept, got rank {rank}.")
+        return self._largest[rank - 1].item()
+
+    def median(self) -> float:
+        """The median; of an even number of values, the lower of the two in the middle.
+
+        Raises:
+            ValueError: there is no value, or one was not finite.
+        """
+        self._check_finite()
+        if not self.count:
+            raise ValueError("there is no median of no values.")
+        below = self._counts[:_BINS].cumsum(0)
+        index = torch.searchsorted(below, (below[-1] + 1) // 2).to(torch.int32)
+        ends = torch.stack((index, index + 1)) << _DROPPED_BITS
+        return ends.view(torch.float32).mean().item()
+
+    def _check_finite(self) -> None:
+        if broken := int(self._counts[_NOT_FINITE:_BINS].sum()):
+            raise ValueError(f"{broken} of {self.count} values are not finite.")
+
+
+class _Recorder:
+    """Takes in the logits of every layer's call."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.found = Magnitudes(device)
+        self._last: Tensor | None = None
+
+    def blocks(self, call: Call) -> Iterator[LogitBlock]:
+        # DiffLlama attends twice by the very same queries, to one half of its values and to the other.
+        is_new = call.query is not self._last
+        self._last = call.query
+        for block in call.blocks():
+            if is_new:
+                self.found.add(*block)
+            yield block
+
+
+def _record(call: Call) -> Iterator[LogitBlock]:
+    recorder = call.arguments.get("recorder")
+    if not isinstance(recorder, _Recorder):
+        raise ValueError(f"{RECORDED_LOGITS!r} is the attention of activation_outliers, which hands it a recorder.")
+    return recorder.blocks(call)
+
+
+register_logits(RECORDED_LOGITS, _record)
+
+
+@torch.no_grad()
+def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> dict[str, Magnitudes]:
+    """The sizes of a model's attention logits and hidden states on validation data.
+
+    Args:
+        model: a causal language model of transformers that attends through its interface, in evaluation mode.
+        batches: what it reads.
+        tokens: how many of it; all there are if they are fewer.
+
+    Returns:
+        "attention_logits": q·k/√d as the softmax gets them, of the keys that a query sees, of all heads (of both maps,
+        where there are two) and layers. "hidden_states": the residual stream after each layer, before the final norm.
+
+    Raises:
+        ValueError: a number of tokens below 1, or a model whose logits cannot be seen.
+    """
+    device = next(model.parameters()).device
+    recorder, hidden_states = _Recorder(device), Magnitudes(device)
+
+    def note(_: nn.Module, __: Any, output: Any) -> None:
+        hidden_states.add(output[0] if isinstance(output, tuple) else output)
+
+    with attending(model, RECORDED_LOGITS), ExitStack() as undo:
+        for layer in model.get_decoder().layers:
+            undo.callback(layer.register_forward_hook(note).remove)
+        for batch in first_tokens(batches, tokens):
+            inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
+            model(**inputs, use_cache=False, logits_to_keep=1, recorder=recorder)
+    return {"attention_logits": recorder.found, "hidden_states": hidden_states}
+
+
+def outlier_records(
+    model: Any, batches: Batches, variant: str, *, tokens: int = TOKENS, seed: int | None = None
+) -> list[Result]:
+    """Table 5's numbers: at the ranks 1, 2 … and at the rank "median".
+
+    Args: as :func:`activation_outliers`, and
+        variant, seed: for the records.
+    """
+    records = []
+    for name, sizes in activation_outliers(model, batches, tokens).items():
+        values: dict[int | str, float] = {rank: sizes.largest(rank) for rank in TOPS if rank <= sizes.count}
+        for rank, value in {**values, MEDIAN: sizes.median()}.items():
+            records.append(
+                Result(
+                    name=f"outliers/{name}",
+                    variant=variant,
+                    value=value,
+                    n=sizes.count,
+                    seed=seed,
+                    better=None if rank == MEDIAN else "lower",
+                    coordinates=Coordinates(rank=rank),
+                    method=METHOD,
+                )
+            )
+    return records
+
+
+class OutlierOptions(Options):
+    """How much is read."""
+
+    tokens: Count = Field(default=TOKENS, description="tokens that are read, at most")
+
+
+def _run(measured: EvalInput, options: OutlierOptions) -> list[Result]:
+    assert measured.batches is not None  # needs="recipe"
+    return outlier_records(
+        measured.model, measured.batches, measured.variant, seed=measured.seed, tokens=options.tokens
+    )
+
+
+OUTLIERS = Measurement(
+    name="outliers",
+    description="the largest attention logits and hidden states, and their medians (Table 5)",
+    options=OutlierOptions,
+    run=_run,
+    needs="recipe",
+    any_model=True,
+)

@@ -1,0 +1,361 @@
+"""Reads what experiments found, and sets it out as tables: comparisons, trained variants and counts of verdicts."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diff_transformer.lab.old_results import translated
+from diff_transformer.lab.record import Comparison, ResultsFile, Verdict
+from diff_transformer.lab.report.table import Cell, Table
+from diff_transformer.lab.report.wording import (
+    ANSWERS,
+    DIRECTIONS,
+    DIVERGED,
+    LEVELS,
+    NOT_KNOWN,
+    UNCORRECTED,
+    chance_cell,
+    few_heads,
+    floor_cell,
+    format_difference,
+    format_number,
+    has_levels,
+    judged_word,
+    measure_label,
+    missing_word,
+    pair_label,
+    trained_label,
+    unit_and_direction,
+    variant_label,
+    verdict_text,
+)
+from diff_transformer.lab.results_files import read_results
+from diff_transformer.lab.statistics import judge
+from diff_transformer.storage.files import read_json
+
+_KINDS = {"table": "Table", "fig": "Figure", "appendix": "Appendix"}
+# Verdict → what it is called, in the order of the columns.
+VERDICTS: dict[Verdict | None, str] = {
+    "reproduced": "reproduced",
+    "inconclusive": "inconclusive",
+    "contrary": "contrary",
+    "not comparable": "not comparable",
+    None: "nothing claimed",
+}
+
+
+@dataclass(frozen=True)
+class ExperimentResults:
+    """What an experiment found with one preset.
+
+    Attributes:
+        name: the experiment's.
+        preset: "cpu" or "gpu".
+        file: everything that was measured, compared and noted.
+    """
+
+    name: str
+    preset: str
+    file: ResultsFile
+
+    @property
+    def anchor(self) -> str:
+        """A name for links and files, the only one of a report."""
+        return slug(f"{self.name}-{self.preset}")
+
+    @property
+    def title(self) -> str:
+        """As the paper calls it: "Table 6"; where it has no such thing, the experiment's own name."""
+        found = _of_the_paper(self.name)
+        if found is not None:
+            return f"{_KINDS[found[0]]} {found[1].upper()}"
+        first, *others = self.name.split("_")
+        return " ".join([first.upper() if len(first) <= 2 else first.capitalize(), *others])
+
+    @property
+    def heading(self) -> str:
+        """The title with the preset."""
+        return f"{self.title}, preset {self.preset}"
+
+    @property
+    def headline(self) -> Comparison | None:
+        """The comparison that stands for the experiment in an overview; None where no comparison has a verdict.
+
+        It is the one that the results name. Without that, it is the first comparison with a verdict, preferring those
+        for which the paper gives numbers.
+        """
+        judged = [row for row in self.file.comparisons if row.verdict is not None]
+        named = [row for row in judged if self.file.headline is not None and self.file.headline.names(row)]
+        return next((row for rows in (named, [r for r in judged if r.paper], judged) for row in rows), None)
+
+    @property
+    def variants(self) -> list[dict[str, Any]]:
+        """The trained variants; empty for an experiment that trains nothing."""
+        return list(self.file.settings.get("variants", []))
+
+    @property
+    def seeds(self) -> int:
+        """The largest number of seeds of any variant."""
+        return len({record.seed for record in self.file.records} - {None})
+
+
+def slug(text: str) -> str:
+    """Lower-case letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+
+
+def holds_experiments(path: Path) -> bool:
+    """Whether `path` is a results file of an experiment, or a folder with some; the folder of a run or a demo is none.
+
+    Raises ValueError for broken JSON.
+    """
+    if (path / "metrics.jsonl").is_file() or (path / "results.json").is_file():
+        return False
+    return any(map(_is_experiment, [path] if path.is_file() else _candidates(path)))
+
+
+def read_experiments(
+    paths: Sequence[Path], complete: Callable[[ResultsFile], ResultsFile] = judge
+) -> list[ExperimentResults]:
+    """The results in files, and in the folders that hold them directly or one level deeper.
+
+    Args:
+        paths: files, or folders with some.
+        complete: adds to the results of one file what the definition of its experiment says of them, which files of
+            earlier versions lack. By default only what the file says itself is used.
+
+    Raises:
+        FileNotFoundError: a path that does not exist.
+        ValueError: one without results of an experiment, a broken file, or two results of one experiment and preset.
+    """
+    found: dict[Path, ResultsFile] = {}
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{str(path)!r} does not exist")
+        files = [file for file in ([path] if path.is_file() else _candidates(path)) if _is_experiment(file)]
+        if not files:
+            raise ValueError(f"{str(path)!r} holds no results of an experiment, as `diff-transformer reproduce` leaves")
+        found.update({file.resolve(): read_results(file) for file in files})
+    named: dict[tuple[str, str], Path] = {}
+    results = []
+    for place, file in found.items():
+        request = file.settings["request"]
+        key = (request["experiment"], request["preset"])
+        if key in named:
+            raise ValueError(
+                f"{str(named[key])!r} and {str(place)!r} are both results of {key[0]!r} with the preset {key[1]!r}; "
+                "give one of them."
+            )
+        named[key] = place
+        results.append(ExperimentResults(*key, complete(file)))
+    return sorted(results, key=_order)
+
+
+def _candidates(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.json"), *folder.glob("*/*.json")])
+
+
+def _is_experiment(path: Path) -> bool:
+    """Whether a file holds the results of an experiment: its settings say which experiment was requested."""
+    data = translated(read_json(path))
+    settings = data.get("settings") if isinstance(data, dict) else None
+    request = settings.get("request") if isinstance(settings, dict) else None
+    return isinstance(request, dict) and all(isinstance(request.get(key), str) for key in ("experiment", "preset"))
+
+
+def _of_the_paper(name: str) -> tuple[str, str] | None:
+    """The kind and the number of a table, a figure or an appendix."""
+    found = re.fullmatch(rf"({'|'.join(_KINDS)})_?(\d+|[a-z])", name)
+    return None if found is None else (found[1], found[2])
+
+
+def _order(results: ExperimentResults) -> tuple[int, int, str, str]:
+    """Tables, figures, appendices, and then what is beyond the paper; each by number."""
+    kind, number = _of_the_paper(results.name) or ("", results.name)
+    place = list(_KINDS).index(kind) if kind else len(_KINDS)
+    return place, int(number) if number.isdigit() else 0, number, results.preset
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How often each verdict came out in an experiment: on the paper's claims, or on exploratory questions."""
+
+    results: ExperimentResults
+    exploratory: bool
+    counts: Counter[Verdict | None]
+
+
+def tallies(all_results: Sequence[ExperimentResults]) -> list[Tally]:
+    """One or two for each experiment; comparisons without a claim are counted with the paper's claims, if any."""
+    found = []
+    for results in all_results:
+        comparisons = results.file.comparisons
+        judged = {row.exploratory for row in comparisons if row.verdict is not None} or {False}
+        for exploratory in sorted(judged):
+            own = [
+                row.verdict for row in comparisons if (row.exploratory if row.verdict else min(judged)) == exploratory
+            ]
+            found.append(Tally(results, exploratory, Counter(own)))
+    return found
+
+
+def overview(counted: Sequence[Tally]) -> Table:
+    """A row for each count of verdicts. There is no sum: comparisons are not independent of each other."""
+    verdicts = ("Reproduced, or yes", "Inconclusive", "Contrary, or no", "Not comparable", "Nothing claimed")
+    head = ("Experiment", "Preset", "Claims", *verdicts, "Seeds", "What it shows", "Device")
+    rows = [
+        (
+            Cell(tally.results.title, anchor=tally.results.anchor),
+            tally.results.preset,
+            "our questions" if tally.exploratory else "the paper's",
+            *(str(tally.counts[verdict]) for verdict in VERDICTS),
+            str(tally.results.seeds),
+            tally.results.file.title,
+            tally.results.file.device,
+        )
+        for tally in counted
+    ]
+    return Table.of_rows(head, rows)
+
+
+def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mapping[str, Any]] = ()) -> Table:
+    """A row for each comparison, in the order in which they were made: the paper's values beside ours.
+
+    Columns in which no row has anything (the part, the paper's values) are left out. Both variants stand in the
+    headings where all rows have the same, else in a column. `trained` are the trained variants, which say what
+    diverged.
+    """
+    pairs = {(row.variant, row.against) for row in comparisons}
+    first, second = map(variant_label, next(iter(pairs))) if len(pairs) == 1 else ("first", "second")
+    columns: dict[str, list[str]] = {"Measure": [row.name + unit_and_direction(row) for row in comparisons]}
+    if any(row.coordinates for row in comparisons):
+        columns["Part"] = [row.coordinates.label or "–" for row in comparisons]
+    if len(pairs) > 1:
+        columns["First − second"] = list(map(pair_label, comparisons))
+    if any(row.paper is not None for row in comparisons):
+        papers = [row.paper or (math.nan, math.nan) for row in comparisons]
+        columns[f"Paper, {first}"] = [_paper(one) for one, _ in papers]
+        columns[f"Paper, {second}"] = [_paper(other) for _, other in papers]
+        columns["Paper, difference"] = [_paper_difference(*values) for values in papers]
+    words = [missing_word(row, trained) for row in comparisons]
+    for side, name in enumerate((first, second)):
+        here = zip(comparisons, words, strict=True)
+        columns[f"Here, {name}"] = [format_number(row.ours[side], missing=word) for row, word in here]
+    if has_levels(comparisons):
+        columns["Chance"] = list(map(chance_cell, comparisons))
+        columns["Floor"] = list(map(floor_cell, comparisons))
+    columns["Here, difference"] = list(map(format_difference, comparisons, words))
+    columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
+    columns["Verdict"] = list(map(judged_word, comparisons))
+    if any(row.verdict == "inconclusive" for row in comparisons):
+        columns["Seeds needed"] = list(map(_seeds_needed, comparisons))
+    return Table.of_columns(columns)
+
+
+def verdict_table(results: ResultsFile) -> Table:
+    """The comparisons of an experiment in few columns, for a terminal; every verdict is shown in the same way."""
+    comparisons = results.comparisons
+    words = [missing_word(row, results.settings.get("variants", ())) for row in comparisons]
+    columns: dict[str, list[str | Cell]] = {
+        "measure": list(map(measure_label, comparisons)),
+        "variants": [f"{variant_label(row.variant)} / {variant_label(row.against)}" for row in comparisons],
+        "paper": ["–" if row.paper is None else _pair(row.paper, "–") for row in comparisons],
+        "here": [_pair(row.ours, word) for row, word in zip(comparisons, words, strict=True)],
+        "chance / floor": [f"{chance_cell(row)} / {floor_cell(row)}" for row in comparisons],
+        "difference": list(map(format_difference, comparisons, words)),
+        "verdict": [Cell(verdict_text(row), strong=row.verdict in ("reproduced", "contrary")) for row in comparisons],
+    }
+    if not has_levels(comparisons):
+        del columns["chance / floor"]
+    caption = (
+        f"{DIRECTIONS} Difference: first − second, the mean over paired seeds, with its 95 % interval. The claim is "
+        "reproduced when the whole interval lies on its side of 0, contrary when it lies on the other side, else "
+        f"inconclusive; a question that is ours is answered with yes or no. {UNCORRECTED}\n"
+        f"{LEVELS + chr(10) if has_levels(comparisons) else ''}Measured on {results.device}."
+    )
+    return Table.of_columns(columns, title=results.title, caption=caption, one_line=("paper", "here", "difference"))
+
+
+def variants_table(trained: Sequence[Mapping[str, Any]]) -> Table:
+    """The trained variants: their sizes, their learning rates, and the validation losses of the rates tried."""
+    columns = {
+        "Variant": list(map(trained_label, trained)),
+        "Parameters": [f"{one['parameters']:,}" for one in trained],
+        "Without λ and norms": [f"{one['shared_parameters']:,}" for one in trained],
+        # Results of early versions do not tell the heads.
+        "Heads × d": [f"{one['heads']} × {one['head_dim']}" if "heads" in one else "–" for one in trained],
+        "Learning rate": [f"{one['learning_rate']:g}" for one in trained],
+        "Validation at the rates tried": [_tried(one["tried"]) for one in trained],
+        "Diverged seeds": [", ".join(map(str, one["diverged"])) or "none" for one in trained],
+    }
+    return Table.of_columns(columns, caption=few_heads(trained))
+
+
+def verdict_counts(comparisons: Sequence[Comparison]) -> str:
+    """How often each verdict came out, including those that never did."""
+    if not comparisons:
+        return "Nothing could be compared."
+    counts = Counter((row.verdict, row.exploratory if row.verdict else None) for row in comparisons)
+    kinds = {exploratory for _, exploratory in counts}
+    parts = []
+    if False in kinds or True not in kinds:
+        parts.append(_counted(counts, False, {verdict: word for verdict, word in VERDICTS.items() if verdict}))
+    if True in kinds:
+        parts.append(f"to our own questions {_counted(counts, True, ANSWERS)}")
+    if counts[None, None]:
+        parts.append(f"{counts[None, None]} {VERDICTS[None]}")
+    return f"Of {len(comparisons)} comparisons: {('; ' if True in kinds else ', ').join(parts)}."
+
+
+def interval_methods(comparisons: Sequence[Comparison]) -> str:
+    """The methods of the intervals, the most frequent first; "" where there are no intervals."""
+    counts = Counter(row.method for row in comparisons if row.interval is not None and row.method)
+    methods = [f"{method} ({count})" if len(counts) > 1 else method for method, count in counts.most_common()]
+    return f"Intervals by: {'; '.join(methods)}." if methods else ""
+
+
+def reasons_unknown(comparisons: Sequence[Comparison]) -> str:
+    """Why differences are not known, other than that a run diverged; "" where all are known."""
+    lost = [row for row in comparisons if row.reason]
+    reasons = [", ".join(filter(None, (row.name, row.coordinates.label))) + f": {row.reason}" for row in lost]
+    return f"Not known: {'; '.join(reasons)}." if reasons else ""
+
+
+def _counted(counts: Counter[tuple[Verdict | None, bool | None]], exploratory: bool, words: Mapping[Any, str]) -> str:
+    """Each verdict with its number, 0 too; "not comparable" only where there is any."""
+    shown = [verdict for verdict in words if verdict != "not comparable" or counts[verdict, exploratory]]
+    return ", ".join(f"{counts[verdict, exploratory]} {words[verdict]}" for verdict in shown)
+
+
+def _tried(rates: Mapping[str, float | None]) -> str:
+    tried = [f"{rate}: {DIVERGED if value is None else format_number(value)}" for rate, value in rates.items()]
+    return "; ".join(tried) or "–"
+
+
+def _pair(values: tuple[float, float], missing: str) -> str:
+    return " / ".join(format_number(value, missing=missing) for value in values)
+
+
+def _paper(value: float) -> str:
+    """A value of the paper's with its own digits."""
+    return f"{value:,.6g}" if math.isfinite(value) else "–"
+
+
+def _paper_difference(first: float, second: float) -> str:
+    """With the paper's own digits, without a remainder of the subtraction."""
+    difference = round(first - second, 6)
+    return f"{difference:+,.6g}".replace("-", "−") if math.isfinite(difference) else "–"
+
+
+def _seeds_needed(row: Comparison) -> str:
+    if row.verdict != "inconclusive":
+        return "–"
+    if len(row.differences) < 2:
+        return "not known from one seed"
+    if row.documents_needed:
+        return "more documents"
+    return NOT_KNOWN if row.seeds_needed is None else f"{row.seeds_needed:,}"

@@ -1,0 +1,198 @@
+"""Writes the report of experiments: RESULTS.md with its figures beside it, and the same as one self-contained page."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from diff_transformer.lab.record import ResultsFile
+from diff_transformer.lab.report.experiment_figures import figures_of, overview_figure
+from diff_transformer.lab.report.experiment_tables import (
+    ExperimentResults,
+    comparison_table,
+    interval_methods,
+    overview,
+    read_experiments,
+    reasons_unknown,
+    tallies,
+    variants_table,
+    verdict_counts,
+)
+from diff_transformer.lab.report.figures import FIGURE_MARK, Drawing, svg_file
+from diff_transformer.lab.report.pages import (
+    HTML_MARK,
+    MARKDOWN_MARK,
+    fill_markdown,
+    fill_page,
+    refuse_others,
+)
+from diff_transformer.lab.report.table import Table
+from diff_transformer.lab.report.wording import DIRECTIONS, LEVELS, UNCORRECTED
+from diff_transformer.lab.results_files import write_text
+from diff_transformer.lab.statistics import judge
+
+TITLE = "Results beside the paper's"
+ABOUT = (
+    "This report shows every experiment that was run with all of its comparisons, in the order in which they were "
+    "made, whatever came out. The models are far smaller than the paper's, so the values differ from the paper's; what "
+    "can be compared is which of two variants is better."
+)
+RULE = (
+    "The rule for verdicts was fixed before anything was run. A difference is taken over paired seeds, and the claim "
+    "says which variant is better. The claim is reproduced when the whole 95 % interval of the difference lies on its "
+    "side of 0, and the result is contrary when the whole interval lies on the other side; otherwise, and always with "
+    "one seed, it is inconclusive. For an inconclusive comparison, the seeds needed are the number with which a "
+    "difference of this size and spread would be found in 80 % of such experiments, unless it is the choice of "
+    "documents that leaves it open. Some questions are ours and not claims of the paper's. The same rule answers them "
+    f"with yes, inconclusive or no, and they are counted separately. {UNCORRECTED} Comparisons of one experiment share "
+    "their runs and are not independent of each other, so their counts are not a score."
+)
+CHANGED = (
+    "Not everything was fixed beforehand. Sizes, learning rates and the judged measure of Figure 7 were changed after "
+    "a look at results, and the rule about chance and floor was added after one: docs/log.md says what had been seen "
+    "before each change."
+)
+READING = (
+    f"{DIRECTIONS} Brackets hold 95 % intervals of the difference, first − second. “–”: not given, or not applicable."
+)
+FIGURES = "figures"
+DOCUMENT = "RESULTS.md"
+# Pixels: two figures stand side by side where a code host shows the document.
+_HALF_WIDTH = 410
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the report shows of one experiment."""
+
+    results: ExperimentResults
+    counts: str
+    wide: list[Drawing]
+    narrow: list[Drawing]
+    comparisons: Table | None
+    methods: str
+    unknown: str
+    trained: Table | None
+
+    @property
+    def summary(self) -> str:
+        """What the experiment shows, as a sentence."""
+        title = self.results.file.title
+        return f"{title[:1].upper()}{title[1:]}."
+
+    @property
+    def figures(self) -> list[Drawing]:
+        return [*self.wide, *self.narrow]
+
+
+def build_results_report(
+    paths: Sequence[str | Path],
+    output: str | Path | None = None,
+    complete: Callable[[ResultsFile], ResultsFile] = judge,
+) -> tuple[Path, ...]:
+    """Write the report of experiments from their results files, or the folders that hold them.
+
+    Args:
+        paths: files as `diff-transformer reproduce` writes them, or folders with such.
+        output: the Markdown document; by default RESULTS.md in the folder that holds all of the files. The page lies
+            beside it with the ending .html, figures in the folder "figures" beside it. A path that ends in .html is
+            the page, which is then written alone.
+        complete: as `read_experiments` takes it.
+
+    Returns:
+        The document, if there is one, and the page. Earlier ones are replaced, and figures of an earlier report that
+        are not in this one removed; any other file is left alone.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_experiments`; or no folder for `output`.
+        FileExistsError: something else than a report is in the way.
+    """
+    given = [Path(path) for path in paths]
+    all_results = read_experiments(given, complete)
+    document = _document_path(given, output)
+    page = document.with_suffix(".html")
+    page_alone = document == page
+    if not page_alone:
+        refuse_others(document, MARKDOWN_MARK)
+    refuse_others(page, HTML_MARK)
+    often = Counter(results.name for results in all_results)
+    sections = [
+        _section(results, results.heading if often[results.name] > 1 else results.title) for results in all_results
+    ]
+    summary = overview_figure(all_results)
+    values = {
+        "title": TITLE,
+        "introduction": (ABOUT, RULE, LEVELS, CHANGED, READING),
+        "overview": summary,
+        "verdicts": overview(tallies(all_results)),
+        "sections": sections,
+    }
+    if page_alone:
+        return (write_text(page, fill_page("results.html", **values)),)
+    _write_figures(
+        document.parent / FIGURES, [summary, *(figure for section in sections for figure in section.figures)]
+    )
+    write_text(page, fill_page("results.html", **values))
+    write_text(document, fill_markdown("results.md", **values, page=page.name, folder=FIGURES))
+    return document, page
+
+
+def results_report_files(paths: Sequence[str | Path], output: str | Path | None = None) -> list[Path]:
+    """The files of an earlier report that `build_results_report` would replace or remove.
+
+    Raises as it does where there is no place for the document.
+    """
+    document = _document_path([Path(path) for path in paths], output)
+    if document.suffix == ".html":
+        return [document] if document.exists() else []
+    figures = sorted((document.parent / FIGURES).glob("*.svg"))
+    texts = [path for path in (document, document.with_suffix(".html")) if path.exists()]
+    return [*texts, *filter(_is_figure, figures)]
+
+
+def _section(results: ExperimentResults, called: str) -> Section:
+    comparisons = results.file.comparisons
+    figures = figures_of(results, called)
+    return Section(
+        results=results,
+        counts=verdict_counts(comparisons),
+        wide=[figure for figure in figures if figure.wide],
+        narrow=[figure for figure in figures if not figure.wide],
+        comparisons=comparison_table(comparisons, results.variants) if comparisons else None,
+        methods=interval_methods(comparisons),
+        unknown=reasons_unknown(comparisons),
+        trained=variants_table(results.variants) if results.variants else None,
+    )
+
+
+def _document_path(paths: Sequence[Path], output: str | Path | None) -> Path:
+    if output is None:
+        folders = [path if path.is_dir() else path.parent for path in paths]
+        shared = Path(os.path.commonpath([folder.resolve() for folder in folders]))
+        document = (folders[0] if len(folders) == 1 else shared) / DOCUMENT
+    else:
+        document = Path(output)
+    if document.suffix not in (".md", ".html"):
+        raise ValueError(
+            f"the report of experiments is a Markdown document or a page, so {str(document)!r} must end in .md or .html"
+        )
+    if not document.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {str(document)!r} does not exist")
+    return document
+
+
+def _is_figure(path: Path) -> bool:
+    """Whether a file is a figure of an earlier report."""
+    return FIGURE_MARK in path.read_text(encoding="utf-8", errors="replace")
+
+
+def _write_figures(folder: Path, figures: Sequence[Drawing]) -> None:
+    files = {folder / f"{figure.name}.svg": figure for figure in figures}
+    for path in files:
+        refuse_others(path, FIGURE_MARK)
+    folder.mkdir(exist_ok=True)
+    for path, figure in files.items():
+        write_text(path, svg_file(figure.svg, figure.alt, width=None if figure.wide else _HALF_WIDTH))
+    for path in filter(_is_figure, set(folder.glob("*.svg")) - files.keys()):
+        path.unlink()

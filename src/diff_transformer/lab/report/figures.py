@@ -1,0 +1,363 @@
+"""Draws training runs and attention as SVG, in the colours of the page that shows them, light or dark."""
+
+import functools
+import io
+import itertools
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, ParamSpec
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import FuncNorm, LinearSegmentedColormap, to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from diff_transformer.variants import ATTENTION_TYPES
+
+# CSS variable → (light, dark). The variants' hues are Okabe and Ito's blue and vermilion, told apart by every kind of
+# colour vision; each shade has a contrast of at least 3 to the page behind it.
+THEME = {
+    "page": ("#ffffff", "#14171c"),
+    "ink": ("#1c2128", "#e6e9ee"),
+    "muted": ("#57606a", "#9aa4b0"),
+    "rule": ("#d4d9df", "#3a414b"),
+    **{name: described.colour for name, described in ATTENTION_TYPES.items()},
+    "fifth": ("#7a6a00", "#c9b22b"),
+    "sixth": ("#5b5bd6", "#9a9aff"),
+}
+# The same as CSS.
+LIGHT = "".join(f"--{name}: {light}; " for name, (light, _) in THEME.items())
+DARK = "".join(f"--{name}: {dark}; " for name, (_, dark) in THEME.items())
+PAGE, INK, MUTED, RULE = (THEME[name][0] for name in ("page", "ink", "muted", "rule"))
+CYCLE = [THEME[name][0] for name in ("diff", "softmax", "diff_v2", "dex", "fifth", "sixth")]
+DASHES = ("-", "--", "-.", ":")
+# Layers are ordered: one ramp of middle lightness, legible on white and on black.
+_RAMP = LinearSegmentedColormap.from_list("layers", ["#8e44ad", "#2e86c1", "#17a589", "#b7950b"])
+# Of a weight: nothing is drawn where it is 0, so that the page shows through, light or dark.
+_SIGNED = LinearSegmentedColormap.from_list(
+    "signed", [(0.0, "#2f7fd1"), (0.5, "#2f7fd100"), (0.5, "#e0533d00"), (1.0, "#e0533d")]
+)
+_STYLE = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.titlesize": 11,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "legend.frameon": False,
+    "axes.titlelocation": "left",
+}
+# A curve of more points than this is drawn faintly as it is and boldly as a running mean.
+MANY = 60
+# What tells a figure of this package from another file of the same name.
+FIGURE_MARK = "<!-- diff-transformer report -->"
+# A browser without the font that the layout was made for takes one that is no wider.
+_FONTS = "'DejaVu Sans', Verdana, sans-serif"
+_PIXELS_PER_POINT = 96 / 72
+_FILE_STYLE = f"<style>svg {{ {LIGHT}}} @media (prefers-color-scheme: dark) {{ svg {{ {DARK}}} }}</style>"
+
+
+P = ParamSpec("P")
+
+
+def variant_colour(variant: str) -> str | None:
+    """The colour of an attention type on light pages; None for another variant, whose place decides its colour."""
+    return ATTENTION_TYPES[variant].colour[0] if variant in ATTENTION_TYPES else None
+
+
+def variant_marker(variant: str, otherwise: str = "o") -> str:
+    """The marker of an attention type's points."""
+    return ATTENTION_TYPES[variant].marker if variant in ATTENTION_TYPES else otherwise
+
+
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw under this module's style and leave the caller's matplotlib as it was."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(_STYLE):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named line: x and y of the same length, with 95 % intervals of y where they are known."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: str | None = None
+    intervals: Sequence[tuple[float, float] | None] = ()
+    marker: str = "o"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of a page.
+
+    Attributes:
+        svg: the figure, as an <svg> element.
+        alt: what it shows in words, for those who do not see it.
+        caption: what a reader must know to read it.
+        title: one line.
+        name: for its file; no two figures of a report have the same.
+        wide: whether it takes the width of a page, or stands beside others.
+    """
+
+    svg: str
+    alt: str
+    caption: str = ""
+    title: str = ""
+    name: str = ""
+    wide: bool = False
+
+
+def drawing(
+    figure: Figure, alt: str, caption: str = "", *, title: str = "", name: str = "", wide: bool = False
+) -> Drawing:
+    """A matplotlib figure as a `Drawing`."""
+    return Drawing(svg(figure), alt, caption, title, name, wide)
+
+
+@styled
+def curves(
+    series: Sequence[Series], *, checks: Sequence[Series] = (), title: str, ylabel: str, noisy: bool = True
+) -> Figure:
+    """Measures over training steps, `noisy` ones with a running mean; `checks`, made now and then, have markers."""
+    figure, axes = axes_of(title, "training step", ylabel)
+    for number, (line, colour) in enumerate(zip(series, colours_of(series), strict=True)):
+        # The first is drawn wider, so that it shows on both sides of a second that covers it.
+        style: dict[str, Any] = {
+            "color": colour,
+            "linestyle": DASHES[number // len(CYCLE) % 4],
+            "linewidth": 1.5 if number else 2.6,
+        }
+        if noisy and len(line.x) > MANY:
+            axes.plot(line.x, line.y, color=colour, linewidth=0.6, alpha=0.35)
+            axes.plot(line.x, running_mean(line.y), label=line.label, **style)
+        else:
+            axes.plot(line.x, line.y, label=line.label, **style)
+    for line, colour in zip(checks, colours_of(checks), strict=True):
+        style = {"color": colour, "linestyle": "--", "linewidth": 1, "marker": line.marker, "markersize": 4}
+        axes.plot(line.x, line.y, label=line.label, **style)
+    legend(axes)
+    return figure
+
+
+@styled
+def by_place(
+    series: Sequence[Series],
+    places: Sequence[str],
+    levels: Mapping[str, float] | None = None,
+    *,
+    title: str,
+    xlabel: str,
+) -> Figure:
+    """A measure at each place (depth): a dodged point with its 95 % interval per variant; `x` counts places.
+
+    `levels`, by name, are what the measure is read against.
+    """
+    figure, axes = axes_of(title, xlabel, "")
+    for number, (line, colour) in enumerate(zip(series, colours_of(series), strict=True)):
+        x = [place + 0.14 * (number - (len(series) - 1) / 2) for place in line.x]
+        axes.plot(x, line.y, color=colour, linewidth=0.8, alpha=0.5)
+        for place, value, interval in zip(x, line.y, line.intervals or [None] * len(x), strict=True):
+            if interval is not None:
+                axes.plot([place, place], interval, color=colour, linewidth=1.8, solid_capstyle="butt")
+            axes.plot([place], [value], color=colour, marker=line.marker, markersize=6)
+        axes.plot([], [], color=colour, marker=line.marker, markersize=6, linewidth=1.8, label=line.label)
+    axes.set_xticks(range(len(places)), [short(place, 16) for place in places])
+    axes.set_xlim(-0.5, len(places) - 0.5)
+    low, high = axes.get_ylim()
+    high = max(high, *(levels or {"": high}).values())
+    for (name, height), dash in zip((levels or {}).items(), (":", "-.", "--"), strict=False):
+        axes.axhline(height, color=MUTED, linestyle=dash, linewidth=1.2, zorder=1)
+        axes.text(len(places) - 0.5, height, name, color=MUTED, fontsize=8, ha="right", va="bottom")
+    # A share is read against nothing at all: the axis shows zero and leaves space for the legend above.
+    axes.set_ylim(min(low, 0.0), max(high, 0.0) + 0.22 * (max(high, 0.0) - min(low, 0.0)))
+    legend(axes, loc="upper center", ncols=max(1, len(series)))
+    return figure
+
+
+@styled
+def lambdas(
+    steps: Sequence[int], layers: Sequence[Sequence[float]], initial: Sequence[float] | None, *, title: str
+) -> Figure:
+    """λ of every layer over training: layers[l][i] is λ of layer l + 1 at steps[i]; `initial` marks λ_init."""
+    figure, axes = axes_of(title, "training step", "λ")
+    span = (max(steps) - min(steps)) or 1
+    labelled = range(0, len(layers), math.ceil(len(layers) / 8))
+    heights = _apart([layers[number][-1] for number in labelled], [value for values in layers for value in values])
+    for number, values in enumerate(layers):
+        colour = to_hex(_RAMP(number / max(1, len(layers) - 1)))
+        axes.plot(steps, values, color=colour, linewidth=1.8)
+        if initial is not None:
+            mark: dict[str, Any] = {"marker": ">", "markersize": 6, "color": colour, "clip_on": False}
+            axes.plot([min(steps) - 0.03 * span], [initial[number]], **mark)
+        if number in labelled:
+            place = (max(steps) + 0.02 * span, heights[labelled.index(number)])
+            axes.text(*place, f"layer {number + 1}", color=colour, va="center", fontsize=9)
+    axes.set_xlim(min(steps) - 0.05 * span, max(steps) + 0.2 * span)
+    return figure
+
+
+@styled
+def attention_map(
+    rows: Sequence[Sequence[float]],
+    *,
+    title: str,
+    largest: float,
+    query: int,
+    needles: Sequence[int],
+    answers: Sequence[int],
+) -> Figure:
+    """One causal map (N, N) on a scale from −`largest` to `largest`, growing as the square root; zero is the page."""
+    figure = Figure(figsize=(4.8, 4.3), layout="constrained")
+    axes = figure.add_subplot()
+    norm = FuncNorm((_signed_root, _signed_square), vmin=-largest, vmax=largest)
+    visible = np.tril(np.ones((len(rows), len(rows)), dtype=bool))
+    image = axes.imshow(np.where(visible, rows, np.nan), cmap=_SIGNED, norm=norm, interpolation="nearest")
+    ticks = [share * largest for share in (-1, -0.25, 0, 0.25, 1)]
+    bar = figure.colorbar(image, ax=axes, ticks=ticks, shrink=0.8)
+    bar.ax.set_yticklabels([f"{tick:.2f}".replace("-", "−") for tick in ticks])
+    size = len(rows)
+    above = -0.02 * size
+    for places, colour in ((needles, MUTED), (answers, INK)):
+        axes.plot(places, [above] * len(places), linestyle="", marker="v", markersize=5, color=colour, clip_on=False)
+    axes.plot([above], [query], linestyle="", marker=">", color=INK, clip_on=False)
+    axes.set(xlabel="position attended to", ylabel="position attending", xlim=(-0.5, size - 0.5))
+    axes.set_ylim(size - 0.5, -0.5)
+    axes.set_title(title, pad=12)
+    axes.grid(visible=False)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    return figure
+
+
+@styled
+def attention_row(
+    weights: Mapping[str, Sequence[float]],
+    colours: Sequence[str],
+    *,
+    title: str,
+    limits: tuple[float, float],
+    needles: Sequence[int],
+    answers: Sequence[int],
+) -> Figure:
+    """What one query attends to: a line per map over the positions up to it; needles shaded, the answer marked."""
+    figure, axes = axes_of(title, "position attended to", "weight")
+    for place in needles:
+        axes.axvspan(place - 0.5, place + 0.5, color=RULE, linewidth=0, zorder=0)
+    for number, ((label, values), colour) in enumerate(zip(weights.items(), colours, strict=True)):
+        last = number == len(weights) - 1
+        axes.plot(range(len(values)), values, color=colour, linewidth=1.6 if last else 0.9, label=label)
+    axes.set_ylim(*limits)
+    axes.plot(answers, [limits[1]] * len(answers), linestyle="", marker="v", color=INK, clip_on=False, label="answer")
+    legend(axes)
+    return figure
+
+
+def running_mean(values: Sequence[float]) -> list[float]:
+    """The mean of a window of a twentieth of the curve around each point, narrower at the ends."""
+    half = max(1, len(values) // 40)
+    windows = (values[max(0, place - half) : place + half + 1] for place in range(len(values)))
+    return [math.fsum(window) / len(window) for window in windows]
+
+
+def svg(figure: Figure) -> str:
+    """The figure as an <svg> element: text stays text, theme colours become CSS variables, nothing names a network."""
+    buffer = io.StringIO()
+    with warnings.catch_warnings(), matplotlib.rc_context({**_STYLE, "svg.hashsalt": "diff-transformer"}):
+        # Text is set by the browser, which has glyphs that matplotlib's font lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        # No metadata: it carries the date (the same results give the same page) and addresses of vocabularies.
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=nothing, dpi=150)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', text, count=1)
+    # Names of places repeat from figure to figure; an id must be the page's only one.
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    for name, (light, _) in THEME.items():
+        text = text.replace(light, f"var(--{name})")
+    return text.replace("xlink:href", "href")
+
+
+def axes_of(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(4.8, 3.1), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    return figure, axes
+
+
+def legend(axes: Axes, **options: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles, [short(label, 32) for label in labels], fontsize=9, **options)
+
+
+def short(label: str, most: int) -> str:
+    """The end of a label that would crowd the figure out: of a path, its end tells the most."""
+    return label if len(label) <= most else "…" + label[1 - most :]
+
+
+def colours_of(series: Sequence[Series]) -> list[str]:
+    return [line.colour or CYCLE[number % len(CYCLE)] for number, line in enumerate(series)]
+
+
+def _apart(places: Sequence[float], everything: Sequence[float]) -> list[float]:
+    """Heights for labels at `places`, moved apart where they would cover each other."""
+    gap = 0.06 * ((max(everything) - min(everything)) or 1)
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    heights = list(places)
+    for lower, upper in itertools.pairwise(order):
+        heights[upper] = max(heights[upper], heights[lower] + gap)
+    return heights
+
+
+def _signed_root(values: np.ndarray) -> np.ndarray:
+    return np.sign(values) * np.sqrt(np.abs(values))
+
+
+def _signed_square(values: np.ndarray) -> np.ndarray:
+    return np.sign(values) * np.square(values)
+
+
+def svg_file(element: str, description: str, *, width: int | None = None) -> str:
+    """An element that `figures.svg` made as the text of a file: its colours, what it shows in words.
+
+    The page's own colour lies behind it: a host may be dark where the browser is told to be light.
+    It is `width` pixels wide where it is shown as it is, by default as wide as it was drawn.
+    """
+    text = element
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
+    assert box is not None  # matplotlib's own
+    drawn_width, drawn_height = (float(side) * _PIXELS_PER_POINT for side in box.groups())
+    height = round(drawn_height * (width or drawn_width) / drawn_width)
+    text = text.replace("'DejaVu Sans'", _FONTS)
+    size = f'width="{width or round(drawn_width)}" height="{height}"'
+    opening = f'<svg xmlns="http://www.w3.org/2000/svg" {box[0]} {size}>'
+    inside = text[text.index(">") + 1 :]
+    described = f"<desc>{escape(description)}</desc>"
+    behind = '<rect width="100%" height="100%" style="fill: var(--page)"/>'
+    return f"{opening}\n{FIGURE_MARK}\n{described}\n{_FILE_STYLE}\n{behind}{inside}"

@@ -1,0 +1,197 @@
+"""Writes the model card, README.md of a shared folder, from results files and a recipe and from nothing else."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal
+
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+
+from diff_transformer._version import INSTALL
+from diff_transformer.lab.record import Result, ResultsFile
+from diff_transformer.lab.report.measured_tables import NOTE, UNPAIRED, lines_of, rows_of
+from diff_transformer.lab.report.pages import fill_markdown
+from diff_transformer.lab.report.table import Table
+from diff_transformer.lab.report.wording import variant_label, variants_of
+from diff_transformer.variants import ATTENTION_TYPES
+
+Form = Literal["package", "onnx"]
+
+MEASURED_ON = {"retrieval": ("synthetic", "multi-needle retrieval from a seeded generator")}
+UNKNOWN_DATA = ("unknown", "not recorded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedModel:
+    """What a card says about a model that is neither in its recipe nor in its results.
+
+    Attributes:
+        name: of the folder.
+        form: how it is loaded: "package" with this package, or "onnx".
+        needed: version of this package.
+        config: the configuration, as config.json has it.
+        parameters: how many.
+        task: the Hub's name of what it does, e.g. "text-generation", or None.
+        auto_class: transformers' class that loads it.
+        has_tokenizer: whether one is beside it.
+        step: the optimizer step of a run's checkpoint; None for its end.
+        data: what its recipe's data is, in a few words; None without a recipe.
+        length: tokens of a training sequence; None without a recipe.
+    """
+
+    name: str
+    form: Form
+    needed: str
+    config: Mapping[str, Any]
+    parameters: int
+    task: str | None
+    auto_class: str
+    has_tokenizer: bool
+    step: int | None = None
+    data: str | None = None
+    length: int | None = None
+
+    @property
+    def variant(self) -> str:
+        return str(self.config["attention_type"])
+
+
+def model_card(
+    model: SharedModel,
+    recipe: Mapping[str, Any] | None,
+    results: Sequence[ResultsFile] = (),
+    *,
+    license: str | None = None,  # noqa: A002  # the front matter's own word
+) -> str:
+    """The text of README.md: front matter for the Hub, how to load the model, how it was trained, what was measured.
+
+    Args:
+        model: which model.
+        recipe: of the run that trained it, or None where that is not known.
+        results: of this model, and of the model that it is compared with; all of it is shown, whichever is better.
+        license: the Hub's name of a licence, e.g. "mit"; none is claimed unless it is given.
+
+    Raises:
+        ValueError: two files hold the same measurement.
+    """
+    records = _all_records(results)
+    index = list(_index(model, recipe, results))
+    front = ModelCardData(
+        license=license,
+        library_name="onnx" if model.form == "onnx" else "transformers",
+        pipeline_tag=model.task if model.has_tokenizer else None,
+        tags=["diff-transformer", "arxiv:2410.05258", *(["onnx"] if model.form == "onnx" else [])],
+        model_name=model.name if index else None,
+        eval_results=index or None,
+    )
+    described = ATTENTION_TYPES.get(model.variant)
+    return fill_markdown(
+        "model_card.md",
+        front=front.to_yaml(),
+        model=model,
+        kind=f"with attention of the type {model.variant!r}." if described is None else described.summary,
+        install=INSTALL,
+        facts=_facts(model, recipe),
+        recipe=None if recipe is None else yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True),
+        measured=_measured_table(model, records) if records else None,
+        is_measured=model.variant in variants_of(records),
+        files=results,
+    )
+
+
+def _all_records(results: Sequence[ResultsFile]) -> list[Result]:
+    """The records of all files: models that were measured by two commands stand in one table."""
+    found: dict[tuple[Any, ...], Result] = {}
+    for record in (record for file in results for record in file.records):
+        key = (record.name, record.variant, record.coordinates, record.seed)
+        if key in found:
+            raise ValueError(
+                f"Two results hold {record.name} of {variant_label(record.variant)}; give one of the files that hold "
+                "it."
+            )
+        found[key] = record
+    return list(found.values())
+
+
+def _index(
+    model: SharedModel, recipe: Mapping[str, Any] | None, results: Sequence[ResultsFile]
+) -> Iterator[EvalResult]:
+    """What was measured of this model, for the Hub: without times and sizes, and without what is not finite."""
+    for file in results:
+        for row in rows_of(file.records):
+            result = row.cells.get(model.variant)
+            if result is None or result.better is None or result.unit == "s" or not math.isfinite(result.value):
+                continue
+            kind, data = _data(row.section, model, recipe, file)
+            low, high = result.interval or (None, None)
+            details = {"n": result.n, "seed": result.seed, "low": low, "high": high}
+            yield EvalResult(
+                task_type=model.task or "text-generation",
+                dataset_type=kind,
+                dataset_name=data,
+                metric_type=result.name.split("/", 1)[-1],
+                metric_name=row.label.rstrip(" ↑↓") + (f", {row.coordinates.label}" if row.coordinates else ""),
+                metric_value=result.value,
+                metric_args={name: value for name, value in details.items() if value is not None} or None,
+            )
+
+
+def _data(section: str, model: SharedModel, recipe: Mapping[str, Any] | None, file: ResultsFile) -> tuple[str, str]:
+    """The Hub's kind of a dataset and its name, for what was measured under `section`."""
+    if section in MEASURED_ON:
+        return MEASURED_ON[section]
+    if section == "harness":
+        return "lm-evaluation-harness", ", ".join(map(str, file.settings.get("tasks", []))) or "lm-evaluation-harness"
+    if file.settings.get("text"):
+        return "text", _names(file.settings["text"])
+    if section == "language" and recipe is not None and recipe["data"]["kind"] == "text":
+        return "text", f"held-out part of {model.data}"
+    return UNKNOWN_DATA
+
+
+def _names(paths: Sequence[str]) -> str:
+    """Names of files; the folders that they lay in are in the recipe."""
+    return ", ".join(PurePath(path).name or path for path in paths)
+
+
+def _facts(model: SharedModel, recipe: Mapping[str, Any] | None) -> Table:
+    """What the model is, and how it was trained where that is known."""
+    config = model.config
+    heads = f"{config['num_attention_heads']} of width {config['head_dim']} (as the Transformer counts them)"
+    facts = {
+        "attention": f"{variant_label(model.variant)} ({model.variant})",
+        "parameters": f"{model.parameters:,}",
+        "layers": f"{config['num_hidden_layers']} of width {config['hidden_size']}",
+        "heads": heads,
+        "context": f"{config['max_position_embeddings']:,} tokens",
+    }
+    if (norm := config.get("headwise_norm")) is not None:  # a row of Table 6 that is not the type's usual form
+        facts["norm of each head"] = "yes" if norm else "no"
+    if recipe is not None:
+        facts |= _training_facts(model, recipe["data"], recipe["train"])
+    return Table.of_rows(["", ""], list(facts.items()))
+
+
+def _training_facts(model: SharedModel, data: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, str]:
+    steps = min(train["steps"], model.step or train["steps"])
+    part = f" of {train['steps']:,}, so it is not finished" if steps < train["steps"] else ""
+    tokens = steps * data["batch_size"] * (model.length or 0)
+    return {
+        "data": str(model.data),
+        "steps": f"{steps:,}{part}",
+        "tokens seen": f"{tokens:,} ({data['batch_size']} sequences of {model.length} a step)",
+        "learning rate": f"{train['learning_rate']:g}, {train['schedule']}",
+        "mixed precision": str(train["precision"]),
+        "seed": str(train["seed"]),
+    }
+
+
+def _measured_table(model: SharedModel, records: Sequence[Result]) -> Table:
+    """All measures, the variants side by side, whichever is better."""
+    variants = variants_of(records)
+    heads = [variant_label(one) + (" (this model)" if one == model.variant else "") for one in variants]
+    rows = [[f"{line.section}: {line.label}", *line.cells] for line in lines_of(records)]
+    caption = f"{NOTE}. {UNPAIRED if len(variants) > 1 else 'Nothing was measured beside it.'}"
+    return Table.of_rows(["measure", *heads], rows, caption=caption)

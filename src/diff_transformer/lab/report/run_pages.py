@@ -1,0 +1,392 @@
+"""Writes the pages of training runs side by side, and of the demo with its attention maps."""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from diff_transformer.lab.record import AttentionExample, Baseline, Result
+from diff_transformer.lab.report import figures
+from diff_transformer.lab.report.figures import CYCLE, MUTED, THEME, Drawing, Series, variant_colour, variant_marker
+from diff_transformer.lab.report.measured_tables import demo_table, every_number, rows_of
+from diff_transformer.lab.report.pages import fill_page, write_page
+from diff_transformer.lab.report.table import Table
+from diff_transformer.lab.report.wording import (
+    DIVERGED,
+    format_number,
+    levels_text,
+    variant_label,
+    variants_of,
+)
+from diff_transformer.lab.results_files import read_attention, read_results, read_samples
+from diff_transformer.storage.files import read_json
+from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.variants import ATTENTION_TYPES
+
+Metrics = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
+
+TASKS = ("retrieval", "language")
+# Key in metrics.jsonl → (title, label of the axis).
+CURVES = {
+    "loss": ("Training loss", "loss (nats per predicted token)"),
+    "learning_rate": ("Learning rate", "learning rate"),
+    "grad_norm": ("Gradient norm", "norm before clipping"),
+    "tokens_per_second": ("Speed", "tokens per second"),
+}
+ATTENTION_MEASURES = {
+    "retrieval/attention_to_answer_signed": "Attention to the answer, signed",
+    "retrieval/attention_to_answer_share": "Attention to the answer, share",
+    "retrieval/attention_noise_signed": "Attention noise, signed",
+    "retrieval/attention_noise_share": "Attention noise, share",
+}
+# Attention map of a head → what its title says.
+MAPS = {"A1": "A1", "A2": "A2", "difference": "A1 − λA2", "A": "A"}
+
+
+def build_demo_report(run_dir: str | Path) -> Path:
+    """Write `run_dir/report.html` from the result files in `run_dir`; parts that are missing leave a note.
+
+    Raises FileNotFoundError where `run_dir` holds nothing of a demo, ValueError where a file is not what it should be.
+    """
+    run_dir = Path(run_dir)
+    if not is_demo(run_dir):
+        raise FileNotFoundError(f"{run_dir} holds no demo: neither results.json nor a run such as retrieval-diff")
+    return write_page(run_dir / "report.html", _demo_page(run_dir))
+
+
+def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
+    """Write a report of training runs side by side; a demo folder alone gives the demo's report.
+
+    Among several folders a demo's stands for the runs inside it. Without `output` the report is `report.html` in the
+    folder of a single run, `comparison.html` in the nearest folder that holds all of several.
+    An earlier report is replaced, any other file is not.
+    Raises FileNotFoundError for a folder that is missing, ValueError for one that is not a run's, FileExistsError where
+    something else than a report is in the way.
+    """
+    folders = [Path(run_dir) for run_dir in run_dirs]
+    path = run_report_path(folders, output)
+    alone = len(folders) == 1 and is_demo(folders[0])
+    return write_page(path, _demo_page(folders[0]) if alone else _runs_page(_all_runs(folders)))
+
+
+def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
+    """The file that `build_run_report` writes. Raises as it does where a folder is missing or is not a run's."""
+    folders = [Path(run_dir) for run_dir in run_dirs]
+    if not folders:
+        raise ValueError("a report needs at least one run folder")
+    if output is not None and not Path(output).parent.is_dir():
+        raise FileNotFoundError(f"the folder of {output} does not exist")
+    runs = folders if len(folders) == 1 and is_demo(folders[0]) else _all_runs(folders)
+    if output is not None:
+        return Path(output)
+    shared = Path(os.path.commonpath([run.resolve().parent for run in runs]))
+    return runs[0] / "report.html" if len(runs) == 1 else shared / "comparison.html"
+
+
+def is_demo(run_dir: Path) -> bool:
+    """Whether `run_dir` holds a demo, finished or not: results but no training of its own, or runs of its tasks."""
+    if (run_dir / "metrics.jsonl").is_file():
+        return False
+    return (run_dir / "results.json").is_file() or bool(_task_runs(run_dir))
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The training runs that `folder` stands for: itself, or those of the demo in it."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"the run folder {folder} does not exist")
+    if (folder / "metrics.jsonl").is_file():
+        return [folder]
+    if runs := list(_task_runs(folder).values()):
+        return runs
+    raise ValueError(
+        f"{folder} is not a run folder: it holds neither metrics.jsonl nor the runs of a demo, "
+        "nor results of experiments, as `diff-transformer reproduce` leaves them"
+    )
+
+
+def names_of(runs: Sequence[Path]) -> list[str]:
+    """As many of the last parts of each path as tell the runs apart."""
+    paths = [run.resolve() for run in runs]
+    for count in range(1, max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def initial_lambdas(run_dir: Path) -> list[float] | None:
+    """λ_init of each layer as the saved model's config says; None without a config that says it.
+
+    The paper's schedule (Section 2.1) is λ_init(l) = 0.8 − 0.6 · exp(−0.3 · (l − 1)) with l counted from 1. Some
+    checkpoints count layers from another origin, which the config gives as an offset.
+    """
+    path = run_dir / "model" / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    layers, initial = config.get("num_hidden_layers"), config.get("lambda_init")
+    if not isinstance(layers, int):
+        return None
+    if initial == "schedule":
+        offset = config.get("lambda_init_offset", 0)
+        return [0.8 - 0.6 * math.exp(-0.3 * (layer + offset)) for layer in range(layers)]
+    return [float(initial)] * layers if isinstance(initial, int | float) else None
+
+
+def _task_runs(run_dir: Path) -> dict[tuple[str, str], Path]:
+    """The training runs that lie in a demo folder, by task and variant."""
+    folders = {(task, variant): run_dir / f"{task}-{variant}" for task in TASKS for variant in ATTENTION_TYPES}
+    return {key: folder for key, folder in folders.items() if (folder / "metrics.jsonl").is_file()}
+
+
+def _all_runs(folders: Sequence[Path]) -> list[Path]:
+    """The runs in folders; one that is named twice, be it by two paths, once."""
+    return list({run.resolve(): run for folder in folders for run in runs_in(folder)}.values())
+
+
+def _runs_page(runs: Sequence[Path]) -> str:
+    folders = dict(zip(names_of(runs), runs, strict=True))
+    logs: dict[str, Metrics] = {label: read_metrics(run / "metrics.jsonl") for label, run in folders.items()}
+    return fill_page(
+        "runs.html",
+        title=f"Training of {next(iter(folders))}" if len(runs) == 1 else f"Training of {len(runs)} runs",
+        summary=_summary(logs),
+        curves=list(_run_curves(logs)),
+        lambdas=[one for label, run in folders.items() for one in _lambda_figure(logs[label], run, f"λ, {label}")],
+        runs=[_own_values(label, run) for label, run in folders.items()],
+    )
+
+
+def _own_values(label: str, run: Path) -> dict[str, Any]:
+    """What only this run has: its results, if something was measured, and its recipe."""
+    results = read_results(run / "results.json") if (run / "results.json").is_file() else None
+    recipe = run / "recipe.yaml"
+    return {
+        "label": label,
+        "results": results,
+        "table": demo_table(results) if results else None,
+        "recipe": recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else None,
+    }
+
+
+def _summary(logs: Mapping[str, Metrics]) -> Table:
+    rows = []
+    for label, metrics in logs.items():
+        loss, validation, speed = (
+            [line[key] for line in metrics if isinstance(line.get(key), int | float)]
+            for key in ("loss", "validation/loss", "tokens_per_second")
+        )
+        numbers = (loss[-1:], [min(validation)] if validation else [], [median(speed)] if speed else [])
+        cells = [format_number(one[0], missing=DIVERGED) if one else "–" for one in numbers]
+        rows.append([label, str(metrics[-1]["step"]) if metrics else "–", *cells])
+    head = ["Run", "Last step", "Last loss", "Best validation loss", "Tokens per second (median)"]
+    return Table.of_rows(head, rows)
+
+
+def _run_curves(logs: Mapping[str, Metrics]) -> Iterator[Drawing]:
+    validation = {key: ("Validation: " + key.partition("/")[2], key) for key in _validation_keys(list(logs.values()))}
+    for key, (title, label) in {**CURVES, **validation}.items():
+        lines = [line for name, metrics in logs.items() if (line := _series(metrics, key, name))]
+        # One evaluation, at the end, is no curve.
+        if not lines or (key in validation and all(len(line.x) == 1 for line in lines)):
+            continue
+        if key in validation:
+            figure = figures.curves([], checks=lines, title=title, ylabel=label)
+        else:
+            figure = figures.curves(lines, title=title, ylabel=label, noisy=key != "learning_rate")
+        yield figures.drawing(figure, f"{title}: {_ends_in_words(lines)}.")
+
+
+def _demo_page(run_dir: Path) -> str:
+    results = _if_there(run_dir / "results.json", read_results)
+    example = _if_there(run_dir / "attention.json", read_attention)
+    records = results.records if results else ()
+    baselines = results.baselines if results else ()
+    folders = _task_runs(run_dir)
+    runs: dict[tuple[str, str], Metrics] = {key: read_metrics(run / "metrics.jsonl") for key, run in folders.items()}
+    maps = {
+        f"{variant_label(variant)}: {words}": example.maps[variant][name]
+        for variant in ATTENTION_TYPES
+        for name, words in MAPS.items()
+        if example is not None and name in example.maps.get(variant, {})
+    }
+    sizes = [abs(weight) for rows in maps.values() for row in rows for weight in row if math.isfinite(weight)]
+    largest = max(sizes, default=0.0)
+    accuracy = _depth_figure(records, "retrieval/accuracy_by_depth", "Accuracy", baselines)
+    return fill_page(
+        "demo.html",
+        title=results.title if results else f"The demo in {run_dir.name}",
+        results=results,
+        table=demo_table(results) if results else None,
+        every_number=every_number(results) if results else None,
+        one_seed=len({record.seed for record in records} - {None}) <= 1,
+        example=example,
+        query_rows=[] if example is None else _row_figures(example),
+        heads=[] if example is None else [_head_label(example, variant) for variant in example.layers],
+        maps=[_map_figure(example, rows, name, largest or 1.0) for name, rows in maps.items() if example],
+        largest=largest,
+        retrieval=[*_task_curves("retrieval", runs), *accuracy],
+        language=list(_task_curves("language", runs)),
+        weights=[one for name, title in ATTENTION_MEASURES.items() for one in _depth_figure(records, name, title)],
+        samples=_if_there(run_dir / "samples.json", read_samples),
+        lambdas=[one for key, run in folders.items() for one in _lambda_figure(runs[key], run, f"λ, {key[0]}")],
+    )
+
+
+def _if_there(path: Path, read: Callable[[Path], T]) -> T | None:
+    return read(path) if path.is_file() else None
+
+
+def _task_curves(task: str, runs: Mapping[tuple[str, str], Metrics]) -> Iterator[Drawing]:
+    logs = {variant: metrics for (name, variant), metrics in runs.items() if name == task}
+
+    def lines(key: str, suffix: str = "") -> list[Series]:
+        styles = {name: (variant_colour(name), variant_marker(name)) for name in logs}
+        found = [_series(logs[name], key, variant_label(name) + suffix, *styles[name]) for name in logs]
+        return [line for line in found if line is not None]
+
+    loss, checks = lines("loss"), lines("validation/loss", ", validation")
+    if loss or checks:
+        faint = any(len(line.x) > figures.MANY for line in loss)
+        yield figures.drawing(
+            figures.curves(loss, checks=checks, title="Loss", ylabel="loss (nats per predicted token)"),
+            f"Loss of the {task} task over training: {_ends_in_words([*loss, *checks])}.",
+            "Training loss: faint as logged, bold its running mean." if faint else "Training loss as logged.",
+        )
+    for key in _validation_keys(list(logs.values())):
+        name = key.removeprefix("validation/").replace("_", " ")
+        found = lines(key)
+        # One evaluation, at the end, is no curve: the table has it.
+        if key != "validation/loss" and any(len(line.x) > 1 for line in found):
+            yield figures.drawing(
+                figures.curves([], checks=found, title=f"Validation: {name}", ylabel=name),
+                f"{name} of the {task} task over training: {_ends_in_words(found)}.",
+            )
+
+
+def _depth_figure(
+    records: Sequence[Result], name: str, title: str, baselines: Sequence[Baseline] = ()
+) -> Iterator[Drawing]:
+    rows = [row for row in rows_of(records) if row.name == name and row.coordinates]
+    if not rows:
+        return
+    parts = list(dict.fromkeys(row.coordinates.label for row in rows))
+    series, words = [], []
+    for variant in variants_of([result for row in rows for result in row.cells.values()]):
+        results = {row.coordinates.label: row.cells[variant] for row in rows if variant in row.cells}
+        series.append(
+            Series(
+                variant_label(variant),
+                [parts.index(part) for part in results],
+                [result.value for result in results.values()],
+                colour=variant_colour(variant),
+                marker=variant_marker(variant, "D"),
+                intervals=[result.interval for result in results.values()],
+            )
+        )
+        values = ", ".join(f"{part}: {result.value:.3g}" for part, result in results.items())
+        words.append(f"{variant_label(variant)} {values}")
+    # The same at every depth.
+    baseline = next((one for one in baselines if one.name == name), None)
+    words += [] if baseline is None else [levels_text(baseline)]
+    levels = {} if baseline is None else baseline.levels()
+    methods = dict.fromkeys(one.method for row in rows for one in row.cells.values() if one.interval and one.method)
+    yield figures.drawing(
+        figures.by_place(series, parts, levels, title=title, xlabel="depth of the answer in the context"),
+        f"{title} by depth of the answer: {'; '.join(words)}.",
+        f"Bars: 95 % intervals, {'; '.join(methods)}." if methods else "",
+    )
+
+
+def _head_label(example: AttentionExample, variant: str) -> str:
+    strength = f" (λ = {example.lambda_:.3f})" if ATTENTION_TYPES[variant].differential else ""
+    return f"head {example.heads[variant]} of layer {example.layers[variant]} of {variant_label(variant)}{strength}"
+
+
+def _map_figure(example: AttentionExample, rows: list[list[float]], title: str, largest: float) -> Drawing:
+    at_answer = ", ".join(f"{rows[example.query_position][place]:.2f}" for place in example.answer_positions)
+    figure = figures.attention_map(
+        rows,
+        title=title,
+        largest=largest,
+        query=example.query_position,
+        needles=example.needle_positions,
+        answers=example.answer_positions,
+    )
+    return figures.drawing(figure, f"{title}: every query's weights; the marked query gives the answer {at_answer}.")
+
+
+def _row_figures(example: AttentionExample) -> list[Drawing]:
+    """The marked query's row of each map as lines, both models on one scale."""
+    seen = example.query_position + 1
+    diff, transformer = (
+        {name: rows[example.query_position][:seen] for name, rows in example.maps.get(variant, {}).items()}
+        for variant in ("diff", "softmax")
+    )
+    lines: dict[str, tuple[dict[str, list[float]], tuple[str, ...]]] = {}
+    if {"A1", "A2", "difference"} <= diff.keys():
+        subtracted = [example.lambda_ * weight for weight in diff["A2"]]
+        lines["DIFF"] = (
+            {"A1": diff["A1"], "λA2": subtracted, "A1 − λA2": diff["difference"]},
+            (MUTED, CYCLE[3], THEME["diff"][0]),
+        )
+    if "A" in transformer:
+        lines["Transformer"] = ({"A": transformer["A"]}, (THEME["softmax"][0],))
+    weights = [weight for maps, _ in lines.values() for row in maps.values() for weight in row]
+    limits = (1.1 * min(0.0, *weights), 1.1 * max(weights)) if weights else (0.0, 1.0)
+    return [
+        figures.drawing(
+            figures.attention_row(
+                maps,
+                colours,
+                title=f"{label}: the marked query's weights",
+                limits=limits,
+                needles=example.needle_positions,
+                answers=example.answer_positions,
+            ),
+            f"{label}: the marked query's weights over the positions up to it; largest at position "
+            f"{max(range(seen), key=[*maps.values()][-1].__getitem__)}.",
+        )
+        for label, (maps, colours) in lines.items()
+    ]
+
+
+def _lambda_figure(metrics: Metrics, run: Path, title: str) -> list[Drawing]:
+    """λ by layer over training as one figure; none for a run that logged none (any but a DIFF's).
+
+    Lines with a λ that was not finite (null) are left out.
+    """
+    logged = [
+        (line["step"], line["lambdas"]) for line in metrics if line.get("lambdas") and None not in line["lambdas"]
+    ]
+    if not logged:
+        return []
+    steps, values = zip(*logged, strict=True)
+    layers = list(zip(*values, strict=True))
+    initial = initial_lambdas(run)
+    initial = initial if initial is not None and len(initial) == len(layers) else None
+    ends = "; ".join(f"layer {number} ends at {values[-1]:.2f}" for number, values in enumerate(layers, start=1))
+    caption = "One line per layer; triangles at the left edge mark λ_init." if initial else "One line per layer."
+    figure = figures.lambdas(steps, layers, initial, title=title)
+    return [figures.drawing(figure, f"{title} by layer over training: {ends}.", caption)]
+
+
+def _series(metrics: Metrics, key: str, label: str, colour: str | None = None, marker: str = "o") -> Series | None:
+    """The values of `key` over steps, where they were logged; None if they never were."""
+    points = [(line["step"], line[key]) for line in metrics if isinstance(line.get(key), int | float)]
+    if not points:
+        return None
+    steps, values = zip(*points, strict=True)
+    return Series(label, steps, values, colour=colour, marker=marker)
+
+
+def _validation_keys(runs: Sequence[Metrics]) -> list[str]:
+    """The names of what was measured by evaluations during training, as logged."""
+    keys = dict.fromkeys(key for metrics in runs for line in metrics for key in line)
+    return [key for key in keys if key.startswith("validation/")]
+
+
+def _ends_in_words(lines: Sequence[Series]) -> str:
+    """The ends of curves, for those who do not see them."""
+    return "; ".join(f"{line.label} goes from {line.y[0]:.3g} to {line.y[-1]:.3g}" for line in lines)

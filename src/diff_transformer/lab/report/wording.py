@@ -1,0 +1,246 @@
+"""Puts numbers, differences, variants and verdicts into words, the same in every table, figure and page."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.record import Baseline, Comparison, Interval, Result, Verdict
+from diff_transformer.variants import ATTENTION_TYPES
+
+ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
+DIRECTIONS = "↑ higher is better, ↓ lower is better."
+# A number that is not finite; "diverged" where that is known to be why.
+NOT_KNOWN, DIVERGED = "not known", "diverged"
+# The verdict on an exploratory question: there is no claim to reproduce or to contradict.
+ANSWERS: dict[Verdict, str] = {
+    "reproduced": "yes",
+    "inconclusive": "inconclusive",
+    "contrary": "no",
+    "not comparable": "not comparable",
+}
+LEVELS = (
+    "Chance is the accuracy of guessing among all answers. The floor is the accuracy of knowing which answers occur in "
+    "the context, and how often, but not which answer belongs to which question; elimination also leaves out the "
+    "answers already given. A variant has begun to learn the task when its whole 95 % interval lies above these "
+    "levels. When neither variant has, or when one has not and the measure is not an accuracy itself, the two cannot "
+    "be compared. For contexts longer than in training, the accuracy at the shortest length decides this."
+)
+UNCORRECTED = (
+    "No verdict is corrected for the number of comparisons: without any true difference, one comparison in twenty "
+    "comes out for one side or the other by chance."
+)
+# The authors of the paper advise at least this many heads for DIFF.
+ADVISED_HEADS = 8
+# A longer name of a variant does not fit behind a verdict in a figure.
+_SHORT_NAME = 12
+
+
+def variant_label(variant: str) -> str:
+    """A variant's name for a reader; of "softmax, half the heads" the attention type stands first."""
+    kind, comma, rest = variant.partition(",")
+    return (ATTENTION_TYPES[kind].label if kind in ATTENTION_TYPES else kind) + comma + rest
+
+
+def trained_label(trained: Mapping[str, Any]) -> str:
+    """A trained variant, as the settings of a results file describe it, with its size or rate if there are several."""
+    return ", ".join(filter(None, (variant_label(trained["name"]), Coordinates(trained["coordinates"]).label)))
+
+
+def pair_label(row: Comparison) -> str:
+    """The two variants of a comparison, as they are subtracted."""
+    return f"{variant_label(row.variant)} − {variant_label(row.against)}"
+
+
+def variants_of(records: Sequence[Result]) -> list[str]:
+    """The variants that occur, the known ones first, in the order of the columns."""
+    present = dict.fromkeys(record.variant for record in records)
+    known = [name for name in ATTENTION_TYPES if name in present]
+    return known + [name for name in present if name not in known]
+
+
+def measure_words(name: str) -> str:
+    """A measure's name for a reader: "needles/accuracy_by_depth" is "needles: accuracy by depth"."""
+    return name.replace("/", ": ", 1).replace("/", " ").replace("_", " ")
+
+
+def measure_label(row: Comparison) -> str:
+    """The measure of a comparison with its part, unit and direction."""
+    return row.name + (f", {row.coordinates.label}" if row.coordinates else "") + unit_and_direction(row)
+
+
+def unit_and_direction(row: Comparison | Result) -> str:
+    """What follows the name of a measure: " (nats) ↓"."""
+    return (f" ({row.unit})" if row.unit else "") + ARROWS[row.better]
+
+
+def format_number(value: float, digits: int | None = None, *, missing: str = NOT_KNOWN) -> str:
+    """A number with about three significant digits; `missing` for one that is not finite."""
+    if not math.isfinite(value):
+        return missing
+    if digits is None and 0 < abs(value) < 0.001:
+        return f"{value:.3g}"
+    text = f"{value:,.{_digits(value) if digits is None else digits}f}"
+    return text if text.strip("-0.") else text.removeprefix("-")  # a number that is rounded to 0 has no sign
+
+
+def format_result(result: Result) -> str:
+    """The value, and its interval with as many decimals: `0.547 [0.512, 0.582]`."""
+    digits = _digits(result.value)
+    ends = "" if result.interval is None else ", ".join(format_number(end, digits) for end in result.interval)
+    return format_number(result.value, digits) + (f" [{ends}]" if ends else "")
+
+
+def format_difference(row: Comparison, missing: str = NOT_KNOWN) -> str:
+    """The difference and its interval, with the decimals that tell them apart: "−0.021 [−0.043, +0.001]".
+
+    `missing` stands for a difference that is not finite.
+    """
+    if not math.isfinite(row.difference):
+        return missing
+    ends: Interval | tuple[()] = row.interval or ()
+    sizes = [abs(value) for value in (row.difference, *ends) if math.isfinite(value) and value]
+    digits = max(0, 2 - math.floor(math.log10(max(sizes)))) if sizes else 3
+    # More decimals than can be counted at a glance are written as a power of ten.
+    form = f"+.{digits}f" if digits <= 6 else "+.2e"
+    numbers = [f"{value:{form}}".replace("-", "−") for value in (row.difference, *ends)]
+    return numbers[0] + (f" [{numbers[1]}, {numbers[2]}]" if ends else ", no interval")
+
+
+def missing_word(row: Comparison, trained: Sequence[Mapping[str, Any]]) -> str:
+    """What stands for a number of a comparison that is not finite: "diverged" where a run of its variants diverged.
+
+    Args:
+        row: the comparison.
+        trained: the trained variants, as the settings of a results file describe them. Of variants of several sizes,
+            those of the comparison's own size count, if it has one.
+    """
+    own = [one for one in trained if one["name"] in (row.variant, row.against)]
+    same = [one for one in own if row.coordinates and Coordinates(one["coordinates"]) == row.coordinates]
+    return DIVERGED if not row.reason and any(one["diverged"] for one in same or own) else NOT_KNOWN
+
+
+def few_heads(trained: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence where DIFF has fewer heads than its authors advise; "" where it has enough."""
+    differential = [one for one in trained if one.get("differential")]
+    few = [one for one in differential if one["heads"] < ADVISED_HEADS]
+    if not few:
+        return ""
+    named = ", ".join(f"{trained_label(one)}: {one['heads']}" for one in few)
+    sentence = f"DIFF has fewer heads here than the {ADVISED_HEADS} or more that its authors advise ({named})."
+    by_size = {Coordinates(one["coordinates"]): one["heads"] for one in differential}
+    if len(set(by_size.values())) > 1:
+        sentence += " Their number differs between the sizes, so its effect cannot be separated from that of the size."
+    return sentence
+
+
+def levels_text(baseline: Baseline) -> str:
+    """ "chance 0.016, floor 0.273, by elimination 0.560", without a level that equals chance."""
+    levels = baseline.levels()
+    shown = {name: value for name, value in levels.items() if name == "chance" or value != levels["chance"]}
+    return ", ".join(f"{name} {format_number(value)}" for name, value in shown.items())
+
+
+def levels_of(row: Comparison) -> dict[str, float]:
+    """The levels that an accuracy is read against; none where the measure is not an accuracy, or they are not known."""
+    return row.baseline.levels() if row.baseline is not None and row.baseline.is_accuracy else {}
+
+
+def has_levels(comparisons: Sequence[Comparison]) -> bool:
+    """Whether chance and floor are known for any of the comparisons."""
+    return any(map(levels_of, comparisons))
+
+
+def chance_cell(row: Comparison) -> str:
+    """The accuracy of guessing; "–" where there are no levels."""
+    levels = levels_of(row)
+    return format_number(levels["chance"]) if levels else "–"
+
+
+def floor_cell(row: Comparison) -> str:
+    """The accuracy without any binding, "0.531; 0.766 by elimination"; "–" where there are no levels."""
+    return (
+        "; ".join(
+            format_number(value) + (" by elimination" if name == "by elimination" else "")
+            for name, value in levels_of(row).items()
+            if name != "chance"
+        )
+        or "–"
+    )
+
+
+def levels_mark(row: Comparison) -> str:
+    """Chance and the highest level, for a figure: " (0.06, 0.77)"; "" where there are no levels."""
+    levels = levels_of(row)
+    return f" ({levels['chance']:.2f},\N{NO-BREAK SPACE}{max(levels.values()):.2f})" if levels else ""
+
+
+def floor_mark(row: Comparison) -> str:
+    """`floor_remark` for a figure: "Transformer at floor"; "" where the verdict says it already."""
+    at_floor = [*row.at_floor, *row.at_elimination]
+    if row.verdict in (None, "not comparable") or not at_floor:
+        return ""
+    if len(at_floor) == 2:
+        return "both at floor"
+    label = variant_label(at_floor[0])
+    short = label if len(label) <= _SHORT_NAME else "first" if at_floor[0] == row.variant else "second"
+    return f"{short} at floor"
+
+
+def floor_remark(row: Comparison) -> str:
+    """Which of the two has not begun to learn; "" where both have, or nothing is claimed."""
+    if row.baseline is None or row.verdict is None or not (row.at_floor or row.at_elimination):
+        return ""
+    when = f"at {row.baseline.steps:,} steps"
+    if len(row.at_floor) == 2:
+        return f"neither has begun to learn {when}"
+    if len(row.at_elimination) == 2:
+        return f"neither has learned more than elimination {when}"
+    parts = [f"{_with_article(variant)} has not begun to learn" for variant in row.at_floor]
+    parts += [f"{_with_article(variant)} has learned no more than elimination" for variant in row.at_elimination]
+    return f"{' and '.join(parts)} {when}"
+
+
+def verdict_word(verdict: Verdict | None, exploratory: bool) -> str:
+    """What a verdict is called: on a claim of the paper's, or on an exploratory question."""
+    if verdict is None:
+        return "nothing claimed"
+    return f"our question: {ANSWERS[verdict]}" if exploratory else verdict
+
+
+def judged_word(row: Comparison) -> str:
+    """The verdict with what limits its meaning: "reproduced; the Transformer has not begun to learn …"."""
+    return _with_remark(row, verdict_word(row.verdict, row.exploratory))
+
+
+def verdict_text(row: Comparison) -> str:
+    """The verdict in words; where it is inconclusive, with what would decide it."""
+    word = verdict_word(row.verdict, row.exploratory)
+    if row.verdict != "inconclusive":
+        return judged_word(row)
+    if row.reason:
+        word += f": {row.reason}"
+    elif len(row.differences) < 2:
+        word += ": one seed"
+    elif row.documents_needed:
+        word += ": needs more documents"
+    elif row.seeds_needed is not None:
+        word += f": 80 % power needs {row.seeds_needed:,} seeds"
+    return _with_remark(row, word)
+
+
+def _with_remark(row: Comparison, word: str) -> str:
+    remark = floor_remark(row)
+    separator = ": " if row.verdict == "not comparable" else "; "
+    return word + (separator + remark if remark else "")
+
+
+def _with_article(variant: str) -> str:
+    label = variant_label(variant)
+    return f"the {label}" if label.startswith("Transformer") else label
+
+
+def _digits(value: float) -> int:
+    if not math.isfinite(value):
+        return 3
+    return 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 3

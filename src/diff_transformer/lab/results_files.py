@@ -1,0 +1,190 @@
+"""Reads and writes the files of results, and captures the environment that they were measured in.
+
+Files are JSON without NaN: a number that is not finite is written as null and read back as NaN. Every file is written
+under a temporary name and then renamed, so that a reader never sees half of one.
+"""
+
+import json
+import math
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from diff_transformer.lab.coordinates import NOWHERE
+from diff_transformer.lab.old_results import translated
+from diff_transformer.lab.record import AttentionExample, Comparison, Environment, Result, ResultsFile, Samples
+from diff_transformer.storage.atomic import write_atomically
+from diff_transformer.storage.files import read_json
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+T = TypeVar("T")
+
+
+def capture_environment(device: str | None = None) -> Environment:
+    """What every results file says about its origin; `device` is a torch device string, by default the one in use."""
+    versions = {"python": platform.python_version()}
+    for package in ("diff-transformer", "torch", "transformers"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+            versions[package] = "not installed"
+    return Environment(
+        command=command_line(),
+        device=device_name(device),
+        versions=versions,
+        commit=_git_commit(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def capture_results(
+    title: str,
+    settings: Mapping[str, Any],
+    records: Sequence[Result],
+    device: str | None = None,
+    *,
+    comparisons: Sequence[Comparison] = (),
+    notes: Sequence[str] = (),
+) -> ResultsFile:
+    """`records` with the environment they were measured in, ready for `write_json(run / "results.json", …)`."""
+    return ResultsFile(
+        **vars(capture_environment(device)),
+        title=title,
+        settings=dict(settings),
+        records=tuple(records),
+        comparisons=tuple(comparisons),
+        notes=tuple(notes),
+    )
+
+
+def command_line() -> str:
+    """The command as it can be typed again, without the folder that its program lies in."""
+    program = Path(sys.argv[0])
+    if program.stem in ("__main__", "diff-transformer"):
+        return shlex.join(["diff-transformer", *sys.argv[1:]])
+    return shlex.join([program.name, *sys.argv[1:]])
+
+
+def device_name(device: str | None = None) -> str:
+    """A device as a reader knows it: the GPU's name, or the processor's with the number of threads torch uses."""
+    # Here and not above: reading a results file must not cost an import of torch.
+    import torch
+
+    kind = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    if kind.type == "cuda":
+        return torch.cuda.get_device_name(kind)
+    if kind.type != "cpu":
+        return f"{kind.type} on {platform.machine()}"
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    threads = torch.get_num_threads()
+    return f"{model}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that this file belongs to, "-dirty" where it was changed since; None outside one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        # An installed package may lie inside somebody else's repository: only a tracked file tells of ours.
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty") or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write UTF-8 text; the old file stays until the new one is complete."""
+    path = Path(path)
+    write_atomically(path, text, concurrent=True)
+    return path
+
+
+def write_json(path: str | Path, value: Any, *, indent: int | None = 2) -> Path:
+    """Write records, mappings, sequences, numbers, tensors and arrays as strict JSON (not finite → null)."""
+    return write_text(path, json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if is_dataclass(value):
+        found = {field: getattr(value, field.name) for field in fields(value)}
+        # What most records have none of is not written for each.
+        written = {field: item for field, item in found.items() if item not in ((), NOWHERE) or item != field.default}
+        return {field.name.rstrip("_"): _plain(item) for field, item in written.items()}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # tensors and arrays, without importing what they come from
+        return _plain(value.tolist())
+    raise ValueError(f"a results file holds numbers, text, lists and mappings, not {type(value).__name__}")
+
+
+def read_results(path: str | Path) -> ResultsFile:
+    """Read a `results.json`. Raises FileNotFoundError, or ValueError naming the file and what is wrong in it."""
+    return _read_record(path, ResultsFile, translated(read_json(path)))
+
+
+def read_attention(path: str | Path) -> AttentionExample:
+    """Read an `attention.json`. Raises as `read_results` does."""
+    return _read_record(path, AttentionExample, read_json(path))
+
+
+def read_samples(path: str | Path) -> Samples:
+    """Read a `samples.json`. Raises as `read_results` does."""
+    return _read_record(path, Samples, read_json(path))
+
+
+def number_of(value: float | None) -> float:
+    """A number of a metrics line: null, which is what JSON has for one that is not finite, is NaN."""
+    return math.nan if value is None else float(value)
+
+
+def _read_record(path: str | Path, kind: type[T], data: Any) -> T:
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        # Of JSON pydantic takes a list for a tuple without taking a text for a number.
+        return TypeAdapter(kind).validate_json(json.dumps(data))
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_sentence(error)}") from None
+
+
+def _sentence(error: "ValidationError") -> str:
+    """The first thing that is wrong in a file: where it stands, what it should be, and what it is."""
+    problems = error.errors()
+    first = problems[0]
+    where, inside = _place(first["loc"]), _place(first["loc"][:-1])
+    if first["type"] == "value_error":  # the record's own sentence
+        return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    if first["type"] == "missing":
+        missing = [one["loc"] for one in problems if one["type"] == "missing" and _place(one["loc"][:-1]) == inside]
+        return f"{inside} lacks {', '.join(str(place[-1]) for place in missing)}"
+    if first["type"] == "unexpected_keyword_argument":
+        return f"{inside} has the unknown key {first['loc'][-1]}"
+    return f"{first['msg'].replace('Input', where, 1)}, got {first['input']!r:.60}"
+
+
+def _place(keys: Sequence[int | str]) -> str:
+    return "the file" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)

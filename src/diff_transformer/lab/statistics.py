@@ -1,0 +1,362 @@
+"""Intervals of measured values, comparisons of two variants over paired seeds, and the verdicts on them.
+
+The verdict on a difference has two parts. `verdict` looks at the interval of the difference alone. `judge` then looks
+at the two accuracies: their difference tells which variant learned more only where at least one of them has learned
+something. Guessing is not learning, nor is knowing which answers occur without knowing where they belong.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import NormalDist, fmean, stdev, variance
+
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.record import Baseline, Better, Comparison, Interval, Result, ResultsFile, Verdict
+
+SEEDS = "Student's t over paired seeds"
+DOCUMENTS = "bootstrap over paired documents"
+BOTH = f"{SEEDS} and {DOCUMENTS}, half widths added in squares"
+# More seeds than anyone will train.
+MOST_SEEDS = 10_000
+# Resamples of documents that are held in memory together.
+_RESAMPLES_AT_A_TIME = 500
+
+
+def proportion_interval(successes: int, n: int) -> Interval:
+    """Wilson's 95 % score interval of a proportion: `successes` out of `n` independent trials."""
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"successes must lie in 0 … n with n ≥ 1, got successes={successes}, n={n}")
+    z = NormalDist().inv_cdf(0.975)
+    share = successes / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    # Rounding must not push an end past the share itself when all or none succeed.
+    return (0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
+
+
+def mean_interval(values: Sequence[float]) -> Interval | None:
+    """Student's 95 % interval of the mean of independent `values`; None for one value, whose spread is unknown."""
+    if not values:
+        raise ValueError("the mean of no values has no interval")
+    if len(values) == 1:
+        return None
+    if not all(map(math.isfinite, values)):
+        return (math.nan, math.nan)
+    half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return (fmean(values) - half, fmean(values) + half)
+
+
+def bootstrap_interval(
+    documents: Sequence[tuple[float, float]],
+    against: Sequence[tuple[float, float]] | None = None,
+    *,
+    seed: int = 0,
+    resamples: int = 10_000,
+) -> Interval:
+    """The 95 % percentile interval of Σ sum / Σ count under resampling of documents with replacement.
+
+    Args:
+        documents: the (sum, count) of each.
+        against: the same documents measured otherwise: the interval is that of the difference of the two ratios, with
+            the same documents drawn for both.
+        seed: of the draws.
+        resamples: how many.
+
+    Raises:
+        ValueError: fewer than two documents, or not the same number on both sides.
+    """
+    # Here and not above: reading a results file must not cost an import of numpy.
+    import numpy as np
+
+    if len(documents) < 2 or (against is not None and len(against) != len(documents)):
+        sides = str(len(documents)) if against is None else f"{len(documents)} and {len(against)}"
+        raise ValueError(f"a bootstrap needs two documents or more, the same for both variants, got {sides}")
+    columns = np.concatenate(
+        [np.asarray(side, dtype=float) for side in (documents, against) if side is not None], axis=1
+    )
+    random = np.random.default_rng(seed)
+    size = len(documents)
+    found = []
+    for start in range(0, resamples, _RESAMPLES_AT_A_TIME):
+        draws = random.multinomial(size, [1 / size] * size, size=min(_RESAMPLES_AT_A_TIME, resamples - start))
+        totals = draws @ columns
+        ratios = totals[:, ::2] / totals[:, 1::2]
+        found.append(ratios[:, 0] - (ratios[:, 1] if against is not None else 0.0))
+    low, high = np.quantile(np.concatenate(found), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def variance_beyond_chance(shares: Sequence[float], trials: int) -> float:
+    """The variance of shares of right answers without what counting `trials` answers alone would give.
+
+    A share p of n independent answers varies by p (1 − p) / n without any cause; its unbiased estimate,
+    p (1 − p) / (n − 1), is taken from the variance of the shares. What is left is unbiased, and so below 0 now and
+    then: cut off at 0, or its root, it would be the larger the nearer p is to one half.
+
+    Args:
+        shares: of right answers, two or more; the questions of each are drawn anew.
+        trials: questions behind each share, two or more.
+    """
+    if len(shares) < 2 or trials < 2:
+        raise ValueError(f"a spread needs two shares and two trials or more, got {len(shares)} and {trials}")
+    chance = fmean(share * (1 - share) / (trials - 1) for share in shares)
+    return variance(shares) - chance
+
+
+def t_quantile(df: int) -> float:
+    """The 0.975 quantile of Student's t with `df` degrees of freedom."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(df, 0.975))
+
+
+def compare(
+    records: Sequence[Result],
+    name: str,
+    variant: str,
+    against: str,
+    *,
+    coordinates: Coordinates = NOWHERE,
+    paper: tuple[float, float] | None = None,
+    claimed: bool = True,
+    exploratory: bool = False,
+) -> Comparison:
+    """Compare two variants in a measure, over the seeds for which both have a record.
+
+    The interval of the mean difference is Student's over seeds. Where the records carry documents, it also allows for
+    other documents: a bootstrap over them, with the mean of all seeds for each, is added in squares, which is a little
+    too wide, as what a seed does to a document counts in both. With one seed it is the bootstrap alone, and the
+    verdict stays open: other documents say nothing about other seeds.
+
+    Args:
+        records: of all variants and seeds.
+        name: the measure.
+        variant: the one that is claimed to be better.
+        against: the other one.
+        coordinates: where it was measured.
+        paper: the paper's values of `variant` and `against`, NaN where it gives none.
+        claimed: whether anything is claimed; if not, there is a difference and no verdict.
+        exploratory: whether the claim is a question of this project's, and not the paper's.
+
+    Raises:
+        ValueError: the variants have no seed in common, two records of one seed, or no direction for a claim.
+    """
+    first, second = (_by_seed(records, name, one, coordinates) for one in (variant, against))
+    seeds = [seed for seed in first if seed in second]
+    if not seeds:
+        part = f" of {coordinates.label}" if coordinates else ""
+        raise ValueError(f"{name}{part} was not measured in both {variant!r} and {against!r} for any seed")
+    pairs = [(first[seed], second[seed]) for seed in seeds]
+    better = pairs[0][0].better if claimed else None
+    if claimed and better is None:
+        raise ValueError(f"{name} has no better direction, so nothing can be claimed of it")
+    differences = tuple(one.value - other.value for one, other in pairs)
+    difference, interval, method = fmean(differences), mean_interval(differences), SEEDS if len(seeds) > 1 else ""
+    over_seeds, other_documents = interval, 0.0
+    if all(record.documents for pair in pairs for record in pair):
+        documents = [_over_seeds([pair[side] for pair in pairs]) for side in (0, 1)]
+        drawn = bootstrap_interval(*documents)
+        other_documents = abs(drawn[0 if difference > 0 else 1] - difference)  # the half that may reach 0
+        interval, method = (drawn, DOCUMENTS) if interval is None else (_added(difference, interval, drawn), BOTH)
+    judged = None if better is None else verdict(interval, better, seeds=len(seeds))
+    too_few_documents = judged == "inconclusive" and len(seeds) > 1 and other_documents > 0
+    if too_few_documents and better is not None:
+        decided = verdict(over_seeds, better, seeds=len(seeds)) != "inconclusive"
+        too_few_documents = decided or other_documents >= abs(difference)
+    needed = None
+    if judged == "inconclusive" and not too_few_documents:
+        needed = seeds_needed(differences, other_documents)
+        # A bootstrap's halves differ, so that by one of them the seeds there are may seem to be enough.
+        needed = needed if needed is not None and needed > len(seeds) else None
+    return Comparison(
+        name=name,
+        variant=variant,
+        against=against,
+        coordinates=coordinates,
+        unit=pairs[0][0].unit,
+        better=better,
+        paper=paper,
+        ours=(fmean(one.value for one, _ in pairs), fmean(other.value for _, other in pairs)),
+        differences=differences,
+        difference=difference,
+        interval=interval,
+        method=method,
+        verdict=judged,
+        seeds_needed=needed,
+        documents_needed=too_few_documents,
+        exploratory=exploratory,
+    )
+
+
+def remark_on_seeds(comparisons: Sequence[Comparison]) -> str | None:
+    """What a reader must know of verdicts over one or two seeds; None where every verdict is over more."""
+    fewest = min((len(row.differences) for row in comparisons if row.verdict is not None), default=MOST_SEEDS)
+    if fewest > 2:
+        return None
+    if fewest < 2:
+        return "Verdicts on one seed are inconclusive by the rule, whatever came out: it tells nothing of other seeds."
+    # Half the width is t s / √2, and s = |d₁ − d₂| / √2.
+    return (
+        f"With two seeds Student's t is {t_quantile(1):.1f}, so little can be decided: only a mean difference more "
+        f"than {t_quantile(1) / 2:.1f} times as large as what the two seeds' differences are apart."
+    )
+
+
+def verdict(interval: Interval | None, better: Better, *, seeds: int) -> Verdict:
+    """The rule: whether the 95 % interval of a difference, claimed better − other, lies on the claim's side of 0.
+
+    Args:
+        interval: None where nothing is known of the spread.
+        better: whether a positive or a negative difference is the claim's.
+        seeds: how many the interval is over; with one, the verdict is "inconclusive" whatever the interval.
+    """
+    if interval is None or seeds < 2:
+        return "inconclusive"
+    low, high = interval if better == "higher" else (-interval[1], -interval[0])
+    return "reproduced" if low > 0 else "contrary" if high < 0 else "inconclusive"
+
+
+def seeds_needed(differences: Sequence[float], other: float = 0.0, power: float = 0.8) -> int | None:
+    """With how many paired seeds a t-test at 5 % (two sides) finds a difference of this size and spread.
+
+    The mean and the standard deviation of `differences` are taken for the true ones, which for two or three of them
+    is a rough guess.
+
+    Args:
+        differences: one for each seed so far.
+        other: half the width of an interval, added in squares, that more seeds do not make narrower.
+        power: in which share of experiments it is to be found.
+
+    Returns:
+        2 or more; None where the spread is not known, the difference is not finite or not larger than `other`, or the
+        number would be above 10,000.
+    """
+    if len(differences) < 2 or not all(map(math.isfinite, differences)):
+        return None
+    mean, spread = abs(fmean(differences)), stdev(differences)
+    if mean <= other:
+        return None
+    if spread == 0:
+        return 2
+    effect, floor = mean / spread, other / spread
+    low, high = 1, 2  # too few, enough
+    while _power(effect, high, floor) < power:
+        low, high = high, 2 * high
+        if high > 2 * MOST_SEEDS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _power(effect, middle, floor) >= power else (middle, high)
+    return high if high <= MOST_SEEDS else None
+
+
+def _power(effect: float, seeds: int, floor: float = 0.0) -> float:
+    """How often a t-test over `seeds` pairs finds a difference of `effect` standard deviations, on its own side.
+
+    That is P(Z + effect √n > √(t² U² + floor² n)) with Z normal and U = √(χ²ᵥ / ν), ν = n − 1: an integral over U, by
+    Simpson's rule where its density is not negligible. `floor` is half the width, in standard deviations, of an
+    interval that does not shrink with n.
+    """
+    import numpy as np
+    from scipy import integrate, stats
+
+    df, root = seeds - 1, math.sqrt(seeds)
+    reach = 8 / math.sqrt(2 * df)
+    u = np.linspace(max(0.0, 1 - reach), 1 + reach, 401)
+    found = stats.norm.cdf(effect * root - np.hypot(t_quantile(df) * u, floor * root))
+    return float(integrate.simpson(stats.chi.pdf(u, df, scale=1 / math.sqrt(df)) * found, x=u))
+
+
+def _by_seed(records: Sequence[Result], name: str, variant: str, coordinates: Coordinates) -> dict[int | None, Result]:
+    found: dict[int | None, Result] = {}
+    for record in records:
+        if (record.name, record.variant, record.coordinates) == (name, variant, coordinates):
+            if record.seed in found:
+                raise ValueError(f"{name} of {variant!r} was measured twice for seed {record.seed}")
+            found[record.seed] = record
+    return found
+
+
+def _over_seeds(records: Sequence[Result]) -> list[tuple[float, float]]:
+    """The documents of several seeds together: sums and counts added, document by document."""
+    return [
+        (math.fsum(sums for sums, _ in document), math.fsum(counts for _, counts in document))
+        for document in zip(*(record.documents for record in records), strict=True)
+    ]
+
+
+def _added(centre: float, first: Interval, second: Interval) -> Interval:
+    """Two intervals around one centre as one, for causes that are independent of each other."""
+    low, high = (math.hypot(first[end] - centre, second[end] - centre) for end in (0, 1))
+    return (centre - low, centre + high)
+
+
+def judge(file: ResultsFile) -> ResultsFile:
+    """Put each comparison beside its baseline, and take back the verdicts that mean nothing.
+
+    A variant is above a level where all of the 95 % interval of its accuracy is. Of two accuracies the verdict stays
+    where at least one variant is above every level of the baseline, and `at_floor` and `at_elimination` name the other
+    one if it is not; with none above, it becomes "not comparable". What is not an accuracy itself is "not comparable"
+    as soon as one of the two is not above.
+
+    Args:
+        file: with its baselines; comparisons without one stay as they are.
+    """
+    known = {(baseline.name, baseline.coordinates): baseline for baseline in file.baselines}
+    return replace(
+        file,
+        comparisons=tuple(
+            _judged(row, known[row.name, row.coordinates], file.records)
+            if (row.name, row.coordinates) in known
+            else row
+            for row in file.comparisons
+        ),
+    )
+
+
+def _judged(row: Comparison, baseline: Baseline, records: Sequence[Result]) -> Comparison:
+    at_floor, at_elimination = [], []
+    for variant in (row.variant, row.against):
+        low = lower_end(
+            [record for record in records if record.variant == variant and _is_accuracy_of(record, baseline)]
+        )
+        if low is not None and low <= baseline.floor:
+            at_floor.append(variant)
+        elif low is not None and baseline.by_elimination is not None and low <= baseline.by_elimination:
+            at_elimination.append(variant)
+    found = replace(row, baseline=baseline, at_floor=tuple(at_floor), at_elimination=tuple(at_elimination))
+    low_variants = len(at_floor) + len(at_elimination)
+    if baseline.is_accuracy:
+        is_void = low_variants == 2 and row.verdict is not None
+    else:
+        is_void = low_variants > 0
+    if not is_void:
+        return found
+    # Results of earlier versions claim nothing at all where a variant guesses, and so have no direction.
+    better = row.better or next(record.better for record in records if record.name == row.name)
+    return replace(found, verdict="not comparable", better=better, seeds_needed=None, documents_needed=False)
+
+
+def _is_accuracy_of(record: Result, baseline: Baseline) -> bool:
+    if baseline.accuracy is None:
+        return (record.name, record.coordinates) == (baseline.name, baseline.coordinates)
+    return (record.name, record.coordinates) == (baseline.accuracy, baseline.accuracy_coordinates)
+
+
+def lower_end(records: Sequence[Result]) -> float | None:
+    """The lower end of the 95 % interval of one variant's mean over seeds; None where it is not known.
+
+    It allows for other seeds (Student's t) and, where every record has an interval of its own, for other questions than
+    those that were asked: the half widths are added in squares, as `compare` does. One seed tells nothing of
+    others.
+
+    Args:
+        records: of one variant and measure, one for each seed.
+    """
+    values = [record.value for record in records]
+    over_seeds = mean_interval(values) if values and all(map(math.isfinite, values)) else None
+    if over_seeds is None:
+        return None
+    own = [record.value - record.interval[0] for record in records if record.interval is not None]
+    measured = math.hypot(*own) / len(own) if len(own) == len(values) else 0.0
+    return fmean(values) - math.hypot(fmean(values) - over_seeds[0], measured)

@@ -1,0 +1,275 @@
+"""Attention layers as transformers calls them: one call through its attention interface for each layer.
+
+The cache holds H_kv heads of keys [k1; k2] and values, both 2d wide (DIFF), so any cache or server that holds Llama's
+holds ours. Our own implementations receive the queries as they are; for every other one a zero stands beside each query
+(:func:`zero_padded`), which makes the call an ordinary one. Ours and "eager" receive λ and subtract; after every other
+one the outputs of the two maps are subtracted here.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention_forward
+
+from diff_transformer.model.configuration import DiffTransformerConfig
+from diff_transformer.model.packed_documents import attend_by_document
+from diff_transformer.nn import Attention
+from diff_transformer.ops import diff_attention, diff_attention_maps
+from diff_transformer.ops.backends import BACKENDS
+from diff_transformer.ops.flex import is_block_mask
+from diff_transformer.variants import ATTENTION_TYPES
+
+# "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
+OWN_IMPLEMENTATION = "diff_attention"
+OWN_IMPLEMENTATIONS = {OWN_IMPLEMENTATION: "auto"} | {f"{OWN_IMPLEMENTATION}_{name}": name for name in BACKENDS}
+
+
+class AttentionMaps(NamedTuple):
+    """The maps of one layer, each (B, H, N, S) in float32; without A1 and A2 for ordinary attention.
+
+    Attributes:
+        first: A1, or None.
+        second: A2, or None.
+        difference: A1 − λA2, or the ordinary map.
+    """
+
+    first: Tensor | None
+    second: Tensor | None
+    difference: Tensor
+
+
+def zero_padded(queries: Tensor) -> Tensor:
+    """(B, N, 2H, d) → the one call's queries (B, 2H, N, 2d): head 2h = [q1; 0], head 2h + 1 = [0; q2]."""
+    pairs = queries.unflatten(2, (-1, 2))
+    padded = torch.diag_embed(pairs.transpose(-1, -2), dim1=-3, dim2=-2)  # (B, N, H, 2, 2, d)
+    return padded.flatten(-2).flatten(2, 3).transpose(1, 2)
+
+
+def repeated_for_channels(maps: Tensor, value: Tensor, width: int) -> Tensor:
+    """Maps (B, H, N, S) → (B, A, N, S): one for every ``width`` channels of a value, as Llama's maps are counted."""
+    return maps.repeat_interleave(value.shape[-1] // width, dim=1)
+
+
+def eager_attention_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    lam: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """ "eager": Llama's; with λ, the weights of the one call are subtracted and the heads made from their difference.
+
+    So a gradient reaches the weights that are returned, as it does Llama's. Arguments and results are otherwise those
+    of :func:`own_attention_forward`, with the queries of the one call.
+    """
+    if attention_mask is not None and attention_mask.dtype == torch.bool:  # Llama's is added
+        hidden = torch.finfo(query.dtype).min
+        attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(~attention_mask, hidden)
+    heads, weights = llama_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if lam is None:
+        return heads, weights
+    per_row = lam if lam.dim() == 0 else lam.unsqueeze(-1)
+    difference = (weights[:, 0::2] - per_row * weights[:, 1::2]).to(value.dtype)
+    values = value.repeat_interleave(difference.shape[1] // value.shape[1], dim=1)  # (B, H, S, dv)
+    difference = repeated_for_channels(difference, value, module.head_dim)
+    heads = difference @ values.unflatten(-1, (-1, module.head_dim)).transpose(2, 3).flatten(1, 2)  # (B, A, N, d)
+    return module.transform_heads(heads.transpose(1, 2).flatten(2).unflatten(2, (-1, value.shape[-1]))), difference
+
+
+class InterfaceAttention(Attention):
+    """Mixin: ``forward`` with transformers' signature, attending through transformers' attention interface.
+
+    Servers read the source of ``forward`` for the interface's call and its ``scaling``.
+    """
+
+    def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
+        sizes = config.hidden_size, config.num_attention_heads, layer, config.num_key_value_heads, config.head_dim
+        known = layer_settings(config, layer)
+        super().__init__(*sizes, **{name: known[name] for name in config.described.settings})
+        self.config = config
+        self.is_causal = True
+        query_heads = self.q_proj.out_features // self.head_dim
+        self.num_key_value_groups = query_heads // (self.k_proj.out_features // self.cache_width)
+
+    def forward(  # type: ignore[override]  # transformers' signature and pair of results
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, N, D) → the output (B, N, D), and with ``output_attentions`` the attention weights (B, A, N, S), or None.
+
+        Weights are A1 − λA2, or the one map of ordinary attention, counted as Llama's are: map a weighs the value
+        channels a·d … (a + 1)·d. The two maps that belong to one head of DIFF are the same.
+        """
+        queries, keys, values = self.project(hidden_states, position_embeddings)
+        if past_key_values is not None:
+            keys, values = past_key_values.update(keys, values, self.layer_idx)
+
+        lam = self.lambdas(hidden_states)
+        implementation = self.config._attn_implementation
+        takes_pairs = implementation in OWN_IMPLEMENTATIONS
+        query = zero_padded(queries) if self.pairs_kv_heads and not takes_pairs else queries.transpose(1, 2)
+        subtracts = takes_pairs or implementation == "eager"
+        if subtracts:
+            kwargs["lam"] = lam
+
+        attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        heads, weights = attention_interface(
+            self,
+            query,
+            keys,
+            values,
+            attention_mask,
+            dropout=0.0,
+            scaling=self.scaling,
+            sliding_window=self.sliding_window,
+            **kwargs,
+        )
+
+        heads = heads.reshape(*hidden_states.shape[:2], -1, self.cache_width)
+        if lam is None:
+            heads = self.transform_heads(heads)
+        elif not subtracts:
+            first, second = heads.unflatten(-2, (-1, 2)).unbind(-2)
+            per_head = lam if lam.dim() == 0 else lam.transpose(1, 2).unsqueeze(-1)  # as the heads, (B, N, H, dv)
+            heads, weights = self.transform_heads((first - per_head * second).to(first.dtype)), None
+        wants_weights = kwargs.get("output_attentions", self.config.output_attentions)
+        return self.o_proj(heads.flatten(-2)), weights if wants_weights else None
+
+    @property
+    def sliding_window(self) -> int | None:
+        """How many tokens back the layer looks, the token itself included; None for all.
+
+        The mask says so already. Kernels that take no mask, and paged caches, read this.
+        """
+        return self.config.sliding_window if self.config.layer_type(self.layer_idx) == "sliding_attention" else None
+
+
+def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:
+    """What a configuration says of a layer, counted from 1, beside the sizes: each type takes some of it."""
+    return {
+        "lambda_init": config.lambda_init_of(layer),
+        "norm_eps": config.rms_norm_eps,
+        "headwise_norm": config.has_headwise_norm,
+        "heads": None if config.dex_heads is None else config.dex_heads[layer - 1],
+        "lambda_start": config.dex_lambda_start,
+    }
+
+
+_CLASSES: dict[type[Attention], type[InterfaceAttention]] = {}
+
+
+def interface_class(layer_class: type[Attention]) -> type[InterfaceAttention]:
+    """A layer's class behind transformers' interface: of ``DiffAttention`` the class ``InterfaceDiffAttention``."""
+    if layer_class not in _CLASSES:
+        members = {"__module__": __name__, "__doc__": f":class:`{layer_class.__name__}` in a transformers model."}
+        made: Any = type(f"Interface{layer_class.__name__}", (InterfaceAttention, layer_class), members)
+        _CLASSES[layer_class] = made
+    return _CLASSES[layer_class]
+
+
+def __getattr__(name: str) -> Any:
+    """The classes that :func:`interface_class` makes, by name: a pickled model asks for them so."""
+    for described in ATTENTION_TYPES.values():
+        if (made := interface_class(described.layer_class())).__name__ == name:
+            return made
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def own_attention_forward(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    lam: Tensor | None = None,
+    sliding_window: int | None = None,
+    maps: list[AttentionMaps] | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    *,
+    backend: str,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Our operator behind transformers' attention interface; ordinary attention without λ.
+
+    Args:
+        module: the layer; with λ a :class:`DifferentialAttention`.
+        query: (B, heads, N, d), those of a pair side by side.
+        key, value: (B, H_kv, S, width), as cached.
+        attention_mask: boolean or additive (B, 1, N, S), or None for plain causality.
+        lam: λ, broadcastable to (B, H, N); None for ordinary attention.
+        sliding_window: how many tokens back the layer looks, itself included; needed where there is no mask.
+        maps: where given, the layer's attention maps are appended.
+        cu_seq_lens_q: (documents + 1,), where documents packed into one row begin, and N at the end. Where there is a
+            mask, that tells them apart.
+        max_length_q: the length of the longest.
+
+    Returns:
+        (B, N, H, dv), for differential attention normalised where the layer has a headwise norm, and the attention
+        weights (B, A, N, S) with ``output_attentions``, else None.
+    """
+    n, s = query.shape[2], key.shape[2]
+    is_causal = attention_mask is None and n > 1 and kwargs.get("is_causal", True)
+    if is_causal and s > n:
+        # transformers leaves the mask out here only while filling an empty static cache, whose later slots are unused.
+        key, value = key[:, :, :n], value[:, :, :n]
+    cu_seqlens = cu_seq_lens_q if attention_mask is None else None
+    window = sliding_window if is_causal else None  # else it is in the mask: see own_mask
+    settings: dict[str, Any] = {"is_causal": is_causal, "attn_mask": attention_mask, "scale": scaling}
+    settings |= {"window": window, "cu_seqlens": cu_seqlens}
+    if lam is not None:
+        q, k = query.unflatten(1, (-1, 2)), module.split_keys(key)
+        out = diff_attention(q, k, value, lam, backend=backend, **settings, **module.norm_arguments()).transpose(1, 2)
+    elif cu_seqlens is not None:
+        out = attend_by_document(module, query, key, value, cu_seqlens, scaling, is_causal, window, max_length_q)
+    else:
+        attend = flex_attention_forward if is_block_mask(attention_mask) else sdpa_attention_forward
+        out, _ = attend(module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal)
+    if maps is None and not kwargs.get("output_attentions", False):
+        return out, None
+    if lam is None:  # one map: the first of two equal ones
+        q, k = query.unsqueeze(2).expand(-1, -1, 2, -1, -1), key.unsqueeze(2)
+    first, second, difference = diff_attention_maps(q, k, 0.0 if lam is None else lam, **settings)
+    if s > key.shape[2]:  # slots that nobody looks at, so that the maps are as wide as other implementations'
+        first, second, difference = (F.pad(a, (0, s - key.shape[2])) for a in (first, second, difference))
+    if maps is not None:
+        maps.append(AttentionMaps(None, None, first) if lam is None else AttentionMaps(first, second, difference))
+    return out, repeated_for_channels(difference, value, query.shape[-1])
+
+
+def own_mask(**arguments: Any) -> Tensor | None:
+    """transformers' boolean mask (B, 1, N, S), or None where our operator hides by itself what has to be hidden.
+
+    Beside the future that is what a sliding window leaves behind, for tokens that begin a sequence: no mask of N × N.
+    """
+    offset = arguments.get("q_offset")  # a tensor, not to be read while it is traced, where a cache is static
+    begins = isinstance(offset, int) and offset == 0 and arguments["q_length"] == arguments["kv_length"]
+    causal = arguments.get("allow_is_causal_skip", False)  # a window in both directions is not the operator's
+    # Any model of transformers may be set to our implementation.
+    described = ATTENTION_TYPES.get(getattr(arguments["config"], "attention_type", ""))
+    if begins and causal and described is not None and described.differential:
+        arguments = {**arguments, "local_size": None}
+    return sdpa_mask(**arguments)
+
+
+def register_attention() -> None:
+    """Make our operator known to transformers under its own names, each with its mask function."""
+    for name, backend in OWN_IMPLEMENTATIONS.items():
+        AttentionInterface.register(name, partial(own_attention_forward, backend=backend))
+        AttentionMaskInterface.register(name, own_mask)

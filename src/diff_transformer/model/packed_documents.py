@@ -1,0 +1,172 @@
+"""Keeps documents apart that a padding-free collator has packed into one row: no mask, and no work across documents.
+
+transformers' names for them are FlashAttention's: ``cu_seq_lens_q`` and ``cu_seq_lens_k``, (documents + 1,) int32 or
+int64, both 0, …, N, and ``max_length_q`` and ``max_length_k``, the longest document's length. With our own
+implementations the operator gets them (its ``cu_seqlens``), and ordinary attention is computed here. Any other
+implementation reads them, or the positions, as it does for every model of transformers.
+"""
+
+import functools
+import inspect
+import itertools
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from diff_transformer.ops.visibility import position_mask, segment_bounds_from
+
+_WIDEST_FLASH_HEAD = 256
+_ROWS = 128  # of queries that look through a window together, or as many as the window is wide
+
+
+def check_cu_seqlens(
+    inputs_embeds: Tensor,
+    attention_mask: object,
+    past_key_values: object,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    **_: Any,
+) -> Tensor | None:
+    """``cu_seq_lens_q`` as our own implementations take it, or None where no documents are given.
+
+    Away from the CPU, and while torch.compile traces, the numbers are not looked at.
+
+    Args:
+        inputs_embeds: (B, N, D).
+        attention_mask, past_key_values: the model's; neither goes with documents.
+
+    Raises:
+        ValueError: one sentence that says what does not fit.
+        TypeError: what is no tensor.
+    """
+    if cu_seq_lens_q is None and cu_seq_lens_k is None:
+        return None
+    batch, n = inputs_embeds.shape[:2]
+    if not isinstance(cu_seq_lens_q, Tensor):
+        raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(cu_seq_lens_q).__name__}.")
+    if batch != 1:
+        raise ValueError(f"cu_seq_lens_q says where documents of one row begin, (1, N), got a batch of ({batch}, {n}).")
+    if past_key_values is not None:
+        raise ValueError(
+            f"documents packed into one row (cu_seq_lens_q) go without a cache, got past_key_values, a "
+            f"{type(past_key_values).__name__}."
+        )
+    if attention_mask is not None:
+        raise ValueError(
+            f"documents packed into one row (cu_seq_lens_q) go without a mask, got attention_mask, a "
+            f"{type(attention_mask).__name__}."
+        )
+    if cu_seq_lens_q.dtype not in (torch.int32, torch.int64) or cu_seq_lens_q.dim() != 1 or len(cu_seq_lens_q) < 2:
+        raise ValueError(
+            f"cu_seq_lens_q must be (documents + 1,) int32 or int64, got {tuple(cu_seq_lens_q.shape)} "
+            f"{cu_seq_lens_q.dtype}."
+        )
+    if cu_seq_lens_q.device.type == "cpu" and not torch.compiler.is_compiling():
+        ends = cu_seq_lens_q.tolist()
+        if ends[0] != 0 or ends[-1] != n or any(a > b for a, b in itertools.pairwise(ends)):
+            raise ValueError(f"cu_seq_lens_q must go from 0 to N = {n} without decreasing, got {cu_seq_lens_q}.")
+        if cu_seq_lens_k is not None and cu_seq_lens_k.tolist() != ends:
+            raise ValueError(f"cu_seq_lens_k must be cu_seq_lens_q, {cu_seq_lens_q}, got {cu_seq_lens_k}.")
+    return cu_seq_lens_q
+
+
+def document_positions(cu_seqlens: Tensor | None, n: int) -> Tensor | None:
+    """(1, N) positions that begin anew with each document; None without any."""
+    if cu_seqlens is None:
+        return None
+    tokens = torch.arange(n, device=cu_seqlens.device)
+    return (tokens - segment_bounds_from(cu_seqlens, n)[0]).unsqueeze(0)
+
+
+def attend_by_document(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    scaling: float | None,
+    is_causal: bool,
+    window: int | None,
+    longest: int | None,
+) -> Tensor:
+    """Ordinary attention in which every document sees itself alone.
+
+    In half precision on CUDA that is one call of torch's FlashAttention for sequences of several lengths; else torch's
+    ``scaled_dot_product_attention`` for one document after the other, which away from the CPU waits for the device.
+
+    Args:
+        query: (1, heads, N, d).
+        key, value: (1, H_kv, N, d).
+        cu_seqlens: (documents + 1,).
+        is_causal: whether each looks back alone.
+        window: how many tokens back each looks, itself included; None for all. Causal attention alone has one.
+        longest: the length of the longest document, or more.
+
+    Returns:
+        (1, N, heads, d).
+    """
+    dtype = _autocast_dtype(query)
+    if _takes_several_lengths(query.device.type, dtype, query.shape[-1]):
+        from torch.nn.attention.varlen import varlen_attn
+
+        q, k, v = (x.squeeze(0).transpose(0, 1).to(dtype) for x in (query, key, value))
+        ends, most = cu_seqlens.to(torch.int32), query.shape[2] if longest is None else longest
+        sides = (-1 if window is None else window - 1, 0 if is_causal else -1)
+        grouped = q.shape[1] != k.shape[1]
+        out: Any = varlen_attn(q, k, v, ends, ends, most, most, scale=scaling, window_size=sides, enable_gqa=grouped)
+        return out.unsqueeze(0)
+    return _one_by_one(module, query, key, value, cu_seqlens, scaling, is_causal, window)
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype:
+    on = torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)
+    return torch.get_autocast_dtype(x.device.type) if on else x.dtype
+
+
+@torch.compiler.assume_constant_result
+def _takes_several_lengths(device: str, dtype: torch.dtype, width: int) -> bool:
+    """Whether torch has a kernel for sequences of several lengths that takes such queries."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return device == "cuda" and half and width % 8 == 0 and width <= _WIDEST_FLASH_HEAD and _has_several_lengths()
+
+
+@functools.cache
+def _has_several_lengths() -> bool:
+    # Whether AMD's kernels take the same has not been looked at.
+    flash = torch.backends.cuda.is_flash_attention_available() and torch.version.hip is None
+    if not flash or find_spec("torch.nn.attention.varlen") is None:
+        return False
+    from torch.nn.attention.varlen import varlen_attn
+
+    # The first releases that have it take neither a scale nor a window.
+    wanted = {"scale", "window_size", "enable_gqa"}
+    return wanted <= set(inspect.signature(varlen_attn).parameters) and torch.cuda.get_device_capability() >= (8, 0)
+
+
+# Lengths read from a tensor would be constants of the graph: another one for every batch.
+@torch.compiler.disable
+def _one_by_one(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    scaling: float | None,
+    is_causal: bool,
+    window: int | None,
+) -> Tensor:
+    lengths = [length for length in cu_seqlens.diff().tolist() if length]
+    outs = []
+    for q, k, v in zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True):
+        n = q.shape[2]
+        back = n if window is None else window
+        rows = n if n <= back else max(_ROWS, back)
+        for start in range(0, n, rows):
+            stop, low = min(n, start + rows), max(0, start - back + 1)
+            mask = None if n <= back else position_mask(stop - start, stop - low, True, window, None, q.device)
+            block = q[:, :, start:stop], k[:, :, low:stop], v[:, :, low:stop]
+            outs.append(sdpa_attention_forward(module, *block, mask, scaling=scaling, is_causal=is_causal)[0])
+    return torch.cat(outs, dim=1)

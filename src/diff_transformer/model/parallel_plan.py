@@ -1,0 +1,123 @@
+"""Plans how the model is spread over devices, as transformers reads it from the configuration and the model's class.
+
+Tensor parallelism gives each rank some of the heads: W_Q, W_K, W_V (and DIFF V2's W_λ) are split by rows, W_O by
+columns. What all heads of a layer share, λ and the weight of the headwise norm, is on every rank, and each rank's
+backward pass gives the part of its gradient that comes from its own heads. :class:`SharedParameters` sums the parts.
+transformers' own style for that, "replicated_with_grad_allreduce", sums ``.grad`` after it was accumulated: the second
+of two backward passes would sum the first one's gradient again.
+"""
+
+from typing import Any
+
+import torch.distributed
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedConfig
+
+from diff_transformer.nn.parameters import KeepsFloat32, ReplicatedAcrossHeads
+from diff_transformer.variants import ATTENTION_TYPES, SHARED_PARAMETERS
+
+try:
+    from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
+except ModuleNotFoundError:  # where earlier releases of transformers 5 have it
+    from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
+
+_PROJECTIONS = {
+    "self_attn.q_proj": "colwise",
+    "self_attn.k_proj": "colwise",
+    "self_attn.v_proj": "colwise",
+    "self_attn.o_proj": "rowwise",
+    "mlp.gate_proj": "colwise",
+    "mlp.up_proj": "colwise",
+    "mlp.down_proj": "rowwise",
+}
+_HEADWISE_NORM = {"self_attn.head_norm": SHARED_PARAMETERS}
+
+# Which module takes and gives what, as Llama declares it.
+PIPELINE_PLAN = {
+    "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+    "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+    "norm": (["hidden_states"], ["hidden_states"]),
+}
+
+
+def tensor_parallel_plan(attention_type: str, headwise_norm: bool) -> dict[str, str]:
+    """The style of each module of the base model that an attention type has, by transformers' names."""
+    of_the_type = {
+        f"self_attn.{name}": style for name, style in ATTENTION_TYPES[attention_type].parallel_styles.items()
+    }
+    styles = _PROJECTIONS | of_the_type | (_HEADWISE_NORM if headwise_norm else {})
+    return {f"layers.*.{name}": style for name, style in styles.items()}
+
+
+def check_ranks(ranks: int, config: PreTrainedConfig) -> None:
+    """Refuse a number of ranks that cannot take whole heads each.
+
+    Raises:
+        ValueError: one sentence that names the sizes.
+    """
+    if ranks > 1 and (instead := ATTENTION_TYPES[config.attention_type].parallel_refusal) is not None:
+        raise ValueError(
+            f"tensor parallelism does not spread attention_type {config.attention_type!r}, asked for on {ranks} ranks; "
+            f"{instead}."
+        )
+    heads = config.get_text_config().num_key_value_heads
+    if heads % ranks:
+        raise ValueError(
+            f"tensor parallelism gives each rank whole key/value heads, and a model of attention_type "
+            f"{config.attention_type!r} with num_key_value_heads {config.num_key_value_heads} has {heads}, "
+            f"which {ranks} ranks cannot share evenly."
+        )
+
+
+def float32_units(model: nn.Module) -> list[str]:
+    """Classes of the modules whose parameters stay in float32: FSDP wants one dtype in a unit, so they are units.
+
+    accelerate and the Trainer make a unit of each class that ``_no_split_modules`` names.
+    """
+    owners = (module for module in model.modules() if isinstance(module, KeepsFloat32) and module._parameters)
+    return sorted({type(module).__name__ for module in owners})
+
+
+class SumGradient(torch.autograd.Function):
+    """The identity; the gradient is summed over the ranks of a process group."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return value.view_as(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        # A copy, as the sum is made in place and autograd may hand the same gradient to others.
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        torch.distributed.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class SharedParameters(TensorParallelLayer):
+    """The style of a :class:`ReplicatedAcrossHeads`: all parameters on every rank, gradients summed over the ranks."""
+
+    def install_forward(self, module: ReplicatedAcrossHeads, mesh: Any) -> ReplicatedAcrossHeads:
+        group = mesh.get_group()
+
+        # A closure and no partial: copying a model copies the function as it is, and a process group has no copy.
+        def sum_gradient(value: Tensor) -> Tensor:
+            needed = torch.is_grad_enabled() and value.requires_grad
+            return SumGradient.apply(value, group) if needed else value
+
+        module.sum_gradient = sum_gradient
+        return module
+
+    def prepare_module_tp(self, module: ReplicatedAcrossHeads, device_mesh: Any, **kwargs: Any) -> None:
+        """What earlier releases of transformers 5 call instead."""
+        self.install_forward(module, device_mesh)
+
+    def shard_tensor(self, param: Any, tensor_idx: int | None = None, device: Any = None, dtype: Any = None) -> Tensor:
+        """Those releases load a planned parameter through its style: here, whole."""
+        return param[...].to(device=device, dtype=dtype)
+
+
+# Here, because whoever reads a config's plan has to find the style that it names.
+ALL_PARALLEL_STYLES.register(SHARED_PARAMETERS, SharedParameters())

@@ -1,0 +1,121 @@
+"""The request that every backend answers, and what the backends share in answering it.
+
+Operators registered with torch take the request's fields one by one, under the names in :data:`REQUEST_SCHEMA`.
+"""
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from diff_transformer.ops.visibility import key_ranges, position_mask
+
+# Of every operator; exported programs hold these names.
+REQUEST_SCHEMA = (
+    "Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float scale, SymInt? window, "
+    "Tensor? documents"
+)
+FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the fused kernels
+
+_TRACING = (
+    torch._C._TorchDispatchModeKey.PROXY,
+    torch._C._TorchDispatchModeKey.FUNCTIONAL,
+    torch._C._TorchDispatchModeKey.FAKE,
+)
+
+
+class Norm(NamedTuple):
+    """The headwise norm of Equation 3: ``factor`` · RMSNorm(head) · ``weight``, whose weight is (dv,)."""
+
+    weight: Tensor
+    eps: float
+    factor: float
+
+
+class Request(NamedTuple):
+    """What every backend gets: the arguments of :func:`diff_transformer.diff_attention`, checked."""
+
+    q: Tensor  # (B, H, 2, N, d)
+    k: Tensor  # (B, H_kv, 2 or 1, S, d)
+    v: Tensor  # (B, H_kv, S, dv)
+    lam: Tensor  # (B, H, N), float32 at least
+    attn_mask: Any  # a tensor of four axes, some perhaps of size 1; for flex alone a BlockMask; or None
+    is_causal: bool
+    scale: float
+    window: int | None
+    segment_bounds: Tensor | None  # (2, N) int32: the first key of each query's document, and the one past its last
+
+    @property
+    def n(self) -> int:
+        """N, the number of queries."""
+        return self.q.shape[3]
+
+    @property
+    def s(self) -> int:
+        """S, the number of keys."""
+        return self.k.shape[3]
+
+    @property
+    def groups(self) -> int:
+        """H / H_kv, how many heads share a key head."""
+        return self.q.shape[1] // self.k.shape[1]
+
+    @property
+    def needs_gradient(self) -> bool:
+        return torch.is_grad_enabled() and (
+            self.q.requires_grad or self.k.requires_grad or self.v.requires_grad or self.lam.requires_grad
+        )
+
+    def key_ranges(self) -> tuple[Tensor, Tensor]:
+        """The keys that position leaves to each query, as :func:`diff_transformer.ops.visibility.key_ranges`."""
+        return key_ranges(self.n, self.s, self.is_causal, self.window, self.segment_bounds, self.q.device)
+
+    def position_mask(self) -> Tensor | None:
+        """(N, S) boolean, True where position alone allows attention, or None where it hides nothing."""
+        return position_mask(self.n, self.s, self.is_causal, self.window, self.segment_bounds, self.q.device)
+
+
+def is_ordinary(*tensors: Tensor | None) -> bool:
+    """Whether nobody traces or transforms this call: no torch.compile, torch.func, make_fx or tensor subclass.
+
+    Only then may values be looked at, and results be cached.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        return False
+    if any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING):
+        return False
+    return all(x is None or type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+
+
+def reason_against_dtype(dtype: torch.dtype) -> str | None:
+    """Why the fused kernels do not take tensors of this dtype, or None."""
+    return None if dtype in FUSED_DTYPES else f"it computes float32, bfloat16 and float16, got {dtype}"
+
+
+@functools.cache
+def triton_is_installed() -> bool:
+    try:
+        return importlib.util.find_spec("triton") is not None
+    except ValueError:  # sys.modules["triton"] is None: made unimportable
+        return False
+
+
+def fake_gradients(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v and lam as torch.compile sees them: contiguous, of the inputs' shapes and dtypes."""
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), lam.new_empty(lam.shape)
+
+
+def refuse_second_order(backend: str) -> Callable[..., None]:
+    """The derivative of a backward that has none: it raises, where torch would take the gradients for constants."""
+
+    def refuse(ctx: Any, *gradients: Tensor) -> None:
+        raise RuntimeError(
+            f"backend {backend!r} cannot be differentiated twice; use backend='reference' for second-order gradients."
+        )
+
+    return refuse

@@ -1,0 +1,127 @@
+"""The fused CPU kernel as a backend: its operators made known to autograd and torch.compile once they are loaded."""
+
+import os
+import platform
+import threading
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diff_transformer.ops.attention_request import Request, fake_gradients, refuse_second_order
+from diff_transformer.ops.cpu.cpu_build import SWITCH, BuildError, KernelDisabledError, load, unavailable_reason
+
+
+class _Outcome:
+    """Whether the kernel is usable in this process, once that is known."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.known = False
+        self.error: BuildError | None = None
+        self.warned = False
+
+
+_outcome = _Outcome()
+
+
+def _renew_lock() -> None:
+    # A thread that was compiling is not there any more in a forked process, and cannot release it.
+    _outcome.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _find_out() -> BuildError | None:
+    """Have the operators, or the reason why not; the first call loads the kernel, and compiles it if nobody has yet."""
+    if not _outcome.known:
+        with _outcome.lock:
+            if not _outcome.known:
+                _outcome.error = _have_operators()
+                _outcome.known = True
+    return _outcome.error
+
+
+def _have_operators() -> BuildError | None:
+    error = unavailable_reason()
+    if error is not None:
+        return error
+    try:
+        load()
+    except BuildError as failed:
+        return failed
+    _register()
+    return None
+
+
+# torch.compile calls the next two while it traces, and takes their answers as constants.
+
+
+@torch.compiler.assume_constant_result
+def reason_against_cpu_kernel() -> str | None:
+    """Why the kernel cannot run in this process, or None. May compile it."""
+    error = _find_out()
+    return None if error is None else str(error)
+
+
+@torch.compiler.assume_constant_result
+def available_to_auto() -> bool:
+    """Whether the kernel can run in this process; the first time it should and cannot, a warning says why."""
+    error = _find_out()
+    if error is not None and not isinstance(error, KernelDisabledError) and not _outcome.warned:
+        _outcome.warned = True
+        warnings.warn(
+            f"diff_attention takes the backend 'blockwise' instead of its fused CPU kernel: {error}. {SWITCH}=0 in the "
+            "environment switches the kernel and this warning off.",
+            stacklevel=2,
+        )
+    return error is None and is_faster()
+
+
+def is_faster() -> bool:
+    """Whether the kernel is faster than ``blockwise``: not on x86 without AVX2, where at::vec has no vectors."""
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    return not x86 or torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+
+
+def _register() -> None:
+    """Fakes and gradients of the two operators that the library has brought."""
+    forward, backward = "diff_transformer_cpu::forward", "diff_transformer_cpu::backward"
+    torch.library.register_fake(forward, _fake_forward)
+    torch.library.register_fake(backward, fake_gradients)
+    torch.library.register_autograd(forward, _differentiate, setup_context=_save)
+    torch.library.register_autograd(backward, refuse_second_order("cpu"))
+
+
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, heads, maps, n, _width = q.shape
+    out = q.new_empty(batch, heads, n, v.shape[-1])
+    return out, q.new_empty(batch, heads, maps, 2, n, dtype=torch.float32)
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, lam, attn_mask, *settings, segment_bounds, _ = inputs
+    _, statistics = output
+    ctx.save_for_backward(q, k, v, lam, attn_mask, statistics, segment_bounds)
+    ctx.mark_non_differentiable(statistics)
+    ctx.settings = settings
+
+
+def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, segment_bounds = ctx.saved_tensors
+    backward = torch.ops.diff_transformer_cpu.backward.default
+    return (*backward(grad_out, *tensors, *ctx.settings, segment_bounds), None, None, None, None, None, None)
+
+
+def cpu_attention(request: Request) -> Tensor:
+    """(A1 − λA2) V, (B, H, N, dv), by the kernel, which :func:`reason_against_cpu_kernel` has loaded."""
+    forward = torch.ops.diff_transformer_cpu.forward.default
+    differentiable = request.needs_gradient
+    if not differentiable and not torch.compiler.is_compiling():
+        # While decoding, the autograd functions in Python would take a visible part of the time.
+        with torch._C._AutoDispatchBelowAutograd():
+            return forward(*request, False)[0]
+    return forward(*request, differentiable)[0]

@@ -1,0 +1,390 @@
+"""Compiles the kernel's library on first use, into torch's extension cache, from which it is loaded from then on.
+
+A separate process compiles in a work folder, and loads the result to try it. Only then is the library moved into the
+cache, in one step: no process can meet half a library, and the calling process keeps its environment and warnings.
+Everything that decides the machine code is in the name of the folder, so a library in it is never out of date.
+A library that others could have written is not loaded, and none is compiled where they can (``extension_cache.py``).
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from diff_transformer.ops.cpu.extension_cache import cache_folder, make_private, refusal
+
+LIBRARY = "diff_transformer_cpu"
+SOURCES = Path(__file__).parent / "csrc"
+SWITCH = "DIFF_TRANSFORMER_CPU_KERNEL"
+
+# What the compiling process runs: isolated from the environment, with the caller's import path, so that it finds the
+# caller's torch. It ignores SIGINT, so that it does not kill ninja before ninja has ended the compilers.
+_COMPILE = """
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+path, arguments = json.loads(sys.argv[1])
+sys.path[:] = path
+from torch.utils import cpp_extension
+cpp_extension.load(**arguments, is_python_module=False)
+"""
+
+
+class BuildError(RuntimeError):
+    """The kernel cannot be had: a sentence without its full stop that says why, and how to repair it."""
+
+
+class KernelDisabledError(BuildError):
+    """The kernel is switched off, or not made for this system: nothing has to be repaired."""
+
+
+class Compiled(NamedTuple):
+    """Where the library is, what it was compiled for, and how long that took (None: it was there already)."""
+
+    path: Path
+    capability: str
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Build:
+    """One build: these sources with these flags, for this torch."""
+
+    folder: Path
+    sources: tuple[Path, ...]
+    flags: tuple[str, ...]
+    capability: str
+
+    @property
+    def library(self) -> Path:
+        return self.folder / f"{LIBRARY}.so"
+
+    @property
+    def log(self) -> Path:
+        """Everything that the compiler said."""
+        return self.folder / "build.log"
+
+    @property
+    def failure(self) -> Path:
+        """Left by a build that failed, so that the next process does not wait for the same failure."""
+        return self.folder / "failure.json"
+
+
+def compiler_flags(capability: str) -> tuple[str, ...]:
+    """What ``at::vec`` needs to be compiled for ``capability``, as ``torch.backends.cpu`` calls it.
+
+    The C++ standard is left to ``cpp_extension``, which knows what its torch needs.
+    """
+    flags = ["-O3", "-fno-math-errno"]
+    # For the compiler alone. A linker that is given the flag adds an OpenMP runtime of its own to torch's: two pools of
+    # threads in one process. Without it, the loader finds the runtime that torch has brought.
+    flags += ["-Xclang", "-fopenmp"] if sys.platform == "darwin" else ["-fopenmp"]
+    if platform.machine() in ("x86_64", "AMD64") and capability == "AVX512":
+        flags += ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mavx2", "-mfma", "-mf16c"]
+        flags += ["-mavx512bf16"] if torch.cpu._is_avx512_bf16_supported() else []
+        return (*flags, "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
+    if platform.machine() in ("x86_64", "AMD64") and capability == "AVX2":
+        return (*flags, "-mavx2", "-mfma", "-mf16c", "-DCPU_CAPABILITY=AVX2", "-DCPU_CAPABILITY_AVX2")
+    return (*flags, "-DCPU_CAPABILITY=DEFAULT", "-DCPU_CAPABILITY_DEFAULT")  # on ARM that is NEON
+
+
+def describe() -> Build:
+    """The build that this process needs.
+
+    Raises:
+        BuildError: if there can be none.
+    """
+    if sys.platform not in ("linux", "darwin"):
+        raise KernelDisabledError(f"the fused kernel is for Linux and macOS, this is {platform.system()}")
+    sources = tuple(sorted(path for path in SOURCES.glob("*") if path.suffix in (".cpp", ".h")))
+    if not any(path.suffix == ".cpp" for path in sources):
+        raise BuildError(f"{SOURCES} holds no sources: install diff-transformer again")
+    capability = torch.backends.cpu.get_cpu_capability()
+    flags = (*compiler_flags(capability), *_words("CXXFLAGS"))
+    digest = hashlib.blake2b(digest_size=8)
+    for part in (torch.__version__, sys.implementation.cache_tag, platform.machine(), *flags):
+        digest.update(f"{part}\0".encode())
+    for path in sources:
+        digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
+    folder = Path(os.path.realpath(cache_folder())) / f"{LIBRARY}_{digest.hexdigest()}"
+    return Build(folder, sources, flags, capability)
+
+
+def unavailable_reason() -> BuildError | None:
+    """Why the kernel cannot be had, as far as that is known without compiling anything; or None."""
+    if os.environ.get(SWITCH) == "0":
+        return KernelDisabledError(f"it is switched off by {SWITCH}=0")
+    try:
+        build = describe()
+        if not _is_there(build):
+            _find_tools()
+            _raise_earlier_failure(build)
+    except BuildError as error:
+        return error
+    return None
+
+
+def status() -> str:
+    """Where the kernel stands, in words, without compiling anything."""
+    reason = unavailable_reason()
+    if reason is not None:
+        return f"not used: {reason}"
+    build = describe()
+    if _is_there(build):
+        return f"compiled for {build.capability}: {build.library}"
+    return "not compiled yet: the first call that uses it will do it, or `diff-transformer build` now"
+
+
+def load() -> None:
+    """Load the library into this process, compiling it first where the cache does not hold it.
+
+    Raises:
+        BuildError: if it cannot be had. A build that failed before is not tried again: :func:`compile_library` does.
+    """
+    build = describe()
+    if _loads(build):
+        return
+    with _one_at_a_time(build):
+        if _loads(build):  # another process has compiled it in the meantime
+            return
+        _raise_earlier_failure(build)
+        _compile(build)
+    try:
+        torch.ops.load_library(build.library)
+    except OSError as error:
+        what = error.__cause__ or error
+        raise BuildError(f"{build.library} does not load ({what}): remove it, so that it is compiled again") from error
+
+
+def compile_library(*, force: bool = False) -> Compiled:
+    """Have the library in the cache: compile it if it is not there, or in any case with ``force``.
+
+    Raises:
+        BuildError: if it cannot be compiled.
+    """
+    build = describe()
+    if not force and _loads(build):
+        return Compiled(build.library, build.capability, None)
+    with _one_at_a_time(build):
+        if not force and _loads(build):
+            return Compiled(build.library, build.capability, None)
+        return Compiled(build.library, build.capability, _compile(build))
+
+
+def _is_there(build: Build) -> bool:
+    """Whether the library is in the cache. Raises as :func:`_refuse_unsafe` does."""
+    _refuse_unsafe(build)
+    return build.library.is_file()
+
+
+def _refuse_unsafe(build: Build) -> None:
+    """Raises BuildError where somebody else could have written the library, or could replace one written now."""
+    try:
+        reason = refusal(build.library)
+    except OSError as error:
+        raise _cannot_use(build, error) from error
+    if reason is not None:
+        raise BuildError(f"torch's extension cache is not safe: {reason}")
+
+
+def _loads(build: Build) -> bool:
+    """Load the library if it is there. One that does not load (damaged, or made elsewhere) is as good as absent."""
+    if not _is_there(build):
+        return False
+    try:
+        torch.ops.load_library(build.library)
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _one_at_a_time(build: Build) -> Iterator[None]:
+    """A lock among processes. The operating system takes it from a process that ends, however it ends."""
+    import fcntl  # not there on Windows
+
+    with contextlib.ExitStack() as stack:
+        try:
+            _refuse_unsafe(build)
+            make_private(build.folder)
+            _refuse_unsafe(build)  # somebody else may have made the folder in the meantime
+            file = stack.enter_context(open(build.folder / "build.lock", "w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                _tell("waiting for another process that compiles the CPU kernel")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Said and not left to close(): a child that was forked meanwhile holds the same lock.
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
+        except OSError as error:
+            raise _cannot_use(build, error) from error
+        yield
+
+
+def _compile(build: Build) -> float:
+    """Compile, and put the library in its place; the seconds that it took. The caller holds the lock."""
+    compiler, environment = _find_tools()
+    _tell("compiling the CPU kernel: half a minute to two minutes, once for this torch and this kind of processor")
+    start = time.perf_counter()
+    work = None
+    try:
+        for left_over in build.folder.glob("work-*"):  # by a process that was killed
+            shutil.rmtree(left_over, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(prefix="work-", dir=build.folder))
+        made = work / build.library.name
+        ended = _run_compiler(build, work, environment)
+        os.replace(work / build.log.name, build.log)
+        if ended != 0:
+            reason = _reason(build, made.is_file())
+            build.failure.write_text(json.dumps({"compiler": _identity(compiler), "reason": reason}), encoding="utf-8")
+            raise BuildError(reason)
+        with open(made, "rb") as file:
+            os.fsync(file.fileno())  # the name must not reach the disk before the contents
+        made.chmod(made.stat().st_mode & ~0o022)  # the compiler's umask may let a group write
+        os.replace(made, build.library)
+        build.failure.unlink(missing_ok=True)
+    except OSError as error:
+        raise _cannot_use(build, error) from error
+    finally:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+    seconds = time.perf_counter() - start
+    _tell(f"compiled in {seconds:.0f} s: {build.library}")
+    return seconds
+
+
+def _run_compiler(build: Build, work: Path, environment: dict[str, str]) -> int:
+    """The exit code of the compiling process. All that it and the compiler say goes to the log in ``work``."""
+    arguments = {
+        "name": LIBRARY,
+        "sources": [str(path) for path in build.sources if path.suffix == ".cpp"],
+        "extra_cflags": build.flags,
+        "build_directory": str(work),
+    }
+    job = json.dumps([[str(entry) for entry in sys.path], arguments])
+    with open(work / build.log.name, "wb") as log:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-W", "ignore", "-c", _COMPILE, job],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # one group with ninja, to be ended together
+            )
+        except OSError as error:
+            raise BuildError(f"no process to compile it in can be started ({error})") from error
+        try:
+            return process.wait()
+        except BaseException:  # Ctrl-C above all
+            _stop(process)
+            raise
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End the compiling process. Only ninja can end the compilers, which it does at SIGINT, once it has started."""
+    for _ in range(100):
+        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.1)
+            return
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _find_tools() -> tuple[Path, dict[str, str]]:
+    """The compiler, and the environment to compile in.
+
+    Raises:
+        BuildError: if the compiler, ninja or setuptools is missing.
+    """
+    from importlib.util import find_spec
+
+    environment = {**os.environ, "LC_ALL": "C"}  # the log is searched for "error:"
+    environment.pop("MAKEFLAGS", None)  # under `make -j` it names a job server that only make's own commands can reach
+    named = _words("CXX")
+    candidates = named[:1] or ["c++", "g++", "clang++"]
+    compilers = [path for path in map(shutil.which, candidates) if path is not None]
+    if not compilers:
+        looked = f"CXX names {named[0]!r}, which is not there" if named else f"none of {', '.join(candidates)} is there"
+        raise BuildError(
+            f"it needs a C++ compiler, and {looked}: install g++ (Debian, Ubuntu: apt install g++; macOS: "
+            "xcode-select --install) or name another compiler in the environment variable CXX"
+        )
+    if not named:
+        environment["CXX"] = compilers[0]
+    if find_spec("ninja") is not None:
+        import ninja
+
+        if ninja.BIN_DIR:  # not on PATH where the virtual environment is not activated
+            environment["PATH"] = os.pathsep.join([ninja.BIN_DIR, environment.get("PATH", os.defpath)])
+    if shutil.which("ninja", path=environment.get("PATH")) is None:
+        raise BuildError("ninja, which runs the compiler, is not installed: pip install ninja")
+    if find_spec("setuptools") is None:
+        raise BuildError("setuptools, which torch.utils.cpp_extension needs, is not installed: pip install setuptools")
+    return Path(compilers[0]), environment
+
+
+def _words(variable: str) -> list[str]:
+    """What an environment variable holds, as a shell would split it."""
+    value = os.environ.get(variable, "")
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise BuildError(f"the environment variable {variable} cannot be read ({error}): it is {value!r}") from None
+
+
+def _reason(build: Build, linked: bool) -> str:
+    """Why a build failed, from its log."""
+    lines = [line.strip() for line in build.log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    errors = [line for line in lines if re.search(r"\berror: ", line)] or [  # the compiler's, or else Python's
+        line for line in lines if re.match(r"[\w.]+Error: ", line)
+    ]
+    line = errors[0] if errors else "no error in its output"
+    if linked:
+        what, advice = "the compiled library does not load", "on Linux the compiler should be g++, for torch's OpenMP"
+    else:
+        what, advice = "it does not compile", "another compiler can be named in the environment variable CXX"
+    return f"{what} ({line}); all output is in {build.log}; {advice}; `diff-transformer build` tries again"
+
+
+def _raise_earlier_failure(build: Build) -> None:
+    """Raises BuildError where this build has failed before, with the compiler that it would have now."""
+    try:
+        failure = json.loads(build.failure.read_text(encoding="utf-8"))
+        if failure["compiler"] == _identity(_find_tools()[0]):
+            raise BuildError(str(failure["reason"]))
+    except (OSError, ValueError, TypeError, KeyError):  # no record, or none that can be read
+        return
+
+
+def _identity(compiler: Path) -> str:
+    """Another compiler, or another version of it, deserves a try."""
+    return f"{os.environ.get('CXX', '')} {compiler.resolve()} {compiler.stat().st_mtime_ns}"
+
+
+def _cannot_use(build: Build, error: OSError) -> BuildError:
+    return BuildError(
+        f"torch's extension cache cannot be used ({error.strerror or error}: {error.filename or build.folder}): "
+        "make it writable, or name another folder in the environment variable TORCH_EXTENSIONS_DIR"
+    )
+
+
+def _tell(message: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"diff_transformer: {message}\n")
+        sys.stderr.flush()

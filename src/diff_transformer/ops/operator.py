@@ -1,0 +1,303 @@
+"""The public operator, which checks the request, chooses a backend and calls it."""
+
+import itertools
+import math
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+from torch import Tensor
+
+from diff_transformer.ops.attention_request import Norm, Request
+from diff_transformer.ops.backends import resolve
+from diff_transformer.ops.flex import is_block_mask
+from diff_transformer.ops.functional import rms_norm
+from diff_transformer.ops.nonfinite import confine
+from diff_transformer.ops.reference import softmax_maps
+from diff_transformer.ops.visibility import segment_bounds_from
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+_WIDEST_WINDOW = 1 << 62  # of those that 64 bits hold; no sequence is as long
+
+
+def diff_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor | float,
+    *,
+    is_causal: bool = False,
+    attn_mask: "Tensor | BlockMask | None" = None,
+    scale: float | None = None,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-5,
+    norm_scale: float = 1.0,
+    backend: str = "auto",
+) -> Tensor:
+    """Differential attention, (softmax(Q1 K1ᵀ·s) − λ · softmax(Q2 K2ᵀ·s)) V (Equation 1).
+
+    B is the batch, H the differential heads, H_kv the key/value heads (H is a multiple of H_kv; head h reads key head
+    h // (H / H_kv)), N and S the query and key lengths, d the width of a query or key, dv that of a value. The axis of
+    size 2 holds the two maps: a head's two queries always meet their own two keys.
+
+    Args:
+        q: (B, H, 2, N, d), floating.
+        k: (B, H_kv, 2, S, d), or (B, H_kv, 1, S, d) where both maps share their keys (DIFF V2).
+        v: (B, H_kv, S, dv).
+        lam: λ, a number or a floating tensor broadcastable to (B, H, N); differentiable.
+        is_causal: query i sees key j where j ≤ i + S − N: aligned to the *end* of the keys.
+        attn_mask: broadcastable to (B, H, N, S); boolean (True = may attend) or additive, for both maps.
+            Combines with ``is_causal`` and ``window``. Or a BlockMask of torch's FlexAttention, (B or 1, H or 1, N, S),
+            for what no tensor should hold: it stands alone, and only "flex" takes it.
+        scale: factor s of the scores, 1/√d unless given.
+        window: how many keys a query may look back on, itself included: key j is hidden where j ≤ i + S − N − window.
+        cu_seqlens: (documents + 1,) int32 or int64, where documents packed into one sequence (B = 1, N = S) begin, and
+            N at the end: 0, …, N, not decreasing. A token sees its own document alone. Away from the CPU the values are
+            not checked, which would wait for the device, nor where a transformation of torch.func maps over them.
+        norm_weight: (dv,), or None for no norm. With it each head is normalised as in Equation 3:
+            ``norm_scale`` · RMSNorm(head) · ``norm_weight``; fused into the kernel where the backend can.
+        norm_eps: added to the mean square.
+        norm_scale: 1 − λ_init in the paper.
+        backend: "auto", "reference", "blockwise", "sdpa", "flex" (FlexAttention), "cpu" (a fused kernel for float32,
+            bfloat16 and float16, compiled on first use) or "triton" (fused kernels for CUDA). A backend asked for by
+            name runs or raises.
+
+    Returns:
+        (B, H, N, dv) in the dtype of q, k and v (under autocast, in autocast's). A query that sees no key gives 0,
+        with gradient 0. Keys and values that a query may not see change neither its output nor the gradients that come
+        from it, even where they hold a NaN or an infinity; a NaN that it sees makes its output NaN. The softmax runs
+        in float32 at least.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit, a λ or mask that does not broadcast, an unknown backend,
+            or a named backend that cannot run the request.
+        TypeError: an argument that is no tensor where one is needed.
+    """
+    q, k, v = _autocast(q, k, v)
+    _check_queries_and_keys(q, k)
+    _check_values(k, v)
+    scale, window = _check_scale(scale, q), _check_window(window)
+    if is_block_mask(attn_mask):
+        _check_block_mask(attn_mask, q, k, is_causal or window is not None or cu_seqlens is not None)
+    else:
+        attn_mask = _check_mask(attn_mask, q, k)
+    lambdas = _check_lambda(lam, q)
+    segment_bounds = _check_cu_seqlens(cu_seqlens, q, k)
+    _check_norm(norm_weight, norm_eps, norm_scale, v)
+    request = Request(q, k, v, lambdas, attn_mask, is_causal, scale, window, segment_bounds)
+    chosen = resolve(backend, request)
+    if norm_weight is None:
+        return chosen.attend(request)
+    # The gradient of torch.func may be the norm's alone: the kernel's operator does not take part in it.
+    if chosen.fuses_norm and not torch._C._are_functorch_transforms_active():
+        return chosen.attend(request, Norm(norm_weight, norm_eps, norm_scale))
+    return rms_norm(chosen.attend(request), norm_weight, norm_eps) * norm_scale
+
+
+def diff_attention_maps(
+    q: Tensor,
+    k: Tensor,
+    lam: Tensor | float,
+    *,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The maps A1, A2 and A1 − λA2 of Equation 1, for looking at; memory grows with N·S.
+
+    Args: as in :func:`diff_attention`.
+
+    Returns:
+        Three tensors (B, H, N, S), float32 at least. The rows of A1 and A2 add up to 1 (to 0 where a query sees
+        nothing); the weights of A1 − λA2 can be negative.
+
+    Raises:
+        ValueError, TypeError: as in :func:`diff_attention`.
+    """
+    q, k = _autocast(q, k)
+    _check_queries_and_keys(q, k)
+    scale, window = _check_scale(scale, q), _check_window(window)
+    attn_mask = _check_mask(attn_mask, q, k)
+    lambdas = _check_lambda(lam, q)
+    segment_bounds = _check_cu_seqlens(cu_seqlens, q, k)
+    no_values = k[:, :, 0]  # the maps need none: keys stand in for them
+    request, addend = confine(
+        Request(q, k, no_values, lambdas, attn_mask, is_causal, scale, window, segment_bounds)
+    )  # fmt: skip
+    a1, a2 = softmax_maps(request)
+    if addend is not None:
+        a1, a2 = a1 + addend, a2 + addend
+    return a1, a2, a1 - lambdas.unsqueeze(-1).to(a1.dtype) * a2
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Under autocast, take what torch's own attention would take: everything in autocast's dtype."""
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"q, k and v must be tensors, got {type(tensor).__name__}.")
+    device = tensors[0].device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(str(size) for size in tensor.shape)})"
+
+
+def _is_finite(number: float) -> bool:
+    # Comparisons instead of math.isfinite, which torch.compile cannot trace for a number that it leaves open.
+    return -math.inf < number < math.inf
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _check_queries_and_keys(q: Tensor, k: Tensor) -> None:
+    q_shape, k_shape = q.shape, k.shape
+    if len(q_shape) != 5 or q_shape[2] != 2:
+        _refuse(f"q must be (B, H, 2, N, d), two maps to a head, got {_shape(q)}.")
+    if len(k_shape) != 5 or k_shape[2] not in (1, 2):
+        _refuse(f"k must be (B, H_kv, 2, S, d), or (B, H_kv, 1, S, d) for keys shared by the maps, got {_shape(k)}.")
+    if not q.is_floating_point() or q.dtype != k.dtype:
+        _refuse(f"q and k must have one floating dtype, got {q.dtype} and {k.dtype}.")
+    if q.device != k.device:
+        _refuse(f"q and k must be on one device, got {q.device} and {k.device}.")
+    if q_shape[0] != k_shape[0] or q_shape[4] != k_shape[4]:
+        _refuse(f"q and k must agree in batch and head width, got q {_shape(q)} and k {_shape(k)}.")
+    if 0 in q_shape[1:] or 0 in k_shape[1:]:
+        _refuse(f"q and k must have at least one head, token and channel, got q {_shape(q)} and k {_shape(k)}.")
+    if q_shape[1] % k_shape[1] != 0:
+        _refuse(f"the heads of q must be a multiple of the heads of k, got {q_shape[1]} and {k_shape[1]}.")
+
+
+def _check_values(k: Tensor, v: Tensor) -> None:
+    if v.dim() != 4 or v.shape[-1] == 0:
+        _refuse(f"v must be (B, H_kv, S, dv), got {_shape(v)}.")
+    if v.dtype != k.dtype or v.device != k.device:
+        _refuse(f"v must have the dtype and device of k, {k.dtype} on {k.device}, got {v.dtype} on {v.device}.")
+    if v.shape[:2] != k.shape[:2] or v.shape[2] != k.shape[3]:
+        _refuse(f"v must agree with k in batch, heads and length, got k {_shape(k)} and v {_shape(v)}.")
+
+
+def _check_scale(scale: float | None, q: Tensor) -> float:
+    if scale is None:
+        return q.shape[-1] ** -0.5
+    _check_number("scale", scale)
+    return float(scale)
+
+
+def _check_number(name: str, number: object) -> None:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not _is_finite(number):
+        _refuse(f"{name} must be a finite number, got {number!r}.")
+
+
+def _check_window(window: int | None) -> int | None:
+    if window is None:
+        return None
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        _refuse(f"window must be None or a whole number of keys, 1 or more, got {window!r}.")
+    return min(window, _WIDEST_WINDOW)
+
+
+def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
+    if len(shape) > len(target):
+        return False
+    return all(a == 1 or a == b for a, b in zip(reversed(shape), reversed(target), strict=False))
+
+
+def _check_mask(attn_mask: object, q: Tensor, k: Tensor) -> Tensor | None:
+    """The mask with all four axes, none of them expanded."""
+    if attn_mask is None:
+        return None
+    if not isinstance(attn_mask, Tensor):
+        raise TypeError(f"attn_mask must be a tensor or None, got {type(attn_mask).__name__}.")
+    target = (q.shape[0], q.shape[1], q.shape[3], k.shape[3])
+    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+        _refuse(f"attn_mask must be boolean (True = may attend) or floating (added), got {attn_mask.dtype}.")
+    if not _broadcasts(attn_mask.shape, target):
+        _refuse(f"attn_mask must broadcast to (B, H, N, S) = {target}, got {_shape(attn_mask)}.")
+    if attn_mask.device != q.device:
+        _refuse(f"attn_mask must be on the device of q, {q.device}, got {attn_mask.device}.")
+    return attn_mask[(None,) * (4 - attn_mask.dim())]
+
+
+def _check_block_mask(attn_mask: "BlockMask", q: Tensor, k: Tensor, more_is_hidden: bool) -> None:
+    if more_is_hidden:
+        _refuse("is_causal, window and cu_seqlens do not combine with a BlockMask: put them into its mask_mod.")
+    batch, heads, *lengths = target = (q.shape[0], q.shape[1], q.shape[3], k.shape[3])
+    shape = tuple(attn_mask.shape)
+    if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads) or list(shape[2:]) != lengths:
+        _refuse(f"a BlockMask must be (B or 1, H or 1, N, S) with (B, H, N, S) = {target}, got {shape}.")
+    if attn_mask.kv_indices.device != q.device:
+        _refuse(f"attn_mask must be on the device of q, {q.device}, got {attn_mask.kv_indices.device}.")
+
+
+def _check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The segment bounds of a :class:`Request`."""
+    if cu_seqlens is None:
+        return None
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be a tensor or None, got {type(cu_seqlens).__name__}.")
+    n, s = q.shape[3], k.shape[3]
+    if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+        _refuse(f"cu_seqlens must be (documents + 1,) int32 or int64, got {_shape(cu_seqlens)} {cu_seqlens.dtype}.")
+    if q.shape[0] != 1 or n != s:
+        _refuse(
+            f"cu_seqlens takes documents packed into one sequence, B = 1 and N = S, got B {q.shape[0]}, N {n}, S {s}."
+        )
+    if cu_seqlens.device != q.device:
+        _refuse(f"cu_seqlens must be on the device of q, {q.device}, got {cu_seqlens.device}.")
+    values_are_hidden = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(cu_seqlens)
+    if cu_seqlens.device.type == "cpu" and not values_are_hidden:
+        ends = cu_seqlens.tolist()
+        if ends[0] != 0 or ends[-1] != n or any(a > b for a, b in itertools.pairwise(ends)):
+            _refuse(f"cu_seqlens must go from 0 to N = {n} without decreasing, got {_abridged(ends)}.")
+    return segment_bounds_from(cu_seqlens, n)
+
+
+def _abridged(numbers: list[int]) -> str:
+    return str(numbers) if len(numbers) <= 8 else f"[{', '.join(map(str, numbers[:4]))}, …, {numbers[-1]}]"
+
+
+def _check_norm(weight: Tensor | None, eps: float, scale: float, v: Tensor) -> None:
+    _check_number("norm_eps", eps)
+    _check_number("norm_scale", scale)
+    if eps < 0:
+        _refuse(f"norm_eps must be 0 or more, got {eps!r}.")
+    if weight is None:
+        return
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"norm_weight must be a tensor or None, got {type(weight).__name__}.")
+    if tuple(weight.shape) != (v.shape[-1],) or not weight.is_floating_point() or weight.device != v.device:
+        _refuse(
+            f"norm_weight must be ({v.shape[-1]},), floating and on {v.device}, "
+            f"got {_shape(weight)} {weight.dtype} on {weight.device}."
+        )
+
+
+def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
+    """λ as (B, H, N), float32 at least; expanded, so that autograd adds its gradient up to λ's own shape."""
+    target = (q.shape[0], q.shape[1], q.shape[3])
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    if isinstance(lam, Tensor):
+        if not lam.is_floating_point():
+            _refuse(f"lam must be floating, got {lam.dtype}.")
+        if lam.dim() > 0:
+            if lam.device != q.device:
+                _refuse(f"lam must be on the device of q, {q.device}, got {lam.device}.")
+            if not _broadcasts(lam.shape, target):
+                _refuse(f"lam must broadcast to (B, H, N) = {target}, got {_shape(lam)}.")
+        return lam.to(device=q.device, dtype=dtype).expand(target)
+    if isinstance(lam, bool) or not isinstance(lam, int | float):
+        raise TypeError(f"lam must be a number or a tensor, got {type(lam).__name__}.")
+    if not _is_finite(lam):
+        _refuse(f"lam must be finite, got {lam!r}.")
+    return torch.full((), lam, dtype=dtype, device=q.device).expand(target)

@@ -1,0 +1,235 @@
+"""Keeps the checkpoints of a run, folders that several processes write and that are complete or not there at all."""
+
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch.distributed.checkpoint.api import CheckpointException
+from transformers import PreTrainedTokenizerFast
+
+from diff_transformer.storage import manifest
+from diff_transformer.storage.atomic import clean_up, commit, present_folders, stale_paths, unfinished_path
+from diff_transformer.storage.files import full_disk, read_json, require_space
+from diff_transformer.train.checkpoint import (
+    RunState,
+    bytes_of,
+    optimizer_tensors,
+    save_model,
+    save_training_state,
+    weights_of,
+)
+from diff_transformer.train.process_errors import gathered, is_first, local_part, propagate_errors
+
+_PREFIX = "step-"
+
+
+@contextmanager
+def collective_directory(target: Path, *, size: int | None = None, intact: str = "") -> Iterator[Path]:
+    """A folder that several processes fill and that takes the place of `target` at the end. Called on every process.
+
+    Its content has reached the disk before it is renamed, so that no power cut leaves half of it. After an error
+    `target` is as it was, and nothing else is left behind. An error inside must be one of all processes, see
+    `propagate_errors`.
+
+    Args:
+        target: the folder to be; it may exist. All processes must see the same file system there.
+        size: how many bytes will be written, if known: a disk with less is refused before anything is written.
+        intact: what the user still has if this fails, as the end of the message.
+
+    Raises:
+        OSError: the folder cannot be written; one sentence says which, why, and what is intact.
+    """
+    unfinished = unfinished_path(target)
+    try:
+        with propagate_errors():
+            if is_first():
+                clean_up(target)
+                if size is not None:
+                    require_space(target, size)
+                unfinished.mkdir(parents=True)
+        with propagate_errors():
+            if not unfinished.is_dir():
+                raise OSError("this process does not see the folder: all of them must share the file system")
+        yield unfinished
+        with propagate_errors():
+            if is_first():
+                commit(unfinished, target, replace=True)
+    except BaseException as error:
+        if is_first():
+            clean_up(target)
+        if isinstance(error, (OSError, SafetensorError, CheckpointException)):
+            raise OSError(_write_failure(target, error, size, intact)) from error
+        raise
+    with propagate_errors():
+        if is_first():
+            clean_up(target)
+
+
+def _write_failure(target: Path, error: BaseException, size: int | None, intact: str) -> str:
+    """The message for a user."""
+    if isinstance(error, CheckpointException):  # of torch: the errors of all processes
+        process, (first, _) = min(error.failures.items())
+        error = first if process == 0 else OSError(f"Process {process}: {first}")
+    reason = full_disk(error, target, size) or " ".join(str(error).split())
+    return f"{str(target)!r} cannot be written: {reason}{intact and '; '}{intact}."
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest, the last file of a folder. Called on every process: each hashes its share of the files."""
+    with propagate_errors():
+        sizes = manifest.sizes_in(folder) if is_first() else {}
+    sizes = gathered(sizes)[0]
+    with propagate_errors():
+        digests = manifest.digests(folder, local_part(sizes))
+    all_digests = {name: digest for each in gathered(digests) for name, digest in each.items()}
+    with propagate_errors():
+        if is_first():
+            manifest.write_manifest(folder, all_digests)
+
+
+def structure_error(folder: Path) -> str | None:
+    """What makes a folder with a manifest incomplete; None if nothing does.
+
+    Looks at the names and sizes of the files, the headers of safetensors and all of JSON, but not at every number.
+    """
+    reason = manifest.why_incomplete(folder)
+    if reason is not None:
+        return reason
+    for name in manifest.read_manifest(folder):
+        file = folder / name
+        try:
+            if file.suffix == ".json":
+                read_json(file)
+            if file.suffix == ".safetensors":
+                with safe_open(file, "pt"):
+                    pass
+        except (OSError, ValueError, SafetensorError) as error:
+            return f"{name} cannot be read: {' '.join(str(error).split())}"
+    return None
+
+
+def validation_error(folder: Path) -> str | None:
+    """As `structure_error`, and whether each file still has the SHA-256 that the manifest says.
+
+    Called on every process, as each reads its share of the files. All get the same answer.
+    """
+    reason: str | None = None
+    sizes: dict[str, int] = {}
+    if is_first():
+        reason = structure_error(folder)
+        if reason is None:
+            sizes = {name: entry.size for name, entry in manifest.read_manifest(folder).items()}
+    reason, sizes = gathered((reason, sizes))[0]
+    if reason is not None:
+        return reason
+    reasons = gathered(manifest.why_changed(folder, local_part(sizes)))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+class Checkpoints:
+    """The folder of a run's checkpoints, `step-000100/` and so on, of which the `keep` newest complete ones stay.
+
+    A checkpoint can be used like a finished model: it holds the configuration and the tokenizer as well. It is
+    complete with its manifest `complete.json`, which has the size and the SHA-256 of every file.
+
+    Args:
+        folder: may be missing. All processes must see the same file system there.
+        keep: how many checkpoints stay.
+        tell: is called in the first process with a message about each checkpoint that is passed over.
+
+    Attributes:
+        last: the newest complete checkpoint that `newest` found or `save` wrote; None before.
+    """
+
+    def __init__(self, folder: Path, keep: int, tell: Callable[[str], None] = warnings.warn) -> None:
+        self.folder, self.keep, self.tell = folder, keep, tell
+        self.last: Path | None = None
+        self._damaged: dict[int, str] = {}  # by step, what `newest` found wrong
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint; None where there is none at all. Called on every process; changes nothing.
+
+        Raises:
+            OSError: there are checkpoints, but none is complete: to begin anew would lose what they hold.
+        """
+        with propagate_errors():
+            folders = self._all() if is_first() else {}
+        self.last, self._damaged = None, {}
+        for step, path in reversed(gathered(folders)[0].items()):
+            reason = validation_error(path)
+            if reason is None:
+                self.last = path
+                break
+            self._damaged[step] = reason
+        if self._damaged and self.last is None:
+            reasons = "; ".join(f"{self._path(step).name}: {reason}" for step, reason in self._damaged.items())
+            raise OSError(
+                f"No checkpoint in {str(self.folder)!r} can be used to go on from ({reasons}): put a complete one "
+                "back, or begin anew with --overwrite (in Python overwrite=True)."
+            )
+        for step, reason in self._damaged.items():
+            if is_first():
+                self.tell(f"The checkpoint {str(self._path(step))!r} cannot be used and is passed over: {reason}.")
+        return self.last
+
+    def save(
+        self,
+        state: RunState,
+        model: Any,
+        optimizers: Sequence[torch.optim.Optimizer],
+        tokenizer: PreTrainedTokenizerFast | None,
+    ) -> Path:
+        """Write a checkpoint of `state.step` and delete those that are too old. Called on every process.
+
+        Args: as `save_model`; each optimizer's parameters are the model's.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            OSError: it cannot be written, as where the disk is full; the checkpoints before are as they were.
+        """
+        target = self._path(state.step)
+        with propagate_errors():
+            if is_first():
+                for stale in stale_paths(self.folder, f"{_PREFIX}*"):
+                    clean_up(stale)
+        size = bytes_of(weights_of(model).values()) + bytes_of(optimizer_tensors(model, optimizers).values())
+        with collective_directory(target, size=size, intact=self.intact()) as folder:
+            save_model(folder, model, tokenizer)
+            save_training_state(folder, state, model, optimizers)
+            write_manifest(folder)
+        self.last = target
+        self._damaged.pop(state.step, None)
+        with propagate_errors():
+            if is_first():
+                self._delete_old(state.step)
+        return target
+
+    def intact(self) -> str:
+        """Which checkpoint a failed run can be resumed from, as a part of a message."""
+        return "there is no checkpoint" if self.last is None else f"the checkpoint {str(self.last)!r} is intact"
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"{_PREFIX}{step:06d}"
+
+    def _delete_old(self, step: int) -> None:
+        """Delete all complete checkpoints but the newest `keep`, and the damaged ones from before `step`."""
+        folders = self._all()
+        damaged = {
+            number for number, path in folders.items() if number in self._damaged or structure_error(path) is not None
+        }
+        old = sorted(folders.keys() - damaged)[: -self.keep]
+        for number in (*old, *(number for number in damaged if number < step)):
+            shutil.rmtree(folders[number])
+
+    def _all(self) -> dict[int, Path]:
+        """The folders by step, the oldest first."""
+        folders = present_folders(self.folder, f"{_PREFIX}*").items()
+        numbers = {name.removeprefix(_PREFIX): path for name, path in folders}
+        return dict(sorted((int(number), path) for number, path in numbers.items() if number.isdecimal()))

@@ -1,0 +1,322 @@
+"""The kinds of data that a recipe can name: the settings of each, how it is made, and what plans and model cards say.
+
+A kind is a class here, listed in `AnyData`, and a file in `diff_transformer.data` that makes its batches.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+from pydantic import Field, field_validator, model_validator
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from diff_transformer.data import (
+    ArithmeticBatches,
+    Batches,
+    Corpus,
+    Fingerprinted,
+    HubDataset,
+    ManyShotBatches,
+    NeedleBatches,
+    NeedleTask,
+    RetrievalBatches,
+    Tell,
+    TextBatches,
+    TextFiles,
+    byte_tokenizer,
+    prepare,
+    trained_bpe,
+    training_text,
+    validation_text,
+)
+from diff_transformer.train.process_errors import broadcast_from_first, plain_connection_errors
+from diff_transformer.train.recipe_schema import LARGEST_INTEGER, BatchSize, Count, Section
+
+
+@dataclass(frozen=True)
+class Data:
+    """Batches, and the tokenizer that made them (None for data that never was text)."""
+
+    batches: Batches
+    tokenizer: PreTrainedTokenizerFast | None = None
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What a run asks of its data, beside the settings of the recipe's `data` section.
+
+    Attributes:
+        seed: of the training batches.
+        timeout_minutes: how long a process waits for the others.
+        tokenizer: a trained model's own, for text; made as the recipe says unless given.
+        tell: is told how many documents and tokens are prepared so far.
+        workers: processes that tokenise, see :func:`diff_transformer.data.prepare`.
+    """
+
+    seed: int
+    timeout_minutes: float
+    tokenizer: PreTrainedTokenizerFast | None = None
+    tell: Tell | None = None
+    workers: int | None = None
+
+
+class DataSection(Section):
+    """What every kind of data has, beside its settings `kind`, `length` and `batch_size`."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What the data is, in a few words, for plans and model cards."""
+
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Tokens of the vocabulary, as far as the settings tell them; raises ValueError where they do not."""
+
+    @abstractmethod
+    def build(self, request: DataRequest) -> Data:
+        """Find or make the data; see :func:`diff_transformer.train.run_setup.build_data`."""
+
+
+class TextData(DataSection):
+    """Language modelling of real text; see `diff_transformer.data.text_batches.TextBatches`.
+
+    The text is files and folders (`paths`), a data set of the `datasets` library (`dataset`, with `dataset_config` and
+    `dataset_split`), or, where neither is given, the source of Python's standard library. `tokenizer` is "bytes",
+    "bpe" (trained on the training documents, with `vocab_size` tokens), or a tokenizer's folder or name on the Hub.
+    `batch_size` is the number of sequences of one optimizer step. `isolate_documents` false lets a document see those
+    that stand before it in its sequence. Tokens are kept in `cache`, or in the user's cache folder.
+    """
+
+    kind: Literal["text"] = "text"
+    paths: list[str] | None = None
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    text_field: str = "text"
+    tokenizer: Annotated[str, Field(min_length=1)] = "bytes"
+    vocab_size: Annotated[int, Field(gt=257, le=LARGEST_INTEGER)] | None = None
+    length: Annotated[int, Field(ge=2, le=LARGEST_INTEGER)]
+    batch_size: BatchSize
+    isolate_documents: bool = True
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    validation_tokens: Count | None = 100_000
+    cache: str | None = None
+
+    @field_validator("paths", mode="before")
+    @classmethod
+    def _one_path(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "TextData":
+        if (self.tokenizer == "bpe") != (self.vocab_size is not None):
+            raise ValueError('vocab_size is given with tokenizer "bpe", and only then')
+        if self.paths is not None and self.dataset is not None:
+            raise ValueError("the text is either in paths or in a dataset, not in both")
+        return self
+
+    def describe(self) -> str:
+        if self.dataset is not None:
+            return f"the data set {self.dataset}"
+        if self.paths is None:
+            return "the source of Python's standard library"
+        # Names alone: the folders that they lay in are in the recipe.
+        return ", ".join(PurePath(path).name or path for path in self.paths)
+
+    def vocabulary(self) -> int:
+        if self.tokenizer == "bytes":
+            return len(byte_tokenizer())
+        if self.vocab_size is not None:
+            return self.vocab_size
+        if not Path(self.tokenizer).is_dir():
+            raise ValueError(
+                f"a plan downloads nothing, and data.tokenizer {self.tokenizer!r} is no folder: give its number of "
+                "tokens as model.vocab_size."
+            )
+        return len(AutoTokenizer.from_pretrained(self.tokenizer))
+
+    def build(self, request: DataRequest) -> Data:
+        corpus = self._corpus(request)
+        tokenizer = request.tokenizer or self._tokenizer(corpus)
+        return Data(self._blocks(corpus, tokenizer, request, self.batch_size), tokenizer)
+
+    @property
+    def _folder(self) -> Path | None:
+        return None if self.cache is None else Path(self.cache)
+
+    def _corpus(self, request: DataRequest) -> Corpus:
+        """The text; the first process of a run looks whether it has changed."""
+        corpus: Corpus
+        if self.dataset is not None:
+            corpus = HubDataset(self.dataset, self.dataset_config, self.dataset_split, self.text_field)
+        else:
+            corpus = TextFiles(self.paths, self.text_field, self._folder)
+        with plain_connection_errors(request.timeout_minutes):
+            return Fingerprinted(corpus, broadcast_from_first(corpus.fingerprint))
+
+    def _tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerFast:
+        if self.tokenizer == "bytes":
+            return byte_tokenizer()
+        if self.vocab_size is not None:
+            return trained_bpe(corpus, self.validation_fraction, self.vocab_size, self._folder)
+        try:
+            return AutoTokenizer.from_pretrained(self.tokenizer)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f'data.tokenizer is "bytes", "bpe", or the folder or name of a tokenizer, and {self.tokenizer!r} '
+                f"cannot be loaded: {' '.join(str(error).split())}"
+            ) from None
+
+    def _blocks(
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int
+    ) -> TextBatches:
+        return TextBatches(
+            prepare(corpus, tokenizer, self._folder, request.tell, request.workers),
+            tokenizer,
+            length=self.length,
+            batch_size=batch_size,
+            seed=request.seed,
+            validation_fraction=self.validation_fraction,
+            validation_tokens=self.validation_tokens,
+            isolated=self.isolate_documents,
+        )
+
+
+class NeedleData(TextData):
+    """Text and, among it, documents with needles; see `diff_transformer.data.needle_task.NeedleBatches`.
+
+    Every key of text has its meaning. `share` of the sequences of a step, one or more, are needle documents, whose
+    haystacks are the text's own.
+    """
+
+    kind: Literal["needles"] = "needles"  # type: ignore[assignment]  # what tells it from text
+    share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    needles: Count = 4
+    queried: Count = 2
+    digits: Annotated[int, Field(ge=1, le=18)] = 7
+    turns: Count = 1
+    validation_documents: Count = 128
+
+    @property
+    def documents(self) -> int:
+        """Needle documents in the batch of a step."""
+        return max(1, round(self.share * self.batch_size))
+
+    def describe(self) -> str:
+        return f"{super().describe()}, with needle documents among it"
+
+    def build(self, request: DataRequest) -> Data:
+        corpus = self._corpus(request)
+        tokenizer = request.tokenizer or self._tokenizer(corpus)
+        sequences = self.batch_size - self.documents
+        text = self._blocks(corpus, tokenizer, request, sequences) if sequences else None
+
+        def task(read: Callable[[Corpus, float], Any], turns: int, vary: bool) -> NeedleTask:
+            haystack = "".join(read(corpus, self.validation_fraction))
+            return NeedleTask(
+                tokenizer,
+                haystack,
+                length=self.length,
+                needles=self.needles,
+                queried=self.queried,
+                digits=self.digits,
+                turns=turns,
+                vary=vary,
+            )
+
+        batches = NeedleBatches(
+            text,
+            task(training_text, self.turns, vary=True),
+            task(validation_text, 1, vary=False),
+            documents=self.documents,
+            vocab_size=len(tokenizer),
+            seed=request.seed,
+            validation_documents=self.validation_documents,
+        )
+        return Data(batches, tokenizer)
+
+
+class GeneratedData(DataSection):
+    """Data that a seeded generator makes as it is read; its settings are the arguments of the generator.
+
+    Attributes:
+        generator: makes the batches; its `tokenizer`, if there is one, goes with the model.
+        summary: what `describe` says.
+    """
+
+    generator: ClassVar[Callable[..., Batches]]
+    summary: ClassVar[str]
+
+    def describe(self) -> str:
+        return self.summary
+
+    def vocabulary(self) -> int:
+        return self._generated().vocab_size
+
+    def build(self, request: DataRequest) -> Data:
+        batches = self._generated(seed=request.seed)
+        return Data(batches, getattr(batches, "tokenizer", None))
+
+    def _generated(self, **arguments: int) -> Batches:
+        return type(self).generator(**self.model_dump(exclude={"kind"}), **arguments)
+
+
+class RetrievalData(GeneratedData):
+    """Multi-needle retrieval among noise tokens; see `diff_transformer.data.retrieval_task.RetrievalBatches`."""
+
+    generator = RetrievalBatches
+    summary = "multi-needle retrieval from a seeded generator"
+
+    kind: Literal["retrieval"] = "retrieval"
+    num_pairs: Count = 4
+    length: Count = 128
+    num_queries: Count | None = None
+    repeats: bool = False
+    vary: bool = False
+    batch_size: BatchSize = 32
+    num_keys: Count = 64
+    num_values: Count = 64
+    num_noise: Count = 128
+    validation_sequences: Count = 1024
+
+
+class ManyShotData(GeneratedData):
+    """Words of classes shown with labels; see `diff_transformer.data.many_shot_task.ManyShotBatches`."""
+
+    generator = ManyShotBatches
+    summary = "many-shot classification from a seeded generator"
+
+    kind: Literal["many_shot"] = "many_shot"
+    shots: Count = 48
+    classes: Annotated[int, Field(ge=2, le=LARGEST_INTEGER)] = 6
+    labels: Count = 32
+    words: Count = 36
+    item_length: Count = 2
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    vary: bool = False
+    batch_size: BatchSize = 32
+    validation_sequences: Count = 512
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence."""
+        return self.shots * (self.item_length + 1)
+
+
+class ArithmeticData(GeneratedData):
+    """Sums worked out step by step, as text; see `diff_transformer.data.arithmetic_task.ArithmeticBatches`."""
+
+    generator = ArithmeticBatches
+    summary = "sums worked out step by step, from a seeded generator"
+
+    kind: Literal["arithmetic"] = "arithmetic"
+    operations: Count = 4
+    length: Count = 48
+    batch_size: BatchSize = 64
+    largest: Count = 9
+    validation_problems: Count = 512
+
+
+AnyData = TextData | NeedleData | RetrievalData | ManyShotData | ArithmeticData
+KINDS: dict[str, type[DataSection]] = {section.model_fields["kind"].default: section for section in get_args(AnyData)}

@@ -1,0 +1,190 @@
+"""Measures each layer during training: the sizes of activations and logits in one forward pass over a few sequences.
+
+The operator does not return what enters the headwise norm, and never holds a whole attention map. So hooks on the
+attention layers compute both beside the pass, in blocks of queries: memory grows with the length, not with its square.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from diff_transformer.model.interface_attention import InterfaceAttention
+from diff_transformer.nn import DecoderLayer, DifferentialAttention
+from diff_transformer.ops import diff_attention
+from diff_transformer.train.distributed import reshard
+
+# Keys of a batch that say which tokens there are; and labels, which are left out.
+_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+_TOKENS = ("input_ids", "position_ids", *_DOCUMENTS)
+_LARGEST, _MEANS = ("logit_max",), ("lambda_mean",)  # everything else is a root mean square
+_SCORES = 1 << 22  # logits to hold at a time
+
+
+class _Visible(NamedTuple):
+    """The keys that the tokens (B, N) of a batch attend to: those of the token's document, up to itself.
+
+    Attributes:
+        first: (B, N) the first token of each token's document.
+        documents: for each sequence, where its documents begin, and N at the end; None where each is one document.
+    """
+
+    first: Tensor
+    documents: list[Tensor] | None
+
+
+@torch.no_grad()
+def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Run one forward pass without gradients and measure each layer. The model is left as it was.
+
+    Where several processes hold a part of the model or of the data each, all of them call this, and :func:`reduced`
+    combines their answers.
+
+    Args:
+        model: a model of any attention type, in any wrapper that leaves our layers in it; compiled layers run
+            uncompiled here.
+        batch: on the model's device: `input_ids` (B, N); `position_ids` (B, N) where documents are packed into a
+            sequence, or transformers' `cu_seq_lens_q` and so on with B = 1. `labels` are not used.
+
+    Returns:
+        A list of one number for each layer, by name:
+            "norm_input_rms": root mean square of the heads that enter the headwise norm, (A1 − λA2) V; it grows before
+                training of the first version becomes unstable. Only for `attention_type` "diff"; also without the norm.
+            "logit_max": the largest q·k/√d that any token sees, of both maps.
+            "hidden_rms": root mean square of the residual stream after the layer.
+            "lambda_mean": the mean λ of tokens and heads. Only for "diff_v2", in which each has its own.
+
+    Raises:
+        ValueError: the model has none of our layers, or the batch holds something else than tokens and documents.
+    """
+    attentions = [module for module in model.modules() if isinstance(module, InterfaceAttention)]
+    layers = [module for module in model.modules() if isinstance(module, DecoderLayer)]
+    if not attentions:
+        raise ValueError(f"Only our models have layers to inspect, got {type(model).__name__}.")
+    if unknown := batch.keys() - {*_TOKENS, "labels"}:
+        raise ValueError(f"A batch to inspect holds {', '.join(_TOKENS)}; got {', '.join(sorted(unknown))} as well.")
+    tokens = {name: batch[name] for name in _TOKENS if name in batch}
+    visible = _visible(tokens)
+    statistics: dict[str, list[Tensor]] = {}
+
+    def note(name: str, value: Tensor) -> None:
+        statistics.setdefault(name, []).append(value)
+
+    def measure(attention: nn.Module, arguments: tuple[Any, ...], more: dict[str, Any]) -> None:
+        assert isinstance(attention, InterfaceAttention)
+        hidden = more["hidden_states"] if "hidden_states" in more else arguments[0]
+        queries, keys, values = attention.project(hidden, more["position_embeddings"])
+        if isinstance(attention, DifferentialAttention):
+            q, k = queries.unflatten(2, (-1, 2)).permute(0, 2, 3, 1, 4), attention.split_keys(keys)
+        else:
+            q, k = queries.transpose(1, 2).unsqueeze(2), keys.unsqueeze(2)
+        window = attention.sliding_window
+        note("logit_max", _largest_logit(q, k, attention.scaling, window, visible.first))
+        if not isinstance(attention, DifferentialAttention):
+            return
+        if attention.config.described.lambda_per_token:
+            note("lambda_mean", attention.lambdas(hidden).mean())
+        else:
+            settings = {"is_causal": True, "scale": attention.scaling, "window": window}
+            note("norm_input_rms", _rms(_heads(q, k, values, attention.lambdas(hidden), visible.documents, settings)))
+
+    with ExitStack() as undo:
+        undo.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled passes hooks by
+        undo.enter_context(_evaluating(model))  # nothing is dropped out, or computed twice to save memory
+        undo.callback(reshard, model)
+        for attention in attentions:
+            undo.callback(attention.register_forward_pre_hook(measure, with_kwargs=True).remove)
+        for layer in layers:
+            hook = layer.register_forward_hook(lambda _, __, output: note("hidden_rms", _rms(output)))
+            undo.callback(hook.remove)
+        model(**tokens, use_cache=False, logits_to_keep=1)
+    return {name: torch.stack(values).tolist() for name, values in statistics.items()}
+
+
+def reduced(numbers: Mapping[str, list[float]], device: torch.device) -> dict[str, list[float]]:
+    """Combine the statistics of all processes, each of which has data or heads of its own.
+
+    Takes the largest of maxima, the mean of means, and the root mean square of the rest. A number that is not finite on
+    one process is not finite in the result. Called on every process; all get the same result.
+
+    Args:
+        numbers: as :func:`measure_layers` returns them.
+        device: where tensors must be to travel between the processes.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return dict(numbers)
+    local = torch.tensor(list(numbers.values()), dtype=torch.float32, device=device)
+    per_rank = [torch.empty_like(local) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(per_rank, local)
+    ranks = torch.stack(per_rank)  # (ranks, names, layers)
+    largest, mean, root_mean_square = ranks.amax(0), ranks.mean(0), ranks.square().mean(0).sqrt()
+    by_name = dict.fromkeys(_LARGEST, largest) | dict.fromkeys(_MEANS, mean)
+    return {name: by_name.get(name, root_mean_square)[i].tolist() for i, name in enumerate(numbers)}
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _visible(tokens: Mapping[str, Any]) -> _Visible:
+    shape, device = tokens["input_ids"].shape, tokens["input_ids"].device
+    positions = torch.arange(shape[1], device=device)
+    begins = (positions == 0).repeat(shape[0], 1)
+    if "cu_seq_lens_q" in tokens:
+        begins = begins | torch.isin(positions, tokens["cu_seq_lens_q"])
+    elif "position_ids" in tokens:  # as transformers tells documents apart: where positions do not go on
+        begins[:, 1:] |= tokens["position_ids"].diff(dim=1) != 1
+    first = torch.where(begins, positions, 0).cummax(1).values
+    if not first.any():
+        return _Visible(first, None)
+    end = positions.new_tensor([shape[1]])
+    return _Visible(first, [torch.cat((row.nonzero().flatten(), end)) for row in begins])
+
+
+def _heads(
+    q: Tensor, k: Tensor, v: Tensor, lam: Tensor, documents: list[Tensor] | None, settings: Mapping[str, Any]
+) -> Tensor:
+    """(A1 − λA2) V of every head, (B, H, N, dv). The operator takes packed documents one sequence at a time."""
+    if documents is None:
+        return diff_attention(q, k, v, lam, **settings)
+    rows = zip(q.split(1), k.split(1), v.split(1), documents, strict=True)
+    return torch.cat([diff_attention(q1, k1, v1, lam, cu_seqlens=ends, **settings) for q1, k1, v1, ends in rows])
+
+
+def _largest_logit(q: Tensor, k: Tensor, scale: float, window: int | None, first: Tensor) -> Tensor:
+    """The largest logit that is seen: q (B, H, C, N, d) of C maps, k (B, H_kv, C or 1, N, d), `first` (B, N)."""
+    batch, heads, maps, n, _ = q.shape
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    rows = max(1, _SCORES // (batch * heads * n))
+    positions = torch.arange(n, device=q.device)
+    if window is not None:
+        first = torch.maximum(first, positions - window + 1)
+    largest = []
+    with torch.autocast(q.device.type, enabled=False):
+        for start in range(0, n, rows):
+            low, stop = 0 if window is None else max(0, start - window + 1), min(n, start + rows)
+            keys = positions[low:stop]
+            seen = (keys <= positions[start:stop, None]) & (keys >= first[:, start:stop, None])  # (B, rows, keys)
+            for c in range(maps):
+                # The queries of a group meet the same keys: one product, (B, H_kv, G·rows, keys).
+                block = q[:, :, c, start:stop].unflatten(1, (k.shape[1], -1)).flatten(2, 3).to(dtype) * scale
+                logits = block @ k[:, :, c % k.shape[2], low:stop].to(dtype).mT
+                logits = logits.unflatten(2, (-1, stop - start)).masked_fill_(~seen[:, None, None], -torch.inf)
+                largest.append(logits.amax())
+    return torch.stack(largest).amax()
+
+
+def _rms(x: Tensor) -> Tensor:
+    """Root mean square, in float32 at least."""
+    rows = torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
+    return (rows.square().mean() / x.shape[-1]).sqrt()

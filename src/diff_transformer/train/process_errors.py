@@ -1,0 +1,241 @@
+"""The values and errors that the processes of a run exchange, and what ends a process from outside: the end of another
+process, a hang, a signal.
+"""
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+T = TypeVar("T")
+SAME_WISH_SECONDS = 3.0  # a second signal within this time repeats the first one
+_UNLIMITED = timedelta(days=30)  # for work that may take longer than a step, such as hashing a corpus
+_EXIT_CODE = 2  # that of all errors of the command line
+
+
+def rank() -> int:
+    """The number of this process; 0 where there is one."""
+    return dist.get_rank() if _is_distributed() else 0
+
+
+def is_first() -> bool:
+    """Whether this process is the one that moves and deletes files for all."""
+    return rank() == 0
+
+
+def count() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if _is_distributed() else 1
+
+
+def gathered(value: T, group: Any = None) -> list[T]:
+    """Every process' value, by rank. Called on every process.
+
+    Args:
+        value: what this process contributes; it is pickled on its way.
+        group: a process group, if not the default one.
+    """
+    if not _is_distributed():
+        return [value]
+    values: list[Any] = [None] * count()
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def balanced_parts(sizes: Mapping[str, int], parts: int) -> dict[str, int]:
+    """Divide names among `parts` parts whose sizes are about equal. Returns the part of each name, from 0."""
+    totals = [0] * parts
+    part_of = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        part_of[name] = totals.index(min(totals))
+        totals[part_of[name]] += sizes[name]
+    return part_of
+
+
+def local_part(sizes: Mapping[str, int]) -> list[str]:
+    """The names that fall to this process where names with sizes are divided among all processes."""
+    return [name for name, part in balanced_parts(sizes, count()).items() if part == rank()]
+
+
+def broadcast_from_first(compute: Callable[[], T]) -> T:
+    """Compute a value on the first process and return it on every one. The others wait as long as it takes.
+
+    Raises:
+        OSError, ValueError: as :func:`propagate_errors`, where `compute` raised an error.
+    """
+    if not _is_distributed():
+        return compute()
+    group = dist.new_group(backend="gloo", timeout=_UNLIMITED)
+    values: list[Any] = [None]
+    with propagate_errors(group):
+        if is_first():
+            values = [compute()]
+    dist.broadcast_object_list(values, src=0, group=group)
+    dist.destroy_process_group(group)
+    value: T = values[0]
+    return value
+
+
+@contextmanager
+def propagate_errors(group: Any = None) -> Iterator[None]:
+    """Raise an exception of one rank on every rank, so that none waits for ever. Called on every process.
+
+    At the end of the block the processes wait for each other, through a process group if not the default one. Inside,
+    no process may wait for another: one that failed would leave it waiting.
+
+    Raises:
+        OSError, ValueError: another process raised this (OSError for any other error); the message names the process.
+            The process that failed raises its own error.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:
+        error = raised
+    message = None if error is None else (isinstance(error, ValueError), str(error) or type(error).__name__)
+    messages = gathered(message, group)
+    if error is not None:
+        raise error
+    for process, remote in enumerate(messages):
+        if remote is not None:
+            is_value_error, text = remote
+            raise (ValueError if is_value_error else OSError)(f"Process {process}: {text}")
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+class TimeLimit:
+    """Ends this process where a step of the whole group takes longer than it may.
+
+    A process that waits for another inside gloo or NCCL cannot raise an error, and NCCL's own limit ends it with a dump
+    of its state. So a thread looks at the clock.
+
+    Args:
+        minutes: how long may pass between `begin` and `end`.
+        message: gives the sentence that is written to stderr before the process ends.
+    """
+
+    def __init__(self, minutes: float, message: Callable[[], str]) -> None:
+        self._seconds, self._message = 60 * minutes, message
+        self._deadline = math.inf
+        self._over = threading.Event()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch the time until the block ends."""
+        thread = threading.Thread(target=self._watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    def begin(self) -> None:
+        """Start counting the time."""
+        self._deadline = time.monotonic() + self._seconds
+
+    def end(self) -> None:
+        """Stop counting the time until the next `begin`."""
+        self._deadline = math.inf
+
+    def _watch(self) -> None:
+        while not self._over.wait(min(1.0, self._seconds / 4)):
+            if time.monotonic() > self._deadline:
+                os.write(2, f"error: {self._message()}\n".encode(errors="replace"))
+                os._exit(_EXIT_CODE)
+
+
+@contextmanager
+def plain_connection_errors(minutes: float) -> Iterator[None]:
+    """Say in one sentence that other processes cannot be reached, where torch says so.
+
+    Args:
+        minutes: how long a process waits for the others, for the message.
+
+    Raises:
+        ConnectionError: in place of an error of torch's communication.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # Gloo has no class of its own for its errors; they begin with the place in its source.
+        if not isinstance(error, dist.DistError) and "/gloo/" not in str(error):
+            raise
+        raise ConnectionError(
+            "The other processes of the run cannot be reached: one of them has ended, or has given no answer for "
+            f"train.timeout_minutes={minutes:g}. Its own messages say why; the same command with --resume auto goes on "
+            "from the newest checkpoint."
+        ) from error
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM stopped a run after a step; the message says where the checkpoint is and how to resume.
+
+    Attributes:
+        signal: the number of the signal that asked for it; None where another process got it.
+    """
+
+    def __init__(self, message: str, signal: int | None = None) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
+class Interrupt:
+    """Whether the run is asked to stop: by a signal, whose number this records, or because its launcher is gone."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        # torchrun's processes end with it, unless it was killed: then nobody would stop them.
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run is to stop after this step."""
+        return self.signal is not None or self._launcher not in (None, os.getppid())
+
+
+@contextmanager
+def catch_interrupt() -> Iterator[Interrupt]:
+    """Record the first Ctrl-C or SIGTERM, so that the step in progress is finished; a second one ends it at once.
+
+    A second signal within `SAME_WISH_SECONDS` repeats the first: whoever signals all processes of a job at once signals
+    torchrun as well, which passes the signal on.
+
+    Python delivers signals to the main thread; in any other thread this records nothing.
+    """
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+    first: float | None = None
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def record(number: int, frame: Any) -> None:
+        nonlocal first
+        now = time.monotonic()
+        if first is None:
+            first, interrupt.signal = now, number
+        elif now - first > SAME_WISH_SECONDS:
+            restore()
+            os.kill(os.getpid(), number)
+
+    for number in handlers:
+        signal.signal(number, record)
+    try:
+        yield interrupt
+    finally:
+        restore()

@@ -1,0 +1,268 @@
+"""What a recipe would take, before it runs: parameters, operations, memory, communication, days and disk.
+
+Reads no data and no weights.
+"""
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+from diff_transformer.data import token_dtype
+from diff_transformer.model import DiffTransformerConfig
+from diff_transformer.ops.backends import explain
+from diff_transformer.ops.triton.triton_backend import WIDEST_KEY
+from diff_transformer.train.communication import Communication, communication
+from diff_transformer.train.data_kinds import TextData
+from diff_transformer.train.distributed import DistributedContext, Kind
+from diff_transformer.train.hardware import Gpu, gpu_named, peak_flops
+from diff_transformer.train.memory_plan import Memory, Situation, meta_model, peak_memory, sizes_of
+from diff_transformer.train.recipe import Recipe, build_config
+from diff_transformer.train.step_costs import FLOAT, flops_per_token
+from diff_transformer.variants import head_dim
+
+GIB = 1 << 30
+CPU = "cpu"
+PARALLEL = ("ddp", "fsdp", "tensor")
+# Of a GPU's memory: what the driver, the libraries and the processes' connections take, and the share of the rest
+# that the allocator's gaps leave over.
+CONTEXT, USABLE = 1.5 * GIB, 0.95
+
+
+@dataclass(frozen=True)
+class Way:
+    """Training with or without gradient checkpointing.
+
+    Attributes:
+        checkpointing: which of both.
+        memory: a device's at the recipe's accumulation, in the moment when it holds most.
+        fits: whether the device has as much; None where its memory is not known.
+        accumulation: the smallest one with which it fits, or None; the micro-batch is the largest then.
+        micro_batch: sequences at a time with that one.
+    """
+
+    checkpointing: bool
+    memory: Memory
+    fits: bool | None
+    accumulation: int | None
+    micro_batch: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What :func:`plan` finds out.
+
+    Attributes:
+        name, attention_type, precision, accumulation: the recipe's.
+        data: what the data is, in a few words.
+        parameters: of the model; tied ones count once.
+        flops_per_token: see :func:`diff_transformer.train.step_costs.flops_per_token`.
+        steps, tokens_per_step: of the run.
+        device: "cpu", or the GPU's name. `devices`: how many; `kind`: what they do together.
+        micro_batch: sequences that a device takes at a time.
+        device_memory: bytes that a device has for the plan, or None where that is not known.
+        peak: FLOP/s of a device, or None.
+        assumed: the share of the peak that the model's own operations would reach without communication.
+        utilisation: the share that they reach at best: `assumed`, or less where communication takes longer than the
+            computation that can run meanwhile.
+        communication: what each GPU receives in a step; None where there is one.
+        needed: bytes/s that a GPU would have to receive, and of them through its network card, for the communication
+            to take no time beside the computation; None where the next operation waits for it.
+        days: the run's at `utilisation`, or None where the peak is not known. Evaluation and saving come on top.
+        checkpoint_bytes: of one checkpoint: weights and optimizer state.
+        checkpoints_bytes: the most that checkpoints take at once: those that stay and the one that is being written.
+        token_cache_bytes: of the tokens that the run reads. The cache holds all of the text: less than this where the
+            text is read several times, more where the run ends before its end. None for data that is made as it is
+            read.
+        ways: without and with gradient checkpointing; the recipe's is `checkpointing`.
+    """
+
+    name: str
+    attention_type: str
+    data: str
+    precision: str
+    accumulation: int
+    checkpointing: bool
+    parameters: int
+    flops_per_token: float
+    steps: int
+    tokens_per_step: int
+    device: str
+    devices: int
+    kind: Kind
+    micro_batch: int
+    device_memory: float | None
+    peak: float | None
+    assumed: float
+    utilisation: float
+    communication: Communication | None
+    needed: tuple[float, float] | None
+    days: float | None
+    checkpoint_bytes: int
+    checkpoints_bytes: int
+    token_cache_bytes: int | None
+    ways: tuple[Way, Way]
+
+
+def plan(
+    recipe: Recipe,
+    gpu: str = CPU,
+    gpus: int = 1,
+    *,
+    parallel: str | None = None,
+    utilisation: float = 0.4,
+    network: float | None = None,
+) -> Plan:
+    """Plan a run.
+
+    Memory is that of training steps of layers that are not compiled (compiled ones keep less), by the formulas of
+    :mod:`diff_transformer.train.step_costs` and :mod:`diff_transformer.train.memory_plan`; validation, which takes a
+    whole batch at a time without gradients, and saving are not in it.
+
+    Args:
+        recipe: what is to be trained.
+        gpu: a name of :data:`diff_transformer.train.hardware.GPUS`, or "cpu" for this machine's processor.
+        gpus: how many; 1 processor.
+        parallel: what they do together, "ddp", "fsdp" or "tensor"; the recipe's unless given, "ddp" where it has none.
+        utilisation: which share of the peak the model's own operations reach where communication takes no time.
+        network: bytes/s of the network between machines for each GPU; that of the vendor's own machine unless given.
+
+    Raises:
+        ValueError: an unknown GPU; numbers that make no sense; a batch that cannot be divided among them; or a
+            vocabulary that only the data would tell.
+    """
+    if gpus < 1:
+        raise ValueError(f"the number of GPUs must be 1 or more, got {gpus}.")
+    if not 0 < utilisation <= 1:
+        raise ValueError(f"the utilisation must lie above 0 and not above 1, got {utilisation}.")
+    if network is not None and not 0 < network < float("inf"):
+        raise ValueError(f"the network's bandwidth must be above 0, got {network}.")
+    if parallel is not None and parallel not in PARALLEL:
+        raise ValueError(f"parallel must be one of {', '.join(map(repr, PARALLEL))}, got {parallel!r}.")
+    device = None if gpu == CPU else gpu_named(gpu)
+    if device is None and gpus > 1:
+        raise ValueError(f"several processes are planned for GPUs, got {gpus} without the name of one.")
+    settings, length = recipe.train, recipe.data.length
+    config = build_config(recipe, vocabulary(recipe))
+    kind = _kind(parallel or settings.parallel, gpus)
+    context = DistributedContext(kind, torch.device("cpu"), 0, gpus, settings.precision)
+    context.check(recipe)
+
+    sizes = sizes_of(meta_model(config), settings)
+    rows = recipe.data.batch_size // context.dp_size
+    situation = Situation(
+        kind=kind,
+        devices=gpus,
+        sequences=rows // settings.accumulation,
+        length=length,
+        parts=settings.accumulation,
+        half=settings.precision != "no",
+        checkpointing=False,
+        backend=backend(config, device, settings.precision != "no", _is_packed(recipe)),
+        on_cpu=device is None,
+    )
+    room = _room(device)
+    peak = peak_flops(torch.device("cpu"), settings.precision) if device is None else device.peak(settings.precision)
+    tokens, flops = recipe.data.batch_size * length, flops_per_token(config, length)
+    talk = None
+    if device is not None:
+        talk = communication(
+            config,
+            sizes,
+            replace(situation, checkpointing=settings.gradient_checkpointing),
+            device.link,
+            network or device.network,
+        )
+    seconds = reached = needed = None  # of a step
+    if peak is not None:
+        computation = tokens * flops / (gpus * peak * utilisation)
+        reached = utilisation if talk is None else talk.best(utilisation, computation)
+        seconds = computation * utilisation / reached
+        if talk is not None and talk.overlap:
+            window = talk.overlap * computation
+            needed = (talk.received / window, talk.through_network / window)
+    checkpoint = sizes.total * FLOAT + sizes.state
+
+    def way(checkpointing: bool) -> Way:
+        here = replace(situation, checkpointing=checkpointing)
+        memory = peak_memory(config, sizes, here)
+        for parts in (parts for parts in range(1, rows + 1) if rows % parts == 0):
+            smaller = peak_memory(config, sizes, replace(here, sequences=rows // parts, parts=parts))
+            if room is not None and smaller.total <= room:
+                return Way(checkpointing, memory, memory.total <= room, parts, rows // parts)
+        return Way(checkpointing, memory, None if room is None else False, None, None)
+
+    return Plan(
+        name=recipe.name,
+        attention_type=recipe.model.attention_type,
+        data=recipe.data.describe(),
+        precision=settings.precision,
+        accumulation=settings.accumulation,
+        checkpointing=settings.gradient_checkpointing,
+        parameters=sizes.total,
+        flops_per_token=flops,
+        steps=settings.steps,
+        tokens_per_step=tokens,
+        device=CPU if device is None else device.name,
+        devices=gpus,
+        kind=kind,
+        micro_batch=situation.sequences,
+        device_memory=room,
+        peak=peak,
+        assumed=utilisation,
+        utilisation=utilisation if reached is None else reached,
+        communication=talk,
+        needed=needed,
+        days=None if seconds is None else settings.steps * seconds / 86400,
+        checkpoint_bytes=checkpoint,
+        checkpoints_bytes=checkpoint * (settings.keep_checkpoints + 1),
+        token_cache_bytes=_token_cache_bytes(recipe, config.vocab_size),
+        ways=(way(False), way(True)),
+    )
+
+
+def vocabulary(recipe: Recipe) -> int:
+    """Tokens of a recipe's vocabulary, as far as the recipe tells them. "bpe" may find fewer than it is asked for.
+
+    Raises:
+        ValueError: the tokenizer would have to be downloaded.
+    """
+    return recipe.model.vocab_size or recipe.data.vocabulary()
+
+
+def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool) -> str:
+    """What computes attention on a device: see :func:`diff_transformer.ops.backends.choose` and, for the twin, whose
+    documents are packed, :func:`diff_transformer.model.packed_documents.attend_by_document`.
+    """
+    if not config.described.differential:
+        return "document" if packed and not (half and gpu is not None and gpu.is_cuda) else "sdpa"
+    if gpu is None:
+        return "cpu" if explain("cpu")["cpu"] is None else "blockwise"
+    return "triton" if gpu.is_cuda and head_dim(config) <= WIDEST_KEY else "sdpa"
+
+
+def _is_packed(recipe: Recipe) -> bool:
+    return isinstance(recipe.data, TextData) and recipe.data.isolate_documents
+
+
+def _kind(parallel: str, devices: int) -> Kind:
+    if devices == 1:
+        return "single"
+    return "fsdp" if parallel == "fsdp" else "tensor" if parallel == "tensor" else "ddp"
+
+
+def _token_cache_bytes(recipe: Recipe, vocabulary: int) -> int | None:
+    if not isinstance(recipe.data, TextData):
+        return None
+    tokens = recipe.train.steps * recipe.data.batch_size * recipe.data.length
+    return tokens * token_dtype(vocabulary).itemsize
+
+
+def _room(gpu: Gpu | None) -> float | None:
+    """Bytes that a plan may use of a device."""
+    if gpu is not None:
+        return (gpu.memory_gib * GIB - CONTEXT) * USABLE
+    names = os.sysconf_names if hasattr(os, "sysconf") else {}
+    if "SC_PHYS_PAGES" not in names or "SC_PAGE_SIZE" not in names:
+        return None
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -1,0 +1,175 @@
+"""The attention types: one description of each, which every other file asks instead of asking for a type's name.
+
+Imports nothing heavy, so that reports and the command line can read it. CONTRIBUTING.md says how to add a type.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any, Protocol
+
+# The style of tensor parallelism for parameters that all heads of a layer share; model/parallel_plan.py defines it.
+SHARED_PARAMETERS = "diff_transformer_shared_parameters"
+_PAPER = "[Differential Transformer](https://arxiv.org/abs/2410.05258)"
+_NORM = ("norm_eps", "headwise_norm")
+
+
+class ModelSizes(Protocol):
+    """The settings of a configuration that a description reads."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None
+    head_dim: int | None
+    dex_heads: list | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionType:
+    """What sets one attention type apart from the others.
+
+    Sizes are counted as in the Transformer that it is compared with: A query heads and K key/value heads of width d.
+
+    Attributes:
+        layer: where its module is, as "package:class"; imported when a model is built.
+        settings: arguments of the module beside the sizes, by the names in
+            :func:`diff_transformer.model.interface_attention.layer_settings`.
+        maps: attention maps of a head: 2 where the second is subtracted from the first, else 1.
+        pairs_heads: whether two heads of the Transformer make one head, with keys and values of width 2d in the cache.
+        even_heads: whether A and K must be even.
+        headwise_norm: whether heads are normalised before the output projection unless the configuration says so.
+        lambda_per_token: whether λ is a projection W_λ of every token, one for each head.
+        corrects_heads: whether it starts as a trained Transformer, whose heads it corrects by W_D (DEX). No recipe
+            trains such a model from the start.
+        lambda_modules: modules of the layer whose parameters make λ.
+        float32_parameters: last parts of the names of parameters that a checkpoint always loads in float32.
+        parallel_styles: transformers' style of tensor parallelism for modules of the layer beside the projections.
+        parallel_refusal: what to do instead, where tensor parallelism cannot spread it; None where it can.
+        label: the name that reports print.
+        colour: of its lines, on light and on dark pages; with a contrast of at least 3 to either.
+        marker: matplotlib's, of its points.
+        summary: what a model card says after "A language model".
+    """
+
+    layer: str
+    settings: tuple[str, ...]
+    maps: int = 1
+    pairs_heads: bool = False
+    even_heads: bool = False
+    headwise_norm: bool = False
+    lambda_per_token: bool = False
+    corrects_heads: bool = False
+    lambda_modules: tuple[str, ...] = ()
+    float32_parameters: frozenset[str] = frozenset()
+    parallel_styles: Mapping[str, str] = field(default_factory=dict)
+    parallel_refusal: str | None = None
+    label: str
+    colour: tuple[str, str]
+    marker: str
+    summary: str
+
+    @property
+    def differential(self) -> bool:
+        """Whether a second map is subtracted."""
+        return self.maps == 2
+
+    def layer_class(self) -> Any:
+        """The module's class, a subclass of :class:`diff_transformer.nn.Attention`."""
+        return resolve_name(self.layer)
+
+    def heads(self, num_attention_heads: int) -> int:
+        """Heads of a layer, each with its own output."""
+        return num_attention_heads // 2 if self.pairs_heads else num_attention_heads
+
+    def query_heads(self, num_attention_heads: int) -> int:
+        """Query heads of the layer's one call of grouped-query attention."""
+        return self.heads(num_attention_heads) * self.maps
+
+    def cached_heads(self, num_key_value_heads: int) -> int:
+        """Heads of keys, and of values, in that call and in the cache."""
+        return num_key_value_heads // 2 if self.pairs_heads else num_key_value_heads
+
+    def cached_width(self, head_dim: int) -> int:
+        """Width of each of those heads."""
+        return head_dim * 2 if self.pairs_heads else head_dim
+
+    def attention_products(self, config: ModelSizes) -> int:
+        """Multiply-adds of a layer's attention for one query and one key that it sees, over all heads.
+
+        A head has a score for each of its maps and one product with its values: the maps are subtracted before it.
+        """
+        width = head_dim(config)
+        return self.heads(config.num_attention_heads) * (self.maps * width + self.cached_width(width))
+
+    def attention_weights(self, config: ModelSizes) -> int:
+        """Weights in the attention of all layers that every token is multiplied with: projections, W_λ and W_D."""
+        heads, width = config.num_attention_heads, head_dim(config)
+        kv_heads = config.num_key_value_heads or heads
+        layer = (self.query_heads(heads) + 2 * kv_heads + heads) * width  # W_Q, W_K and W_V, W_O
+        if self.lambda_per_token:
+            layer += heads
+        weights = config.num_hidden_layers * config.hidden_size * layer
+        if self.corrects_heads:
+            chosen = config.dex_heads or [range(heads)] * config.num_hidden_layers
+            weights += sum(map(len, chosen)) * width**2
+        return weights
+
+
+def head_dim(config: ModelSizes) -> int:
+    """d, which a configuration always knows once it is made."""
+    return config.head_dim or config.hidden_size // config.num_attention_heads
+
+
+# By the name that a configuration has as `attention_type`, in the order in which reports show them.
+ATTENTION_TYPES: dict[str, AttentionType] = {
+    "diff": AttentionType(
+        layer="diff_transformer.nn:DiffAttention",
+        settings=("lambda_init", *_NORM),
+        maps=2,
+        pairs_heads=True,
+        even_heads=True,
+        headwise_norm=True,
+        lambda_modules=("lam",),
+        float32_parameters=frozenset({"lam.q1", "lam.k1", "lam.q2", "lam.k2"}),
+        parallel_styles={"lam": SHARED_PARAMETERS},
+        label="DIFF",
+        colour=("#0072b2", "#4aa8e0"),
+        marker="o",
+        summary=f"with differential attention ({_PAPER}, Equations 1 to 3).",
+    ),
+    "diff_v2": AttentionType(
+        layer="diff_transformer.nn:DiffAttentionV2",
+        settings=_NORM,
+        maps=2,
+        lambda_per_token=True,
+        lambda_modules=("lambda_proj",),
+        parallel_styles={"lambda_proj": "colwise"},
+        label="DIFF V2",
+        colour=("#00795c", "#2fbf95"),
+        marker="^",
+        summary=f"with differential attention in its second version, after {_PAPER}.",
+    ),
+    "softmax": AttentionType(
+        layer="diff_transformer.nn:SoftmaxAttention",
+        settings=_NORM,
+        even_heads=True,  # so that a configuration stays valid when only its attention type becomes "diff"
+        label="Transformer",
+        colour=("#d55e00", "#ff8b3d"),
+        marker="s",
+        summary=f"with ordinary attention: the Transformer that a {_PAPER} is compared with.",
+    ),
+    "dex": AttentionType(
+        layer="diff_transformer.nn:DexAttention",
+        settings=("lambda_init", "heads", "lambda_start"),
+        corrects_heads=True,
+        lambda_modules=("lam",),
+        float32_parameters=frozenset({"dex.lam.learned", "dex.lam.progress"}),
+        parallel_refusal="fold a trained model into a Llama (diff-transformer convert --to llama), which it spreads",
+        label="DEX",
+        colour=("#a8508c", "#d88abf"),
+        marker="D",
+        summary=f"with ordinary attention and a trainable correction of its heads, after {_PAPER} and "
+        "[DEX](https://arxiv.org/abs/2505.16333).",
+    ),
+}

@@ -1,0 +1,121 @@
+"""What can be known to fail after hours of training is said before it: text too small, impossible settings."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from corpora import written
+from diff_transformer.lab.experiments import run_store
+from diff_transformer.lab.experiments.needle_experiments import check_cells
+from diff_transformer.lab.experiments.registry import find_experiment
+from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
+from diff_transformer.lab.experiments.runner import run_experiment
+from diff_transformer.lab.measure import measurement
+from diff_transformer.lab.measure.measurement import find_measurement
+from diff_transformer.train import build_data, load_recipe
+
+SHORT = ("train.steps=2", "train.evaluate_every=null", "train.warmup_steps=0")
+TEXT = (*SHORT, "data.tokenizer=bytes", "data.vocab_size=null", "data.length=48", "data.batch_size=2")
+SHEEP = " ".join(f"{number} sheep jump over the fence." for number in range(60))
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long")
+    written([f"{number}: {SHEEP}" for number in range(20)], folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One document, whose end is all there is to validate with."""
+    path = tmp_path_factory.mktemp("book") / "book.txt"
+    path.write_text(SHEEP * 20, encoding="utf-8")
+    return path
+
+
+def tiny(name: str, text: Path, *overrides: str, **options: Any) -> ExperimentRequest:
+    experiment = find_experiment(name)
+    on_text = experiment.presets["cpu"].trains_on_text
+    request = request_experiment(experiment, text=[text] if on_text else [], options=options)
+    extension = ("data.length=64", "data.batch_size=1", *SHORT) if request.preset.extension else ()
+    overrides = (*request.preset.overrides, *(TEXT if on_text else SHORT), *overrides)
+    return replace(request, preset=replace(request.preset, overrides=overrides, extension=extension))
+
+
+def refused(request: ExperimentRequest, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_store, "train", lambda *_, **__: pytest.fail("trained before it was checked"))
+    with pytest.raises(ValueError, match=told):
+        run_experiment(request, folder / "output")
+    assert not (folder / "output").exists()
+
+
+@pytest.mark.parametrize("name", ["table6", "v2", "fig3", "fig4"])
+def test_text_of_one_document(name: str, book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"first": 8, "length": 64} if name == "fig4" else {}
+    told = r"This needs two documents of (2|64) tokens or more, and of 1 the longest has \d+"
+    refused(tiny(name, book, **options), told, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("fig4", {"first": 5000}, "first must lie in 2 … length = 1024, got 5000"),
+        ("fig4", {"length": 50_000}, "two documents of 50000 tokens or more"),
+        ("table6", {"longest": 1}, "None of 0 tokens is a 'hit' token"),
+        ("v2", {"longest": 2}, r"None of \d+ tokens is a 'hit' token"),
+        ("table6", {"documents": 1}, "documents must be 2 or more, got 1"),
+        ("fig6", {"noises": [0.1, 1.5]}, "noises are shares of wrong labels, 0 to 1, got 1.5"),
+        ("fig7", {"noises": [-0.1]}, "noises are shares of wrong labels, 0 to 1, got -0.1"),
+        ("fig7", {"orders": 1}, "orders must be 2 or more, got 1"),
+        ("table2", {"cells": [[2, 3]]}, r"num_queries is at least 1 and, without repeats, at most num_pairs=2, got 3"),
+        ("table2", {"cells": [[1, 1], [2]]}, r"A cell is two numbers, needles and how many are asked for, got \[2\]"),
+        ("fig5", {"needles": 4, "lengths": [10, 7]}, "no room for 4 pairs and 1 queries"),
+        ("table3", {"needles": 100}, "100 pairs need as many different keys"),
+        ("table4", {"characters": 90_000}, "No document of the validation text has 45000 characters in its block"),
+    ],
+)
+def test_settings_that_the_data_have_no_room_for(
+    name: str, options: dict[str, Any], told: str, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused(tiny(name, long, **options), told, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["table1", "table8"])
+def test_blocks_too_short_for_questions(name: str, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "The validation text has 0 pieces of 1 characters, too few to choose"
+    refused(tiny(name, long, "data.length=42"), told, tmp_path, monkeypatch)
+
+
+def test_needles_in_text_need_room_as_well(long: Path) -> None:
+    sizes = ["data.length=512", "data.needles=2", "data.queried=1", "data.turns=1", "data.batch_size=2"]
+    kind = ["data.kind=needles", f"data.paths=['{long}']", "data.tokenizer=bytes", "data.validation_fraction=0.3"]
+    data = build_data(load_recipe("tiny", [*kind, *sizes]))
+    check_cells(data, [(1, 1), (2, 1)], [None, 450])
+    with pytest.raises(ValueError, match="the queried ones no more than these, got needles=1, queried=2"):
+        check_cells(data, [(1, 1), (1, 2)])
+    with pytest.raises(ValueError, match="length=64 has no room for a haystack"):
+        check_cells(data, [(1, 1)], [450, 64])
+
+
+def test_what_is_checked_is_what_the_last_stage_is_measured_on(
+    long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of variants with the same data once, and of the second stage's data where there is one."""
+    lengths: list[int] = []
+
+    def check(options: Any, batches: Any, tokenizer: Any) -> None:
+        lengths.append(batches.length)
+
+    def train(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("training begins")
+
+    request = tiny("fig4", long)
+    watched = replace(find_measurement("positions"), check=check)
+    monkeypatch.setattr(measurement, "find_measurement", lambda name: watched)
+    monkeypatch.setattr(run_store, "train", train)
+    with pytest.raises(RuntimeError, match="training begins"):
+        run_experiment(request, tmp_path)
+    assert lengths == [64]

@@ -1,0 +1,144 @@
+"""What the definitions say of the results in this repository, which were written by an earlier version."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experiment
+from diff_transformer.lab.experiments.request import as_defined
+from diff_transformer.lab.record import Comparison, ResultsFile
+from diff_transformer.lab.report.wording import verdict_text
+from diff_transformer.lab.results_files import read_results, write_json
+from diff_transformer.lab.statistics import judge
+
+RESULTS = Path(__file__).resolve().parents[3] / "results" / "cpu"
+
+
+def committed(name: str) -> ResultsFile:
+    return as_defined(read_results(RESULTS / f"{name}.json"))
+
+
+def row(name: str, measure: str, place: str = "", against: str = "softmax") -> Comparison:
+    (found,) = [
+        one
+        for one in committed(name).comparisons
+        if (one.name, one.coordinates.label, one.variant, one.against) == (measure, place, "diff", against)
+    ]
+    return found
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_headline_is_one_of_the_comparisons_that_are_judged(name: str) -> None:
+    file = committed(name)
+    if file.headline is None:
+        # Nothing is claimed of two variants, or what they are compared with is a limit.
+        pairs = {(one.variant, one.against) for one in file.comparisons if one.verdict is not None}
+        assert ("diff", "softmax") not in pairs
+    else:
+        assert [one.verdict is not None for one in file.comparisons if file.headline.names(one)] == [True]
+
+
+def test_the_second_version_is_what_its_experiment_is_about() -> None:
+    file = committed("v2")
+    assert file.headline is not None
+    (found,) = [one for one in file.comparisons if file.headline.names(one)]
+    assert (found.variant, found.against, verdict_text(found)) == ("diff_v2", "softmax", "our question: yes")
+    assert found.difference == pytest.approx(-0.337, abs=5e-4)
+
+
+def test_longer_contexts_are_what_their_experiment_is_about() -> None:
+    places = {name: committed(name).headline.coordinates.label for name in ("length_generalisation", "fig4", "fig6")}  # type: ignore[union-attr]
+    assert places == {
+        "length_generalisation": "context × 4",
+        "fig4": "first 1024 tokens",
+        "fig6": "noise 0, 32 shots",
+    }
+    assert committed("lr_sensitivity").headline.name == "sensitivity/excess_loss"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "measure", "place", "levels", "verdict"),
+    [
+        (
+            "table2",
+            "needles/accuracy",
+            "2 needles, 2 queried",
+            (1 / 16, 0.53125, 0.765625),
+            "reproduced; the Transformer has not begun to learn at 1,000 steps",
+        ),
+        (
+            "fig5",
+            "needles/accuracy",
+            "all lengths",
+            (1 / 16, 0.3372, None),
+            "reproduced; the Transformer has not begun to learn at 1,000 steps",
+        ),
+        (
+            "fig6",
+            "many_shot/accuracy",
+            "noise 0, 8 shots",
+            (1 / 6, 1 / 6, None),
+            "reproduced; the Transformer has not begun to learn at 1,500 steps",
+        ),
+        (
+            "recall",
+            "retrieval/accuracy",
+            "",
+            (1 / 64, 0.1724, 0.3651),
+            "our question: not comparable: the Transformer has not begun to learn and DIFF has learned no more than "
+            "elimination at 800 steps",
+        ),
+        ("table1", "harness/held_out_text/acc", "0-shot", (1 / 4, 1 / 4, None), "nothing claimed"),
+    ],
+)
+def test_chance_and_floor_follow_from_the_recorded_settings(
+    name: str, measure: str, place: str, levels: tuple[float | None, ...], verdict: str
+) -> None:
+    found = row(name, measure, place)
+    assert found.baseline is not None
+    told = (found.baseline.chance, found.baseline.floor, found.baseline.by_elimination)
+    assert told == pytest.approx(levels, abs=5e-5)
+    assert verdict_text(found) == verdict
+
+
+def test_an_order_effect_of_one_that_guesses_is_not_comparable() -> None:
+    effects = [one for one in committed("fig7").comparisons if one.name == "many_shot/order_variance"]
+    said = "not comparable: the Transformer has not begun to learn at 1,500 steps"
+    assert [verdict_text(one) for one in effects] == [said] * 4
+    assert {one.better for one in effects} == {"lower"}
+
+
+def test_every_accuracy_of_a_synthetic_task_has_its_levels() -> None:
+    for name in ("table2", "fig5", "fig6", "length_generalisation", "recall"):
+        file = committed(name)
+        known = {(one.name, one.coordinates) for one in file.baselines}
+        accuracies = {(one.name, one.coordinates) for one in file.records if "accuracy" in one.name.split("/")[1]}
+        assert accuracies <= known
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if find_experiment(name).baselines is not None])
+def test_baselines_are_told_at_every_size(name: str) -> None:
+    experiment = find_experiment(name)
+    assert experiment.baselines is not None
+    for preset in ("cpu", "gpu"):
+        one = experiment.presets[preset]
+        for baseline in experiment.baselines(one.variant_recipe(one.variants[0]), one.options):
+            assert 0 < baseline.chance <= baseline.floor <= (baseline.by_elimination or 1.0) <= 1
+
+
+def test_what_was_added_is_written_read_and_not_added_twice(tmp_path: Path) -> None:
+    file = committed("recall")
+    again = read_results(write_json(tmp_path / "recall.json", file))
+    assert again == file == as_defined(again) == judge(again)
+
+
+def test_results_of_an_unknown_experiment_stay_as_they_are() -> None:
+    file = read_results(RESULTS / "recall.json")
+    for settings in (
+        {},
+        {"request": {"experiment": "nobody's"}},
+        {"request": {"experiment": "recall", "preset": "cpu"}},
+    ):
+        other = replace(file, settings=settings)
+        assert as_defined(other) == other

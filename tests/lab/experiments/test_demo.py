@@ -1,0 +1,169 @@
+"""The demo end to end at its tiny setting."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import diff_transformer.lab.experiments.demo as demo
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.lab.experiments.demo import run_demo
+from diff_transformer.lab.report.measured_tables import demo_table
+from diff_transformer.lab.report.run_pages import build_demo_report
+from diff_transformer.lab.results_files import read_attention, read_results, read_samples
+from diff_transformer.storage.metrics_file import read_metrics
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "corpus.txt"
+    path.write_text("A short text about nothing in particular, repeated. " * 400, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
+    return run_demo(tmp_path_factory.mktemp("demo") / "run", text=[text], seed=3, fast=True)
+
+
+def test_both_twins_are_measured_on_both_tasks(finished: Path) -> None:
+    results = read_results(finished / "results.json")
+    measured = {(record.name, record.variant) for record in results.records}
+    for variant in ("diff", "softmax"):
+        for name in ("retrieval/accuracy", "retrieval/attention_noise_share", "language/bits_per_byte"):
+            assert (name, variant) in measured
+    assert results.settings["seed"] == 3
+    assert "attention_type" not in results.settings["retrieval"]["model"]
+
+
+def test_twins_differ_in_lambda_and_norm_alone(finished: Path) -> None:
+    counts = {
+        r.variant: r.value for r in read_results(finished / "results.json").records if r.name == "language/parameters"
+    }
+    config = DiffTransformerForCausalLM.from_pretrained(finished / "language-diff" / "model").config
+    assert counts["diff"] - counts["softmax"] == config.num_hidden_layers * 6 * config.head_dim
+
+
+def test_twins_see_the_same_batches_and_steps(finished: Path) -> None:
+    for task in ("retrieval", "language"):
+        steps = [
+            [line["step"] for line in read_metrics(finished / f"{task}-{variant}" / "metrics.jsonl")]
+            for variant in demo.VARIANTS
+        ]
+        assert steps[0] == steps[1]
+
+
+def test_checkpoints_load(finished: Path) -> None:
+    for task in ("retrieval", "language"):
+        for variant in ("diff", "softmax"):
+            model = DiffTransformerForCausalLM.from_pretrained(finished / f"{task}-{variant}" / "model")
+            assert model.config.attention_type == variant
+
+
+def test_example_maps_are_the_difference(finished: Path) -> None:
+    example = read_attention(finished / "attention.json")
+    maps = example.maps["diff"]
+    for a1, a2, difference in zip(maps["A1"], maps["A2"], maps["difference"], strict=True):
+        for first, second, weight in zip(a1, a2, difference, strict=True):
+            assert weight == pytest.approx(first - example.lambda_ * second, abs=3e-5)
+    assert set(example.maps["softmax"]) == {"A"}
+    assert example.tokens[example.query_position].startswith("k")
+    assert all(example.tokens[place].startswith("v") for place in example.answer_positions)
+
+
+def test_samples_are_text(finished: Path) -> None:
+    samples = read_samples(finished / "samples.json")
+    assert samples.prompt
+    assert samples.diff
+    assert samples.softmax
+
+
+def test_page_and_table(finished: Path) -> None:
+    page = build_demo_report(finished).read_text(encoding="utf-8")
+    assert page.count("<svg") >= 4
+    assert len(demo_table(read_results(finished / "results.json")).rows) > 4
+
+
+def test_resuming_a_finished_demo_trains_nothing(finished: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = read_results(finished / "results.json").records
+
+    class Watch:
+        steps = 0
+
+        def start(self, total: int, description: str) -> None: ...
+        def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+            self.steps += 1
+
+        def tell(self, message: str) -> None: ...
+        def stop(self) -> None: ...
+
+    watch = Watch()
+    run_demo(finished, text=[text], seed=3, fast=True, resume=True, progress=watch)
+    assert watch.steps == 0
+    after = read_results(finished / "results.json").records
+    assert [(r.name, r.variant, r.value) for r in after] == [(r.name, r.variant, r.value) for r in before]
+
+
+def test_a_folder_that_is_taken(finished: Path, text: Path, tmp_path: Path) -> None:
+    before = (finished / "results.json").read_bytes()
+    with pytest.raises(FileExistsError, match="already holds a demo"):
+        run_demo(finished, text=[text], fast=True)
+    assert (finished / "results.json").read_bytes() == before
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds no demo"):
+        run_demo(tmp_path, text=[text], fast=True, overwrite=True)
+    with pytest.raises(ValueError, match="not both"):
+        run_demo(finished, fast=True, resume=True, overwrite=True)
+
+
+@pytest.mark.parametrize("wrong", ["absent.txt", "empty.txt", "table.csv"])
+def test_bad_text_is_refused_before_any_work(tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if wrong != "absent.txt":
+        (tmp_path / wrong).write_text("" if wrong == "empty.txt" else "a,b")
+
+    def no_training(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("training began")
+
+    monkeypatch.setattr(demo, "train", no_training)
+    with pytest.raises((ValueError, FileNotFoundError), match=wrong):
+        run_demo(tmp_path / "run", text=[tmp_path / wrong], fast=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_overwriting_deletes_all_of_the_old_demo_before_the_first_run(
+    finished: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "notes.txt").write_text("mine")
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(FileNotFoundError):
+        run_demo(folder, text=[tmp_path / "absent.txt"], fast=True, overwrite=True)
+    with pytest.raises(ValueError, match=r"was started with another recipe.*choose another --output"):
+        run_demo(folder, text=[text], seed=4, fast=True, resume=True)
+    assert sorted(folder.rglob("*")) == before
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(demo, "train", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_demo(folder, text=[text], seed=4, fast=True, overwrite=True)
+    left = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert left == {"notes.txt", *(f"{task}-{variant}/recipe.yaml" for task in demo.TASKS for variant in demo.VARIANTS)}
+    run_demo(folder, text=[text], seed=4, fast=True, resume=True)
+    assert read_results(folder / "results.json").settings["seed"] == 4
+
+
+def test_what_a_demo_leaves_counts_as_a_demo(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("old")
+    with pytest.raises(FileExistsError, match="already holds a demo"):
+        run_demo(tmp_path, text=[text], fast=True)
+    (tmp_path / "retrieval-diff").mkdir()
+    (tmp_path / "retrieval-diff" / "letter.txt").write_text("mine")
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(FileExistsError, match="not a run of ours"):
+        run_demo(tmp_path, text=[text], fast=True, overwrite=True)
+    assert (tmp_path / "report.html").read_text() == "old"

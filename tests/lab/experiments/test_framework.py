@@ -1,0 +1,216 @@
+"""What is checked before anything is trained, and the parts that need no training."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diff_transformer.lab.experiments import run_store
+from diff_transformer.lab.experiments.experiment import ACCURACY, LOSS, TWINS, Variant
+from diff_transformer.lab.experiments.fairness import check_counts, check_recipes, count
+from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experiment
+from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
+from diff_transformer.lab.experiments.runner import SweepProgress, choose_rate, run_experiment, sweep_notes
+from diff_transformer.train import build_config, load_recipe
+from diff_transformer.train.training_plan import vocabulary
+from small_experiment import SIZES, SMALL, TINY, Heard
+
+
+@pytest.mark.parametrize(
+    ("tried", "better", "rate", "remarks"),
+    [
+        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: 2.5}, "lower", 3e-3, []),
+        ({1e-3: 0.3, 3e-3: 0.2, 1e-2: 0.5}, "higher", 1e-2, ["0.01, was the largest tried (0.001, 0.003, 0.01)"]),
+        ({1e-3: 1.0, 3e-3: 2.0, 1e-2: 2.5}, "lower", 1e-3, ["0.001, was the smallest tried"]),
+        (
+            {1e-3: 3.0, 3e-3: 2.0, 1e-2: 2.0, 3e-2: 4.0},
+            "lower",
+            3e-3,
+            ["0.003, 0.01 validated equally well; the lowest"],
+        ),
+        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: math.nan}, "lower", 3e-3, []),
+        ({1e-3: math.nan, 3e-3: math.nan}, "lower", 1e-3, ["diverged at every learning rate"]),
+        ({2e-3: 1.0}, "higher", 2e-3, []),
+    ],
+)
+def test_the_choice_of_a_learning_rate(tried: dict[float, float], better: str, rate: float, remarks: list[str]) -> None:
+    validation = LOSS if better == "lower" else ACCURACY
+    found, said = choose_rate(tried, validation)
+    assert found == rate
+    assert len(said) == len(remarks)
+    for sentence, part in zip(said, remarks, strict=True):
+        assert part in sentence
+
+
+def test_what_is_said_of_learning_rates_is_said_once() -> None:
+    remarks = {"the best was the largest tried.": ["diff, 1M", "softmax, 1M"], "others": ["diff, 2M"]}
+    alike = ["diff, 1M; softmax, 1M: the best was the largest tried.", "diff, 2M: others"]
+    assert sweep_notes(TINY, remarks) == alike
+    shorter = sweep_notes(replace(TINY, sweep=("train.steps=1",)), remarks)
+    assert shorter[:2] == alike
+    assert shorter[2:] == ["Learning rates were chosen by runs of 1 steps for runs of 2, whose best may differ."]
+    assert sweep_notes(replace(TINY, sweep=("train.steps=1",), learning_rates=(1e-3,)), {}) == []
+
+
+def twins_with(*overrides: str) -> ExperimentRequest:
+    other = Variant(name="other", overrides=overrides)
+    return request_experiment(replace(SMALL, presets={"cpu": replace(TINY, variants=(TWINS[0], other))}))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("model.attention_type=softmax", "train.steps=3"),
+            r"'diff' and 'other' are not trained alike: train.steps \(2, 3\)",
+        ),
+        (("model.attention_type=softmax", "data.num_pairs=3"), r"not trained alike: data.num_pairs \(2, 3\)"),
+        (
+            ("model.attention_type=softmax", "model.intermediate_size=24"),
+            "not of equal size: without λ and norms they have",
+        ),
+        (("model.attention_type=diff_v2",), "not of equal size"),
+    ],
+)
+def test_variants_that_do_not_get_the_same_are_refused_before_anything_is_trained(
+    overrides: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_experiment(twins_with(*overrides), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_asked_is_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'recall' has no preset 'gpu'; it has cpu"):
+        request_experiment(SMALL, "gpu")
+    both = replace(SMALL, presets={"cpu": TINY, "gpu": TINY, "paper": TINY})
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="planned for one H200, and this machine has no GPU; --preset cpu takes about"):
+        request_experiment(both, "gpu")
+    with pytest.raises(ValueError, match="it is checked, and not run"):
+        request_experiment(both, "paper")
+    with pytest.raises(ValueError, match="1 or more, got 0"):
+        request_experiment(SMALL, seeds=0)
+    with pytest.raises(ValueError, match="--text does not go with 'recall'"):
+        request_experiment(SMALL, text=[tmp_path])
+    with pytest.raises(ValueError, match="no option 'sequence'; did you mean 'sequences'"):
+        request_experiment(SMALL, options={"sequence": 3})
+    on_text = replace(SMALL, presets={"cpu": replace(TINY, recipe="language", overrides=())})
+    with pytest.raises(FileNotFoundError, match="nowhere' does not exist"):
+        request_experiment(on_text, text=[tmp_path / "nowhere"])
+    request = request_experiment(on_text, text=[tmp_path], seeds=4)
+    assert request.preset.overrides[-1] == f"data.paths={json.dumps([str(tmp_path)])}"
+    assert request.preset.seeds == 4
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_of_the_register_is_whole(name: str) -> None:
+    """At every size its recipes are valid and its variants alike; of the paper's see also `test_paper.py`."""
+    experiment = find_experiment(name)
+    assert experiment.name == name
+    assert experiment.shows
+    for preset in experiment.presets.values():
+        recipes = {variant: preset.variant_recipe(variant, *preset.sweep) for variant in preset.variants}
+        check_recipes(recipes)
+        check_counts(
+            {variant: count(build_config(recipe, vocabulary(recipe))) for variant, recipe in recipes.items()}, preset
+        )
+        for variant in preset.variants:
+            preset.variant_recipe(variant, *preset.extension)
+
+
+@pytest.mark.parametrize("preset", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_users_text_reaches_every_variant_that_is_trained_on_text_and_no_other(
+    name: str, preset: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the recipe of the very preset: needles are among tokens on two cores and in text on a GPU."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    experiment = find_experiment(name)
+    variants = experiment.presets[preset].variants
+    kinds = {experiment.presets[preset].variant_recipe(variant).data.kind for variant in variants}
+    if not kinds & {"text", "needles"}:
+        with pytest.raises(ValueError, match=f"--text does not go with '{name}' at --preset {preset}, which uses no"):
+            request_experiment(experiment, preset, text=[tmp_path])
+        return
+    request = request_experiment(experiment, preset, text=[tmp_path]).preset
+    for variant in variants:
+        for more in ((), request.sweep, request.extension):
+            assert request.variant_recipe(variant, *more).data.paths == [str(tmp_path)]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"There is no experiment 'recal'; did you mean 'recall'.*table1.*v2"):
+        find_experiment("recal")
+
+
+def test_lambdas_and_norms_of_every_kind_are_left_out_of_the_count() -> None:
+    def shared(*overrides: str) -> int:
+        return count(build_config(load_recipe("retrieval", [*SIZES, *overrides]), 64)).shared
+
+    assert shared() == shared("model.attention_type=softmax") == shared("model.headwise_norm=false")
+
+
+def test_time_left_is_guessed_from_what_was_done() -> None:
+    now = [0.0]
+    heard = Heard()
+    counted = SweepProgress(heard, [1.0, 1.0, 0.0, 2.0], clock=lambda: now[0])
+    for title, found, seconds in (("a", False, 120.0), ("b", True, 0.0), ("c", False, 0.0), ("d", False, 0.0)):
+        counted.next(title, found=found)
+        if not found:
+            counted.start(3, "recipe")
+        now[0] += seconds
+    assert heard.runs == ["a · run 1 of 4", "c · run 3 of 4 · 4 min left", "d · run 4 of 4 · 4 min left"]
+    for _ in range(2):
+        counted.tell("1 process (cpu), float32")
+    assert heard.told == ["1 process (cpu), float32"]
+
+
+def test_two_commands_do_not_train_one_run_at_a_time(tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    recipe = TINY.variant_recipe(TWINS[0])
+    data = SMALL.build_data(recipe)
+    key = run_store.run_key(recipe, data.batches)
+    place = tmp_path / "runs" / key
+    place.mkdir(parents=True)
+    with FileLock(place / ".lock"), pytest.raises(ValueError, match=f"Another command is training the run in .*{key}"):
+        run_store.Store(tmp_path / "runs").train(key, recipe, data, SMALL.on_evaluate(data.batches))
+
+
+def other_log(model: Any, step: int) -> dict[str, float]:
+    return {"validation/accuracy": 0.0}
+
+
+def test_a_run_is_known_by_all_that_made_it() -> None:
+    recipe = TINY.variant_recipe(TWINS[0])
+    batches = SMALL.build_data(recipe).batches
+    key = run_store.run_key(recipe, batches)
+    assert key == run_store.run_key(TINY.variant_recipe(TWINS[0]), batches)
+    others = [
+        TINY.variant_recipe(TWINS[0], change) for change in ("train.steps=3", "model.rope_theta=9.0", "train.eps=1e-9")
+    ]
+    keys = {
+        key,
+        run_store.run_key(recipe, batches, before="0"),
+        *(run_store.run_key(other, batches) for other in others),
+    }
+    reseeded = TINY.variant_recipe(TWINS[0], "train.seed=1")
+    keys.add(run_store.run_key(recipe, SMALL.build_data(reseeded).batches))
+    keys.add(run_store.run_key(recipe, batches, logs="other"))
+    assert len(keys) == 7
+    assert SMALL.logs == ""
+    # Runs of earlier versions are found by it.
+    assert find_experiment("appendix_g").logs == "diff_transformer.experiments.appendix_g._on_evaluate"
+    with pytest.raises(ValueError, match="needs a name for what it logs"):
+        replace(SMALL, on_evaluate=lambda batches: other_log)
+
+
+def test_how_long_it_is_thought_to_take_is_no_part_of_what_is_asked() -> None:
+    longer = replace(SMALL, presets={"cpu": replace(TINY, minutes=99)})
+    assert request_experiment(longer).settings() == request_experiment(SMALL).settings()
+    assert request_experiment(SMALL, seeds=1).settings() != request_experiment(SMALL).settings()

@@ -1,0 +1,207 @@
+"""The paper's own size: what is printed can be started, holds its memory, and measures what there is."""
+
+import functools
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from diff_transformer.cli.app import app
+from diff_transformer.cli.console import parse_options
+from diff_transformer.cli.eval_command import _check_measures, _options, task_names
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments.experiment import PAPER, TWINS, Variant
+from diff_transformer.lab.experiments.paper_preset import (
+    Evaluation,
+    PaperPreset,
+    PaperVariant,
+    Stage,
+    check_paper,
+    experiments_by_run,
+    paper_preset,
+)
+from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experiment
+from diff_transformer.lab.measure.harness import TABLE_1_MEASURES
+from diff_transformer.lab.measure.measurement import find_measurement
+from diff_transformer.train import build_config, load_recipe
+from diff_transformer.train.initial_weights import check_init_from
+from diff_transformer.train.training_plan import plan, vocabulary
+from small_experiment import SMALL
+
+NAMES = [name for name in EXPERIMENTS if PAPER in find_experiment(name).presets]
+
+
+@functools.cache
+def checked(name: str) -> list[PaperVariant]:
+    return check_paper(find_experiment(name))
+
+
+def parsed(command: str) -> tuple[str, dict[str, Any]]:
+    """The subcommand of `diff-transformer` and what the command line makes of its arguments."""
+    program, name, *arguments = shlex.split(command)
+    assert program == "diff-transformer"
+    found = typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]  # it is a group
+    return name, found.make_context(name, arguments).params
+
+
+def launched(command: str) -> tuple[int, dict[str, Any]]:
+    """The GPUs that torchrun takes on all machines, and the arguments of `train`."""
+    launcher, training = command.split(" -m diff_transformer.train ")
+    words = launcher.split()
+    assert words[0] == "torchrun"
+    nodes = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
+    assert (nodes > 1) == ("--rdzv-endpoint" in words)
+    return nodes * int(words[words.index("--nproc-per-node") + 1]), parsed(f"diff-transformer train {training}")[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_training_fits_the_gpus_that_its_command_names(name: str) -> None:
+    preset = paper_preset(find_experiment(name))
+    assert len(checked(name)) == len(preset.variants)
+    for variant in checked(name):
+        assert len(variant.trainings) == len(preset.stages)
+        for training in variant.trainings:
+            gpus, given = launched(training.command)
+            recipe = load_recipe(given["recipe"], given["settings"])
+            assert recipe == training.recipe
+            assert given["output"] == Path(training.folder)
+            assert not given["overwrite"]
+            planned = plan(recipe, "h200", gpus)
+            assert planned.device_memory is not None
+            assert planned.ways[recipe.train.gradient_checkpointing].memory.total <= planned.device_memory
+            assert gpus == 8 or not plan(recipe, "h200", gpus // 2).ways[recipe.train.gradient_checkpointing].fits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_stage_can_start_from_the_one_that_it_names(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for variant in checked(name):
+        assert variant.trainings[0].recipe.model.init_from is None
+        for before, after in zip(variant.trainings, variant.trainings[1:], strict=False):
+            assert after.recipe.model.init_from == f"{before.folder}/model"
+            folder = Path(before.folder) / "model"
+            config = build_config(before.recipe, vocabulary(before.recipe))
+            config.save_pretrained(folder)
+            (folder / "model.safetensors").touch()
+            check_init_from(after.recipe)  # as `train` does, which reads no weights by then
+            assert config.vocab_size == vocabulary(after.recipe)
+            assert before.recipe.data.model_dump()["tokenizer"] == after.recipe.data.model_dump()["tokenizer"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_measuring_command_can_be_read(name: str) -> None:
+    preset = paper_preset(find_experiment(name))
+    for variant in checked(name):
+        assert variant.evaluations
+        for command, meant in zip(variant.evaluations, preset.evaluations, strict=True):
+            called, given = parsed(command)
+            assert called == "eval"
+            assert given["checkpoint"] == Path(variant.trainings[-1].folder)
+            assert list(given["text"] or ()) == ([Path(meant.text)] if meant.text else [])
+            assert given["num_fewshot"] == meant.num_fewshot
+            if meant.tasks:
+                assert task_names(given["tasks"]) == list(TABLE_1_MEASURES)
+                continue
+            assert list(given["measure"]) == [meant.measure]
+            assert _check_measures(given["measure"]) == {"measure"}
+            measure = find_measurement(meant.measure)
+            options = _options({meant.measure: measure}, parse_options(list(given["option"] or ())))
+            assert options[meant.measure] == measure.read(meant.options)
+    assert bool(checked(name)) != bool(preset.commands)
+    for command in preset.commands:
+        called, given = parsed(command)
+        assert (called, given["what"], given["device"]) == ("bench", "model", "cuda")
+        asked = [list(given[option]) for option in ("length", "pass_", "candidate")]
+        assert asked == [[2048, 4096], ["forward", "step"], ["diff"]]
+
+
+def test_a_run_that_several_need_is_one_folder_and_one_command() -> None:
+    commands: dict[str, set[str]] = {}
+    folders: dict[str, set[str]] = {}
+    for training in (training for name in NAMES for variant in checked(name) for training in variant.trainings):
+        commands.setdefault(training.folder, set()).add(training.command)
+        recipe = training.recipe
+        trained = repr((build_config(recipe, vocabulary(recipe)).to_dict(), recipe.data, recipe.train, recipe.model))
+        folders.setdefault(trained, set()).add(training.folder)
+    assert all(len(found) == 1 for found in (*commands.values(), *folders.values()))
+    assert len(commands) == len(folders)
+    needed = experiments_by_run()
+    assert needed.keys() == commands.keys()
+    twins = ["fig3", "fig4", "table2", "fig5", "table3", "fig6", "fig7", "table4", "table5", "fig8", "table8"]
+    for twin in ("diff", "softmax"):
+        assert needed[f"runs/paper-3b-{twin}"] == [*twins, "appendix_c", "appendix_g"]
+        assert needed[f"runs/paper-3b-64k-{twin}"] == ["fig4", "fig5", "fig6", "fig7"]
+        assert needed[f"runs/paper-1.4b-{twin}"] == ["fig3", "table6", "v2"]
+        assert needed[f"runs/paper-830m-{twin}"] == ["fig3", "lr_sensitivity"]
+
+
+def test_the_papers_training_and_its_own_settings() -> None:
+    tokens = {
+        training.folder: training.plan.steps * training.plan.tokens_per_step
+        for name in NAMES
+        for variant in checked(name)
+        for training in variant.trainings
+    }
+    assert tokens["runs/paper-3b-1t-diff"] == pytest.approx(1e12, rel=1e-5)
+    assert tokens["runs/paper-3b-diff"] == pytest.approx(350e9, rel=1e-5)
+    assert tokens["runs/paper-3b-64k-softmax"] == pytest.approx(1.5e9, rel=2e-3)
+    assert tokens["runs/paper-3b-mathematics-softmax"] == pytest.approx(20e9, rel=1e-3)
+    (variant,) = checked("table1")  # the paper trained no Transformer on as many tokens
+    assert variant.heads.settings() == {"heads": 12, "head_dim": 128, "differential": True}
+    assert [command.split("eval runs/paper-3b-64k-diff ")[1] for command in checked("fig5")[0].evaluations] == [
+        f"--measure needles --option needles=8 --option queried=1 --option length={1024 * thousand} --option samples=50"
+        for thousand in (8, 16, 24, 32, 40, 48, 56, 64)
+    ]
+    tasks = [command.split("task=")[1].split()[0] for command in checked("fig6")[0].evaluations]
+    assert tasks == ["trec", "trec-fine", "banking77", "clinc150"]
+    (judged,) = checked("table4")[0].evaluations
+    assert "judge=https://api.openai.com/v1" in judged
+    assert "judge_model=gpt-4o" in judged
+    assert "sources=xsum,cnn_dm,multi_news,qasper,hotpotqa,2wikimqa" in judged
+
+
+def small(**settings: Any) -> list[PaperVariant]:
+    return check_paper(replace(SMALL, presets={PAPER: PaperPreset(variants=TWINS, **settings)}))
+
+
+def test_the_papers_size_is_counted_and_told() -> None:
+    found = small(stages=(Stage(recipe="paper-1.4b"),))
+    assert [variant.counts.shared for variant in found] == [found[0].counts.shared] * 2
+    assert 1.3e9 < found[0].counts.total < 1.5e9
+    assert found[0].counts.total - found[1].counts.total == 24 * 6 * 128
+    assert [(variant.heads.count, variant.heads.width) for variant in found] == [(8, 128), (16, 128)]
+    assert found[1].trainings[0].command == (
+        "torchrun --nproc-per-node 8 -m diff_transformer.train paper-1.4b model.attention_type=softmax "
+        "--output runs/paper-1.4b-softmax"
+    )
+
+
+def test_the_folder_of_a_paper_variant_needs_no_quotes() -> None:
+    variants = (
+        Variant(
+            name="diff, λ_init 0.8", coordinates=Coordinates(parameters=830000000), overrides=("model.lambda_init=0.8",)
+        ),
+    )
+    preset = PaperPreset(stages=(Stage(recipe="paper-830m"),), variants=variants)
+    (found,) = check_paper(replace(SMALL, presets={PAPER: preset}))
+    ending = " model.lambda_init=0.8 --output runs/paper-830m-diff-lambda_init-0.8-0.83B"
+    assert found.trainings[0].command.endswith(ending)
+
+
+def test_what_cannot_be_run_or_measured_is_said() -> None:
+    with pytest.raises(ValueError, match=r"'paper-13.1b' \(diff\) fits on no h200s among which its batch of 128 can"):
+        small(stages=(Stage(recipe="paper-13.1b", overrides=("train.parallel=ddp",)),))
+    stages = (Stage(recipe="paper-830m"),)
+    with pytest.raises(ValueError, match="There is no measure 'needle'; did you mean 'needles'"):
+        small(stages=stages, evaluations=(Evaluation(measure="needle"),))
+    with pytest.raises(ValueError, match="The measure needles has no option 'cells'"):
+        small(stages=stages, evaluations=(Evaluation(measure="needles", options={"cells": [[1, 1]]}),))
+    with pytest.raises(ValueError, match=r"needles cannot take 'x' for samples .*: it should be a valid integer"):
+        small(stages=stages, evaluations=(Evaluation(measure="needles", options={"samples": "x"}),))
+    with pytest.raises(ValueError, match="of a measure or of tasks, got 'needles' and 'piqa'"):
+        Evaluation(measure="needles", tasks="piqa")

@@ -1,0 +1,346 @@
+"""An experiment end to end, at a size of seconds: trained alike, shared, resumed, compared, written down."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments import run_store, runner
+from diff_transformer.lab.experiments.experiment import (
+    LOSS,
+    TWINS,
+    Experiment,
+    MeasuredRun,
+    MeasurementContext,
+    Preset,
+    Variant,
+)
+from diff_transformer.lab.experiments.recall_experiments import RECALL
+from diff_transformer.lab.experiments.request import request_experiment
+from diff_transformer.lab.experiments.runner import run_experiment
+from diff_transformer.lab.record import Result, ResultsFile
+from diff_transformer.lab.results_files import read_results, write_json
+from diff_transformer.lab.statistics import compare
+from diff_transformer.train import DivergenceError, TrainingInterrupted, load_recipe
+from diff_transformer.train.training_progress import Silent
+from small_experiment import SIZES, SMALL, TINY, Heard, trainings
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ResultsFile, Heard]:
+    folder, heard = tmp_path_factory.mktemp("reproduced"), Heard()
+    return folder, run_experiment(request_experiment(SMALL), folder, progress=heard), heard
+
+
+def test_everything_is_in_the_file(done: tuple[Path, ResultsFile, Heard]) -> None:
+    folder, results, heard = done
+    assert read_results(folder / "recall.json").records == results.records
+    accuracy = {(r.variant, r.seed) for r in results.records if r.name == "retrieval/first_query_accuracy"}
+    assert accuracy == {(variant, seed) for variant in ("diff", "softmax") for seed in (0, 1)}
+    assert [(c.variant, c.against, len(c.differences)) for c in results.comparisons] == [("diff", "softmax", 2)] * 2
+    assert results.settings["request"]["seeds"] == 2
+    assert results.notes[0] == RECALL.notes[0]
+    assert any("With two seeds Student's t is 12.7" in note for note in results.notes)
+    assert {c.exploratory for c in results.comparisons} == {True}
+    variants = {variant["name"]: variant for variant in results.settings["variants"]}
+    assert set(variants["diff"]["tried"]) == {"0.001", "0.002"}
+    assert variants["diff"]["learning_rate"] in (1e-3, 2e-3)
+    assert variants["diff"]["parameters"] - variants["softmax"]["parameters"] == 6 * 8
+    assert variants["diff"]["shared_parameters"] == variants["softmax"]["shared_parameters"]
+    told = [[variants[name][key] for key in ("heads", "head_dim", "differential")] for name in ("diff", "softmax")]
+    assert told == [[1, 8, True], [2, 8, False]]
+    assert any(message.startswith("diff: ") and "without λ and norms" in message for message in heard.told)
+    # Two trials of each variant, of which one is its first seed's run, and the second seed's.
+    assert len(heard.runs) == 6
+    assert heard.runs[0].startswith("diff · trying the learning rate 0.001 · run 1 of 8")
+    assert heard.runs[-1].startswith("softmax · seed 1 · learning rate ")
+
+
+def test_both_variants_see_the_same_batches_in_the_same_order(done: tuple[Path, ResultsFile, Heard]) -> None:
+    folder, results, _ = done
+    recipes = {}
+    for variant in results.settings["variants"]:
+        recipes[variant["name"]] = load_recipe(folder / "runs" / variant["runs"]["1"] / "run" / "recipe.yaml")
+    assert recipes["diff"].data == recipes["softmax"].data
+    assert recipes["diff"].train.seed == recipes["softmax"].train.seed == 1
+    assert recipes["diff"].model.attention_type == "diff"
+
+
+def test_a_trained_run_is_what_its_recipe_trains_alone(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:
+    """Not only the right name: the weights are those of `train` with the run's own recipe."""
+    from safetensors.torch import load_file
+
+    from diff_transformer.train import train
+
+    folder, results, _ = done
+    run = folder / "runs" / results.settings["variants"][0]["runs"]["1"] / "run"
+    again = train(load_recipe(run / "recipe.yaml"), tmp_path / "alone")
+    found = load_file(run / "model" / "model.safetensors")
+    for name, weight in load_file(again.model_folder / "model.safetensors").items():
+        assert torch.equal(weight, found[name]), name
+    assert not (run / "checkpoints").exists()
+
+
+def test_another_experiment_finds_the_runs(done: tuple[Path, ResultsFile, Heard]) -> None:
+    folder, results, _ = done
+    other = replace(SMALL, name="other")
+    trained, found = trainings(folder, request_experiment(other))
+    assert trained == []
+    assert [r for r in found.records if r.name == "retrieval/accuracy"] == [
+        r for r in results.records if r.name == "retrieval/accuracy"
+    ]
+    trained, found = trainings(folder, request_experiment(replace(SMALL, name="more"), seeds=3))
+    assert [run.split(" · ")[:2] for run in trained] == [["diff", "seed 2"], ["softmax", "seed 2"]]
+    longer = replace(TINY, overrides=(*SIZES, "data.num_pairs=3"), learning_rates=(1e-3,), seeds=1)
+    trained, _ = trainings(folder, request_experiment(replace(SMALL, name="pairs", presets={"cpu": longer})))
+    assert len(trained) == 2, "other data are other runs"
+
+
+def test_results_are_kept_refused_or_replaced(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:
+    folder, results, _ = done
+    with pytest.raises(FileExistsError, match=r"There are results in .*recall\.json. already"):
+        run_experiment(request_experiment(SMALL), folder)
+    with pytest.raises(ValueError, match="not both"):
+        run_experiment(request_experiment(SMALL), folder, resume=True, overwrite=True)
+    written = (folder / "recall.json").read_bytes()
+    heard = Heard()
+    assert run_experiment(request_experiment(SMALL), folder, resume=True, progress=heard).created == results.created
+    (told,) = heard.told
+    where = "outside a git checkout" if results.commit is None else f"at commit {results.commit[:12]}"
+    assert told.startswith(f"recall: existing results of {results.created}, {where}")
+    assert (folder / "recall.json").read_bytes() == written
+    trained, replaced = trainings(folder, request_experiment(SMALL, options={"sequences": 16}), overwrite=True)
+    assert trained == []
+    assert {r.n for r in replaced.records if r.name == "retrieval/first_query_accuracy"} == {16}
+    # Results of another question are neither kept as if they were of this one nor lost.
+    other = (folder / "recall.json").read_bytes()
+    with pytest.raises(FileExistsError, match=r"otherwise \(options\.sequences: 16 there, 8 asked for\), and --resume"):
+        run_experiment(request_experiment(SMALL), folder, resume=True)
+    with pytest.raises(FileExistsError, match=r"\(seeds: 2 there, 3 asked for; options\.sequences: 16 there, 8 ask"):
+        run_experiment(request_experiment(SMALL, seeds=3), folder, resume=True)
+    assert (folder / "recall.json").read_bytes() == other
+    trained, back = trainings(folder, request_experiment(SMALL), overwrite=True)
+    assert trained == []
+    assert back.comparisons == results.comparisons
+
+
+def test_results_of_older_code_that_knew_other_settings_are_not_lost(
+    done: tuple[Path, ResultsFile, Heard], tmp_path: Path
+) -> None:
+    _, results, _ = done
+    request = dict(results.settings["request"])
+    del request["extension"]
+    for settings, told in (
+        ({**results.settings, "request": request}, r"\(extension: none there, \[\] asked for\)"),
+        ({**results.settings, "request": {**results.settings["request"], "overrides": ["x" * 99]}}, r"\(overrides\)"),
+        ({}, "they do not tell how"),
+    ):
+        path = write_json(tmp_path / "recall.json", replace(results, settings=settings))
+        written = path.read_bytes()
+        with pytest.raises(FileExistsError, match=told):
+            run_experiment(request_experiment(SMALL), tmp_path, resume=True)
+        assert path.read_bytes() == written
+
+
+class Stop(Silent):
+    """A user who presses Ctrl-C after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        import signal
+
+        self._left -= 1
+        if self._left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupted_experiment_goes_on(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:
+    _, whole, _ = done
+    with pytest.raises(TrainingInterrupted, match="--resume"):
+        run_experiment(request_experiment(SMALL), tmp_path, progress=Stop(11))  # within the last run
+    assert not (tmp_path / "recall.json").exists()
+    halves = [place for place in (tmp_path / "runs").iterdir() if not (place / "trained.json").exists()]
+    assert len(halves) == 1
+    assert list(halves[0].glob("run/checkpoints/step-*"))
+    heard = Heard()
+    results = run_experiment(request_experiment(SMALL), tmp_path, resume=True, progress=heard)
+    assert len(heard.runs) == 1
+    assert heard.steps == [2], "the first step is not done again"
+    assert results.comparisons == whole.comparisons
+
+
+@pytest.mark.parametrize("commit", ["0123456789abcdef", "0123456789abcdef-dirty", None])
+def test_what_known_code_measured_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str | None
+) -> None:
+    """A checkout with changes, or none, may hold any code: what it measured is measured again."""
+    counted: list[tuple[str, int]] = []
+    capture = runner.capture_environment
+    monkeypatch.setattr(runner, "capture_environment", lambda device: replace(capture(device), commit=commit))
+
+    def measure(run: MeasuredRun, preset: Preset) -> list[Result]:
+        counted.append((run.variant.name, run.seed))
+        if len(counted) == 4 and len(set(counted)) == 4:
+            raise KeyboardInterrupt
+        return [Result(name="x", variant=run.variant.name, value=float(run.seed), seed=run.seed, better="lower")]
+
+    preset = replace(TINY, learning_rates=())
+    experiment = replace(
+        SMALL,
+        measurements=None,
+        measure=measure,
+        presets={"cpu": preset},
+        compare=lambda records, _: [compare(records, "x", "diff", "softmax")],
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(request_experiment(experiment), tmp_path)
+    results = run_experiment(request_experiment(experiment), tmp_path, resume=True)
+    four = [("diff", 0), ("softmax", 0), ("diff", 1), ("softmax", 1)]
+    is_known = commit == "0123456789abcdef"
+    assert counted == [*four, *(four[-1:] if is_known else four)]
+    assert results.comparisons[0].differences == (0.0, 0.0)
+    if not is_known:
+        return
+    # All is kept: where it was measured is told by what was kept, and not by where it was read.
+    (tmp_path / "recall.json").unlink()
+    for path in tmp_path.rglob("measured/recall.json"):
+        write_json(path, replace(read_results(path), device="another machine"))
+    assert run_experiment(request_experiment(experiment), tmp_path, resume=True).device == "another machine"
+    assert len(counted) == 5
+
+
+def test_a_second_stage_begins_with_the_model_of_the_first(tmp_path: Path) -> None:
+    preset = replace(
+        TINY, learning_rates=(), seeds=1, extension=("data.length=40", "train.steps=1", "model.rope_theta=20000")
+    )
+    lengths = {}
+
+    def measure(run: MeasuredRun, preset: Preset) -> list[Result]:
+        lengths[run.variant.name] = (run.recipe.data.length, run.model.config.max_position_embeddings)
+        assert run.recipe.model.init_from is not None
+        first = load_recipe(Path(run.recipe.model.init_from).parent / "recipe.yaml")
+        assert first.model.attention_type == run.recipe.model.attention_type
+        assert first.data.length == 32
+        return [Result(name="x", variant=run.variant.name, value=1.0, seed=run.seed, better="lower")]
+
+    experiment = replace(
+        SMALL,
+        measurements=None,
+        measure=measure,
+        presets={"cpu": preset},
+        compare=lambda records, _: [compare(records, "x", "diff", "softmax")],
+    )
+    trained, _ = trainings(tmp_path, request_experiment(experiment))
+    assert ["extension" in run for run in trained] == [False, True, False, True]
+    assert lengths == {"diff": (40, 40), "softmax": (40, 40)}
+    trained, _ = trainings(tmp_path, request_experiment(experiment), overwrite=True)
+    assert trained == []
+
+
+def test_a_diverged_run_is_told_and_leaves_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = run_store.train
+
+    def train_or_diverge(recipe: Any, *arguments: Any, **settings: Any) -> Any:
+        at_fault = recipe.model.attention_type == "softmax" and (
+            recipe.train.seed == 1 or recipe.train.learning_rate > 1e-3
+        )
+        if at_fault:
+            raise DivergenceError("The loss is not finite at step 2.")
+        return train(recipe, *arguments, **settings)
+
+    monkeypatch.setattr(run_store, "train", train_or_diverge)
+    results = run_experiment(request_experiment(SMALL), tmp_path)
+    softmax = results.settings["variants"][1]
+    assert softmax["learning_rate"] == 1e-3
+    assert softmax["tried"]["0.002"] is None
+    assert softmax["diverged"] == [1]
+    assert "softmax diverged at the learning rate 0.002 with seed 0." in results.notes
+    assert "softmax diverged with seed 1: The loss is not finite at step 2." in results.notes
+    assert {c.verdict for c in results.comparisons} == {"inconclusive"}
+    assert all(math.isnan(c.difference) for c in results.comparisons)
+    lost = [
+        r for r in results.records if (r.variant, r.seed, r.name) == ("softmax", 1, "retrieval/first_query_accuracy")
+    ]
+    assert len(lost) == 1
+    assert math.isnan(lost[0].value)
+    monkeypatch.setattr(run_store, "train", lambda *_, **__: pytest.fail("known to diverge"))
+    run_experiment(request_experiment(SMALL), tmp_path, overwrite=True)
+
+
+def test_sizes_and_a_stated_tolerance_allow_what_must_differ(tmp_path: Path) -> None:
+    other = Variant(
+        name="softmax",
+        coordinates=Coordinates(part="longer"),
+        overrides=("model.attention_type=softmax", "train.steps=1"),
+    )
+    preset = replace(
+        TINY, variants=(replace(TWINS[0], coordinates=Coordinates(part="short")), other), learning_rates=(), seeds=1
+    )
+    nothing: Callable[[Sequence[Result], Preset], list[Any]] = lambda *_: []  # noqa: E731  # a name for its type
+    run_experiment(request_experiment(replace(SMALL, presets={"cpu": preset}, compare=nothing)), tmp_path)
+    near = Variant(name="softmax", overrides=("model.attention_type=softmax", "model.intermediate_size=17"))
+    tolerant = replace(TINY, variants=(TWINS[0], near), learning_rates=(), seeds=1, parameter_tolerance=0.02)
+    run_experiment(
+        request_experiment(replace(SMALL, name="near", presets={"cpu": tolerant}, compare=nothing)), tmp_path
+    )
+
+
+def test_the_users_text_is_what_is_trained_on(tmp_path: Path) -> None:
+    text = tmp_path / "novels"
+    text.mkdir()
+    for number in range(4):
+        (text / f"{number}.txt").write_text(
+            f"Chapter {number}. It was a dark and stormy night. " * 20, encoding="utf-8"
+        )
+    preset = Preset(
+        recipe="language",
+        overrides=(*SIZES[:4], "data.length=16", "data.batch_size=2", "train.steps=1", "train.warmup_steps=0"),
+        variants=TWINS,
+    )
+
+    def measure(run: MeasuredRun, preset: Preset) -> list[Result]:
+        assert run.recipe.data.paths == [str(text)]
+        assert run.data.tokenizer is not None
+        read = run.data.tokenizer.decode(run.data.batches.train_batch(1)["input_ids"][0])
+        assert any(read in file.read_text(encoding="utf-8") for file in text.iterdir())
+        loss = run.metrics[-1]["validation/loss"]
+        return [Result(name="loss", variant=run.variant.name, value=loss, seed=run.seed, better="lower")]
+
+    experiment = replace(
+        SMALL,
+        validation=LOSS,
+        measurements=None,
+        measure=measure,
+        presets={"cpu": preset},
+        compare=lambda records, _: [compare(records, "loss", "diff", "softmax")],
+    )
+    results = run_experiment(request_experiment(experiment, text=[text]), tmp_path / "out")
+    assert results.settings["request"]["text"] == [str(text)]
+    assert results.settings["variants"][0]["tried"] == {}
+
+
+def test_an_experiment_that_trains_nothing(tmp_path: Path) -> None:
+    def once(context: MeasurementContext, preset: Preset) -> list[Result]:
+        assert context.folder.is_dir()
+        ratios = [
+            Result(name="ratio", variant=variant, value=1.0, seed=0, better="higher") for variant in ("diff", "softmax")
+        ]
+        return ratios * 1
+
+    experiment = Experiment(
+        name="once",
+        shows="a ratio",
+        presets={"cpu": Preset(seeds=1, minutes=1)},
+        measure_once=once,
+        compare=lambda records, _: [compare(records, "ratio", "diff", "softmax")],
+    )
+    results = run_experiment(request_experiment(experiment), tmp_path)
+    assert results.settings["variants"] == []
+    assert results.comparisons[0].verdict == "inconclusive"

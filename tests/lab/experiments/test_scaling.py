@@ -1,0 +1,112 @@
+"""The fit through sizes and what follows from it, on made-up numbers whose answer is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from diff_transformer.lab.experiments.scaling_fit import Fit, fit, ratio_interval, tokens_ratio
+
+SIZES = np.array([1e5, 3e5, 1e6, 4e6, 1e7])
+SHARE = 0.62  # the first variant at N is as good as the second at N / 0.62
+
+
+def law(size: np.ndarray, exponent: float) -> np.ndarray:
+    """c + a·N^−b, or c − a·ln N."""
+    return 4.0 - 0.2 * np.log(size / 1e5) if exponent == 0 else 1.5 + 40 * size**-exponent
+
+
+@pytest.mark.parametrize("exponent", [0, 0.1, 0.35, 0.8])
+def test_the_ratio_of_exact_laws_is_found(exponent: float) -> None:
+    losses = np.stack([law(SIZES / SHARE, exponent), law(SIZES, exponent)])
+    found = fit(SIZES, losses)
+    assert found.exponent == pytest.approx(exponent)
+    for variant in (0, 1):
+        assert [found.loss(variant, size) for size in SIZES] == pytest.approx(losses[variant])
+    for size in (None, 2e5, 5e6):
+        assert found.equal_loss_ratio(size) == pytest.approx(SHARE)
+    # The other way round it is the inverse.
+    assert fit(SIZES, losses[::-1]).equal_loss_ratio() == pytest.approx(1 / SHARE)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.3])
+def test_the_size_that_the_ratio_names_has_that_loss(exponent: float) -> None:
+    """Also where the ratio is not the same at all sizes."""
+    found = Fit(middle=1e6, exponent=exponent, levels=(3.0, 3.2), slopes=(0.25, 0.2))
+    for size in (4e5, 1e6, 3e6):
+        other = size / found.equal_loss_ratio(size)
+        assert found.loss(1, other) == pytest.approx(found.loss(0, size))
+
+
+def test_an_variant_that_never_gets_there() -> None:
+    """The second variant's loss tends to 3 − 0.2 / 0.5 = 2.6, and the first one is at 2.5 already."""
+    assert math.isnan(Fit(1e6, 0.5, (2.5, 3.0), (0.2, 0.2)).equal_loss_ratio())
+    assert math.isnan(Fit(1e6, 0.0, (3.0, 3.0), (0.1, -0.1)).equal_loss_ratio())
+
+
+def test_a_ratio_of_no_size_that_was_trained_is_none() -> None:
+    """Log-linear and apart by ln of the ratio: a little within a factor of 1000, and a little beyond."""
+    for apart, known in ((6.9, True), (6.91, False), (90.0, False)):
+        for levels, ratio in (((3.0, 3.0 + apart), math.exp(-apart)), ((3.0 + apart, 3.0), math.exp(apart))):
+            found = Fit(1e6, 0.0, levels, (1.0, 1.0)).equal_loss_ratio()
+            assert found == pytest.approx(ratio) if known else math.isnan(found)
+
+
+def test_what_cannot_be_fitted() -> None:
+    with pytest.raises(ValueError, match=r"three sizes or more, got losses \(2, 2\) at \[1.0, 2.0\]\.$"):
+        fit(np.array([1.0, 2.0]), np.zeros((2, 2)))
+    with pytest.raises(ValueError, match="three sizes or more"):
+        fit(np.array([1.0, 2.0, 2.0]), np.zeros((2, 3)))
+
+
+def measured(random: np.random.Generator, seeds: int, share: float, noise: float) -> np.ndarray:
+    """(seeds, 2, sizes) losses: what a seed does to both variants alike, and to each."""
+    truth = np.stack([law(SIZES / share, 0.2), law(SIZES, 0.2)])
+    shared = random.normal(0, 3 * noise, size=(seeds, 1, len(SIZES)))
+    return truth + shared + random.normal(0, noise, size=(seeds, 2, len(SIZES)))
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_the_interval_holds_the_truth_as_often_as_it_says(seeds: int) -> None:
+    """95 % of experiments with noise; of 100, fewer than 88 would be a wonder."""
+    random = np.random.default_rng(seeds)
+    intervals = [ratio_interval(SIZES, measured(random, seeds, SHARE, 0.01), resamples=200) for _ in range(100)]
+    inside = sum(low <= SHARE <= high for low, high in intervals)
+    assert inside >= 88
+    widths = [high - low for low, high in intervals]
+    assert 0.01 < np.median(widths) < 0.5
+
+
+def test_the_noise_that_both_variants_share_does_not_widen_the_interval() -> None:
+    random = np.random.default_rng(0)
+    quiet = ratio_interval(SIZES, measured(random, 3, SHARE, 1e-9))
+    assert quiet == pytest.approx((SHARE, SHARE), rel=1e-3)
+    truth = np.stack([law(SIZES / SHARE, 0.0), law(SIZES, 0.0)])
+    together = truth + random.normal(0, 0.05, size=(3, 1, len(SIZES)))
+    low, high = ratio_interval(SIZES, together)
+    apart = truth + random.normal(0, 0.05, size=(3, 2, len(SIZES)))
+    wide_low, wide_high = ratio_interval(SIZES, apart)
+    assert high - low < 0.5 * (wide_high - wide_low)
+
+
+def test_no_interval_without_spread_or_trend() -> None:
+    random = np.random.default_rng(0)
+    assert ratio_interval(SIZES, measured(random, 1, SHARE, 0.01)) is None
+    level = 3 + random.normal(0, 0.1, size=(2, 2, len(SIZES)))
+    assert ratio_interval(SIZES, level, resamples=200) is None
+
+
+def test_tokens_for_an_equal_loss() -> None:
+    """Curves that fall by 0.1 with each doubling: one that lies 0.1 lower needs half the tokens."""
+    tokens = [1000 * 2**step for step in range(6)]
+    second = {count: 5 - 0.1 * math.log2(count) for count in tokens}
+    first = {count: loss - 0.1 for count, loss in second.items()}
+    assert tokens_ratio(first, second) == pytest.approx(0.5)
+    assert tokens_ratio(second, first) == pytest.approx(2.0)
+    assert tokens_ratio(second, second) == pytest.approx(1.0)
+    between = {count: loss - 0.05 for count, loss in second.items()}
+    assert tokens_ratio(between, second) == pytest.approx(2**-0.5)
+
+
+def test_a_curve_that_is_lower_from_the_first_point_on() -> None:
+    assert tokens_ratio({100: 2.0, 200: 1.9}, {100: 3.0, 200: 2.5}) == 0.5

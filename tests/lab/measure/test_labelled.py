@@ -1,0 +1,195 @@
+"""Labelled questions through the whole protocol, on tiny models of ours and of transformers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from diff_transformer.data import LabelledText, byte_tokenizer
+from diff_transformer.lab.measure.decoding import label_log_likelihoods, label_trie
+from diff_transformer.lab.measure.labelled_questions import (
+    MANY_SHOT,
+    MANY_SHOT_ORDERS,
+    labelled_answers,
+    labelled_order_records,
+    labelled_prompt,
+    labelled_records,
+)
+from diff_transformer.lab.measure.many_shot import drawn_orders
+from diff_transformer.lab.measure.measurement import EvalInput, Measurement, find_measurement
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+
+Rows = Sequence[tuple[str, str]]
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
+QUESTIONS = LabelledText(
+    "trec",
+    train=tuple((f"what is {n} ?", ("number", "entity", "number two")[n % 3]) for n in range(9)),
+    test=tuple((f"who is {n} ?", ("number", "entity", "number two")[n % 3]) for n in range(6)),
+    labels=("entity", "number", "number two"),
+    input_name="Question",
+    label_name="Type",
+)
+
+
+@pytest.fixture(params=["diff", "llama", "diffllama"])
+def reader(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 257, "max_position_embeddings": 512, "initializer_range": 0.3, **SIZES}
+    if request.param == "diff":
+        return DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).eval()
+    if request.param == "diffllama":
+        return DiffLlamaForCausalLM(DiffLlamaConfig(**sizes)).eval()
+    return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+
+
+def test_labelled_answers_equal_those_of_whole_prompts(reader: Any) -> None:
+    """The prompt of shared demonstrations, read once, against the whole text of each question."""
+    shown, asked = QUESTIONS.train[2:6], QUESTIONS.test
+    prompt = labelled_prompt(reader, byte_tokenizer(), QUESTIONS, shown, asked)
+    right = labelled_answers(reader, prompt, exact=True)
+    assert len(labelled_answers(reader, prompt)) == 6
+    assert right == of_whole_prompts(reader, shown, asked)
+
+
+def of_whole_prompts(reader: Any, shown: Rows, asked: Rows) -> list[bool]:
+    """Whether the likeliest label is right, after a text that is read from its beginning for each question."""
+    tokenizer = byte_tokenizer()
+    trie = label_trie(tokenizer.encode, QUESTIONS.labels)
+    before = "".join(QUESTIONS.demonstration(*row) for row in shown)
+    assert before.count("\n==\n") == len(shown)
+    right = []
+    for text, label in asked:
+        prompt = torch.tensor(tokenizer.encode(before + QUESTIONS.query(text)))
+        likelihoods = label_log_likelihoods(reader, trie, prompt)[1]
+        right.append(QUESTIONS.labels[int(likelihoods.argmax())] == label)
+    return right
+
+
+class Listening:
+    """The byte tokenizer, and the prompts that it was given: demonstrations, then as many questions."""
+
+    def __init__(self) -> None:
+        self.tokenizer = byte_tokenizer()
+        self.bos_token_id = None
+        self.prompts: list[tuple[str, list[str]]] = []
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        if text.endswith("\n==\n"):
+            self.prompts.append((text, []))
+        elif text.endswith("\nType:"):
+            self.prompts[-1][1].append(text)
+        return list(self.tokenizer.encode(text, **options))
+
+
+def written(shown: Rows, asked: Rows) -> tuple[str, list[str]]:
+    """What a prompt must be in words."""
+    return "".join(f"Question: {text}\nType: {label}\n==\n" for text, label in shown), [
+        f"Question: {text}\nType:" for text, _ in asked
+    ]
+
+
+def test_fewer_shots_are_the_first_of_more(reader: Any) -> None:
+    heard = Listening()
+    settings: dict[str, Any] = {"queries": 6, "seed": 2, "exact": True}
+    records = labelled_records(reader, heard, QUESTIONS, "it", shots=[2, 4], **settings)
+    random = np.random.default_rng(2)
+    shown = [QUESTIONS.train[n] for n in random.permutation(9)]
+    asked = [QUESTIONS.test[n] for n in random.permutation(6)]
+    assert heard.prompts == [written(shown[:count], asked) for count in (2, 4)]
+    for record, count in zip(records, (2, 4), strict=True):
+        assert record.value == np.mean(of_whole_prompts(reader, shown[:count], asked))
+        assert (record.n, record.coordinates.label, record.seed) == (6, f"{count} shots", 2)
+
+
+def test_orders_of_the_same_demonstrations(reader: Any) -> None:
+    """Against whole prompts, one for each order and each of its own questions; the statistics written out."""
+    heard = Listening()
+    settings: dict[str, Any] = {"shots": 6, "orders": 3, "queries": 5, "sets": 2, "seed": 7, "exact": True}
+    records = labelled_order_records(reader, heard, QUESTIONS, "it", **settings)
+    prompts, shares = [], np.zeros((2, 2, 3))  # kinds, sets, orders
+    for number in range(2):
+        random = np.random.default_rng((7, number))
+        shown = [QUESTIONS.train[n] for n in random.permutation(9)[:6]]
+        classes = torch.tensor([QUESTIONS.labels.index(label) for _, label in shown])
+        for row, kind in enumerate(("random", "alternating")):
+            for column, order in enumerate(drawn_orders(classes, 3, kind, 7)):
+                asked = [QUESTIONS.test[n] for n in random.integers(6, size=5)]
+                ordered = [shown[n] for n in order]
+                prompts.append(written(ordered, asked))
+                shares[row, number, column] = np.mean(of_whole_prompts(reader, ordered, asked))
+    assert heard.prompts == prompts
+    assert len({before for before, _ in prompts}) == 12
+    assert np.ptp(shares, axis=2).any(), "all orders alike would tell nothing"
+    chance = (shares * (1 - shares) / 4).mean(2)
+    of_sets = {
+        "range": np.ptp(shares, axis=2),
+        "variance": shares.var(2, ddof=1) - chance,
+        "mean": shares.mean(2),
+    }
+    expected = {}
+    for row, kind in enumerate(("random", "alternating")):
+        means = {name: values[row].mean() for name, values in of_sets.items()}
+        means["spread"] = np.sqrt(max(0, means["variance"]))
+        for name, mean in means.items():
+            expected[f"many_shot/trec_order_{name}", f"{kind} orders, 6 shots"] = mean
+    assert {(r.name, r.coordinates.label): r.value for r in records} == pytest.approx(expected)
+    assert [record.better for record in records] == ["lower", "lower", "lower", "higher"] * 2
+    assert all((record.n, record.seed) == (2, 7) and record.interval is not None for record in records)
+
+
+def test_the_measure_reads_a_folder(reader: Any, tmp_path: Path) -> None:
+    rows = "".join(f"HUM:ind who was {n} ?\nNUM:date when was {n} ?\n" for n in range(6))
+    (tmp_path / "train.txt").write_text(rows)
+    (tmp_path / "test.txt").write_text(rows)
+    options = {"folder": str(tmp_path), "shots": [2, 4], "queries": 5}
+    records = MANY_SHOT.run(EvalInput(model=reader, variant="it", tokenizer=byte_tokenizer()), MANY_SHOT.read(options))
+    assert [(record.name, record.coordinates.label, record.n) for record in records] == [
+        ("many_shot/trec", "2 shots", 5),
+        ("many_shot/trec", "4 shots", 5),
+    ]
+    few = {"folder": str(tmp_path), "shots": 3, "orders": 2, "queries": 4}
+    records = MANY_SHOT_ORDERS.run(
+        EvalInput(model=reader, variant="it", tokenizer=byte_tokenizer()), MANY_SHOT_ORDERS.read(few)
+    )
+    names = ("range", "variance", "spread", "mean")
+    assert [record.name for record in records] == [f"many_shot/trec_order_{name}" for name in names] * 2
+    assert [record.interval for record in records] == [None] * 8, "one set of demonstrations"
+    assert find_measurement("many_shot_orders") is MANY_SHOT_ORDERS
+    assert MANY_SHOT_ORDERS.any_model
+
+
+def test_what_is_refused(reader: Any) -> None:
+    of = (reader, byte_tokenizer(), QUESTIONS, "it")
+    with pytest.raises(ValueError, match="shots is between 1 and the 9 texts of trec, got 10"):
+        labelled_records(*of, shots=[1, 10], queries=1)
+    with pytest.raises(ValueError, match="queries is between 1 and the 6 texts of trec, got 0"):
+        labelled_records(*of, shots=[1], queries=0)
+    enough = {"shots": 3, "orders": 2, "queries": 2, "sets": 1}
+    with pytest.raises(ValueError, match="shots is between 1 and the 9 texts of trec, got 10"):
+        labelled_order_records(*of, **{**enough, "shots": 10})
+    for name, count in enough.items():
+        with pytest.raises(ValueError, match=rf"^{name} must be {min(count, 2)} or more, got {min(count, 2) - 1}\.$"):
+            labelled_order_records(*of, **{**enough, name: min(count, 2) - 1})
+    reader.config.max_position_embeddings = 100
+    long = r"^9 shots of trec take .* tokens and the model has 100 positions; ask for fewer shots\.$"
+    with pytest.raises(ValueError, match=long):
+        labelled_records(*of, shots=[1, 9], queries=1)
+    with pytest.raises(ValueError, match=long):
+        labelled_order_records(*of, **{**enough, "shots": 9})
+
+
+@pytest.mark.parametrize(("name", "measure"), [("many_shot", MANY_SHOT), ("many_shot_orders", MANY_SHOT_ORDERS)])
+def test_what_a_measure_must_be_told(name: str, measure: Measurement[Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{name} reads labelled questions: .* --option folder=FOLDER"):
+        measure.run(EvalInput(model=None, variant="it", tokenizer=byte_tokenizer()), measure.options())
+    with pytest.raises(ValueError, match=f"^{name} reads labelled questions as text, and this model has no tokenizer"):
+        measure.run(EvalInput(model=None, variant="it"), measure.read({"folder": "here"}))

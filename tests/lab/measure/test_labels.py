@@ -1,0 +1,127 @@
+"""Answers held to labels: greedy decoding along the trie and exact likelihoods, on models whose answers are known."""
+
+import copy
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from diff_transformer.lab.measure.decoding import AlongTrie, LabelTrie, greedy_labels, label_log_likelihoods
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+
+# Four labels: one is another's beginning but for its last token, 9, which ends them all.
+LABELS = [(1, 2, 9), (1, 3, 9), (4, 9), (1, 2, 5, 9)]
+SIZES: dict[str, Any] = {
+    "vocab_size": 12,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture(params=["diff", "llama"])
+def model(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(3)
+    if request.param == "diff":
+        made = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, initializer_range=0.5))
+    else:
+        made = LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.5))
+    made.generation_config.eos_token_id = 9
+    return made.eval()
+
+
+def by_hand(model: Any, prompt: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Free and constrained likelihoods and the greedy label, each token by a forward pass without a cache."""
+    trie, free, constrained = LabelTrie(LABELS), [], []
+
+    @torch.no_grad()
+    def after(tokens: tuple[int, ...]) -> Tensor:
+        row = torch.cat((prompt, torch.tensor(tokens, dtype=torch.long)))
+        return model(input_ids=row[None], use_cache=False).logits[0, -1].float().log_softmax(-1)
+
+    for label in LABELS:
+        steps = [(after(label[:place]), trie.following(label[:place]), token) for place, token in enumerate(label)]
+        free.append(torch.stack([scores[token] for scores, _, token in steps]).sum())
+        allowed_steps = [scores[allowed].log_softmax(0)[allowed.index(token)] for scores, allowed, token in steps]
+        constrained.append(torch.stack(allowed_steps).sum())
+    found: tuple[int, ...] = ()
+    while allowed := trie.following(found):
+        scores = after(found)
+        found += (allowed[int(scores[allowed].argmax())],)
+    return torch.stack(free), torch.stack(constrained), LABELS.index(found)
+
+
+@torch.no_grad()
+def test_likelihoods_and_greedy_answers(model: Any) -> None:
+    trie = LabelTrie(LABELS)
+    for seed in range(4):
+        prompt = torch.randint(12, (7,), generator=torch.Generator().manual_seed(seed))
+        free, constrained, greedy = by_hand(model, prompt)
+        for batch_size, known in itertools.product((1, 3, 4), (0, 5)):
+            cache = None
+            if known:
+                cache = model(input_ids=prompt[None, :known], use_cache=True).past_key_values
+            found = label_log_likelihoods(model, trie, prompt, cache, batch_size)
+            torch.testing.assert_close(found[0], free, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(found[1], constrained, atol=1e-5, rtol=1e-5)
+        assert constrained.exp().sum().item() == pytest.approx(1, abs=1e-5)
+        assert free.exp().sum().item() < 1
+        cache = model(input_ids=prompt[None, :5], use_cache=True).past_key_values
+        assert greedy_labels(model, trie, prompt[None]) == [greedy]
+        assert greedy_labels(model, trie, prompt[None], cache=copy.deepcopy(cache)) == [greedy]
+
+
+def test_a_padded_batch_decodes_as_its_rows(model: Any) -> None:
+    trie = LabelTrie(LABELS)
+    rows = [torch.randint(12, (size,), generator=torch.Generator().manual_seed(size)) for size in (3, 6, 8, 5)]
+    input_ids, mask = torch.zeros(4, 8, dtype=torch.long), torch.zeros(4, 8, dtype=torch.long)
+    for number, row in enumerate(rows):
+        input_ids[number, 8 - len(row) :], mask[number, 8 - len(row) :] = row, 1
+    alone = [greedy_labels(model, trie, row[None])[0] for row in rows]
+    assert greedy_labels(model, trie, input_ids, mask) == alone
+
+
+def test_greedy_may_miss_the_likeliest() -> None:
+    """The first token of two unlikely labels is likelier than that of the likeliest."""
+
+    class Made(torch.nn.Module):
+        """After (1,), 2 and 3 are equally likely; 1 is likelier than 4 at first."""
+
+        device = torch.device("cpu")
+
+        def forward(self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = True) -> Any:
+            del use_cache
+            logits = torch.full((*input_ids.shape, 12), -20.0)
+            logits[..., 1], logits[..., 4] = 0.2, 0.0
+            after_one = input_ids == 1
+            logits[after_one] = torch.full((12,), -20.0).index_fill(0, torch.tensor([2, 3]), 0.0)
+            logits[..., 9] = torch.where((input_ids == 1) | (input_ids == 7), -20.0, 3.0)
+            cache = past_key_values or SimpleNamespace(get_seq_length=int, batch_repeat_interleave=lambda n: None)
+            return SimpleNamespace(logits=logits, past_key_values=cache)
+
+    trie = LabelTrie([(1, 2, 9), (1, 3, 9), (4, 9)])
+    free, constrained = label_log_likelihoods(Made(), trie, torch.tensor([7]))
+    assert int(constrained.argmax()) == 2
+    assert int(free.argmax()) == 2
+    first = AlongTrie(trie, 1, 9)(torch.tensor([[7]]), Made()(torch.tensor([[7]])).logits[:, -1])
+    assert int(first.argmax()) == 1
+
+
+def test_all_other_tokens_are_impossible() -> None:
+    processor = AlongTrie(LabelTrie(LABELS), prompt_length=2, end=0)
+    prompts = torch.tensor([[7, 7, 1, 2], [7, 7, 4, 9], [7, 7, 1, 3]])
+    scores = processor(prompts, torch.zeros(3, 12))
+    assert [row.isfinite().nonzero().flatten().tolist() for row in scores] == [[5, 9], [0], [9]]
+    assert processor(prompts[:, :2], torch.zeros(3, 12)).isfinite().nonzero()[:, 1].tolist() == [1, 4] * 3
+
+
+@pytest.mark.parametrize("labels", [[], [()], [(1, 2), (1,)], [(1,), (1, 2)], [(3,), (3,)]], ids=str)
+def test_labels_that_make_no_trie(labels: list[tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match=r"labels|Label"):
+        LabelTrie(labels)

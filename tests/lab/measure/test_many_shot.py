@@ -1,0 +1,173 @@
+"""Many-shot classification on a model that counts."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from diff_transformer.data import ManyShotBatches, RetrievalBatches
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments.registry import find_experiment
+from diff_transformer.lab.measure.many_shot import (
+    EPISODE_ORDERS,
+    EPISODES,
+    drawn_orders,
+    episode_answers,
+    order_accuracies,
+    order_records,
+    order_results,
+    shots_records,
+)
+from diff_transformer.lab.measure.measurement import EvalInput, Measurement, find_measurement
+from diff_transformer.lab.statistics import variance_beyond_chance
+
+TASK = ManyShotBatches(classes=3, labels=3, words=6, item_length=1, noise=0.0)
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
+
+
+class Counter(LlamaForCausalLM):
+    """Answers a word with the label that followed it most often, or, where `forgets`, followed it first."""
+
+    forgets = False
+
+    def forward(self, input_ids: Tensor, past_key_values: DynamicCache, use_cache: bool) -> Any:
+        assert use_cache
+        keys = torch.zeros(len(input_ids), 1, input_ids.shape[1], 1)
+        keys[:, 0, :, 0] = input_ids
+        seen, _ = past_key_values.update(keys, keys, 0)
+        rows = seen[:, 0, :, 0].long()
+        logits = torch.zeros(*input_ids.shape, 9)
+        for row, tokens in enumerate(rows.tolist()):
+            labels = [label for word, label in zip(tokens[:-1:2], tokens[1::2], strict=False) if word == tokens[-1]]
+            for label in labels[:1] if self.forgets else labels:
+                logits[row, -1, label] += 1
+        return type("Output", (), {"logits": logits})()
+
+
+@pytest.fixture
+def counter() -> Counter:
+    return Counter(LlamaConfig(vocab_size=9, **SIZES)).eval()
+
+
+def test_a_model_that_counts_is_right(counter: Counter) -> None:
+    episode = TASK.episode(0, 0, shots=60, queries=30, noise=0.0)
+    assert episode_answers(counter, episode).all()
+    records = shots_records(counter, TASK, "it", shots=(1, 60), noises=(0.0, 0.3), episodes=6, queries=10)
+    found = {record.coordinates.label: record.value for record in records}
+    assert found["noise 0, 60 shots"] == 1
+    assert found["noise 0, 1 shot"] < 0.9
+    assert found["noise 0.3, 60 shots"] > 0.8
+    assert all(record.n == 60 and record.better == "higher" for record in records)
+
+
+def test_orders_matter_to_one_that_forgets(counter: Counter) -> None:
+    """Two equal wrong labels in three cannot outvote; but whoever goes by the first one depends on the order."""
+    settings: dict[str, Any] = {"shots": 30, "noise": 0.3, "kind": "random", "count": 8, "queries": 400, "seed": 1}
+    steady = order_accuracies(counter, TASK, **settings)
+    counter.forgets = True
+    forgetful = order_accuracies(counter, TASK, **settings)
+    assert len(steady) == len(forgetful) == 8
+    assert variance_beyond_chance([right / 400 for right in steady], 400) < 0.02**2
+    assert variance_beyond_chance([right / 400 for right in forgetful], 400) > 0.06**2
+
+
+def test_orders() -> None:
+    classes = torch.tensor([0, 0, 1, 2, 1, 0, 2, 0])
+    random = drawn_orders(classes, 20, "random", seed=0)
+    alternating = drawn_orders(classes, 20, "alternating", seed=0)
+    for found in (random, alternating):
+        assert len({tuple(order.tolist()) for order in found}) == 20
+        assert all(sorted(order.tolist()) == list(range(8)) for order in found)
+    for order in alternating:
+        shown = classes[order].tolist()
+        assert set(shown[:3]) == {0, 1, 2}
+        assert shown[:3] == shown[3:6]
+        assert shown[6:] == [0, 0]
+    assert len({tuple(classes[order][:3].tolist()) for order in alternating}) > 2
+    assert len(drawn_orders(torch.tensor([0, 1]), 20, "random", seed=0)) == 2
+    with pytest.raises(ValueError, match="got 'sorted'"):
+        drawn_orders(classes, 2, "sorted", 0)
+
+
+def test_what_orders_say() -> None:
+    """Two sets with three orders of 10 questions; the second differs by less than chance."""
+    found = order_results(
+        [[2, 5, 8], [5, 5, 6]], 10, "task", variant="it", coordinates=Coordinates(part="here"), seed=3
+    )
+    assert [record.name for record in found] == ["task_range", "task_variance", "task_spread", "task_mean"]
+    chance = [(0.16 + 0.25 + 0.16) / 27, (0.25 + 0.25 + 0.24) / 27]
+    variance = (0.09 - chance[0] + 0.01 / 3 - chance[1]) / 2
+    assert chance[1] > 0.01 / 3, "of the second set it is below 0, and counts as that"
+    assert [record.value for record in found] == pytest.approx([(0.6 + 0.1) / 2, variance, variance**0.5, 31 / 60])
+    assert [record.better for record in found] == ["lower", "lower", "lower", "higher"]
+    assert found[2].interval == (0, pytest.approx((found[1].interval or (0, 0))[1] ** 0.5))
+    assert {(record.n, record.coordinates.label, record.seed, record.variant) for record in found} == {
+        (2, "here", 3, "it")
+    }
+
+
+def test_less_than_chance_has_no_spread_and_a_range_is_of_ten_orders() -> None:
+    found = order_results([[5] * 10 + [0], [5] * 10 + [0]], 10, "task", variant="it")
+    assert found[0].value == 0, "the eleventh order is no part of it"
+    equal = order_results([[5, 5]], 10, "task", variant="it")
+    assert [record.value for record in equal] == pytest.approx([0, -0.25 / 9, 0, 0.5])
+
+
+def test_measures_of_episodes(counter: Counter) -> None:
+    assert find_measurement("episodes") is EPISODES
+    assert find_measurement("episode_orders") is EPISODE_ORDERS
+    for measure, name in ((EPISODES, "fig6"), (EPISODE_ORDERS, "fig7")):
+        assert measure.read({}) == measure.read(find_experiment(name).presets["cpu"].options)
+    shots: dict[str, Any] = {"shots": [2, 6], "noises": [0.0], "episodes": 3, "queries": 4}
+    found = EPISODES.run(EvalInput(model=counter, variant="it", batches=TASK, seed=4), EPISODES.read(shots))
+    assert found == shots_records(counter, TASK, "it", seed=4, **shots)
+    assert [record.coordinates.label for record in found] == ["noise 0, 2 shots", "noise 0, 6 shots"]
+    orders: dict[str, Any] = {"shots": 8, "noises": [0.3], "orders": 2, "queries": 4, "sets": 2}
+    found = EPISODE_ORDERS.run(
+        EvalInput(model=counter, variant="it", batches=TASK, seed=4), EPISODE_ORDERS.read(orders)
+    )
+    assert found == order_records(counter, TASK, "it", seed=4, **orders)
+    assert [(record.name, record.coordinates.label) for record in found] == [
+        (f"many_shot/order_{name}", f"{kind} orders, noise 0.3")
+        for kind in ("random", "alternating")
+        for name in ("range", "variance", "spread", "mean")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "measure", "text"),
+    [("episodes", EPISODES, "many_shot"), ("episode_orders", EPISODE_ORDERS, "many_shot_orders")],
+)
+def test_episodes_are_of_many_shot_data(name: str, measure: Measurement[Any], text: str) -> None:
+    other = EvalInput(model=None, variant="it", batches=RetrievalBatches())
+    with pytest.raises(ValueError, match=rf"^{name} is measured on many_shot data alone, .* measure {text}\.$"):
+        measure.run(other, measure.read({}))
+
+
+@pytest.mark.parametrize(
+    ("measure", "option", "value", "message"),
+    [
+        (EPISODES, "shots", [8, 0], "shots must be 1 or more, got 0."),
+        (EPISODES, "episodes", 0, "episodes must be 1 or more, got 0."),
+        (EPISODES, "queries", 0, "queries must be 1 or more, got 0."),
+        (EPISODES, "noises", [0.1, 1.5], "noises are shares of wrong labels, 0 to 1, got 1.5."),
+        (EPISODE_ORDERS, "shots", 1, "shots must be 2 or more, got 1."),
+        (EPISODE_ORDERS, "orders", 1, "orders must be 2 or more, got 1."),
+        (EPISODE_ORDERS, "queries", 1, "queries must be 2 or more, got 1."),
+        (EPISODE_ORDERS, "sets", 0, "sets must be 1 or more, got 0."),
+        (EPISODE_ORDERS, "noises", [-0.1], "noises are shares of wrong labels, 0 to 1, got -0.1."),
+    ],
+)
+def test_numbers_that_mean_nothing(measure: Measurement[Any], option: str, value: object, message: str) -> None:
+    settings = {**measure.options().model_dump(), option: value}
+    records = shots_records if measure is EPISODES else order_records
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        records(None, TASK, "it", **settings)

@@ -1,0 +1,192 @@
+"""Differences in words."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.record import Baseline, Comparison, Interval, ResultsFile
+from diff_transformer.lab.report.experiment_tables import comparison_table, verdict_table
+from diff_transformer.lab.report.wording import (
+    chance_cell,
+    floor_cell,
+    floor_mark,
+    format_difference,
+    levels_mark,
+    missing_word,
+    variant_label,
+    verdict_text,
+)
+
+
+@pytest.mark.parametrize(
+    ("difference", "interval", "text"),
+    [
+        (-0.0214, (-0.0431, 0.0003), "−0.0214 [−0.0431, +0.0003]"),
+        (0.5, None, "+0.500, no interval"),
+        (-279.2, (-300.0, -250.0), "−279 [−300, −250]"),
+        (-1e-9, (-1.5e-9, -5e-10), "−1.00e−09 [−1.50e−09, −5.00e−10]"),
+        (math.nan, (math.nan, math.nan), "not known"),
+        (0.0, (0.0, 0.0), "+0.000 [+0.000, +0.000]"),
+    ],
+)
+def test_a_difference_has_the_decimals_that_tell_it(difference: float, interval: Interval | None, text: str) -> None:
+    row = Comparison(name="a", variant="diff", against="softmax", ours=(1, 1), difference=difference, interval=interval)
+    assert format_difference(row) == text
+
+
+def test_a_variant_is_named_after_its_variant() -> None:
+    assert variant_label("softmax, half the heads") == "Transformer, half the heads"
+    assert variant_label("diff") == "DIFF"
+    assert variant_label("a tenfold difference") == "a tenfold difference"
+
+
+def judged(**settings: Any) -> Comparison:
+    return Comparison(
+        **{
+            "name": "a",
+            "variant": "diff",
+            "against": "softmax",
+            "ours": (1, 1),
+            "difference": -1,
+            "differences": (-1.0, -1.0),
+            "better": "lower",
+            **settings,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"verdict": "contrary"}, "contrary"),
+        ({"verdict": "contrary", "exploratory": True}, "our question: no"),
+        ({"verdict": "reproduced", "exploratory": True}, "our question: yes"),
+        ({"verdict": "inconclusive", "seeds_needed": 1200}, "inconclusive: 80 % power needs 1,200 seeds"),
+        ({"verdict": "inconclusive", "documents_needed": True}, "inconclusive: needs more documents"),
+        (
+            {"verdict": "inconclusive", "differences": (1.0,), "exploratory": True},
+            "our question: inconclusive: one seed",
+        ),
+        ({"verdict": None, "better": None, "exploratory": True}, "nothing claimed"),
+        ({"verdict": "inconclusive", "reason": "the fits do not meet"}, "inconclusive: the fits do not meet"),
+    ],
+)
+def test_a_verdict_in_words(settings: dict[str, Any], text: str) -> None:
+    assert verdict_text(judged(**settings)) == text
+
+
+def trained(name: str, millions: int | None = None, diverged: tuple[int, ...] = ()) -> dict[str, Any]:
+    size = {} if millions is None else {"parameters": millions * 1_000_000}
+    return {"name": name, "coordinates": size, "diverged": list(diverged)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "variants", "word"),
+    [
+        ({}, [], "not known"),
+        ({}, [trained("diff"), trained("softmax")], "not known"),
+        ({}, [trained("diff"), trained("softmax", diverged=(1,))], "diverged"),
+        ({}, [trained("diff"), trained("softmax"), trained("diff_v2", diverged=(0,))], "not known"),
+        ({"coordinates": Coordinates(depth=0.0)}, [trained("diff", diverged=(2,)), trained("softmax")], "diverged"),
+        (
+            {"coordinates": Coordinates(parameters=1_000_000)},
+            [trained("diff", 1, (0,)), trained("diff", 2)],
+            "diverged",
+        ),
+        (
+            {"coordinates": Coordinates(parameters=2_000_000)},
+            [trained("diff", 1, (0,)), trained("diff", 2)],
+            "not known",
+        ),
+        ({}, [trained("diff", 1, (0,)), trained("diff", 2)], "diverged"),
+        ({"reason": "the fits do not meet"}, [trained("diff", diverged=(1,))], "not known"),
+    ],
+)
+def test_what_is_missing_diverged_only_where_a_run_of_its_variants_did(
+    settings: dict[str, Any], variants: list[dict[str, Any]], word: str
+) -> None:
+    assert missing_word(judged(verdict="inconclusive", **settings), variants) == word
+
+
+def test_the_terminal_tells_what_diverged_from_what_is_not_known() -> None:
+    nothing = {"ours": (math.nan, 1.0), "difference": math.nan, "verdict": "inconclusive"}
+    rows = (judged(**nothing), judged(**nothing, against="other"))
+    variants = [trained("diff"), trained("softmax", diverged=(1,)), trained("other")]
+    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
+    table = verdict_table(
+        ResultsFile(title="t", settings={"variants": variants}, records=(), comparisons=rows, **environment)
+    )
+    here, difference = table.column("here"), table.column("difference")
+    assert here == ["diverged / 1.000", "not known / 1.000"]
+    assert difference == ["diverged", "not known"]
+
+
+def test_the_terminal_says_that_verdicts_are_uncorrected() -> None:
+    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
+    table = verdict_table(ResultsFile(title="t", settings={}, records=(), **environment))
+    assert "No verdict is corrected for the number of comparisons" in str(table.caption)
+
+
+LEVELS = Baseline(name="a", chance=0.0625, floor=0.53125, by_elimination=0.765625, steps=1000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "mark"),
+    [
+        (
+            {"verdict": "reproduced", "at_floor": ("softmax",)},
+            "reproduced; the Transformer has not begun to learn at 1,000 steps",
+            "Transformer at floor",
+        ),
+        (
+            {"verdict": "inconclusive", "seeds_needed": 9, "at_floor": ("diff",)},
+            "inconclusive: 80 % power needs 9 seeds; DIFF has not begun to learn at 1,000 steps",
+            "DIFF at floor",
+        ),
+        (
+            {
+                "verdict": "reproduced",
+                "against": "softmax, half the heads",
+                "at_elimination": ("softmax, half the heads",),
+            },
+            "reproduced; the Transformer, half the heads has learned no more than elimination at 1,000 steps",
+            "second at floor",
+        ),
+        (
+            {"verdict": "not comparable", "at_floor": ("diff", "softmax"), "exploratory": True},
+            "our question: not comparable: neither has begun to learn at 1,000 steps",
+            "",
+        ),
+        (
+            {"verdict": "not comparable", "at_elimination": ("diff", "softmax")},
+            "not comparable: neither has learned more than elimination at 1,000 steps",
+            "",
+        ),
+        ({"verdict": None, "better": None, "at_floor": ("diff", "softmax")}, "nothing claimed", ""),
+    ],
+)
+def test_a_verdict_says_who_has_not_begun_to_learn(settings: dict[str, Any], text: str, mark: str) -> None:
+    row = judged(baseline=LEVELS, **settings)
+    assert verdict_text(row) == text
+    assert floor_mark(row) == mark
+
+
+def test_chance_and_floor_stand_beside_accuracies_alone() -> None:
+    row = judged(verdict="reproduced", baseline=LEVELS)
+    assert (chance_cell(row), floor_cell(row)) == ("0.062", "0.531; 0.766 by elimination")
+    assert levels_mark(row) == " (0.06,\N{NO-BREAK SPACE}0.77)"
+    assert comparison_table([row]).column("Chance") == ["0.062"]
+    assert comparison_table([row]).column("Floor") == ["0.531; 0.766 by elimination"]
+    for other in (
+        judged(verdict="reproduced"),
+        judged(verdict="reproduced", baseline=replace(LEVELS, is_accuracy=False)),
+    ):
+        assert (chance_cell(other), floor_cell(other), levels_mark(other)) == ("–", "–", "")
+        assert "Chance" not in comparison_table([other]).head
+    environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
+    table = verdict_table(ResultsFile(title="t", settings={}, records=(), comparisons=(row,), **environment))
+    assert table.column("chance / floor") == ["0.062 / 0.531; 0.766 by elimination"]
+    assert "begun to learn" in table.caption

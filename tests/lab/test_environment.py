@@ -1,0 +1,48 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from diff_transformer.lab import results_files
+from diff_transformer.lab.record import Result
+from diff_transformer.lab.results_files import capture_environment, capture_results, command_line
+
+
+def test_the_environment_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        results_files.sys, "argv", ["/somewhere/bin/diff-transformer", "demo", "--text", "my notes.txt"]
+    )
+    found = capture_environment("cpu")
+    assert found.command == "diff-transformer demo --text 'my notes.txt'"
+    assert "thread" in found.device
+    assert set(found.versions) == {"python", "diff-transformer", "torch", "transformers"}
+    assert found.created.endswith("+00:00")
+    monkeypatch.setattr(results_files.sys, "argv", ["benchmarks/ops.py", "-v"])
+    assert command_line() == "ops.py -v"
+    records = [Result(name="x", variant="diff", value=1.0)]
+    captured = capture_results("title", {"steps": 1}, records, "cpu")
+    assert captured.records == tuple(records)
+    assert captured.command == "ops.py -v"
+
+
+def test_the_commit_is_this_projects_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "results.py"
+    module.write_text("")
+    monkeypatch.setattr(results_files, "__file__", str(module))
+    assert results_files._git_commit() is None
+
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        command = ["git", "-C", str(tmp_path), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "other").write_text("")
+    git("add", "other")
+    git("commit", "-qm", "somebody else's")
+    assert results_files._git_commit() is None, "a file that their repository does not track is not theirs"
+    git("add", "results.py")
+    git("commit", "-qm", "ours")
+    assert results_files._git_commit() == git("rev-parse", "HEAD")
+    module.write_text("changed")
+    assert results_files._git_commit() == git("rev-parse", "HEAD") + "-dirty"

@@ -1,0 +1,145 @@
+"""Attention types are described in one file: no other one asks for a type's name, and a type added there works."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from diff_transformer import variants
+from diff_transformer.lab.experiments.fairness import heads_of
+from diff_transformer.lab.record import Result
+from diff_transformer.lab.report.figures import variant_colour, variant_marker
+from diff_transformer.lab.report.wording import variant_label, variants_of
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model.interface_attention import layer_settings
+from diff_transformer.nn import DiffAttentionV2
+from diff_transformer.train import load_recipe
+from diff_transformer.train.step_costs import flops_per_token
+from diff_transformer.train.training_plan import plan
+from diff_transformer.variants import ATTENTION_TYPES, AttentionType
+from tiny_model import SIZES
+
+PACKAGE = Path(variants.__file__).parent
+# The table itself, and experiments: which two types they compare is their question.
+MAY_NAME_TYPES = {
+    "variants.py",
+    "lab/experiments/inside_experiments.py",
+    "lab/experiments/needle_experiments.py",
+    "lab/experiments/scaling_experiment.py",
+}
+
+
+def named_types(tree: ast.AST) -> Iterator[ast.Constant]:
+    """Names of attention types that a file compares with, matches, looks up or has entries for."""
+    for node in ast.walk(tree):
+        places: list[ast.expr | None] = []
+        if isinstance(node, ast.Compare):
+            places = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            places = list(node.keys)
+        elif isinstance(node, ast.MatchValue):
+            places = [node.value]
+        for place in places:
+            parts = place.elts if isinstance(place, ast.Tuple | ast.List | ast.Set) else [place]
+            yield from (part for part in parts if isinstance(part, ast.Constant) and part.value in ATTENTION_TYPES)
+
+
+def test_no_file_asks_for_a_types_name() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{name.lineno} {name.value!r}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if str(path.relative_to(PACKAGE)) not in MAY_NAME_TYPES
+        for name in named_types(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ('kind == "diff"', 1),
+        ('kind not in ("diff", "dex")', 2),
+        ('{"softmax": 1}', 1),
+        ('match kind:\n    case "diff_v2":\n        pass', 1),
+        ('compare(records, "diff", "softmax")', 0),
+        ('"diff" * 2', 0),
+    ],
+)
+def test_which_names_are_found(source: str, count: int) -> None:
+    assert len(list(named_types(ast.parse(source)))) == count
+
+
+@pytest.mark.parametrize("name", ATTENTION_TYPES)
+def test_a_description_is_that_of_its_layer(name: str) -> None:
+    described = ATTENTION_TYPES[name]
+    config = DiffTransformerConfig(attention_type=name, **SIZES)
+    model = DiffTransformerForCausalLM(config)
+    layer = model.model.layers[0].self_attn
+    assert isinstance(layer, described.layer_class())
+    assert set(described.settings) <= layer_settings(config, 1).keys()
+    assert set(described.settings) <= inspect.signature(described.layer_class()).parameters.keys()
+    call = config.get_text_config()
+    assert layer.q_proj.out_features == call.num_attention_heads * config.head_dim
+    assert layer.k_proj.out_features == call.num_key_value_heads * call.head_dim
+    assert layer.cache_width == call.head_dim
+    assert (layer.lambdas(torch.zeros(1, 2, 24)) is not None) == described.differential
+    names = {parameter for parameter, _ in layer.named_parameters()} | {buffer for buffer, _ in layer.named_buffers()}
+    assert all(any(f".{own}".endswith(f".{last}") for own in names) for last in described.float32_parameters)
+    modules = {part for module, _ in layer.named_modules() for part in module.split(".")}
+    assert {*described.lambda_modules, *described.parallel_styles} <= modules
+
+
+class TripledAttention(DiffAttentionV2):
+    """A fifth type: DIFF V2 with λ three times as large."""
+
+    def lambdas(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return 3 * super().lambdas(hidden_states)
+
+
+@pytest.fixture
+def fifth(monkeypatch: pytest.MonkeyPatch) -> AttentionType:
+    described = replace(
+        ATTENTION_TYPES["diff_v2"],
+        layer=f"{__name__}:TripledAttention",
+        label="DIFF, tripled",
+        colour=("#123456", "#abcdef"),
+        marker="v",
+    )
+    monkeypatch.setitem(ATTENTION_TYPES, "tripled", described)
+    return described
+
+
+@pytest.mark.parametrize("implementation", ["diff_attention", "sdpa", "eager"])
+def test_a_fifth_type_trains_and_generates(fifth: AttentionType, implementation: str) -> None:
+    config = DiffTransformerConfig(attention_type="tripled", **SIZES)
+    config._attn_implementation = implementation
+    torch.manual_seed(0)
+    model = DiffTransformerForCausalLM(config)
+    assert isinstance(model.model.layers[0].self_attn, TripledAttention)
+    tokens = torch.arange(12).view(1, -1)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    model.eval()
+    cached, computed = (model.generate(tokens, use_cache=cache, **options) for cache in (True, False))
+    assert torch.equal(cached, computed)
+
+
+def test_a_fifth_type_is_planned(fifth: AttentionType) -> None:
+    second, tripled = (DiffTransformerConfig(attention_type=name, **SIZES) for name in ("diff_v2", "tripled"))
+    assert flops_per_token(tripled, 8) == flops_per_token(second, 8)
+    assert tripled.base_model_tp_plan == second.base_model_tp_plan
+    recipe = load_recipe("tiny", overrides=["model.attention_type=tripled"])
+    assert plan(recipe).parameters > 0
+    assert heads_of(recipe).differential
+
+
+def test_a_fifth_type_is_reported(fifth: AttentionType) -> None:
+    records = [Result(name="a/b", variant=name, value=1.0) for name in ("another", "tripled", "diff")]
+    assert variants_of(records) == ["diff", "tripled", "another"]
+    assert variant_label("tripled, half the heads") == "DIFF, tripled, half the heads"
+    assert (variant_colour("tripled"), variant_marker("tripled")) == (fifth.colour[0], "v")

@@ -1,0 +1,49 @@
+"""Sizes of a tiny model, and how far apart two of its answers may be."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diff_transformer.ops.flex import _cpu_has_vectors
+
+needs_vectors = pytest.mark.skipif(
+    not _cpu_has_vectors(), reason="torch compiles FlexAttention on the CPU for AVX2 or more"
+)
+
+KINDS = ("diff", "diff_v2", "softmax")
+SIZES: dict[str, Any] = {
+    "vocab_size": 29,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+}
+
+# How many eps of its dtype an answer may be off, relative to the largest entry. Logits of the attention reach about 20:
+# rounding them moves its weights by some 10 eps, the rest of a layer adds as much, and the second layer multiplies
+# what the first one did by the size of its logits again.
+ROUNDINGS = 256
+# The same, relative to the sizes of the terms, for a sum of a thousand terms that nearly cancel. A term's weight is off
+# by the 10 eps of its logit, and a term by the roundings that tests/budget.py counts on the way to λ's gradient, 6.
+# What the other layer multiplies has both signs in so many terms.
+ROUNDINGS_OF_A_TERM = 16
+
+
+def check_rounding(
+    answer: Tensor, expected: Tensor, least: float = 0.0, dtype: torch.dtype | None = None, terms: float = 0.0
+) -> None:
+    """Fails if any entry is off by more than rounding in `dtype`, the answer's, explains.
+
+    Rounding is relative to the largest expected entry, or to `least` where that is larger; or, by
+    ROUNDINGS_OF_A_TERM, to `terms`, the sizes of the terms that the largest entry adds up.
+    """
+    assert answer.shape == expected.shape
+    eps = torch.finfo(dtype or answer.dtype).eps
+    limit = eps * max(ROUNDINGS * max(least, expected.abs().max().item()), ROUNDINGS_OF_A_TERM * terms)
+    error = (answer.double() - expected.double()).abs().max().item()
+    assert error <= limit, f"error {error:.3g} over the limit {limit:.3g}"

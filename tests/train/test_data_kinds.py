@@ -1,0 +1,61 @@
+"""Every kind of data that a recipe can name says what it is, and its plan agrees with its batches."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from diff_transformer.train.data_kinds import KINDS, AnyData, Data, DataRequest
+
+SMALL: dict[str, dict[str, Any]] = {
+    "text": {"length": 64, "batch_size": 2},
+    "needles": {"length": 700, "batch_size": 5},
+    "retrieval": {"batch_size": 2},
+    "many_shot": {"shots": 6, "batch_size": 2},
+    "arithmetic": {"batch_size": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("corpus") / "text.txt"
+    file.write_text("One sentence of a text. Another one that is a little longer!\n" * 2000)
+    return file
+
+
+def settings(kind: str, text: Path) -> dict[str, Any]:
+    return {"kind": kind, **SMALL[kind], **({"paths": [str(text)]} if kind in ("text", "needles") else {})}
+
+
+def test_this_file_has_settings_for_every_kind() -> None:
+    assert SMALL.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_kind_says_of_its_batches_is_true(kind: str, text: Path) -> None:
+    section: Any = TypeAdapter(AnyData).validate_python(settings(kind, text))
+    assert type(section) is KINDS[kind]
+    made: Data = section.build(DataRequest(seed=3, timeout_minutes=1))
+    batch = made.batches.train_batch(1)
+    assert batch["input_ids"].shape == (section.batch_size, section.length)
+    assert int(batch["input_ids"].max()) < made.batches.vocab_size == section.vocabulary()
+    assert (made.tokenizer is None) == (kind in ("retrieval", "many_shot"))
+    other_seed = section.build(DataRequest(seed=4, timeout_minutes=1)).batches
+    assert not batch["input_ids"].equal(other_seed.train_batch(1)["input_ids"])
+    described = section.describe()
+    assert ("text.txt" in described) == (kind in ("text", "needles"))
+    assert not described.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("given", "described"),
+    [
+        ({}, "the source of Python's standard library"),
+        ({"paths": ["here/a.txt", "there/b"]}, "a.txt, b"),
+        ({"dataset": "wikitext"}, "the data set wikitext"),
+    ],
+)
+def test_where_text_comes_from(given: dict[str, Any], described: str) -> None:
+    assert KINDS["text"](**SMALL["text"], **given).describe() == described
+    assert KINDS["needles"](**SMALL["needles"], **given).describe() == f"{described}, with needle documents among it"
