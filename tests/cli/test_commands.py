@@ -118,14 +118,14 @@ def test_generate_streams(run: Run, text_run: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_control_characters_do_not_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diff_transformer.cli.streaming import StdoutStreamer
+    from diff_transformer.cli.generate_command import stdout_streamer
     from diff_transformer.data import byte_tokenizer
 
     def written(terminal: bool) -> str:
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda: terminal)
         monkeypatch.setattr(sys, "stdout", stream)
-        StdoutStreamer(byte_tokenizer()).on_finalized_text("a\x1b[31m\tλ\n", stream_end=True)
+        stdout_streamer(byte_tokenizer()).on_finalized_text("a\x1b[31m\tλ\n", stream_end=True)
         monkeypatch.undo()
         return stream.getvalue()
 

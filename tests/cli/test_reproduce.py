@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commands import fails
-from diff_transformer.cli.reproduce_command import _shared_out
+from diff_transformer.cli.experiment_commands import _shared_out
 from diff_transformer.lab.experiments import registry
 from diff_transformer.lab.experiments.experiment import TWINS
 from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage

@@ -17,15 +17,15 @@ from diff_transformer.cli.extras import missing_extra, require_extra
 
 # Command → "module:function".
 COMMANDS = {
-    "demo": "demo_command:demo",
-    "tokenizer": "data_commands:tokenizer",
-    "prepare": "data_commands:prepare",
+    "demo": "experiment_commands:demo",
+    "tokenizer": "train_commands:tokenizer",
+    "prepare": "train_commands:prepare",
     "train": "train_commands:command",
     "watch": "train_commands:watch",
     "plan": "plan_command:plan",
     "generate": "generate_command:generate",
     "eval": "eval_command:evaluate",
-    "reproduce": "reproduce_command:reproduce",
+    "reproduce": "experiment_commands:reproduce",
     "convert": "convert_command:convert",
     "export": "export_command:export",
     "report": "report_command:report",

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diff_transformer.cli import console
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -92,7 +94,6 @@ def bench(
 
     import torch
 
-    from diff_transformer.cli import console
     from diff_transformer.lab.bench.bench_pages import results_path, threshold_line, write_document
     from diff_transformer.lab.bench.benchmark import RENAMED, refuse_wrong
 

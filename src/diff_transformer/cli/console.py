@@ -1,12 +1,51 @@
-"""Output of the commands: results go to stdout, everything else to stderr; and values of options."""
+"""What the commands share: arguments, values of options, and output: results to stdout, everything else to stderr."""
 
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from diff_transformer.train import Recipe
+
+LARGEST_SEED = (1 << 63) - 1  # the largest seed that torch's generators take
+
+Checkpoint = Annotated[
+    Path, typer.Argument(metavar="CHECKPOINT", help="A run folder, or a folder with config.json and weights.")
+]
+RecipeName = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped recipe such as tiny.")
+]
+RecipeSettings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings that replace the recipe's, such as train.steps=100."),
+]
+TextPaths = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Text to train on: a .txt, .jsonl or .parquet file, or a folder of them; may be repeated. "
+        "By default the source of Python's standard library."
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of weights, data and sampling.")]
+Device = Annotated[str | None, typer.Option(help="The device to run on.", show_default="the GPU, if any")]
+
+
+def read_recipe(name: str, settings: list[str] | None) -> "Recipe":
+    """The recipe that a command names, with its KEY=VALUE settings. Raises ValueError where a key is given twice."""
+    from diff_transformer.train import load_recipe
+
+    given: dict[str, str] = {}
+    for setting in settings or ():
+        key = setting.partition("=")[0]
+        if key in given:
+            raise ValueError(f"{key!r} is set twice, by {given[key]!r} and by {setting!r}; give it once.")
+        given[key] = setting
+    return load_recipe(name, settings or ())
 
 
 def parse_options(given: list[str]) -> dict[str, Any]:
@@ -33,6 +72,15 @@ def parse_options(given: list[str]) -> dict[str, Any]:
     return options
 
 
+def refuse_existing(paths: Iterable[Path], what: str, *, overwrite: bool) -> None:
+    """Raise FileExistsError for the first path that exists, unless --overwrite was given."""
+    for path in paths:
+        if path.exists() and not overwrite:
+            raise FileExistsError(
+                f"{str(path)!r} is there already; choose another --output, or replace the {what} with --overwrite."
+            )
+
+
 def output() -> Console:
     """The console on stdout. Lines are not wrapped where stdout is no terminal."""
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
@@ -57,22 +105,3 @@ def quiet_libraries() -> None:
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     if (datasets := sys.modules.get("datasets")) is not None:
         datasets.disable_progress_bars()
-
-
-def refuse_existing(paths: Iterable[Path], what: str, *, overwrite: bool) -> None:
-    """Raise FileExistsError for the first path that exists, unless --overwrite was given."""
-    for path in paths:
-        if path.exists() and not overwrite:
-            raise FileExistsError(
-                f"{str(path)!r} is there already; choose another --output, or replace the {what} with --overwrite."
-            )
-
-
-def refuse_repeated(settings: Iterable[str]) -> None:
-    """Raise ValueError where one key is given twice as KEY=VALUE."""
-    given: dict[str, str] = {}
-    for setting in settings:
-        key = setting.partition("=")[0]
-        if key in given:
-            raise ValueError(f"{key!r} is set twice, by {given[key]!r} and by {setting!r}; give it once.")
-        given[key] = setting

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from diff_transformer.cli import console
 from diff_transformer.storage.files import parse_json
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -134,7 +135,6 @@ def convert(
     if not corrects_heads and any(option is not None for option in (dex_heads, dex_text, dex_lambda_start)):
         raise ValueError("--dex-heads, --dex-text and --dex-lambda-start go with --as dex.")
 
-    from diff_transformer.cli import console
     from diff_transformer.cli.checkpoints import find_checkpoint
     from diff_transformer.cli.terminal_progress import conversion_progress
     from diff_transformer.convert import convert_from, convert_to

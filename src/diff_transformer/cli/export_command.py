@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diff_transformer.cli.arguments import Checkpoint
+from diff_transformer.cli import console
+from diff_transformer.cli.console import Checkpoint
 from diff_transformer.cli.extras import require_extra
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ def export(
     _check_options(onnx, dtype, max_shard_size)
     if onnx:
         require_extra("onnx")
-    from diff_transformer.cli import console
     from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
     from diff_transformer.convert import MAX_SHARD_SIZE, export_folder, export_onnx
     from diff_transformer.convert.shared_folder import check_shard_size

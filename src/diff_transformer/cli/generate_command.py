@@ -1,10 +1,12 @@
 """The command `generate` continues a prompt with a checkpoint."""
 
-from typing import Annotated
+import sys
+from typing import Annotated, Any
 
 import typer
 
-from diff_transformer.cli.arguments import Checkpoint, Device, Seed
+from diff_transformer.cli import console
+from diff_transformer.cli.console import Checkpoint, Device, Seed
 
 DEFAULT_TOKENS = 200  # of new text, or fewer where the context has no space for them
 
@@ -40,9 +42,7 @@ def generate(
 
     import torch
 
-    from diff_transformer.cli import console
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
-    from diff_transformer.cli.streaming import StdoutStreamer
 
     console.quiet_libraries()
     folder = find_checkpoint(checkpoint)
@@ -63,7 +63,7 @@ def generate(
         attention_mask=torch.ones_like(input_ids),
         max_new_tokens=new_tokens,
         pad_token_id=tokenizer.pad_token_id,
-        streamer=StdoutStreamer(tokenizer, skip_special_tokens=True),
+        streamer=stdout_streamer(tokenizer),
         **sampling,
         **({} if greedy else {"top_k": 0}),
     )
@@ -81,3 +81,20 @@ def _number_of_new_tokens(prompt: int, context: int, requested: int | None) -> i
             f"--max-new-tokens can be at most {context - prompt}."
         )
     return requested if requested is not None else min(DEFAULT_TOKENS, context - prompt)
+
+
+def stdout_streamer(tokenizer: Any) -> Any:
+    """Writes generated text to stdout word by word.
+
+    In a terminal, control characters, which a byte model may write, show as "�".
+    """
+    from transformers import TextStreamer
+
+    class StdoutStreamer(TextStreamer):
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            if sys.stdout.isatty():
+                text = "".join(letter if letter.isprintable() or letter in "\n\t" else "�" for letter in text)
+            sys.stdout.write(text + ("\n" if stream_end else ""))
+            sys.stdout.flush()
+
+    return StdoutStreamer(tokenizer, skip_special_tokens=True)

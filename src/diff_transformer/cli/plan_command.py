@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diff_transformer.cli.arguments import RecipeName, RecipeSettings
+from diff_transformer.cli import console
+from diff_transformer.cli.console import RecipeName, RecipeSettings, read_recipe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,14 +38,10 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the parameters, operations, memory, communication, time and disk space that a recipe would take."""
-    from diff_transformer.cli import console
-    from diff_transformer.cli.console import refuse_repeated
-    from diff_transformer.train import load_recipe
     from diff_transformer.train.training_plan import plan as plan_recipe
 
-    refuse_repeated(settings or ())
     made = plan_recipe(
-        load_recipe(recipe, settings or ()),
+        read_recipe(recipe, settings),
         gpu,
         gpus,
         parallel=parallel,

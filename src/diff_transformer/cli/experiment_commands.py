@@ -1,10 +1,13 @@
-"""`diff-transformer reproduce`"""
+"""The commands `demo` and `reproduce` train models, compare them, and write what came out."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from diff_transformer.cli import console
+from diff_transformer.cli.console import Seed, TextPaths, parse_options
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -13,6 +16,50 @@ if TYPE_CHECKING:
     from diff_transformer.lab.record import ResultsFile
 
 ALL = "all"
+
+
+def demo(
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of everything that the demo writes.", show_default="runs/demo, with --fast runs/demo-fast"
+        ),
+    ] = None,
+    text: TextPaths = None,
+    seed: Seed = 0,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Train tiny models that only show that everything runs.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the demo in the output folder.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the demo in the output folder.")] = False,
+) -> None:
+    """Train a Differential Transformer beside a Transformer of the same size and compare them.
+
+    The demo takes 8 to 15 minutes on two processor cores and ends with a table and a page to open in a browser.
+    """
+    from diff_transformer.cli.terminal_progress import TrainingProgress
+    from diff_transformer.lab.experiments.demo import run_demo
+    from diff_transformer.lab.report.measured_tables import demo_table
+    from diff_transformer.lab.report.run_pages import build_demo_report
+    from diff_transformer.lab.results_files import read_results
+
+    console.quiet_libraries()
+    output = output or Path("runs/demo-fast" if fast else "runs/demo")
+    folder = run_demo(
+        output,
+        text=text,
+        seed=seed,
+        fast=fast,
+        resume=resume,
+        overwrite=overwrite,
+        progress=TrainingProgress(console.messages()),
+    )
+    page = build_demo_report(folder)
+    out = console.output()
+    out.print(demo_table(read_results(folder / "results.json")))
+    models = sorted(path for path in folder.glob("*/model") if path.is_dir())
+    for name, paths in {"page": [page], "numbers": [folder / "results.json"], "models": models}.items():
+        console.print_line(f"{name + ':':<9}{' '.join(map(str, paths))}")
 
 
 def reproduce(
@@ -26,13 +73,7 @@ def reproduce(
         typer.Option(help="Two processor cores, one H200, or the paper's own size, which is checked and not run."),
     ] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds.", show_default="the preset's")] = None,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Text to train on: a .txt, .jsonl or .parquet file or a folder of them; may be repeated. "
-            "By default the source of Python's standard library."
-        ),
-    ] = None,
+    text: TextPaths = None,
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A setting of one experiment's measurement; may be repeated."),
@@ -50,11 +91,8 @@ def reproduce(
     interrupted command goes on where it stopped; a run that two experiments need is trained once. The report of all
     results in the output folder is written last: RESULTS.md with its figures, and RESULTS.html.
     """
-    from diff_transformer.cli import console
-
-    out = console.output()
     if list_:
-        out.print(_listing())
+        console.output().print(_listing())
         return
     from diff_transformer.lab.experiments.experiment import PAPER
     from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experiment
@@ -62,16 +100,15 @@ def reproduce(
     if not names:
         raise ValueError(f"Name one experiment or more of {', '.join(EXPERIMENTS)}; --list says what they show.")
     console.quiet_libraries()
-    named = {name: find_experiment(name) for name in names if name != ALL}
+    experiments = [find_experiment(name) for name in dict.fromkeys(names) if name != ALL]
     if ALL in names:
-        every = {name: find_experiment(name) for name in EXPERIMENTS}
-        named = {name: one for name, one in every.items() if preset in one.presets or name in named}
-    experiments = list(named.values())
+        every = [find_experiment(name) for name in EXPERIMENTS]
+        experiments = [one for one in every if preset in one.presets or one.name in names]
     if preset == PAPER:
-        measured = {"--seeds": seeds, "--text": text, "--option": option}
-        for name, given in {**measured, "--output": output, "--resume": resume, "--overwrite": overwrite}.items():
-            if given:
-                raise ValueError(f"{name} does not go with --preset paper, which is checked and not run.")
+        given = {"seeds": seeds, "text": text, "option": option, "output": output}
+        for name, value in {**given, "resume": resume, "overwrite": overwrite}.items():
+            if value:
+                raise ValueError(f"--{name} does not go with --preset paper, which is checked and not run.")
         from diff_transformer.lab.experiments.paper_preset import experiments_by_run
 
         needed = experiments_by_run()
@@ -80,10 +117,10 @@ def reproduce(
         return
 
     from diff_transformer.cli.app import user_message
-    from diff_transformer.cli.console import parse_options
     from diff_transformer.cli.terminal_progress import TrainingProgress
-    from diff_transformer.lab.experiments.request import check_results, request_experiment, results_path
+    from diff_transformer.lab.experiments.request import as_defined, check_results, request_experiment, results_path
     from diff_transformer.lab.experiments.runner import run_experiment
+    from diff_transformer.lab.report.experiments_report import DOCUMENT, build_results_report
 
     folder = output or Path("runs") / f"reproduce-{preset}"
     shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
@@ -113,19 +150,10 @@ def reproduce(
             continue
         _show(results, results_path(folder, name))
     if len(failed) < len(requests):
-        _report(folder)
+        for path in build_results_report([folder], folder / DOCUMENT, as_defined):
+            console.print_line(f"report: {path}")
     if failed:
         raise ValueError(f"{len(failed)} of {len(requests)} experiments could not be carried out: {', '.join(failed)}.")
-
-
-def _report(folder: Path) -> None:
-    """Write the report of all results in the folder, and say where it lies."""
-    from diff_transformer.cli import console
-    from diff_transformer.lab.experiments.request import as_defined
-    from diff_transformer.lab.report.experiments_report import DOCUMENT, build_results_report
-
-    for path in build_results_report([folder], folder / DOCUMENT, as_defined):
-        console.output().print(f"report: {path}", markup=False, soft_wrap=True)
 
 
 def _shared_out(
@@ -181,10 +209,8 @@ def _minutes(minutes: float | None) -> str:
 
 def _show_paper(experiment: "Experiment", needed: Mapping[str, Sequence[str]]) -> None:
     """What the paper's own configuration is, and what would train and measure it; `needed` is `experiments_by_run`."""
-    from diff_transformer.cli import console
     from diff_transformer.lab.experiments.paper_preset import check_paper, paper_preset
 
-    out = console.output()
     variants = check_paper(experiment)
     preset = paper_preset(experiment)
     lines = [f"{experiment.name}: checked without weights and not run; this is for a cluster."]
@@ -208,13 +234,11 @@ def _show_paper(experiment: "Experiment", needed: Mapping[str, Sequence[str]]) -
             lines.append("  measure")
             lines += [f"    {command}" for command in found.evaluations]
     lines += preset.commands
-    for line in lines:
-        out.print(line, markup=False, soft_wrap=True)
+    console.print_line("\n".join(lines))
 
 
 def _show(results: "ResultsFile", path: Path) -> None:
     """The comparisons, the variants, what a reader must know, and where all of it lies."""
-    from diff_transformer.cli import console
     from diff_transformer.lab.report.experiment_tables import variants_table, verdict_table
 
     out = console.output()
@@ -222,5 +246,5 @@ def _show(results: "ResultsFile", path: Path) -> None:
     if results.settings["variants"]:
         out.print(variants_table(results.settings["variants"]))
     for note in results.notes:
-        out.print(f"note: {note}", markup=False, soft_wrap=True)
-    out.print(f"numbers: {path}", markup=False, soft_wrap=True)
+        console.print_line(f"note: {note}")
+    console.print_line(f"numbers: {path}")
