@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from diff_transformer.lab.bench.peak_memory import MIB, meter, unavailable_reason
+from diff_transformer.lab.bench.peak_memory import MIB, Meter, unavailable_reason
 from diff_transformer.lab.results_files import capture_environment
 from diff_transformer.train import Recipe, parse_recipe, train
 from diff_transformer.train.training_plan import plan
@@ -82,7 +82,7 @@ class Peak(Silent):
     """Ends a run after its second step, and remembers the most memory that was in use until then."""
 
     def __init__(self, device: torch.device) -> None:
-        self.meter, self.found = meter(device), 0
+        self.meter, self.found = Meter(device), 0
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         del loss, tokens_per_second

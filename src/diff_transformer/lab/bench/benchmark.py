@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from diff_transformer.lab.bench.timing import Clock, Run, alternate, check_rounds, spread, try_run
+from diff_transformer.lab.bench.timing import LEAST_ROUNDS, Clock, Run, alternate, free_memory, spread, try_run
 from diff_transformer.lab.results_files import capture_environment
 
 FORWARD, BACKWARD, TRAINING, DECODE = "forward", "backward", "forward + backward", "decode"
@@ -36,17 +36,11 @@ Settings = TypeVar("Settings", bound="BenchSettings")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """The settings that both benchmarks have. The defaults are those of the CPU; `on` takes the device's.
+    """The settings that both benchmarks have; the defaults are those of the CPU, `on` takes the device's.
 
-    Args:
-        batch: sequences at a time.
-        tokens: instead of `batch`, as many sequences as have so many tokens together, at least one.
-        passes: keys of `PASSES`.
-        candidates: names to measure beside those that always run; None for all.
-        rounds: of alternated runs; None for 5 to 25.
-
-    Raises:
-        ValueError: a value that is not allowed.
+    `batch` counts the sequences at a time; with `tokens` they are as many as have so many tokens together, at least
+    one. `passes` are keys of `PASSES`. `candidates` are measured beside those that always run; None measures all.
+    Raises ValueError for a value that is not allowed.
     """
 
     # Names on the command line → the names in results; and the defaults that differ on CUDA.
@@ -76,7 +70,8 @@ class BenchSettings:
     def __post_init__(self) -> None:
         check_device(self.device)
         check_choice("dtype", self.dtypes, DTYPES)
-        check_rounds(self.rounds)
+        if self.rounds is not None and self.rounds < LEAST_ROUNDS:
+            raise ValueError(f"the number of rounds must be {LEAST_ROUNDS} or more, got {self.rounds}.")
         check_choice("pass", self.passes, self.PASSES)
         check_choice("candidate", self.candidates or (), self.candidate_names())
         check_sizes(batch=self.batch, tokens=self.tokens)
@@ -86,8 +81,12 @@ class BenchSettings:
         raise NotImplementedError
 
     @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.device)
+
+    @property
     def on_cuda(self) -> bool:
-        return torch.device(self.device).type == "cuda"
+        return self.torch_device.type == "cuda"
 
     def batch_at(self, length: int) -> int:
         """Sequences at a time, of a length."""
@@ -137,18 +136,11 @@ def cuda_versions() -> str:
 class BenchRow:
     """One candidate in one case.
 
-    Attributes:
-        pass_: what was run, in a reader's words.
-        shape: sizes by name.
-        against: the candidate whose time the ratio is to.
-        backend: the backend that "auto" chose.
-        error: the largest error as a share of what is allowed; above 1 the candidate is wrong and has no time.
-        milliseconds: median time of one run.
-        ratio: median over the rounds of (time / time of `against` in the same round), with quartiles and extremes.
-        gigabytes_per_second: bytes of keys and values that a decoding step reads, by its median time.
-        teraflops_per_second: operations of the Transformer in the same case, by this candidate's median time.
-        tokens_per_second: of a whole model: tokens of the batch, by its median time.
-        reason: why there is no time.
+    `ratio` is the median over the rounds of (its time / the time of `against` in the same round), with quartiles and
+    extremes; `milliseconds` is its median time, to which the rates belong: bytes of keys and values that a decoding
+    step reads, operations of the Transformer in the same case, tokens of a whole model's batch. `error` is the largest
+    error as a share of what is allowed: above 1 the candidate is wrong and has no time. `reason` says why there is no
+    time, and `backend` which one "auto" chose.
     """
 
     candidate: str
@@ -204,30 +196,52 @@ def share_of_allowed(error: Tensor, plain_error: Tensor, rounding: Tensor) -> fl
 
 
 def time_case(
-    rows: Mapping[str, BenchRow],
-    runs: Mapping[str, Run],
-    base: str,
-    clock: Clock,
+    checked: Mapping[str, BenchRow],
+    prepare: Callable[[str], Run],
     settings: BenchSettings,
+    clock: Clock,
     *,
     rates: Callable[[float], dict[str, Any]],
+    bases: Sequence[str] = (BASELINE,),
     other_bases: Mapping[str, str] | None = None,
+    expected_errors: Callable[[str], tuple[type[Exception], ...]] = lambda name: (),
 ) -> list[BenchRow]:
     """The rows of one case with their times, measured in alternated runs.
 
     Args:
-        rows: a row for each candidate, checked; one with a reason is not timed.
-        runs: what is timed, of each candidate that can run.
-        base: the candidate whose time the ratios are to. Without it nothing is timed.
+        checked: a row for each candidate; one with a reason is not timed.
+        prepare: makes what is timed of a candidate.
         rates: median seconds of a run → the fields of the row that are rates.
+        bases: the ratios are to the first of these candidates that can run. Without one nothing is timed.
         other_bases: candidates that get a second row, relative to another candidate.
+        expected_errors: by which a candidate may say that it cannot run.
     """
-    if base not in runs:
-        missing = f"{base} has no time: {rows[base].reason}"
+    device, rows = settings.torch_device, dict(checked)
+    runs: dict[str, Run] = {}
+
+    def attempt(name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        value, reason = try_run(device, work, *arguments, expected_errors=expected_errors(name))
+        rows[name] = replace(rows[name], reason=reason)
+        return value
+
+    for name in [name for name, row in checked.items() if row.reason is None]:
+        run = attempt(name, prepare, name)
+        if run is not None:
+            runs[name] = run
+    # The first run, with the inputs of all candidates held: what compiles, tunes, makes state, or does not fit.
+    for name in list(runs):
+        attempt(name, _run_once, runs[name])
+        if rows[name].reason is not None:
+            del runs[name]
+            free_memory(device)
+
+    base = next((name for name in bases if name in runs), bases[-1])
+    missing = None if base in runs else f"{base} has no time: {rows[base].reason}"
+    times: dict[str, list[float]] | None = {}
+    if missing is None:
+        times, missing = try_run(device, alternate, runs, clock, settings.rounds)
+    if not times:
         return [replace(row, against=base, reason=row.reason or missing) for row in rows.values()]
-    times, reason = try_run(lambda: alternate(runs, clock, settings.rounds), torch.device(settings.device))
-    if times is None:
-        return [replace(row, against=base, reason=row.reason or reason) for row in rows.values()]
     finished = []
     for name, row in rows.items():
         for against in (base, (other_bases or {}).get(name)):
@@ -240,6 +254,10 @@ def time_case(
             elif against == base:
                 finished.append(replace(row, against=base))
     return finished
+
+
+def _run_once(run: Run) -> None:
+    run()  # without a reference to what comes out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,12 +279,9 @@ def threshold(
     failed: BenchRow | None = None,
     at_least: bool = False,
 ) -> Threshold:
-    """Whether all values keep a limit.
+    """Whether all values, each with the case that it was measured in, keep an upper (or a lower) limit.
 
-    Args:
-        values: numbers, and in which case each was measured.
-        failed: a row that should have a time and has none, which breaks the limit.
-        at_least: whether the limit is a lower one.
+    A `failed` row, which should have a time and has none, breaks the limit.
     """
     if failed is not None:
         return Threshold(text=text, limit=limit, worst=None, where=f"{failed.sizes}: {failed.reason}", holds=False)
@@ -275,10 +290,18 @@ def threshold(
     return Threshold(text=text, limit=limit, worst=worst, where=where, holds=holds)
 
 
-def ratio_threshold(text: str, limit: float, rows: Sequence[BenchRow]) -> Threshold:
-    """The threshold "ratio ≤ limit" on all rows; one that should have a time and has none breaks it."""
+def row_threshold(
+    text: str,
+    limit: float,
+    rows: Sequence[BenchRow],
+    value: Callable[[BenchRow], float | None] = lambda row: row.ratio,
+    *,
+    at_least: bool = False,
+) -> Threshold:
+    """A threshold on a value of each row, by default its ratio; a row without a ratio breaks it."""
     failed = next((row for row in rows if row.ratio is None), None)
-    return threshold(text, limit, [(row.ratio, row.sizes) for row in rows if row.ratio is not None], failed=failed)
+    values = [(number, row.sizes) for row in rows if (number := value(row)) is not None]
+    return threshold(text, limit, values, failed=failed, at_least=at_least)
 
 
 class Watcher(Protocol):

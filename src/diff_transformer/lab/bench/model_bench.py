@@ -24,7 +24,7 @@ from diff_transformer.lab.bench.benchmark import (
     Watcher,
     check_sizes,
     cuda_versions,
-    ratio_threshold,
+    row_threshold,
     share_of_allowed,
     time_case,
 )
@@ -52,12 +52,9 @@ Checked = dict[tuple[str, int, str], dict[str, BenchRow]]
 class ModelSettings(BenchSettings):
     """What to measure of whole models, besides what both benchmarks have. The sizes are the Transformer's.
 
-    Args:
-        tokens: of a forward pass and of a training step, if no batch is given.
-        lengths: of a sequence in a forward pass and in a training step. `contexts`: tokens in the cache when decoding.
-        layers: how many, or None for as many as the device holds of all models together.
-        compile: whether the decoder layers are compiled.
-        check_layers, check_vocabulary: sizes of the models whose results are checked; None for those measured.
+    `lengths` are those of a forward pass and of a training step; when decoding the cache holds so many tokens as
+    `contexts` has. Without `layers` there are as many as the device holds of all models together. Results are checked
+    on models with `check_layers` and `check_vocabulary`, by default those measured.
     """
 
     PASSES: ClassVar = {"forward": FORWARD, "step": STEP, "decode": DECODE}
@@ -119,12 +116,13 @@ class ModelSettings(BenchSettings):
         return replace(self, layers=layers, vocabulary=min(vocabulary, self.vocabulary))
 
     def cases(self) -> list[tuple[str, int]]:
-        """Each pass with each of its lengths."""
-        return [(name, n) for name in self.passes for n in (self.contexts if name == "decode" else self.lengths)]
+        """Each pass, by its name in results, with each length."""
+        passes = [self.PASSES[name] for name in self.passes]
+        return [(one, length) for one in passes for length in (self.contexts if one == DECODE else self.lengths)]
 
     def batch_of(self, pass_: str, length: int) -> int:
         """Sequences at a time."""
-        return self.batch if pass_ == "decode" else self.batch_at(length)
+        return self.batch if pass_ == DECODE else self.batch_at(length)
 
     def config(self) -> dict[str, Any]:
         """The settings that all configurations share."""
@@ -145,10 +143,8 @@ class ModelSettings(BenchSettings):
 class MeasuredModel:
     """A model to measure.
 
-    Attributes:
-        model_class, config_class: what is built.
-        plain, implementation: the attention implementations that are the plain formula, and that are measured.
-        options: of the configuration, besides the sizes.
+    `plain` names the attention implementation with the plain formula, `implementation` the one that is measured;
+    `options` are the configuration's besides the sizes.
     """
 
     about: str
@@ -181,7 +177,7 @@ def layers_that_fit(settings: ModelSettings, dtype: torch.dtype, free: int) -> i
     """
     size, models = dtype.itemsize, len(settings.names)
     hidden, inner, vocabulary = settings.hidden_size, settings.intermediate_size, settings.vocabulary
-    tokens = max(settings.batch_of("step", length) * length for length in settings.lengths)
+    tokens = max(settings.batch_of(STEP, length) * length for length in settings.lengths)
     of_layer, of_ends = 4 * hidden**2 + 3 * hidden * inner, 2 * vocabulary * hidden
     weights = (3 * models + 1) * size
     fixed = weights * of_ends + tokens * vocabulary * (size + 3 * 4)
@@ -214,7 +210,7 @@ def in_dtype(model: nn.Module, dtype: torch.dtype, settings: ModelSettings) -> n
 def tokens_of(settings: ModelSettings, pass_: str, length: int) -> Tensor:
     """The tokens of a pass; when decoding those of the cache, and one more."""
     generator = torch.Generator().manual_seed(0)
-    size = (settings.batch_of(pass_, length), length + (pass_ == "decode"))
+    size = (settings.batch_of(pass_, length), length + (pass_ == DECODE))
     return torch.randint(settings.vocabulary, size, generator=generator).to(settings.device)
 
 
@@ -228,31 +224,32 @@ def filled_cache(model: Any, tokens: Tensor) -> DynamicCache:
 
 def _answer(model: Any, pass_: str, tokens: Tensor, *, cached: bool) -> list[Tensor]:
     """What a pass computes: the logits, for a training step also the gradient of all weights as one vector."""
-    if pass_ == "step":
+    if pass_ == STEP:
         outputs = model(tokens, labels=tokens, use_cache=False)
         gradients = torch.autograd.grad(outputs.loss, list(model.parameters()))
         return [outputs.logits.detach(), torch.cat([gradient.double().flatten() for gradient in gradients])]
     with torch.no_grad():
-        if pass_ == "decode" and cached:
+        if pass_ == DECODE and cached:
             cache = filled_cache(model, tokens[:, :-1])
             return [model(tokens[:, -1:], past_key_values=cache, use_cache=True).logits]
-        return [model(tokens, use_cache=False, logits_to_keep=1 if pass_ == "decode" else 0).logits]
+        return [model(tokens, use_cache=False, logits_to_keep=1 if pass_ == DECODE else 0).logits]
 
 
 class ModelCheck:
     """The truth of one model in one pass: the same weights in float64 with the plain formula for attention."""
 
     def __init__(self, model: Any, plain: str, pass_: str, length: int, settings: ModelSettings) -> None:
-        self._pass, self._length = pass_, length
+        self._model, self._pass, self._length, self._settings = model, pass_, length, settings
         self._tokens = tokens_of(settings, pass_, length)
         self._plain = copy.deepcopy(model)
         self._plain.set_attn_implementation(plain)
         double = copy.deepcopy(self._plain).double()
         self._truth = [value.double() for value in _answer(double, pass_, self._tokens, cached=False)]
 
-    def error(self, model: nn.Module, dtype: torch.dtype) -> float:
-        """The error of `model` as a share of what is allowed: twice the plain formula's in `dtype`, and a band."""
+    def error(self, dtype: torch.dtype) -> float:
+        """The model's error as a share of what is allowed: twice the plain formula's in `dtype`, and a band."""
         plain = _answer(copy.deepcopy(self._plain).to(dtype), self._pass, self._tokens, cached=False)
+        model = in_dtype(copy.deepcopy(self._model), dtype, self._settings)
         found = _answer(model, self._pass, self._tokens, cached=True)
         relative = (ROUNDINGS * torch.finfo(dtype).eps + self._length**0.5 * ACCUMULATOR_EPS) / 2
         return max(
@@ -267,28 +264,28 @@ def _rms(values: Tensor) -> Tensor:
 
 def measure_model(settings: ModelSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
     """The document to write, and its rows."""
-    device, cases = torch.device(settings.device), settings.cases()
+    cases, for_check = settings.cases(), settings.for_check
     recorder = Recorder(watcher, (1 + len(settings.dtypes)) * len(cases))
     checked: Checked = {}
-    models = {name: build(name, settings.for_check) for name in settings.names}
+    models = {name: build(name, for_check) for name in settings.names}
     for pass_, length in cases:
-        recorder.stage(f"check, {settings.PASSES[pass_]}, {length} tokens")
+        recorder.stage(f"check, {pass_}, {length} tokens")
         checked |= _check(models, pass_, length, settings)
     del models
     parameters: dict[str, int] = {}
     notes = []
     for dtype in settings.dtypes:
-        free_memory(device)
+        free_memory(settings.torch_device)
         measured, models = _models(settings, DTYPES[dtype])
         if settings.layers is None:
             notes.append(f"{measured.layers} layers in {dtype}, as many as the device holds of all models together.")
         parameters = {name: sum(weight.numel() for weight in model.parameters()) for name, model in models.items()}
         for pass_, length in cases:
-            recorder.stage(f"{settings.PASSES[pass_]}, {dtype}, {length} tokens")
+            recorder.stage(f"{pass_}, {dtype}, {length} tokens")
             recorder.add(_measure_case(models, checked[pass_, length, dtype], pass_, length, measured))
         del models
-    if settings.for_check != settings:
-        vocabulary, layers = settings.for_check.vocabulary, settings.for_check.layers
+    if for_check != settings:
+        layers, vocabulary = for_check.layers, for_check.vocabulary
         notes.append(f"Results were checked with {layers} of the layers and a vocabulary of {vocabulary:,}.")
     if settings.on_cuda:
         notes.append(cuda_versions())
@@ -305,23 +302,19 @@ def measure_model(settings: ModelSettings, watcher: Watcher) -> tuple[dict[str, 
 
 def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: ModelSettings) -> Checked:
     """Each model's error in a pass, in all dtypes, which share one truth."""
-    device, for_check = torch.device(settings.device), settings.for_check
+    device = settings.torch_device
     checked: Checked = {(pass_, length, dtype): {} for dtype in settings.dtypes}
     for name, model in models.items():
         torch.compiler.reset()  # torch stops compiling the code that all models share after a number of them
-        make = functools.partial(ModelCheck, model, MODELS[name].plain, pass_, length, for_check)
-        check, reason = try_run(make, device)
+        plain = MODELS[name].plain
+        check, reason = try_run(device, ModelCheck, model, plain, pass_, length, settings.for_check)
         for dtype in settings.dtypes:
             error = None
             if check is not None:
-                error, reason = try_run(functools.partial(_error, check, model, DTYPES[dtype], for_check), device)
-            row = BenchRow(candidate=name, pass_=settings.PASSES[pass_], dtype=dtype, shape={})
+                error, reason = try_run(device, check.error, DTYPES[dtype])
+            row = BenchRow(candidate=name, pass_=pass_, dtype=dtype, shape={})
             checked[pass_, length, dtype][name] = row.checked(error, reason)
     return checked
-
-
-def _error(check: ModelCheck, model: nn.Module, dtype: torch.dtype, settings: ModelSettings) -> float:
-    return check.error(in_dtype(copy.deepcopy(model), dtype, settings), dtype)
 
 
 def _models(settings: ModelSettings, dtype: torch.dtype) -> tuple[ModelSettings, dict[str, nn.Module]]:
@@ -332,11 +325,11 @@ def _models(settings: ModelSettings, dtype: torch.dtype) -> tuple[ModelSettings,
     """
     if settings.layers is not None:
         return settings, {name: in_dtype(build(name, settings), dtype, settings) for name in settings.names}
-    device = torch.device(settings.device)
+    device = settings.torch_device
     layers = layers_that_fit(settings, dtype, torch.cuda.mem_get_info(device)[0])
     while True:
         chosen = replace(settings, layers=layers)
-        models, reason = try_run(functools.partial(_stepped_models, chosen, dtype), device)
+        models, reason = try_run(device, _stepped_models, chosen, dtype)
         if models is not None:
             free_memory(device)
             return chosen, models
@@ -350,9 +343,8 @@ def _stepped_models(settings: ModelSettings, dtype: torch.dtype) -> dict[str, nn
     torch.compiler.reset()
     models = {name: in_dtype(build(name, settings), dtype, settings) for name in settings.names}
     if "step" in settings.passes:
-        longest = max(settings.lengths, key=lambda length: settings.batch_of("step", length) * length)
-        steps = [timed_pass(model, "step", longest, settings) for model in models.values()]
-        for step in steps:
+        longest = max(settings.lengths, key=lambda length: settings.batch_of(STEP, length) * length)
+        for step in [timed_pass(model, STEP, longest, settings) for model in models.values()]:
             step()
     return models
 
@@ -361,65 +353,43 @@ def _measure_case(
     models: dict[str, nn.Module], checked: dict[str, BenchRow], pass_: str, length: int, settings: ModelSettings
 ) -> list[BenchRow]:
     torch.compiler.reset()
-    device, batch = torch.device(settings.device), settings.batch_of(pass_, length)
+    batch = settings.batch_of(pass_, length)
     assert settings.layers is not None  # `_models` has chosen where it was left open
     shape = {"batch": batch, "length": length, "hidden": settings.hidden_size, "layers": settings.layers}
-    rows = {name: replace(row, shape=shape) for name, row in checked.items()}
-    runs: dict[str, Run] = {}
-    for name, row in rows.items():
-        if row.reason is None:
-            run, reason = try_run(functools.partial(_started, models[name], pass_, length, settings), device)
-            rows[name] = replace(row, reason=reason)
-            if run is not None:
-                runs[name] = run
-    tokens = batch * (1 if pass_ == "decode" else length)
-
+    tokens = batch * (1 if pass_ == DECODE else length)
     return time_case(
-        rows,
-        runs,
-        BASELINE,
-        wall_clock(device),
+        {name: replace(row, shape=shape) for name, row in checked.items()},
+        lambda name: timed_pass(models[name], pass_, length, settings),
         settings,
+        wall_clock(settings.torch_device),
         rates=lambda seconds: {"tokens_per_second": tokens / seconds},
         other_bases=OTHER_BASES,
     )
 
 
-def _started(model: nn.Module, pass_: str, length: int, settings: ModelSettings) -> Run:
-    """What is timed, after its first run: that compiles, and the optimizer makes its state in it."""
-    run = timed_pass(model, pass_, length, settings)
-    run()
-    return run
-
-
 def timed_pass(model: nn.Module, pass_: str, length: int, settings: ModelSettings) -> Run:
     """One run of a pass, as it is timed."""
     tokens = tokens_of(settings, pass_, length)
-    if pass_ == "decode":
-        cache, last = filled_cache(model, tokens[:, :-1]), tokens[:, -1:]
+    if pass_ == STEP:
+        # One kernel for all weights, without copies of them; on the CPU torch's own choice.
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=settings.on_cuda or None)
 
-        def decode() -> None:
-            with torch.no_grad():
-                model(last, past_key_values=cache, use_cache=True)
-            cache.crop(-1)
+        def step() -> None:
+            model(tokens, labels=tokens, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
-        return decode
-    if pass_ == "forward":
+        return step
+    if pass_ == FORWARD:
+        return torch.no_grad()(functools.partial(model, tokens, use_cache=False))
+    cache, last = filled_cache(model, tokens[:, :-1]), tokens[:, -1:]
 
-        def forward() -> None:
-            with torch.no_grad():
-                model(tokens, use_cache=False)
+    @torch.no_grad()
+    def decode() -> None:
+        model(last, past_key_values=cache, use_cache=True)
+        cache.crop(-1)
 
-        return forward
-    # One kernel for all weights, without copies of them; on the CPU torch's own choice.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=settings.on_cuda or None)
-
-    def step() -> None:
-        model(tokens, labels=tokens, use_cache=False).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return decode
 
 
 def step_thresholds(rows: Sequence[BenchRow], *, on_cuda: bool) -> list[Threshold]:
@@ -427,9 +397,9 @@ def step_thresholds(rows: Sequence[BenchRow], *, on_cuda: bool) -> list[Threshol
     steps = [row for row in rows if (row.candidate, row.pass_, row.against) == (DIFF, STEP, BASELINE)]
     if on_cuda:
         text = f"{STEP}, bfloat16, length {CUDA_LIMIT_LENGTH}"
-        concerned = [r for r in steps if (r.dtype, r.shape["length"]) == ("bfloat16", CUDA_LIMIT_LENGTH)]
-        return [ratio_threshold(text, CUDA_LIMIT, concerned)]
+        concerned = [row for row in steps if (row.dtype, row.shape["length"]) == ("bfloat16", CUDA_LIMIT_LENGTH)]
+        return [row_threshold(text, CUDA_LIMIT, concerned)]
     return [
-        ratio_threshold(f"{STEP}, {dtype}", limit, [row for row in steps if row.dtype == dtype])
+        row_threshold(f"{STEP}, {dtype}", limit, [row for row in steps if row.dtype == dtype])
         for dtype, limit in CPU_LIMITS.items()
     ]

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ from diff_transformer.lab.bench.benchmark import (
     Watcher,
     check_sizes,
     cuda_versions,
-    ratio_threshold,
+    row_threshold,
     threshold,
     time_case,
 )
@@ -40,7 +40,8 @@ from diff_transformer.lab.bench.operator_problem import AnswerCheck, OperatorPro
 from diff_transformer.lab.bench.peak_memory import measure_memory, memory_threshold
 from diff_transformer.lab.bench.timing import Run, alternate, free_memory, kernel_clock, spread, try_run, wall_clock
 
-Case = dict[str, BenchRow]
+# Ranges of lengths in the thresholds of the CPU.
+MIDDLE, ALL = ("N 512 to 2048", 512, 2048), ("all lengths", 0, math.inf)
 # The lengths at which both widths are held to the thresholds of CUDA.
 CUDA_WIDTHS, CUDA_LENGTHS = (64, 128), range(4096, 16384 + 1)
 # The share of a linear speed-up that one head has to reach on all threads.
@@ -61,11 +62,9 @@ _CPU = torch.device("cpu")
 class OperatorSettings(BenchSettings):
     """What to measure of the operator, besides what both benchmarks have.
 
-    Args:
-        heads: the Transformer's; two of them make a differential head.
-        head_dims: widths of a query, one after the other.
-        lengths: of a causal sequence. `caches`: keys that one query sees when decoding, for each of `decode_batches`.
-        memory_length: length at which peak memory is measured, 0 for none.
+    `heads` are the Transformer's, of which two make a differential head, and `head_dims` the widths of a query.
+    `lengths` are those of a causal sequence; when decoding, one query sees so many keys as `caches` has, for each of
+    `decode_batches`. Peak memory is measured at `memory_length`, 0 for none.
     """
 
     PASSES: ClassVar = {"forward": FORWARD, "backward": BACKWARD, "forward+backward": TRAINING, "decode": DECODE}
@@ -109,13 +108,13 @@ class OperatorSettings(BenchSettings):
 
     @property
     def causal_passes(self) -> list[str]:
-        """The passes that take a causal sequence."""
-        return [name for name in self.passes if name != "decode"]
+        """The passes that take a causal sequence, by their names in results."""
+        return [self.PASSES[name] for name in self.passes if name != "decode"]
 
     @property
     def whole_passes(self) -> list[str]:
         """The causal passes that begin with the inputs alone, without what a forward pass saved."""
-        return [name for name in self.causal_passes if name != "backward"]
+        return [name for name in self.causal_passes if name != BACKWARD]
 
     def cases(self) -> Iterator[tuple[Shape, list[str]]]:
         """Each shape, with the passes to run on it."""
@@ -126,7 +125,7 @@ class OperatorSettings(BenchSettings):
             if "decode" in self.passes:
                 for batch in self.decode_batches:
                     for length in self.caches:
-                        yield Shape(batch, self.heads, width, 1, length), ["decode"]
+                        yield Shape(batch, self.heads, width, 1, length), [DECODE]
 
     def square(self, length: int, width: int) -> Shape:
         """The shape of a causal sequence."""
@@ -136,35 +135,34 @@ class OperatorSettings(BenchSettings):
         """The shapes at which peak memory is measured."""
         return [self.square(self.memory_length, width) for width in self.head_dims if self.memory_length]
 
+    def label(self, pass_: str, dtype: str, shape: Shape) -> str:
+        """A case as a line of progress names it."""
+        width = f", width {shape.head_dim}" if len(self.head_dims) > 1 else ""
+        return f"{pass_}, {dtype}, length {shape.keys}, batch {shape.batch}{width}"
+
 
 def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
     """The document to write, and its rows. The last parts are one head on all threads (on the CPU), and memory."""
-    device = torch.device(settings.device)
-    cases = list(settings.cases())
-    whole = [(dtype, name) for dtype in settings.dtypes for name in settings.whole_passes]
+    device, cases = settings.torch_device, list(settings.cases())
+    whole = [(dtype, pass_) for dtype in settings.dtypes for pass_ in settings.whole_passes]
     one_head_parts = [] if settings.on_cuda else whole
-    memory_parts = [(dtype, name, shape) for dtype, name in whole for shape in settings.memory_shapes()]
+    memory_parts = [(dtype, pass_, shape) for dtype, pass_ in whole for shape in settings.memory_shapes()]
     timed = sum(len(passes) for _, passes in cases) * len(settings.dtypes)
     recorder = Recorder(watcher, timed + len(one_head_parts) + len(memory_parts))
     peak = {dtype: matrix_peak(DTYPES[dtype], device) for dtype in settings.dtypes} if settings.on_cuda else {}
     for shape, passes in cases:
-        measured = _measure_shape(shape, passes, settings)
-        for dtype in settings.dtypes:
-            for name in passes:
-                recorder.stage(f"{settings.PASSES[name]}, {dtype}, {_where(shape, settings)}")
-                recorder.add(next(measured))
-        measured.close()  # it waits behind its last rows, with the problem
+        _measure_shape(shape, passes, settings, recorder)
         free_memory(device)
     one_head: list[dict[str, Any]] = []
-    for dtype, name in one_head_parts:
-        recorder.stage(f"one head on all threads, {settings.PASSES[name]}, {dtype}")
-        row, found = measure_one_head(settings, dtype, settings.PASSES[name])
-        one_head += found
+    for dtype, pass_ in one_head_parts:
+        recorder.stage(f"one head on all threads, {pass_}, {dtype}")
+        row, parts = measure_one_head(settings, dtype, pass_)
+        one_head += parts
         recorder.add([row] if row.wrong else [])
     memory: list[dict[str, Any]] = []
-    for dtype, name, shape in memory_parts:
-        recorder.stage(f"memory, {settings.PASSES[name]}, {dtype}, {_where(shape, settings)}")
-        memory += measure_memory((BASELINE, AUTO), shape, dtype, settings.PASSES[name], device)
+    for dtype, pass_, shape in memory_parts:
+        recorder.stage(f"memory, {settings.label(pass_, dtype, shape)}")
+        memory += measure_memory((BASELINE, AUTO), shape, dtype, pass_, device)
     cpu = [*cpu_thresholds(recorder.rows), one_head_threshold(one_head), memory_threshold(memory)]
     document = settings.document(
         "bench operator",
@@ -179,55 +177,37 @@ def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict
     return document, recorder.rows
 
 
-def _where(shape: Shape, settings: OperatorSettings) -> str:
-    width = f", width {shape.head_dim}" if len(settings.head_dims) > 1 else ""
-    return f"length {shape.keys}, batch {shape.batch}{width}"
-
-
-def _measure_shape(
-    shape: Shape, passes: list[str], settings: OperatorSettings
-) -> Generator[list[BenchRow], None, None]:
+def _measure_shape(shape: Shape, passes: list[str], settings: OperatorSettings, recorder: Recorder) -> None:
     """The rows of a shape, for each dtype and pass in turn; all of them get the same numbers and one truth."""
-    device = torch.device(settings.device)
-    drawn, reason = try_run(functools.partial(draw, shape, device), device)
+    device = settings.torch_device
+    drawn, reason = try_run(device, draw, shape, device)
     check = AnswerCheck(drawn) if drawn is not None else None
     for dtype in settings.dtypes:
-        for name in passes:
+        for pass_ in passes:
+            recorder.stage(settings.label(pass_, dtype, shape))
             problem = None
             if drawn is not None:
-                problem, reason = try_run(functools.partial(drawn.to, DTYPES[dtype]), device)
-            row = BenchRow(candidate=BASELINE, pass_=settings.PASSES[name], dtype=dtype, shape=shape.named())
+                problem, reason = try_run(device, drawn.to, DTYPES[dtype])
+            row = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=shape.named())
             if problem is None or check is None:
-                yield [replace(row, reason=reason)]
+                recorder.add([replace(row, reason=reason)])
             else:
-                yield _measure_case(row, problem, shape, check, settings)
+                recorder.add(_measure_case(row, problem, shape, check, settings))
 
 
 def _measure_case(
     template: BenchRow, problem: OperatorProblem, shape: Shape, check: AnswerCheck, settings: OperatorSettings
 ) -> list[BenchRow]:
     """The rows of all candidates in the case of a row."""
-    device, pass_ = torch.device(settings.device), template.pass_
-    rows: Case = {}
-    runs: dict[str, Run] = {}
-    backend = backend_of_auto(problem, pass_)
-    for name, candidate in candidates(device).items():
+    device, pass_ = settings.torch_device, template.pass_
+    known, backend = candidates(device), backend_of_auto(problem, pass_)
+    rows: dict[str, BenchRow] = {}
+    for name, candidate in known.items():
         wanted = settings.candidates is None or name in (BASELINE, BASELINE_FLASH, AUTO, *settings.candidates)
         # The backend that "auto" chose need not be measured twice.
-        if not wanted or name == backend:
-            continue
-        row = replace(template, candidate=name, backend=backend if name == AUTO else None)
-        # The check runs each candidate once, so no first run is timed.
-        row = check_candidate(candidate, row, problem, shape, check, device)
-        if row.reason is None:
-            work = functools.partial(timed_run, candidate, problem, pass_)
-            run, reason = try_run(work, device, candidate.expected_errors(device))
-            row = replace(row, reason=reason)
-            if run is not None:
-                runs[name] = run
-        rows[name] = row
-    if settings.on_cuda:
-        _warm_up(runs, rows, device)
+        if wanted and name != backend:
+            row = replace(template, candidate=name, backend=backend if name == AUTO else None)
+            rows[name] = check_candidate(candidate, row, problem, shape, check, device)
     operations = flops(shape, pass_) if settings.on_cuda else None
 
     def rates(seconds: float) -> dict[str, Any]:
@@ -237,9 +217,16 @@ def _measure_case(
             "teraflops_per_second": operations / seconds / 1e12 if operations else None,
         }
 
-    # The thresholds of CUDA are relative to the Transformer's flash kernel, where there is one.
-    base = BASELINE_FLASH if BASELINE_FLASH in runs else BASELINE
-    return time_case(rows, runs, base, kernel_clock(device), settings, rates=rates)
+    return time_case(
+        rows,
+        lambda name: timed_run(known[name], problem, pass_),
+        settings,
+        kernel_clock(device),
+        rates=rates,
+        # The thresholds of CUDA are relative to the Transformer's flash kernel, where there is one.
+        bases=(BASELINE_FLASH, BASELINE),
+        expected_errors=lambda name: known[name].expected_errors(device),
+    )
 
 
 def check_candidate(
@@ -251,28 +238,13 @@ def check_candidate(
     device: torch.device,
 ) -> BenchRow:
     """The row with the candidate's error, or the reason why it does not run. The baseline, torch's own, only runs."""
-    expected = candidate.expected_errors(device)
-    if candidate.is_baseline:
-        return replace(row, reason=try_run(lambda: timed_run(candidate, problem, row.pass_)(), device, expected)[1])
-    reason = candidate.reason(problem, shape, row.pass_)
-    if reason is not None:
+    reason = None if candidate.is_baseline else candidate.reason(problem, shape, row.pass_)
+    if candidate.is_baseline or reason is not None:
         return replace(row, reason=reason)
-    return row.checked(*try_run(lambda: check.error(compute(candidate, problem, row.pass_)), device, expected))
-
-
-def _warm_up(runs: dict[str, Run], rows: Case, device: torch.device) -> None:
-    """Run each once as it will be timed, with the inputs of all of them held: what compiles, tunes or does not fit."""
-
-    def run_once(run: Run) -> None:
-        run()  # without a reference to what comes out
-
-    for name in list(runs):
-        work = functools.partial(run_once, runs[name])
-        _, reason = try_run(work, device, candidates(device)[name].expected_errors(device))
-        if reason is not None:
-            rows[name] = replace(rows[name], reason=reason)
-            del runs[name]
-            free_memory(device)
+    expected = candidate.expected_errors(device)
+    return row.checked(
+        *try_run(device, lambda: check.error(compute(candidate, problem, row.pass_)), expected_errors=expected)
+    )
 
 
 def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tuple[BenchRow, list[dict[str, Any]]]:
@@ -290,13 +262,13 @@ def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tupl
     row = check_candidate(candidates()[AUTO], row, problem, shape, AnswerCheck(drawn), _CPU)
     if row.reason is not None:
         return row, []
-    runs = {}
+    runs: dict[str, Run] = {}
     for name in (BASELINE, AUTO):
         run = timed_run(candidates()[name], problem, pass_)
-        for count in (1, threads):
-            runs[f"{name} {count}"] = _on_threads(count, run)
-            runs[f"{name} {count}"]()
+        runs |= {f"{name} {count}": functools.partial(_run_on_threads, count, run) for count in (1, threads)}
     try:
+        for limited in runs.values():
+            limited()
         times = alternate(runs, wall_clock(_CPU), settings.rounds)
     finally:
         torch.set_num_threads(threads)
@@ -310,12 +282,9 @@ def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tupl
     return row, parts
 
 
-def _on_threads(count: int, run: Run) -> Run:
-    def limited() -> object:
-        torch.set_num_threads(count)
-        return run()
-
-    return limited
+def _run_on_threads(count: int, run: Run) -> object:
+    torch.set_num_threads(count)
+    return run()
 
 
 def one_head_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:
@@ -331,60 +300,47 @@ def one_head_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:
 
 def cpu_thresholds(rows: Sequence[BenchRow]) -> list[Threshold]:
     """The limits of the time of "auto" relative to the Transformer's; those that no row concerns are left out."""
-
-    def limit(text: str, most: float, pass_: str, dtype: str, lengths: tuple[float, float]) -> Threshold:
-        concerned = [row for row in rows if (row.candidate, row.pass_, row.dtype) == (AUTO, pass_, dtype)]
-        in_range = [row for row in concerned if lengths[0] <= row.shape["keys"] <= lengths[1]]
-        return ratio_threshold(f"{pass_}, {dtype}, {text}", most, in_range)
-
-    found = []
-    for pass_, most in ((FORWARD, 1.0), (TRAINING, 0.95)):
-        found.append(limit("N 512 to 2048", most, pass_, "float32", (512, 2048)))
+    limits: list[tuple[str, str, tuple[str, float, float], float]]
+    limits = [(FORWARD, "float32", MIDDLE, 1.0), (TRAINING, "float32", MIDDLE, 0.95)]
     for dtype in DTYPES:
-        for pass_, most in ((FORWARD, 1.1), (TRAINING, 1.1), (DECODE, 1.05)):
-            found.append(limit("all lengths", most, pass_, dtype, (0, math.inf)))
+        limits += [(FORWARD, dtype, ALL, 1.1), (TRAINING, dtype, ALL, 1.1), (DECODE, dtype, ALL, 1.05)]
+    found = []
+    for pass_, dtype, (text, shortest, longest), limit in limits:
+        concerned = [row for row in rows if (row.candidate, row.pass_, row.dtype) == (AUTO, pass_, dtype)]
+        in_range = [row for row in concerned if shortest <= row.shape["keys"] <= longest]
+        found.append(row_threshold(f"{pass_}, {dtype}, {text}", limit, in_range))
     return [one for one in found if one.holds is not None]
 
 
 def cuda_thresholds(rows: Iterable[BenchRow]) -> list[Threshold]:
     """The limits of "auto" in bfloat16 for each width: to flash, to the best composition, and when decoding."""
-    cases: dict[tuple[str, str], Case] = {}
+    cases: dict[tuple[str, str], dict[str, BenchRow]] = {}
     for row in rows:
         if row.dtype == "bfloat16":
             cases.setdefault((row.pass_, row.sizes), {})[row.candidate] = row
+
+    def relative_to(base: str) -> Callable[[BenchRow], float | None]:
+        return lambda row: _quotient(row, cases[row.pass_, row.sizes].get(base))
+
+    def gain(row: BenchRow) -> float | None:
+        """How many times as long the fastest of the compositions takes as "auto"."""
+        case = cases[row.pass_, row.sizes]
+        gains = [_quotient(case[name], row) for name in COMPOSITIONS if name in case]
+        return min((gain for gain in gains if gain is not None), default=None)
+
     found = []
     for width in CUDA_WIDTHS:
-        picked = [case for case in cases.values() if AUTO in case and case[AUTO].shape["width"] == width]
-        long = [c for c in picked if c[AUTO].pass_ == TRAINING and c[AUTO].shape["keys"] in CUDA_LENGTHS]
-        decoding = [case for case in picked if case[AUTO].pass_ == DECODE]
+        of_width = [case[AUTO] for case in cases.values() if AUTO in case and case[AUTO].shape["width"] == width]
+        long = [row for row in of_width if row.pass_ == TRAINING and row.shape["keys"] in CUDA_LENGTHS]
+        decoding = [row for row in of_width if row.pass_ == DECODE]
         span = f"{TRAINING}, d {width}, N {CUDA_LENGTHS[0]} to {CUDA_LENGTHS[-1]}"
+        faster = f"{span}, times faster than the best composition, at least"
         found += [
-            _case_threshold(f"{span}, relative to {BASELINE_FLASH}", 1.25, long, _slower_than(BASELINE_FLASH)),
-            _case_threshold(
-                f"{span}, times faster than the best composition, at least", 1.4, long, _gain, at_least=True
-            ),
-            _case_threshold(f"{DECODE}, d {width}, relative to {BASELINE}", 1.1, decoding, _slower_than(BASELINE)),
+            row_threshold(f"{span}, relative to {BASELINE_FLASH}", 1.25, long, relative_to(BASELINE_FLASH)),
+            row_threshold(faster, 1.4, long, gain, at_least=True),
+            row_threshold(f"{DECODE}, d {width}, relative to {BASELINE}", 1.1, decoding, relative_to(BASELINE)),
         ]
     return found
-
-
-def _case_threshold(
-    text: str, limit: float, cases: Sequence[Case], value: Callable[[Case], float | None], *, at_least: bool = False
-) -> Threshold:
-    """A threshold on a value of each case; one in which "auto" should have a time and has none breaks it."""
-    failed = next((case[AUTO] for case in cases if case[AUTO].ratio is None), None)
-    found = [(number, case[AUTO].sizes) for case in cases if (number := value(case)) is not None]
-    return threshold(text, limit, found, failed=failed, at_least=at_least)
-
-
-def _slower_than(base: str) -> Callable[[Case], float | None]:
-    return lambda case: _quotient(case[AUTO], case.get(base))
-
-
-def _gain(case: Case) -> float | None:
-    """How many times as long the fastest of the compositions takes as "auto"."""
-    gains = [_quotient(case[name], case[AUTO]) for name in COMPOSITIONS if name in case]
-    return min((gain for gain in gains if gain is not None), default=None)
 
 
 def _quotient(row: BenchRow, base: BenchRow | None) -> float | None:

@@ -6,10 +6,12 @@ A candidate arranges a problem's tensors in the layout that suits it, outside of
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diff_transformer.lab.bench.benchmark import BACKWARD, BASELINE, DECODE, FORWARD, TRAINING
@@ -33,17 +35,21 @@ FULL_V_EFFICIENT, FULL_V_CUDNN = f"{FULL_V} efficient", f"{FULL_V} cuDNN"
 SPLIT_V_FLASH, SPLIT_V_CUDNN = f"{SPLIT_V} flash", f"{SPLIT_V} cuDNN"
 # Both of Appendix A's compositions under all their names.
 COMPOSITIONS = ("sdpa", FULL_V, SPLIT_V, FULL_V_EFFICIENT, FULL_V_CUDNN, SPLIT_V_FLASH, SPLIT_V_CUDNN)
-# The longest sequences at which slow candidates are timed on the CPU. The compositions' cost relative to the baseline
-# hardly changes with the length, so a few long ones show it; decoding is timed at any length.
+# The longest sequences at which slow candidates are timed on the CPU, and why not at longer ones. The compositions'
+# cost relative to the baseline hardly changes with the length, so a few long ones show it; they decode at any length.
 LONGEST_PLAIN = LONGEST_FLEX = 2048
-LONGEST_COMPOSED = {
-    FULL_V: {FORWARD: 8192, TRAINING: 4096},
-    SPLIT_V: {FORWARD: 8192, TRAINING: 4096},
-    DIFFLLAMA: {FORWARD: 8192, TRAINING: 4096},
-    PADDED_Q: {FORWARD: 2048, TRAINING: 2048},
-    "sdpa": {FORWARD: 2048, TRAINING: 2048},  # the same as one of the first two
+_LONG, _SHORT = {FORWARD: 8192, TRAINING: 4096}, {FORWARD: 2048, TRAINING: 2048}
+LONGEST = {
+    PLAIN: dict.fromkeys((FORWARD, BACKWARD, TRAINING), LONGEST_PLAIN),
+    FLEX: dict.fromkeys((FORWARD, BACKWARD, TRAINING, DECODE), LONGEST_FLEX),
+    FULL_V: _LONG,
+    SPLIT_V: _LONG,
+    DIFFLLAMA: _LONG,
+    PADDED_Q: _SHORT,
+    "sdpa": _SHORT,  # the same as one of the first two
 }
-HOLDS_SCORES = f"it holds all scores: measured up to length {LONGEST_PLAIN}"
+HOLDS_SCORES = "it holds all scores"
+WHY_NOT_LONGER = {PLAIN: f"{HOLDS_SCORES}:", FLEX: "it compiles anew for every length:"}
 # On CUDA: all scores in float32, of which the plain formula holds about ten at a time, as a share of the memory.
 SCORES_SHARE = 1 / 16
 
@@ -57,31 +63,49 @@ def operator_layout(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
 class Candidate:
     """One way to compute differential attention.
 
-    Attributes:
-        attend: computes the output from its inputs, λ (B, H, N) and whether the queries are a causal sequence.
-        arrange: (q, k, v) of a problem → the candidate's own inputs, differentiably.
-        reason: why it does not run a case, or None.
-        may_fail: whether a RuntimeError is expected, because torch cannot compile it everywhere.
-        is_baseline: whether it is the Transformer's attention: torch's own, which is not checked and has no λ.
+    `attend` computes the output from the candidate's own inputs, which `arrange` makes of a problem's (q, k, v),
+    differentiably. The baseline is the Transformer's attention, torch's own: it is not checked and has no λ.
     """
 
     name: str
     about: str
     attend: Attend
     arrange: Arrange = operator_layout
-    reason: Callable[[OperatorProblem, Shape, str], str | None] = lambda problem, shape, pass_: None
-    may_fail: bool = False
     is_baseline: bool = False
+    is_backend: bool = False
+
+    def reason(self, problem: OperatorProblem, shape: Shape, pass_: str) -> str | None:
+        """Why it does not run a case, or None."""
+        limit = self.limit(problem, shape, pass_)
+        return reason_against(self.name, _request(problem, pass_)) if limit is None and self.is_backend else limit
+
+    def limit(self, problem: OperatorProblem, shape: Shape, pass_: str) -> str | None:
+        """Why it is not measured at a size, or None."""
+        device, dtype, d = problem.q.device, problem.q.dtype, shape.head_dim
+        if device.type == "cpu":
+            longest = LONGEST.get(self.name, {}).get(pass_, shape.keys)
+            fused = self.name != FULL_V or pass_ == DECODE or sdpa_plan("cpu", dtype, d, 2 * d, False).full_v
+            if not fused and shape.keys > LONGEST_PLAIN:
+                why = f"torch has no fused kernel for it here, and {HOLDS_SCORES}"
+                return f"{why}: measured up to length {LONGEST_PLAIN}"
+            if shape.keys > longest:
+                return f"{WHY_NOT_LONGER.get(self.name, pass_)} measured up to length {longest}"
+        elif self.name == PLAIN:
+            scores = 4 * shape.batch * shape.heads * shape.queries * shape.keys
+            if scores > SCORES_SHARE * torch.cuda.get_device_properties(device).total_memory:
+                return f"{HOLDS_SCORES}, {scores / 2**30:.0f} GiB"
+        return None
 
     def expected_errors(self, device: torch.device) -> tuple[type[Exception], ...]:
         """The exceptions, besides memory that ran out, by which it says that it cannot run.
 
         On CUDA all of them: torch, cuDNN, Triton and the driver refuse in their own ways what is too large for them,
         and a benchmark of many minutes must not end there. The reason stands in the row, and breaks its threshold.
+        Elsewhere torch cannot compile FlexAttention everywhere.
         """
         if device.type == "cuda":
             return (Exception,)
-        return (RuntimeError,) if self.may_fail else ()
+        return (RuntimeError,) if self.name == FLEX else ()
 
     def held_to(self, kernel: str, label: str, backend: SDPBackend) -> "Candidate":
         """The same with torch's SDPA restricted to one kernel: a RuntimeError where that does not take the inputs."""
@@ -154,15 +178,8 @@ def _diffllama_inputs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     return tuple(tensor.contiguous().flatten(1, 2) for tensor in (q.transpose(1, 2), k.transpose(1, 2), halves))
 
 
-class _CallingModule(nn.Module):
-    """The attributes that transformers' attention functions read of the module that calls them."""
-
-    is_causal = True
-    num_key_value_groups = 1
-    training = False
-
-
-_calling_module = functools.cache(_CallingModule)
+# What transformers' attention functions read of the module that calls them.
+_CALLING_MODULE: Any = SimpleNamespace(is_causal=True, num_key_value_groups=1, training=False)
 
 
 def _diffllama(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
@@ -170,9 +187,9 @@ def _diffllama(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     q, k, v = inputs
-    module, scale = _calling_module(), q.shape[-1] ** -0.5
+    scale = q.shape[-1] ** -0.5
     halves = [half.repeat(1, 2, 1, 1) for half in v.chunk(2, dim=1)]
-    parts = [sdpa_attention_forward(module, q, k, half, None, scaling=scale)[0] for half in halves]
+    parts = [sdpa_attention_forward(_CALLING_MODULE, q, k, half, None, scaling=scale)[0] for half in halves]
     first, second = torch.cat(parts, dim=-1).chunk(2, dim=2)
     # The product with λ is in the model's dtype there. Heads are (B, N, H, 2d).
     return (first - lam.transpose(1, 2).unsqueeze(-1).to(q.dtype) * second).transpose(1, 2)
@@ -189,41 +206,6 @@ def _request(problem: OperatorProblem, pass_: str) -> Request:
     return Request(q, k, v, lam, None, True, 1.0, None, None)
 
 
-def _scores_reason(problem: OperatorProblem, shape: Shape) -> str | None:
-    device = problem.q.device
-    if device.type != "cuda":
-        return HOLDS_SCORES if shape.keys > LONGEST_PLAIN and shape.queries > 1 else None
-    scores = 4 * shape.batch * shape.heads * shape.queries * shape.keys
-    if scores <= SCORES_SHARE * torch.cuda.get_device_properties(device).total_memory:
-        return None
-    return f"it holds all scores, {scores / 2**30:.0f} GiB"
-
-
-def _length_reason(name: str, problem: OperatorProblem, shape: Shape, pass_: str) -> str | None:
-    longest = LONGEST_COMPOSED.get(name, {}).get(pass_)
-    if problem.q.device.type != "cpu":
-        return None
-    if name == FLEX and shape.keys > LONGEST_FLEX:
-        return f"it compiles anew for every length: measured up to length {LONGEST_FLEX}"
-    if longest is None or shape.keys <= longest:
-        return None
-    return f"{pass_} measured up to length {longest}"
-
-
-def _full_v_reason(problem: OperatorProblem, shape: Shape, pass_: str) -> str | None:
-    q, v = problem.q, problem.v
-    if q.device.type != "cpu":  # held to fused kernels there
-        return None
-    fused = sdpa_plan(q.device.type, q.dtype, q.shape[-1], v.shape[-1], False).full_v
-    if not fused and shape.keys > LONGEST_PLAIN and shape.queries > 1:
-        return f"torch has no fused kernel for it here, and {HOLDS_SCORES}"
-    return _length_reason(FULL_V, problem, shape, pass_)
-
-
-def _composed(name: str, about: str, attend: Attend, arrange: Arrange = operator_layout) -> Candidate:
-    return Candidate(name, about, attend, arrange, functools.partial(_length_reason, name))
-
-
 def _backend(name: str) -> Candidate:
     """A backend of the operator, or what "auto" chooses."""
 
@@ -232,28 +214,18 @@ def _backend(name: str) -> Candidate:
         # Aligned to the end of the keys: a single query sees them all.
         return diff_attention(q, k, v, lam, is_causal=True, backend=name)
 
-    def reason(problem: OperatorProblem, shape: Shape, pass_: str) -> str | None:
-        if name == AUTO:
-            return None
-        limit = _scores_reason(problem, shape) if name == PLAIN else _length_reason(name, problem, shape, pass_)
-        return limit or reason_against(name, _request(problem, pass_))
-
     about = {AUTO: 'diff_attention(…, backend="auto")', PLAIN: "the plain formula, backend reference"}
-    return Candidate(name, about.get(name, f"backend {name}"), attend, reason=reason, may_fail=name == FLEX)
+    return Candidate(name, about.get(name, f"backend {name}"), attend, is_backend=name != AUTO)
 
 
 _SOFTMAX_ABOUT = "the Transformer with the same parameters: A heads of d, torch's SDPA"
 _SOFTMAX = Candidate(BASELINE, _SOFTMAX_ABOUT, _softmax, _softmax_inputs, is_baseline=True)
-_FULL_V = Candidate(FULL_V, "SDPA once a map, values 2d wide", _full_v, reason=_full_v_reason)
-_SPLIT_V = _composed(SPLIT_V, "SDPA twice a map, each with half of the values", _split_v)
+_FULL_V = Candidate(FULL_V, "SDPA once a map, values 2d wide", _full_v)
+_SPLIT_V = Candidate(SPLIT_V, "SDPA twice a map, each with half of the values", _split_v)
+_DIFFLLAMA_ABOUT = "transformers' DiffLlamaAttention without projections, rotary embedding and norm"
 _OTHERS = (
-    _composed(PADDED_Q, "SDPA once, queries padded with zeros to 2d", _padded_q, _cached_keys),
-    _composed(
-        DIFFLLAMA,
-        "transformers' DiffLlamaAttention without projections, rotary embedding and norm",
-        _diffllama,
-        _diffllama_inputs,
-    ),
+    Candidate(PADDED_Q, "SDPA once, queries padded with zeros to 2d", _padded_q, _cached_keys),
+    Candidate(DIFFLLAMA, _DIFFLLAMA_ABOUT, _diffllama, _diffllama_inputs),
 )
 # As torch chooses, `sdpa_full_v` could be the plain formula. On CUDA each composition is held to the kernels that can
 # be best for it, and so is the baseline.

@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,55 +24,35 @@ MIB = 1 << 20
 TINY = 16  # the length of a first run
 
 
-class Meter(Protocol):
-    """Bytes in use by this process: now, and the peak since `reset`."""
+class Meter:
+    """Bytes in use by this process: now, and the peak since `reset`.
 
-    def now(self) -> int: ...
-
-    def peak(self) -> int: ...
-
-    def reset(self) -> None: ...
-
-
-class _ResidentMemory:
-    """Pages that the system counts for this process."""
-
-    def now(self) -> int:
-        return self._field("VmRSS")
-
-    def peak(self) -> int:
-        return self._field("VmHWM")
-
-    def reset(self) -> None:
-        _RESET.write_text("5", encoding="ascii")
-
-    def _field(self, name: str) -> int:
-        lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
-        kib = next(line for line in lines if line.startswith(f"{name}:")).split()[1]
-        return int(kib) * 1024
-
-
-class _AllocatedMemory:
-    """What tensors on a CUDA device take, without what torch's allocator caches beyond them."""
+    On the CPU these are the pages that the system counts for the process; on CUDA what tensors take on the device,
+    without what torch's allocator caches beyond them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def now(self) -> int:
-        torch.cuda.synchronize(self._device)
-        return torch.cuda.memory_allocated(self._device)
+        return self._in_use("VmRSS", torch.cuda.memory_allocated)
 
     def peak(self) -> int:
-        torch.cuda.synchronize(self._device)
-        return torch.cuda.max_memory_allocated(self._device)
+        return self._in_use("VmHWM", torch.cuda.max_memory_allocated)
 
     def reset(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            _RESET.write_text("5", encoding="ascii")
 
-
-def meter(device: torch.device) -> Meter:
-    """The meter of a device's memory."""
-    return _AllocatedMemory(device) if device.type == "cuda" else _ResidentMemory()
+    def _in_use(self, field: str, on_cuda: Callable[[torch.device], int]) -> int:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            return on_cuda(self._device)
+        lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+        kib = next(line for line in lines if line.startswith(f"{field}:")).split()[1]
+        return int(kib) * 1024
 
 
 def unavailable_reason(device: torch.device) -> str | None:
@@ -115,8 +95,11 @@ def _in_new_process(request: dict[str, Any]) -> tuple[dict[str, float] | None, s
 
 def memory_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:
     """Whether every candidate stays within the limit, as a ratio to the first one's total."""
-    places = [(part, f"{part['pass']}, {part['dtype']}, length {part['shape']['keys']}") for part in parts]
-    ratios = [(part["ratio"], where) for part, where in places if part.get("ratio") is not None]
+    ratios = [
+        (part["ratio"], f"{part['pass']}, {part['dtype']}, length {part['shape']['keys']}")
+        for part in parts
+        if part.get("ratio") is not None
+    ]
     return threshold("peak memory, inputs and results included", MEMORY_LIMIT, ratios)
 
 
@@ -130,7 +113,7 @@ def main(text: str) -> str:
     def problem(shape: Shape) -> OperatorProblem:
         return arrange(shape, lambda *size: torch.randn(*size, dtype=dtype, device=device))
 
-    used = meter(device)
+    used = Meter(device)
     # What a first run loads and starts is not the attention's memory.
     timed_run(candidate, problem(Shape(1, 2, shape.head_dim, TINY, TINY)), pass_)()
     base = used.now()

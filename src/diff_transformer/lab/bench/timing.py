@@ -4,9 +4,9 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,14 +33,17 @@ LEAST_ROUNDS, MOST_ROUNDS = 5, 25
 
 
 def try_run(
-    work: Callable[[], T], device: torch.device, expected_errors: tuple[type[Exception], ...] = ()
+    device: torch.device,
+    work: Callable[..., T],
+    *arguments: Any,
+    expected_errors: tuple[type[Exception], ...] = (),
 ) -> tuple[T | None, str | None]:
     """What `work` returns and None; or None and the reason, if memory ran out or an expected error was raised.
 
     Whatever the failed work held is freed before the next candidate allocates.
     """
     try:
-        value = work()
+        value = work(*arguments)
         synchronize(device)  # a kernel's failure belongs to the work which launched it
         return value, None
     except torch.OutOfMemoryError:
@@ -105,7 +108,7 @@ class EventClock:
 
     def __call__(self, run: Run, repeats: int) -> float:
         with torch.cuda.device(self._device):
-            total = sum(self._burst(run, size) for size in _bursts(repeats))
+            total = sum(self._burst(run, min(BURST, repeats - done)) for done in range(0, repeats, BURST))
         return max(total, 1e-9) / repeats
 
     def _burst(self, run: Run, repeats: int) -> float:
@@ -126,12 +129,6 @@ class EventClock:
         return sum(first.elapsed_time(last) for first, last in pairs) * 1e-3
 
 
-def _bursts(repeats: int) -> Iterator[int]:
-    while repeats > 0:
-        yield min(repeats, BURST)
-        repeats -= BURST
-
-
 @dataclass(frozen=True)
 class Spread:
     """Median, quartiles and extremes of some values."""
@@ -147,25 +144,13 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(middle, (low, high), (min(values), max(values)))
 
 
-def check_rounds(rounds: int | None) -> None:
-    """Raises ValueError for fewer rounds than a median with a spread needs."""
-    if rounds is not None and rounds < LEAST_ROUNDS:
-        raise ValueError(f"the number of rounds must be {LEAST_ROUNDS} or more, got {rounds}.")
-
-
-def alternate(
-    candidates: Mapping[str, Callable[[], object]], clock: Clock, rounds: int | None = None
-) -> dict[str, list[float]]:
+def alternate(candidates: Mapping[str, Run], clock: Clock, rounds: int | None = None) -> dict[str, list[float]]:
     """Seconds of one run of each candidate, one value a round; the order rotates from round to round.
 
     The values of one round belong together: a ratio is formed within a round, and its median taken over the rounds.
-
-    Args:
-        candidates: functions without arguments, each of which has run before, so that no first run is timed.
-        clock: measures the seconds.
-        rounds: their number; None for 5 to 25, more of them the shorter a run is.
+    Each candidate has run before, so that no first run is timed. Without `rounds` there are 5 to 25 of them, more the
+    shorter a run is.
     """
-    check_rounds(rounds)
     once = {name: clock(run, 1) for name, run in candidates.items()}
     repeats = {name: max(1, math.ceil(SAMPLE_SECONDS / seconds)) for name, seconds in once.items()}
     if rounds is None:

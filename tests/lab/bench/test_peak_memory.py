@@ -8,7 +8,7 @@ import torch
 from diff_transformer.lab.bench import peak_memory
 from diff_transformer.lab.bench.benchmark import FORWARD, TRAINING
 from diff_transformer.lab.bench.operator_problem import Shape
-from diff_transformer.lab.bench.peak_memory import MEMORY_LIMIT, measure_memory, memory_threshold, meter
+from diff_transformer.lab.bench.peak_memory import MEMORY_LIMIT, Meter, measure_memory, memory_threshold
 
 CPU = torch.device("cpu")
 # Large tensors of little work: a process's own pages come and go by a few MiB, on a busy machine too.
@@ -37,7 +37,7 @@ def test_the_peak_of_a_process_of_its_own() -> None:
 
 @here
 def test_the_peak_is_seen_after_it_is_over() -> None:
-    used = meter(CPU)
+    used = Meter(CPU)
     used.reset()
     before = used.peak()
     held = bytearray(b"x") * (64 << 20)
@@ -55,7 +55,7 @@ def test_on_cuda_what_tensors_take_is_counted(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", forgotten.append)
     cuda = torch.device("cuda")
-    used = meter(cuda)
+    used = Meter(cuda)
     used.reset()
     assert (used.now(), used.peak(), forgotten) == (3, 5, [cuda])
     assert peak_memory.unavailable_reason(cuda) is None
@@ -77,7 +77,7 @@ def test_where_the_system_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None
     assert memory_threshold([part]).holds is None
 
 
-def test_the_bar_takes_the_worst() -> None:
+def test_the_threshold_takes_the_worst() -> None:
     def part(ratio: float) -> dict[str, Any]:
         return {"candidate": "auto", "pass": FORWARD, "dtype": "float32", "shape": {"keys": 16384}, "ratio": ratio}
 

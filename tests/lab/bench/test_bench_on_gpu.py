@@ -84,7 +84,7 @@ def test_memory_that_runs_out_is_given_back() -> None:
         while True:
             kept.append(torch.empty(1 << 32, dtype=torch.uint8, device=CUDA))
 
-    assert try_run(too_large, CUDA) == (None, NO_MEMORY)
+    assert try_run(CUDA, too_large) == (None, NO_MEMORY)
     assert torch.cuda.memory_allocated() == before
 
 

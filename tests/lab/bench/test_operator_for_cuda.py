@@ -60,12 +60,12 @@ def test_defaults_are_the_devices(believed: None) -> None:
     assert OperatorSettings.on("cpu") == OperatorSettings()
     on_cuda = OperatorSettings.on("cuda")
     assert (on_cuda.dtypes, on_cuda.head_dims) == (("bfloat16",), (64, 128))
-    shapes = [shape for shape, passes in on_cuda.cases() if passes != ["decode"]]
+    shapes = [shape for shape, passes in on_cuda.cases() if passes != [DECODE]]
     assert [shape.keys for shape in shapes] == [2**power for power in range(9, 17)] * 2
     assert {shape.batch * shape.keys for shape in shapes if shape.keys <= 16384} == {16384}
     assert [shape.batch for shape in shapes if shape.keys > 16384] == [1] * 4
-    assert on_cuda.causal_passes == ["forward", "backward", "forward+backward"]
-    assert on_cuda.whole_passes == ["forward", "forward+backward"]
+    assert on_cuda.causal_passes == [FORWARD, BACKWARD, TRAINING]
+    assert on_cuda.whole_passes == [FORWARD, TRAINING]
 
 
 def test_what_is_given_goes_before_the_devices(believed: None) -> None:
@@ -102,7 +102,7 @@ def test_a_kernel_is_forced() -> None:
     torch.testing.assert_close(flash, plain)
     refused = on_cuda[BASELINE_CUDNN]
     assert refused.expected_errors(CUDA) == (Exception,)
-    value, reason = try_run(timed_run(refused, problem, FORWARD), CPU, refused.expected_errors(CUDA))
+    value, reason = try_run(CPU, timed_run(refused, problem, FORWARD), expected_errors=refused.expected_errors(CUDA))
     assert value is None
     assert str(reason).startswith("RuntimeError: ")
 
@@ -121,9 +121,10 @@ def test_lengths_are_not_limited_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Non
     long, longer = (Shape(1, 2, 64, length, length) for length in (4096, 8192))
     for name in ("sdpa_full_v efficient", "sdpa_split_v flash", "sdpa_padded_q", "DiffLlama"):
         assert candidates("cuda")[name].reason(far, longer, TRAINING) is None
-    assert operator_candidates._length_reason("flex", far, longer, FORWARD) is None
-    assert operator_candidates._scores_reason(far, long) is None
-    assert "holds all scores, 0 GiB" in str(operator_candidates._scores_reason(far, longer))
+    plain = candidates("cuda")["reference"]
+    assert candidates("cuda")["flex"].limit(far, longer, FORWARD) is None
+    assert plain.limit(far, long, FORWARD) is None
+    assert "holds all scores, 0 GiB" in str(plain.limit(far, longer, FORWARD))
 
 
 def test_operations_are_the_transformers() -> None:
@@ -143,11 +144,11 @@ def test_memory_that_runs_out_is_a_reason() -> None:
     def refused() -> Tensor:
         raise LookupError("")
 
-    assert try_run(too_large, CPU) == (None, NO_MEMORY)
-    assert try_run(refused, CPU, (Exception,)) == (None, "LookupError: ")
-    assert try_run(lambda: 3, CPU) == (3, None)
+    assert try_run(CPU, too_large) == (None, NO_MEMORY)
+    assert try_run(CPU, refused, expected_errors=(Exception,)) == (None, "LookupError: ")
+    assert try_run(CPU, lambda: 3) == (3, None)
     with pytest.raises(LookupError):
-        try_run(refused, CPU)
+        try_run(CPU, refused)
 
 
 def test_a_run(believed: None, notes: Any, tmp_path: Any) -> None:
@@ -227,7 +228,7 @@ def row(name: str, ratio: float | None, pass_: str = TRAINING, width: int = 64, 
     return BenchRow(candidate=name, pass_=pass_, dtype="bfloat16", shape=shape, ratio=ratio, reason=reason)
 
 
-def test_the_bars_of_cuda_are_those_of_the_issue() -> None:
+def test_the_thresholds_of_cuda() -> None:
     rows = [row(BASELINE_FLASH, 1.0), row(AUTO, 1.2), row("sdpa_full_v cuDNN", 1.8), row("sdpa_split_v flash", 2.0)]
     rows += [row(AUTO, 9.0, keys=2048), row(BASELINE_FLASH, 1.0, keys=2048), row("sdpa_padded_q", 0.1)]
     rows += [row(BASELINE_FLASH, 1.0, width=128), row(AUTO, 1.3, width=128), row("sdpa", 1.3, width=128)]
@@ -244,7 +245,7 @@ def test_the_bars_of_cuda_are_those_of_the_issue() -> None:
     ]
 
 
-def test_a_bar_of_cuda_breaks_where_auto_has_no_time() -> None:
+def test_a_threshold_of_cuda_breaks_where_auto_has_no_time() -> None:
     flash, gain, decoding, *_ = cuda_thresholds([row(BASELINE_FLASH, 1.0), row(AUTO, None), row("sdpa", 2.0)])
     assert (flash.holds, gain.holds, decoding.holds) == (False, False, None)
     assert str(flash.where).endswith("keys 4096: refused")

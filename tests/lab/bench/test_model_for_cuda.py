@@ -44,10 +44,10 @@ def test_the_layers_are_those_of_table_7(believed: None) -> None:
     config = on_cuda.config()
     assert (config["hidden_size"], config["intermediate_size"], config["vocab_size"]) == (3072, 8192, 100_288)
     assert (config["num_attention_heads"], config["head_dim"]) == (24, 128)
-    assert on_cuda.cases() == [(name, length) for name in ("forward", "step", "decode") for length in (2048, 4096)]
+    assert on_cuda.cases() == [(name, length) for name in (FORWARD, STEP, DECODE) for length in (2048, 4096)]
     assert [on_cuda.batch_of(*case) for case in on_cuda.cases()] == [2, 1, 2, 1, 1, 1]
     assert (on_cuda.for_check.layers, on_cuda.for_check.vocabulary) == (1, 8192)
-    assert ModelSettings.on("cuda", batch=3).batch_of("step", 2048) == 3
+    assert ModelSettings.on("cuda", batch=3).batch_of(STEP, 2048) == 3
     assert ModelSettings.on("cuda", compile=True).passes == ("forward", "step")
     with pytest.raises(ValueError, match="decoding is not measured with compiled layers"):
         ModelSettings.on("cuda", compile=True, passes=("decode",))
@@ -107,7 +107,7 @@ def test_every_model_steps_beside_the_others(small: ModelSettings, monkeypatch: 
 
     monkeypatch.setattr(model_bench, "timed_pass", noted)
     assert list(model_bench._stepped_models(small, torch.bfloat16)) == ["softmax", "diff"]
-    assert steps == [("step", 24)] * 2
+    assert steps == [(STEP, 24)] * 2
     model_bench._stepped_models(dataclasses.replace(small, passes=("forward",)), torch.bfloat16)
     assert len(steps) == 2
 
@@ -145,14 +145,14 @@ def test_results_are_checked_on_fewer_layers(
 def test_a_model_that_does_not_fit_has_a_reason(
     small: ModelSettings, notes: Any, monkeypatch: pytest.MonkeyPatch, lost: str, timed: set[str]
 ) -> None:
-    started = model_bench._started
+    timed_pass = model_bench.timed_pass
 
     def too_large(built: Any, *rest: Any) -> Any:
         if built.config.attention_type == lost:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return started(built, *rest)
+        return timed_pass(built, *rest)
 
-    monkeypatch.setattr(model_bench, "_started", too_large)
+    monkeypatch.setattr(model_bench, "timed_pass", too_large)
     _, rows = measure_model(dataclasses.replace(small, passes=("forward",), lengths=(16,)), notes)
     assert {row.candidate for row in rows if row.ratio is not None} == timed
     assert {row.candidate: row.reason for row in rows}[lost] == NO_MEMORY
@@ -168,7 +168,7 @@ def test_layers_are_compiled_where_it_is_asked_for(small: ModelSettings, monkeyp
     assert stack._compiled_call_impl == (stack._call_impl, {"dynamic": False})
 
 
-def test_the_bar_of_cuda_is_the_step_at_4096() -> None:
+def test_the_threshold_of_cuda_is_the_step_at_4096() -> None:
     def row(ratio: float, length: int = 4096, candidate: str = "diff", pass_: str = STEP) -> BenchRow:
         return BenchRow(candidate=candidate, pass_=pass_, dtype="bfloat16", shape={"length": length}, ratio=ratio)
 

@@ -67,7 +67,7 @@ def test_a_wrong_model_gets_no_time(small: ModelSettings, notes: Any, monkeypatc
         refuse_wrong(rows)
 
 
-def test_the_bars_are_the_training_steps() -> None:
+def test_the_thresholds_are_the_training_steps() -> None:
     def row(ratio: float, candidate: str = "diff", pass_: str = STEP, dtype: str = "float32") -> BenchRow:
         return BenchRow(candidate=candidate, pass_=pass_, dtype=dtype, shape={"length": 1024}, ratio=ratio)
 
