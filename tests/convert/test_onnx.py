@@ -37,7 +37,10 @@ class Exported(NamedTuple):
     session: Any
 
 
-@pytest.fixture(scope="module", params=KINDS)
+# Each export takes 13 s of a processor.
+@pytest.fixture(
+    scope="module", params=["diff", *(pytest.param(kind, marks=pytest.mark.all) for kind in ("diff_v2", "softmax"))]
+)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
     torch.manual_seed(3)
     config = DiffTransformerConfig(attention_type=request.param, **SIZES, **KINDS[request.param])

@@ -69,7 +69,10 @@ def llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.5)).double().eval()
 
 
-@pytest.mark.parametrize("sizes", [ROOMY, TIGHT], ids=["all at once", "more than fit"])
+@pytest.mark.parametrize(
+    "sizes",
+    [pytest.param(ROOMY, marks=pytest.mark.all, id="all at once"), pytest.param(TIGHT, id="more than fit")],
+)
 @pytest.mark.parametrize("implementation", ["diff_attention", pytest.param("eager", marks=pytest.mark.all)])
 def test_the_tokens_are_those_of_generate(kind: str, implementation: str, sizes: dict[str, int], make: Any) -> None:
     model, (_, expected) = make(kind, attn_implementation=implementation), made_once(kind, make)
@@ -85,7 +88,7 @@ def test_llama_does_so_on_the_same_machine() -> None:
     assert together(model, **TIGHT) == one_by_one(model)
 
 
-@pytest.mark.parametrize("page_size", [5, 32])
+@pytest.mark.parametrize("page_size", [5, pytest.param(32, marks=pytest.mark.all)])
 def test_pages_of_any_size(kind: str, page_size: int, make: Any) -> None:
     model, expected = made_once(kind, make)
     assert together(model, page_size=page_size, num_blocks=-(-96 // page_size)) == expected
@@ -114,7 +117,13 @@ def test_requests_that_begin_alike_share_pages(kind: str, make: Any, shared: lis
     assert not any(shared)
 
 
-@pytest.mark.parametrize("window", [{}, {"layer_types": ["sliding_attention", "full_attention"]}], ids=["all", "one"])
+@pytest.mark.parametrize(
+    "window",
+    [
+        pytest.param({}, marks=pytest.mark.all, id="all layers"),
+        pytest.param({"layer_types": ["sliding_attention", "full_attention"]}, id="one layer"),
+    ],
+)
 def test_layers_with_a_window(kind: str, window: dict[str, Any], make: Any) -> None:
     model = make(kind, sliding_window=5, **window)
     expected = one_by_one(model)
@@ -125,7 +134,7 @@ def test_layers_with_a_window(kind: str, window: dict[str, Any], make: Any) -> N
 @pytest.mark.skipif(
     not hasattr(continuous_api, "is_flash_attn_2_available"), reason="this transformers does not switch to it by itself"
 )
-@pytest.mark.parametrize("implementation", ["diff_attention", "flash_attention_2"])
+@pytest.mark.parametrize("implementation", ["diff_attention", pytest.param("flash_attention_2", marks=pytest.mark.all)])
 def test_flash_attention_is_called_as_by_any_model(
     kind: str, implementation: str, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
