@@ -8,6 +8,11 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import CompileConfig, StaticCache
 
+from full_run import short_run
+from tiny_model import KINDS
+
+each_kind = pytest.mark.parametrize("kind", short_run(KINDS, ["diff"]))
+
 
 @pytest.fixture(autouse=True)
 def _cold() -> Iterator[None]:
@@ -19,6 +24,7 @@ def _cold() -> Iterator[None]:
 
 # "aot_eager" traces the whole forward and backward into one graph each, through the operator's fake implementation,
 # and runs them without making machine code, which takes a minute. The operator itself is compiled in tests/ops.
+@each_kind
 def test_forward_and_backward(kind: str, make: Any, tokens: Any, check: Any) -> None:
     model, inputs = make(kind, num_hidden_layers=1), tokens()
     mask = torch.ones_like(inputs)
@@ -37,6 +43,7 @@ def test_forward_and_backward(kind: str, make: Any, tokens: Any, check: Any) -> 
             check(parameter.grad, gradients[name], least=0.1, dtype=torch.float32)  # the loss upcasts to float32
 
 
+@each_kind
 def test_the_model_makes_its_own_cache(kind: str, make: Any, tokens: Any, check: Any) -> None:
     """Called with tokens alone, and then with the cache that came of it: no warning either (they are errors here)."""
     model, inputs = make(kind, torch.float32, num_hidden_layers=1), tokens()
@@ -72,6 +79,7 @@ def test_decoding_into_a_static_cache(kind: str, implementation: str, make: Any,
     assert not counters["graph_break"]
 
 
+@each_kind
 def test_generate_compiles_one_step(kind: str, make: Any, tokens: Any) -> None:
     """As ``generate`` does on a GPU by itself: the same text, one graph, also for a second and shorter text."""
     model, inputs = make(kind, num_hidden_layers=1), tokens(batch=3)
