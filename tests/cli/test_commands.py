@@ -13,7 +13,7 @@ from commands import fails
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import capture_results, read_results, write_json
 from diff_transformer.lab.statistics import compare
-from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.storage.files import read_metrics
 
 Run = Callable[..., Any]
 

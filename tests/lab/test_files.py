@@ -17,7 +17,7 @@ from diff_transformer.lab.results_files import (
     write_json,
     write_text,
 )
-from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.storage.files import read_metrics
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCaus
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.ops import nonfinite, sdpa
 from diff_transformer.ops.backends import explain
-from diff_transformer.train.memory_plan import Memory, Situation, meta_model, peak_memory, sizes_of
+from diff_transformer.train.memory_plan import Memory, ends_bytes, layer_bytes, loss_bytes, peak_memory
 from diff_transformer.train.recipe_schema import TrainRecipe
 from diff_transformer.train.step import build_optimizers
-from diff_transformer.train.step_costs import ends_bytes, layer_bytes, loss_bytes
+from diff_transformer.train.step_costs import StepLayout, meta_model, sizes_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -192,7 +192,7 @@ def test_the_peak_of_a_step(attention_type: str, about: str, given: dict[str, An
     model = model_of(4, attention_type, CPU, **sizes)
     if recipe.gradient_checkpointing:
         enable_checkpointing(model)
-    situation = Situation(
+    layout = StepLayout(
         kind="single",
         devices=1,
         sequences=sequences,
@@ -203,7 +203,7 @@ def test_the_peak_of_a_step(attention_type: str, about: str, given: dict[str, An
         backend=CPU,
         on_cpu=True,
     )
-    planned = peak_memory(model.config, sizes_of(model, recipe), situation)
+    planned = peak_memory(model.config, sizes_of(model, recipe), layout)
     assert (planned.activations > planned.weights) == (about == "activations" and not recipe.gradient_checkpointing)
     assert planned.total == pytest.approx(most_alive(model, recipe, sequences, length), rel=0.04)
 
@@ -218,10 +218,10 @@ def test_the_loss_holds_what_the_formula_says() -> None:
     assert loss_bytes(model.config, 4000, False, on_cpu=True) == pytest.approx(alive.most, rel=0.05)
 
 
-def situation_of(**given: Any) -> Situation:
+def layout_of(**given: Any) -> StepLayout:
     usual: dict[str, Any] = {"kind": "single", "devices": 1, "sequences": 4, "length": 64, "parts": 1}
     usual |= {"half": True, "checkpointing": False, "backend": "triton", "on_cpu": False}
-    return Situation(**{**usual, **given})
+    return StepLayout(**{**usual, **given})
 
 
 def test_what_each_of_several_devices_holds() -> None:
@@ -230,7 +230,7 @@ def test_what_each_of_several_devices_holds() -> None:
     sizes = sizes_of(meta_model(config), settings())
 
     def memory(**given: Any) -> Memory:
-        return peak_memory(config, sizes, situation_of(**given))
+        return peak_memory(config, sizes, layout_of(**given))
 
     alone, ddp = memory(), memory(kind="ddp", devices=4)
     fsdp, tensor = memory(kind="fsdp", devices=4), memory(kind="tensor", devices=4)

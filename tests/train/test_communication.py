@@ -12,10 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import distributed as transformers_distributed
 
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.train.communication import Communication, communication
 from diff_transformer.train.distributed import shard
-from diff_transformer.train.memory_plan import Situation, meta_model, sizes_of
 from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.step_costs import Communication, StepLayout, communication, meta_model, sizes_of
 
 fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")  # not promised by torch to stay
 RANKS = 4
@@ -74,8 +73,8 @@ def planned(config: DiffTransformerConfig, **settings: Any) -> Communication:
         "backend": "cpu",
         "on_cpu": False,
     }
-    situation = Situation(**given | settings)
-    found = communication(config, sizes_of(meta_model(config), recipe), situation, 450e9, 50e9)
+    layout = StepLayout(**given | settings)
+    found = communication(config, sizes_of(meta_model(config), recipe), layout, 450e9, 50e9)
     assert found is not None
     return found
 

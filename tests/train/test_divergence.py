@@ -17,7 +17,7 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train.distributed import DistributedContext
 from diff_transformer.train.divergence import BadStep, Divergence, SpikeDetector, diagnose
 from diff_transformer.train.layer_statistics import measure_layers, reduced
-from diff_transformer.train.nonfinite_search import loss_of_rows
+from diff_transformer.train.step import loss_of_rows
 from tiny_model import KINDS, SIZES
 
 ALONE = DistributedContext("single", torch.device("cpu"), 0, 1, "no")
@@ -489,7 +489,7 @@ def on_a_rank() -> None:
         finite = diagnose(model, rows, context, NAN, step=7)
         items = (rows["labels"][:, 1:] != -100).sum() / context.dp_size
         loss_of_rows(call, context.local_batch(rows), items, context).backward()
-        before = reduced(measure_layers(model, {"input_ids": rows["input_ids"][:1]}), context.device)
+        before = reduced(measure_layers(model, {"input_ids": rows["input_ids"][:1]}))
         rows["input_ids"][3] = torch.randint(29, (12,), generator=torch.Generator().manual_seed(3))
         rows["labels"][3] = rows["input_ids"][3]
         with torch.no_grad():

@@ -233,7 +233,7 @@ def test_what_cannot_be_inspected() -> None:
 
 def test_alone_nothing_is_reduced() -> None:
     numbers = {"logit_max": [1.0, 2.0]}
-    assert reduced(numbers, torch.device("cpu")) == numbers
+    assert reduced(numbers) == numbers
 
 
 def gradients(model: nn.Module, rows: Tensor) -> list[float]:
@@ -262,11 +262,11 @@ def on_a_rank() -> None:
     for name, model in models.items():
         own = TOKENS if name == "tensor" else rows  # there, all ranks see all rows, and a part of the heads
         before = gradients(model, own)
-        found = reduced(measure_layers(model, {"input_ids": own}), torch.device("cpu"))
+        found = reduced(measure_layers(model, {"input_ids": own}))
         report[name] = {"found": found, "before": before, "after": gradients(model, own)}
     broken = {"logit_max": [1.0, float("nan") if rank else 2.0], "hidden_rms": [float("inf") if rank else 1.0, 3.0]}
     broken |= {"lambda_mean": [0.25 * rank, 0.5]}
-    report["not finite"] = {"found": reduced(broken, torch.device("cpu"))}
+    report["not finite"] = {"found": reduced(broken)}
     (folder / f"report {rank}").write_text(json.dumps(report))
     torch.distributed.destroy_process_group()
 

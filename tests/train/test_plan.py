@@ -122,7 +122,7 @@ def test_a_plan_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (made.device, made.kind, made.peak) == ("cpu", "single", 1e11)
     assert made.device_memory is not None
     assert made.ways[0].fits
-    monkeypatch.setattr(module, "_room", lambda gpu: None)
+    monkeypatch.setattr(module, "_available_memory", lambda gpu: None)
     unknown = plan(load_recipe("retrieval")).ways[0]
     assert (unknown.fits, unknown.accumulation) == (None, None)
 

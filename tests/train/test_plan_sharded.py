@@ -9,9 +9,10 @@ import torch.distributed as dist
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.ops.backends import explain
 from diff_transformer.train.distributed import shard
-from diff_transformer.train.memory_plan import Situation, meta_model, peak_memory, sizes_of
+from diff_transformer.train.memory_plan import peak_memory
 from diff_transformer.train.recipe_schema import TrainRecipe
 from diff_transformer.train.step import build_optimizers
+from diff_transformer.train.step_costs import StepLayout, meta_model, sizes_of
 
 # Neither is promised by torch to stay.
 fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
@@ -37,7 +38,7 @@ def test_a_rank_holds_what_the_plan_says(length: int, parts: int, precision: str
         vocab_size=2000, hidden_size=128, intermediate_size=344, num_hidden_layers=4, num_attention_heads=8, head_dim=16
     )
     recipe = TrainRecipe.model_validate({"steps": 1, "learning_rate": 1e-3})
-    situation = Situation(
+    layout = StepLayout(
         kind="fsdp",
         devices=RANKS,
         sequences=2,
@@ -48,7 +49,7 @@ def test_a_rank_holds_what_the_plan_says(length: int, parts: int, precision: str
         backend="cpu" if explain("cpu")["cpu"] is None else "blockwise",
         on_cpu=True,
     )
-    planned = peak_memory(config, sizes_of(meta_model(config), recipe), situation).total
+    planned = peak_memory(config, sizes_of(meta_model(config), recipe), layout).total
 
     model = DiffTransformerForCausalLM(config).train()
     if checkpointing:

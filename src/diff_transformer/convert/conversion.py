@@ -18,9 +18,8 @@ from diff_transformer.convert.layout_tables import LAYOUTS
 from diff_transformer.convert.weight_files import INDEX, Weights, read_json_object
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.storage.atomic import refuse_existing
+from diff_transformer.storage.atomic import ResumableDirectory, refuse_existing
 from diff_transformer.storage.files import free_bytes
-from diff_transformer.storage.resumable_directory import ResumableDirectory
 
 CONFIG = "config.json"
 MAX_SHARD_SIZE = "5GB"

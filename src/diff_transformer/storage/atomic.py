@@ -1,17 +1,21 @@
 """Files and folders that appear under their names only when they are complete, whatever interrupts their making.
 
 Each is made in a sibling, reaches the disk, and is then renamed. Names of such siblings begin with a dot:
-`.unfinished-X` is being made, and `.replaced-X` is the folder X that the new one replaces.
+`.unfinished-X` is being made, and `.replaced-X` is the folder X that the new one replaces. The making of a
+`ResumableDirectory` can be interrupted and resumed, file by file.
 """
 
+import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from diff_transformer.storage.files import files_in, flush, flush_names
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 _UNFINISHED, _REPLACED = ".unfinished-", ".replaced-"
 
@@ -21,11 +25,8 @@ def atomic_file(path: Path, *, concurrent: bool = False) -> Iterator[Path]:
     """An empty file to write, which takes the place of `path` when the block ends, with the permissions of a new file.
 
     After an error or an interruption `path` stays as it was, and the unfinished file is removed. One that a killed
-    process left behind is overwritten by the next attempt.
-
-    Args:
-        path: the file to be; it may exist.
-        concurrent: whether several processes may write the file at the same time, the last of which wins.
+    process left behind is overwritten by the next attempt. With `concurrent`, several processes may write the file at
+    the same time, and the last one wins.
 
     Raises:
         OSError: the file cannot be written.
@@ -38,9 +39,7 @@ def atomic_file(path: Path, *, concurrent: bool = False) -> Iterator[Path]:
         unfinished.touch()
         permissions = stat.S_IMODE(unfinished.stat().st_mode)
         yield unfinished
-        unfinished.chmod(permissions)  # safetensors makes its files for their owner alone
-        with unfinished.open("r+b") as stream:
-            os.fsync(stream.fileno())  # or a power cut could leave the name without its content
+        _complete(unfinished, permissions)
         os.replace(unfinished, path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
@@ -86,18 +85,22 @@ def unfinished_path(target: Path) -> Path:
 def commit(unfinished: Path, target: Path, *, replace: bool = False) -> None:
     """Rename a filled folder to `target`, once all that it holds has reached the disk.
 
-    Its files get the permissions of new ones. A folder that is replaced is moved aside until `clean_up` removes it.
-
-    Args:
-        unfinished: the folder, on the file system of `target`.
-        target: the folder to be.
-        replace: whether it may exist.
+    Its files get the permissions of new ones. With `replace`, a folder at `target` is moved aside until `clean_up`
+    removes it.
 
     Raises:
         FileExistsError: `target` exists and is not to be replaced.
     """
-    _follow_umask(unfinished)
-    flush(unfinished)
+    fresh = unfinished / f".new-{os.getpid()}"
+    try:
+        fresh.touch()
+        permissions = stat.S_IMODE(fresh.stat().st_mode)
+    finally:
+        fresh.unlink(missing_ok=True)
+    for file in files_in(unfinished):
+        _complete(file, permissions)
+    for folder in (unfinished, *(path for path in unfinished.rglob("*") if path.is_dir())):
+        flush_names(folder)
     if not replace:
         refuse_existing(target)
     elif target.exists():
@@ -133,17 +136,104 @@ def stale_paths(parent: Path, pattern: str) -> set[Path]:
     return {parent / path.name.removeprefix(prefix) for prefix, path in siblings}
 
 
-def _follow_umask(folder: Path) -> None:
-    """Give all files in a folder the permissions of new ones: safetensors makes its files for their owner alone."""
-    fresh = folder / f".new-{os.getpid()}"
-    try:
-        fresh.touch()
-        permissions = fresh.stat().st_mode
-    finally:
-        fresh.unlink(missing_ok=True)
-    for file in files_in(folder):
-        file.chmod(stat.S_IMODE(permissions))
+def files_in(folder: Path) -> list[Path]:
+    """All files in a folder and in those below it, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def flush_names(folder: Path) -> None:
+    """Wait until the names in a folder have reached the disk: after something in it was made or moved."""
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _complete(file: Path, permissions: int) -> None:
+    """Set a written file's permissions and wait until it has reached the disk."""
+    file.chmod(permissions)  # safetensors makes its files for their owner alone
+    with file.open("r+b") as stream:
+        os.fsync(stream.fileno())  # or a power cut could leave the name without its content
 
 
 def _replaced_path(target: Path) -> Path:
     return target.with_name(_REPLACED + target.name)
+
+
+class ResumableDirectory:
+    """The files of a folder to be, in a sibling ``.unfinished-NAME``, until the folder gets its name at the end.
+
+    A file has its name only when it is complete, so a file that is present is never made again. What an interrupted
+    making left is used only if it was made for the same ``job``: what is made of what, as JSON can hold it.
+
+    Raises:
+        FileExistsError: ``target`` exists.
+    """
+
+    def __init__(self, target: Path, job: Mapping[str, Any]) -> None:
+        self.target, self.job = target, dict(job)
+        self._sibling = unfinished_path(target)
+        self._files, self._job_file = self._sibling / "files", self._sibling / "job.json"
+        refuse_existing(target)
+
+    def finished(self) -> set[str]:
+        """Names of the files that an interrupted job like this one has left."""
+        return {file.name for file in self._files.iterdir()} if self._is_same_job() else set()
+
+    @contextmanager
+    def started(self) -> Iterator[set[str]]:
+        """Resume an interrupted job like this one, or begin anew; no other process makes the folder meanwhile.
+
+        Yields the names of the files that are present. Raises FileExistsError where another process is making this
+        folder, or has made it.
+        """
+        self._sibling.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self._sibling / "lock")  # the operating system takes it from a process that ends
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise FileExistsError(
+                f"{str(self.target)!r} is being made by another process; wait for it, or name another folder."
+            ) from None
+        try:
+            refuse_existing(self.target)
+            if not self._is_same_job():
+                self._job_file.unlink(missing_ok=True)  # first, or it would speak for files that are gone
+                shutil.rmtree(self._files, ignore_errors=True)
+                self._files.mkdir()
+                self._job_file.write_text(json.dumps(self.job), encoding="utf-8")
+            yield self.finished()
+        finally:
+            lock.release()
+        shutil.rmtree(self._sibling)
+
+    def write(self, name: str, fill: Callable[[Path], object]) -> None:
+        """Make a file of the folder, or of a folder in it, complete or not at all; `fill` writes it at a path.
+
+        Raises:
+            OSError: it could not be written, e.g. because the disk is full.
+        """
+        try:
+            (self._files / name).parent.mkdir(exist_ok=True)
+            with atomic_file(self._files / name) as unfinished:
+                fill(unfinished)
+        except (OSError, SafetensorError) as error:  # the latter is what safetensors makes of a full disk
+            reason = str(error).rstrip(".")
+            raise OSError(
+                f"{name} could not be written ({reason}); the finished files stay in {str(self._sibling)!r}, and the "
+                "same command goes on from there."
+            ) from error
+
+    def finish(self) -> None:
+        """Give the folder its name."""
+        commit(self._files, self.target)
+
+    def _is_same_job(self) -> bool:
+        if not self._files.is_dir():  # it has its name already, and what is left here was not removed
+            return False
+        try:
+            return bool(json.loads(self._job_file.read_text(encoding="utf-8")) == self.job)
+        except (OSError, ValueError):  # there is none, or its writing was interrupted
+            return False

@@ -1,22 +1,22 @@
-"""What the disk has to be asked: to hold on to what was written, and whether it is full."""
+"""Reads JSON and the metrics of a run, and says whether the disk is full."""
 
 import errno
 import json
+import math
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
 
 def parse_json(data: str | bytes, where: str) -> Any:
     """What a piece of JSON holds.
 
-    Args:
-        data: the text, or its bytes in UTF-8.
-        where: what the message names it by: a file, a line of a file.
-
     Raises:
-        ValueError: one sentence: it is not UTF-8, not JSON, or nested deeper than Python reads.
+        ValueError: one sentence, which begins with `where`: it is not UTF-8, not JSON, or nested deeper than Python
+            reads.
     """
     try:
         return json.loads(data if isinstance(data, str) else data.decode("utf-8"))
@@ -35,31 +35,37 @@ def read_json(path: str | Path) -> Any:
     return parse_json(Path(path).read_bytes(), str(path))
 
 
-_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+def finite(value: Any) -> Any:
+    """A value for JSON, which has neither NaN nor infinity: None takes their place in it."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(each) for key, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, list) else value
 
 
-def files_in(folder: Path) -> list[Path]:
-    """All files in a folder and in those below it, sorted."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The logged steps of a `metrics.jsonl`, without the half line that a running or killed training leaves.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is not one of metrics; the message names it.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        *lines, _ = Path(path).read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
+    return [parse_metrics_line(text, f"{path}, line {number}") for number, text in enumerate(lines, start=1)]
 
 
-def flush(folder: Path) -> None:
-    """Wait until a folder and all that it holds have reached the disk, so that no power cut takes them back."""
-    for file in files_in(folder):
-        with file.open("r+b") as stream:
-            os.fsync(stream.fileno())
-    for entry in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        flush_names(entry)
-
-
-def flush_names(folder: Path) -> None:
-    """Wait until the names in a folder have reached the disk: after something in it was made or moved."""
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def parse_metrics_line(text: str | bytes, where: str) -> dict[str, Any]:
+    """The numbers of one line by name, "step" among them. Raises ValueError, which names `where`, if it is none."""
+    line = parse_json(text, where)
+    if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+        raise ValueError(f"{where}: expected an object with a whole number 'step'")
+    return line
 
 
 def free_bytes(path: Path) -> int:
@@ -75,12 +81,9 @@ def require_space(path: Path, size: int) -> None:
 
 
 def full_disk(error: BaseException, path: Path, size: int | None = None) -> str | None:
-    """In words that the disk of `path` is full, if an error says so; None for any other error.
+    """Say that the disk of `path` is full, where an error of Python or of a library means that; None for any other.
 
-    Args:
-        error: of Python, or of a library that has the system's words in its message.
-        path: what cannot be written; it need not exist.
-        size: how many bytes it takes, if known.
+    `size` is how many bytes the file or folder takes, if known.
     """
     reason = " ".join(str(error).split())
     if getattr(error, "errno", None) not in _FULL and not any(os.strerror(number) in reason for number in _FULL):

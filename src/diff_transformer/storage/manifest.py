@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diff_transformer.storage.atomic import atomic_file
-from diff_transformer.storage.files import files_in, read_json
+from diff_transformer.storage.atomic import atomic_file, files_in
+from diff_transformer.storage.files import read_json
 
 MANIFEST = "complete.json"
 _BLOCK = 1 << 20  # bytes that are read at a time
@@ -28,15 +28,10 @@ Stamp = tuple[int, int]
 
 
 class Entry(NamedTuple):
-    """What a manifest says of a file.
-
-    Attributes:
-        size: in bytes.
-        sha256: of the content, in hexadecimal; None in a manifest of an earlier version, which had sizes alone.
-    """
+    """What a manifest says of a file: its bytes, and the SHA-256 of its content in hexadecimal digits."""
 
     size: int
-    sha256: str | None
+    sha256: str | None  # None in a manifest of an earlier version, which had sizes alone
 
 
 def sizes_in(folder: Path) -> dict[str, int]:
@@ -47,11 +42,7 @@ def sizes_in(folder: Path) -> dict[str, int]:
 
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 of some files in a folder, by name.
-
-    Raises:
-        OSError: one cannot be read.
-    """
+    """The SHA-256 of some files in a folder, by name."""
     names = list(names)
     with ThreadPoolExecutor(_THREADS) as threads:
         return dict(zip(names, threads.map(lambda name: sha256_of(folder / name), names), strict=True))
@@ -71,14 +62,12 @@ def read_manifest(folder: Path) -> dict[str, Entry]:
         ValueError: it is broken.
     """
     try:
-        files = read_json(folder / MANIFEST)["files"].items()
-        found = {
+        return {
             name: Entry(entry, None) if isinstance(entry, int) else Entry(entry["size"], entry["sha256"])
-            for name, entry in files
+            for name, entry in read_json(folder / MANIFEST)["files"].items()
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{MANIFEST} is broken: {error!r}") from None
-    return found
 
 
 def why_incomplete(folder: Path) -> str | None:
@@ -98,16 +87,16 @@ def why_incomplete(folder: Path) -> str | None:
 
 
 def why_changed(folder: Path, names: Iterable[str] | None = None) -> str | None:
-    """Which of some files, all unless given, no longer holds what it held for the manifest; None where all do.
+    """Which of some files (by default all) no longer holds what it held for the manifest; None where all do.
 
-    Reads them whole: not to be asked often of large ones. Files without a digest in the manifest count as unchanged.
+    Reads each file from beginning to end. Files without a digest in the manifest count as unchanged.
     """
     try:
-        written = {name: entry.sha256 for name, entry in read_manifest(folder).items() if entry.sha256 is not None}
-        found = digests(folder, sorted(written if names is None else written.keys() & set(names)))
+        expected = {name: entry.sha256 for name, entry in read_manifest(folder).items() if entry.sha256 is not None}
+        present = digests(folder, sorted(expected if names is None else expected.keys() & set(names)))
     except (OSError, ValueError) as error:
         return f"it cannot be read: {' '.join(str(error).split())}"
-    changed = [name for name, digest in found.items() if digest != written[name]]
+    changed = [name for name, digest in present.items() if digest != expected[name]]
     return f"{changed[0]} does not hold what was written, by its SHA-256" if changed else None
 
 
@@ -133,12 +122,10 @@ def sha256_of(file: str | Path, prefix: bytes = b"") -> str:
 
 
 def file_digests(files: Sequence[str], record: Path) -> list[str]:
-    """The SHA-256 of each file's ending and content, in hexadecimal digits.
+    """The SHA-256 of the ending and content of each file, in hexadecimal digits.
 
-    Args:
-        files: their absolute paths, by which they are remembered.
-        record: where the digests are remembered, a line for a file. What has been hashed before an interruption is not
-            hashed again. Where the record cannot be written, nothing is remembered.
+    `record` remembers the digests by the absolute paths in `files`, a line for each. What has been hashed before an
+    interruption is not hashed again. Where the record cannot be written, nothing is remembered.
     """
     known, lines = _read_record(record)
     stamps = {file: _stamp(file) for file in files}

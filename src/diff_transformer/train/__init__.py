@@ -1,6 +1,6 @@
 """Training: recipes say what is trained, and one loop trains it."""
 
-from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.storage.files import read_metrics
 from diff_transformer.train.divergence import DivergenceError
 from diff_transformer.train.loop import TrainedRun, TrainingRun, open_run, train
 from diff_transformer.train.process_errors import TrainingInterrupted

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from diff_transformer.data.packing import IGNORED
 from diff_transformer.storage.atomic import write_atomically
+from diff_transformer.storage.files import finite
 from diff_transformer.train.distributed import DistributedContext, reshard
 from diff_transformer.train.layer_statistics import measure_layers, reduced
-from diff_transformer.train.nonfinite_search import Origin, layer_of, locate_nonfinite, loss_of_rows
+from diff_transformer.train.nonfinite_search import layer_of, locate_nonfinite
 from diff_transformer.train.process_errors import gathered
-from diff_transformer.train.recipe_schema import TrainRecipe
-from diff_transformer.train.run_folder import DIVERGENCE
+from diff_transformer.train.step import loss_of_rows, split_rows
 
 # A loss is compared with at most so many losses before it, and only once there are so many.
 _MOST_LOSSES, _FEWEST_LOSSES = 100, 20
@@ -44,12 +44,8 @@ class DivergenceError(ValueError):
 
 @dataclass(frozen=True)
 class BadStep:
-    """A step that must not change the weights.
-
-    Attributes:
-        reason: what is wrong with it, in words.
-        loss, norm: its loss in nats, and the norm of its gradient.
-        median_loss: the median of the losses before it; None where there were none.
+    """A step that must not change the weights: what is wrong with it, in words, its loss in nats, the norm of its
+    gradient, and the median of the losses before it, if there were any.
     """
 
     reason: str
@@ -74,11 +70,9 @@ class SpikeDetector:
         self.bad_steps = self.overflows = 0  # in a row
 
     def check(self, loss: float, norm: float) -> BadStep | None:
-        """Whether a step is bad; None where it is not. Called once for each step.
+        """Whether a step is bad, by its loss before the optimizer changes the weights; None where it is not.
 
-        Args:
-            loss: of the step, before the optimizer changes the weights by it.
-            norm: of its gradient.
+        Called once for each step.
         """
         median_loss = median(self.losses) if self.losses else None
         reason = self._reason(loss, norm, median_loss)
@@ -127,7 +121,7 @@ class Divergence:
         bad_step: what is wrong with it.
         layer: the number, counted from 1, of the layer where it began; None outside of the layers or where unknown.
         module: the module; "" is the model itself, None unknown.
-        explanation: what was found there, in words.
+        explanation: what is wrong there, in words.
         weights_are_broken: whether it cannot help to skip the batch.
         rows: the loss of each row of the batch, for a spike.
         now, before: statistics of each layer, for a spike: in this step, and as they were logged last.
@@ -155,7 +149,7 @@ class Divergence:
             OSError: it cannot be written; the message is what `str()` gives, and why.
         """
         try:
-            write_atomically(file, json.dumps(_without_nan(asdict(self)), indent=1) + "\n")
+            write_atomically(file, json.dumps(finite(asdict(self)), indent=1) + "\n")
         except OSError as error:
             raise OSError(f"{self} This cannot be written to {str(file)!r}: {error}.") from error
 
@@ -173,117 +167,72 @@ def diagnose(
     """Find the layer where a bad step went wrong. The weights are those before it; its gradients are lost.
 
     A second pass looks for what is not finite. For a spike, the statistics of each layer are compared with those
-    logged last, and the rows of the batch with each other. All processes call this and get the same answer.
-
-    Args:
-        model: without DDP's wrapper, in training mode.
-        batch: of the step, the whole of it: (B, N) `input_ids`, `labels` and what else the model takes.
-        context: the processes of the run.
-        bad_step: what `SpikeDetector.check` returned.
-        step: its number.
-        accumulation: the parts that each process divides its rows into.
-        before: the statistics of `measure_layers` that were logged last, if any.
+    logged last (`before`), and the rows of the batch with each other. All processes call this with the whole batch of
+    the step and the model, without DDP's wrapper, in training mode. They get the same answer.
     """
     rows = context.local_batch(dict(batch))
     if math.isfinite(bad_step.loss) and math.isfinite(bad_step.norm):
-        return _spike(model, rows, context, bad_step, step, dict(before or {}))
+        return _spike(model, rows, context, bad_step, step, before or {})
     targets = (batch["labels"][:, 1:] != IGNORED).sum()
-    parts = [{name: tensor.chunk(accumulation)[part] for name, tensor in rows.items()} for part in range(accumulation)]
-    origin = locate_nonfinite(model, parts, (targets / context.dp_size).to(context.device), context)
+    items = (targets / context.dp_size).to(context.device)
+    origin = locate_nonfinite(model, split_rows(rows, accumulation), items, context)
     if origin is None:
         explanation = (
             "The same step with the same weights is finite when it is repeated: suspect the hardware, or an operation "
             "that does not give the same result each time."
         )
         return Divergence(step, bad_step, layer=None, module=None, explanation=explanation)
-    explanation = f"It began in {_module_in_words(origin.module, model)}: {origin.explanation}."
-    explanation += _part_and_ranks_in_words(origin, context, accumulation)
-    broken = origin.kind == "weight"
-    return Divergence(step, bad_step, origin.layer, origin.module, explanation, weights_are_broken=broken)
-
-
-def stop_or_skip(
-    divergence: Divergence,
-    settings: TrainRecipe,
-    detector: SpikeDetector,
-    folder: Path,
-    checkpoint: Path | None,
-    context: DistributedContext,
-) -> None:
-    """Write the report into the run's folder; raise unless the recipe wants bad steps skipped and that can help.
-
-    Raises:
-        DivergenceError: the run must stop.
-    """
-    if context.is_first:
-        divergence.write(folder / DIVERGENCE)
-    if settings.on_divergence == "skip" and detector.may_skip and not divergence.weights_are_broken:
-        return
-    where = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
-    raise DivergenceError(
-        f"{divergence} All of it is in {folder / DIVERGENCE}; {where}. A lower train.learning_rate (now "
-        f"{settings.learning_rate}) or a longer warm-up usually helps; train.on_divergence=skip skips such steps."
-    )
-
-
-def _module_in_words(module: str, model: Any) -> str:
-    """A module's layer, counted from 1, and its name."""
-    layer = layer_of(module)
-    if layer is None:
-        return module or "the loss"
-    return f"layer {layer} of {model.config.num_hidden_layers} ({module})"
-
-
-def _part_and_ranks_in_words(origin: Origin, context: DistributedContext, accumulation: int) -> str:
-    """Which part of the batch and which processes it was, where there are several."""
-    words = ""
+    layer = layer_of(origin.module)
+    where = origin.module or "the loss"
+    if layer is not None:
+        where = f"layer {layer} of {model.config.num_hidden_layers} ({origin.module})"
+    explanation = f"It began in {where}: {origin.explanation}."
     if origin.part is not None and accumulation > 1:
-        words += f" It was part {origin.part} of the {accumulation} that a batch is divided into."
+        explanation += f" It was part {origin.part} of the {accumulation} that a batch is divided into."
     if len(origin.ranks) < context.count:
-        words += f" Of {context.count} processes these saw it: {', '.join(map(str, origin.ranks))}."
-    return words
+        explanation += f" Of {context.count} processes these saw it: {', '.join(map(str, origin.ranks))}."
+    broken = origin.kind == "weight"
+    return Divergence(step, bad_step, layer, origin.module, explanation, weights_are_broken=broken)
 
 
 def _spike(
     model: Any,
-    rows: Mapping[str, Tensor],
+    rows: dict[str, Tensor],
     context: DistributedContext,
     bad_step: BadStep,
     step: int,
-    before: dict[str, list[float]],
+    before: Mapping[str, list[float]],
 ) -> Divergence:
     # The gradients are still there, and clipping has not changed each layer's share of them.
     squares = [context.clip(layer.parameters(), None) ** 2 for layer in model.model.layers]
-    shares = [square / max(sum(squares), 1e-300) for square in squares]
     losses, targets = _row_losses(model, rows, context)
-    worst = max(range(len(losses)), key=lambda row: losses[row])
+    worst = losses.index(max(losses))
     worst_row = {name: tensor[worst : worst + 1].to(context.device) for name, tensor in rows.items()}
     with context.autocast():
-        now = reduced(measure_layers(model, worst_row), context.device)
+        now = reduced(measure_layers(model, worst_row))
     per_rank = gathered(list(zip(losses, targets, strict=True)))[: context.dp_size]
     all_rows = [row for each in per_rank for row in each]
     layer, growth = _growth(now, before)
-    explanation = f"{growth} {_rows_in_words(all_rows, bad_step.median_loss)}"
     return Divergence(
         step,
         bad_step,
         layer=layer,
         module=None if layer is None else f"model.layers.{layer - 1}",
-        explanation=explanation,
+        explanation=f"{growth} {_rows_in_words(all_rows, bad_step.median_loss)}",
         rows=[loss for loss, _ in all_rows],
         now=now,
         before={name: list(before[name]) for name in now if before.get(name)},
-        gradient_shares=shares,
+        gradient_shares=[square / max(sum(squares), 1e-300) for square in squares],
     )
 
 
 @torch.no_grad()
-def _row_losses(model: Any, rows: Mapping[str, Tensor], context: DistributedContext) -> tuple[list[float], list[int]]:
+def _row_losses(model: Any, rows: dict[str, Tensor], context: DistributedContext) -> tuple[list[float], list[int]]:
     """For each of this process' rows, the mean loss over its targets, and how many these are."""
     targets = (rows["labels"][:, 1:] != IGNORED).sum(1)
     losses = [
-        loss_of_rows(model, {name: tensor[row : row + 1] for name, tensor in rows.items()}, count.clamp(min=1), context)
-        for row, count in enumerate(targets)
+        loss_of_rows(model, row, count.clamp(min=1), context)
+        for row, count in zip(split_rows(rows, len(targets)), targets, strict=True)
     ]
     reshard(model)
     return torch.stack(losses).tolist(), targets.tolist()
@@ -329,12 +278,3 @@ def _rows_in_words(rows: Sequence[tuple[float, int]], median_loss: float | None)
                 f"{losses[row]:.2f}, the rows' median {median(losses):.2f}."
             )
     return f"The rows of the batch are alike: their losses go from {min(losses):.2f} to {max(losses):.2f}."
-
-
-def _without_nan(value: Any) -> Any:
-    """For JSON, which has no NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    return [_without_nan(each) for each in value] if isinstance(value, list) else value

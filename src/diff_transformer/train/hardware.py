@@ -50,47 +50,39 @@ class Gpu:
         return self.tf32 if tf32 else self.float32
 
 
-def _gpu(
-    name: str,
-    device_names: str,
-    memory_gib: float,
-    half: float,
-    tf32: float,
-    float32: float,
-    link: float | None,
-    network: float | None = None,
-) -> Gpu:
-    """In the units of the datasheets: TFLOP/s and GB/s."""
-    bandwidths = (None if bandwidth is None else bandwidth * 1e9 for bandwidth in (link, network))
-    return Gpu(name, device_names, memory_gib, half * 1e12, tf32 * 1e12, float32 * 1e12, *bandwidths)
-
-
 # TFLOP/s from the vendors' datasheets; where they print the number for sparse matrices, half of it. Then GB/s in one
 # direction, half of the datasheets' sums of both: NVLink (1800, 900 and 600 GB/s), AMD's Infinity Fabric (7 × 128), or
 # else PCIe x16 (128 GB/s in its fifth generation, 64 in its fourth), also where bridges join some pairs of a machine.
 # Last the network: DGX B200, H200 and H100 have a card of 400 Gb/s for each GPU, DGX A100 has one of 200, and AMD's
 # reference network for the MI300X one of 400.
-_GPUS = [
-    _gpu("b200", r"NVIDIA B200", 178, 2250, 1125, 75, 900, 50),
-    _gpu("h200", r"NVIDIA H200", 139.8, 989.5, 494.7, 67, 450, 50),
-    _gpu("h200-nvl", r"NVIDIA H200 NVL", 139.8, 835.5, 417.5, 60, 64),
-    _gpu("h100", r"NVIDIA H100 80GB HBM3", 79.1, 989.5, 494.7, 67, 450, 50),
-    _gpu("h100-pcie", r"NVIDIA H100 PCIe", 79.1, 756, 378, 51, 64),
-    _gpu("h100-nvl", r"NVIDIA H100 NVL", 93, 835.5, 417.5, 60, 64),
-    _gpu("gh200", r"NVIDIA GH200 480GB", 94.5, 989.5, 494.7, 67, None),
-    _gpu("a100-80", r"NVIDIA A100(-SXM4-80GB|-PCIE-80GB| 80GB PCIe)", 79.1, 312, 156, 19.5, 300, 25),
-    _gpu("a100-40", r"NVIDIA A100-(SXM4|PCIE)-40GB", 39.4, 312, 156, 19.5, 300, 25),
-    _gpu("mi300x", r"AMD Instinct MI300X( OAM)?", 191.5, 1307.4, 653.7, 163.4, 448, 50),
-    _gpu("l40s", r"NVIDIA L40S", 44.4, 362, 183, 91.6, 32),
-    _gpu("l4", r"NVIDIA L4", 22, 121, 60, 30.3, 32),
-    _gpu("a10g", r"NVIDIA A10G", 22, 70, 35, 35, 32),
-    _gpu("rtx-6000-ada", r"NVIDIA RTX 6000 Ada Generation", 47.4, 364.2, 182.1, 91.1, 32),
-    _gpu("rtx-a6000", r"NVIDIA RTX A6000", 47.4, 154.8, 77.4, 38.7, 32),
-    _gpu("rtx-5090", r"NVIDIA GeForce RTX 5090", 31.4, 209.5, 104.8, 104.8, 64),
-    _gpu("rtx-4090", r"NVIDIA GeForce RTX 4090", 23.5, 165.2, 82.6, 82.6, 32),
-    _gpu("rtx-3090", r"NVIDIA GeForce RTX 3090", 23.6, 71, 35.6, 35.6, 32),
+_DATASHEETS: list[tuple[str, str, float, float, float, float, float | None, float | None]] = [
+    ("b200", r"NVIDIA B200", 178, 2250, 1125, 75, 900, 50),
+    ("h200", r"NVIDIA H200", 139.8, 989.5, 494.7, 67, 450, 50),
+    ("h200-nvl", r"NVIDIA H200 NVL", 139.8, 835.5, 417.5, 60, 64, None),
+    ("h100", r"NVIDIA H100 80GB HBM3", 79.1, 989.5, 494.7, 67, 450, 50),
+    ("h100-pcie", r"NVIDIA H100 PCIe", 79.1, 756, 378, 51, 64, None),
+    ("h100-nvl", r"NVIDIA H100 NVL", 93, 835.5, 417.5, 60, 64, None),
+    ("gh200", r"NVIDIA GH200 480GB", 94.5, 989.5, 494.7, 67, None, None),
+    ("a100-80", r"NVIDIA A100(-SXM4-80GB|-PCIE-80GB| 80GB PCIe)", 79.1, 312, 156, 19.5, 300, 25),
+    ("a100-40", r"NVIDIA A100-(SXM4|PCIE)-40GB", 39.4, 312, 156, 19.5, 300, 25),
+    ("mi300x", r"AMD Instinct MI300X( OAM)?", 191.5, 1307.4, 653.7, 163.4, 448, 50),
+    ("l40s", r"NVIDIA L40S", 44.4, 362, 183, 91.6, 32, None),
+    ("l4", r"NVIDIA L4", 22, 121, 60, 30.3, 32, None),
+    ("a10g", r"NVIDIA A10G", 22, 70, 35, 35, 32, None),
+    ("rtx-6000-ada", r"NVIDIA RTX 6000 Ada Generation", 47.4, 364.2, 182.1, 91.1, 32, None),
+    ("rtx-a6000", r"NVIDIA RTX A6000", 47.4, 154.8, 77.4, 38.7, 32, None),
+    ("rtx-5090", r"NVIDIA GeForce RTX 5090", 31.4, 209.5, 104.8, 104.8, 64, None),
+    ("rtx-4090", r"NVIDIA GeForce RTX 4090", 23.5, 165.2, 82.6, 82.6, 32, None),
+    ("rtx-3090", r"NVIDIA GeForce RTX 3090", 23.6, 71, 35.6, 35.6, 32, None),
 ]
-GPUS = {gpu.name: gpu for gpu in _GPUS}
+GPUS = {
+    name: Gpu(
+        *(name, device_names, memory_gib, half * 1e12, tf32 * 1e12, float32 * 1e12),
+        link=None if link is None else link * 1e9,
+        network=None if network is None else network * 1e9,
+    )
+    for name, device_names, memory_gib, half, tf32, float32, link, network in _DATASHEETS
+}
 
 
 def gpu_named(name: str) -> Gpu:
@@ -122,7 +114,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     found = torch.cuda.get_device_name(device)
-    gpu = next((gpu for gpu in _GPUS if re.fullmatch(gpu.device_names, found)), None)
+    gpu = next((gpu for gpu in GPUS.values() if re.fullmatch(gpu.device_names, found)), None)
     return None if gpu is None else gpu.peak(precision, torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 

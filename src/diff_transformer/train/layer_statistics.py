@@ -6,7 +6,7 @@ attention layers compute both beside the pass, in blocks of queries: memory grow
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,24 +15,13 @@ from diff_transformer.model.interface_attention import InterfaceAttention
 from diff_transformer.nn import DecoderLayer, DifferentialAttention
 from diff_transformer.ops import diff_attention
 from diff_transformer.train.distributed import reshard
+from diff_transformer.train.process_errors import gathered
 
 # Keys of a batch that say which tokens there are; and labels, which are left out.
 _DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 _TOKENS = ("input_ids", "position_ids", *_DOCUMENTS)
 _LARGEST, _MEANS = ("logit_max",), ("lambda_mean",)  # everything else is a root mean square
 _SCORES = 1 << 22  # logits to hold at a time
-
-
-class _Visible(NamedTuple):
-    """The keys that the tokens (B, N) of a batch attend to: those of the token's document, up to itself.
-
-    Attributes:
-        first: (B, N) the first token of each token's document.
-        documents: for each sequence, where its documents begin, and N at the end; None where each is one document.
-    """
-
-    first: Tensor
-    documents: list[Tensor] | None
 
 
 @torch.no_grad()
@@ -66,7 +55,7 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
     if unknown := batch.keys() - {*_TOKENS, "labels"}:
         raise ValueError(f"A batch to inspect holds {', '.join(_TOKENS)}; got {', '.join(sorted(unknown))} as well.")
     tokens = {name: batch[name] for name in _TOKENS if name in batch}
-    visible = _visible(tokens)
+    first, documents = _visible(tokens)
     statistics: dict[str, list[Tensor]] = {}
 
     def note(name: str, value: Tensor) -> None:
@@ -81,14 +70,14 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
         else:
             q, k = queries.transpose(1, 2).unsqueeze(2), keys.unsqueeze(2)
         window = attention.sliding_window
-        note("logit_max", _largest_logit(q, k, attention.scaling, window, visible.first))
+        note("logit_max", _largest_logit(q, k, attention.scaling, window, first))
         if not isinstance(attention, DifferentialAttention):
             return
         if attention.config.described.lambda_per_token:
             note("lambda_mean", attention.lambdas(hidden).mean())
         else:
             settings = {"is_causal": True, "scale": attention.scaling, "window": window}
-            note("norm_input_rms", _rms(_heads(q, k, values, attention.lambdas(hidden), visible.documents, settings)))
+            note("norm_input_rms", _rms(_heads(q, k, values, attention.lambdas(hidden), documents, settings)))
 
     with ExitStack() as undo:
         undo.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled passes hooks by
@@ -103,23 +92,16 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
     return {name: torch.stack(values).tolist() for name, values in statistics.items()}
 
 
-def reduced(numbers: Mapping[str, list[float]], device: torch.device) -> dict[str, list[float]]:
-    """Combine the statistics of all processes, each of which has data or heads of its own.
+def reduced(numbers: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Combine what `measure_layers` returns on all processes, each of which has data or heads of its own.
 
     Takes the largest of maxima, the mean of means, and the root mean square of the rest. A number that is not finite on
     one process is not finite in the result. Called on every process; all get the same result.
-
-    Args:
-        numbers: as :func:`measure_layers` returns them.
-        device: where tensors must be to travel between the processes.
     """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+    per_rank = gathered(list(numbers.values()))
+    if len(per_rank) == 1:
         return dict(numbers)
-    local = torch.tensor(list(numbers.values()), dtype=torch.float32, device=device)
-    per_rank = [torch.empty_like(local) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(per_rank, local)
-    ranks = torch.stack(per_rank)  # (ranks, names, layers)
+    ranks = torch.tensor(per_rank, dtype=torch.float32)  # (ranks, names, layers)
     largest, mean, root_mean_square = ranks.amax(0), ranks.mean(0), ranks.square().mean(0).sqrt()
     by_name = dict.fromkeys(_LARGEST, largest) | dict.fromkeys(_MEANS, mean)
     return {name: by_name.get(name, root_mean_square)[i].tolist() for i, name in enumerate(numbers)}
@@ -136,7 +118,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _visible(tokens: Mapping[str, Any]) -> _Visible:
+def _visible(tokens: Mapping[str, Any]) -> tuple[Tensor, list[Tensor] | None]:
+    """The first token of the document of each token, (B, N): a token attends to its document from there to itself.
+
+    And for each sequence, where its documents begin, and N at the end; None where each sequence is one document.
+    """
     shape, device = tokens["input_ids"].shape, tokens["input_ids"].device
     positions = torch.arange(shape[1], device=device)
     begins = (positions == 0).repeat(shape[0], 1)
@@ -146,9 +132,9 @@ def _visible(tokens: Mapping[str, Any]) -> _Visible:
         begins[:, 1:] |= tokens["position_ids"].diff(dim=1) != 1
     first = torch.where(begins, positions, 0).cummax(1).values
     if not first.any():
-        return _Visible(first, None)
+        return first, None
     end = positions.new_tensor([shape[1]])
-    return _Visible(first, [torch.cat((row.nonzero().flatten(), end)) for row in begins])
+    return first, [torch.cat((row.nonzero().flatten(), end)) for row in begins]
 
 
 def _heads(

@@ -16,11 +16,11 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from diff_transformer.data.text_batches import Batches
-from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.storage.files import read_metrics
 from diff_transformer.train.checkpoint import RunState, bytes_of, load_checkpoint, save_model, weights_of
 from diff_transformer.train.checkpoint_folder import Checkpoints, collective_directory
 from diff_transformer.train.distributed import DistributedContext
-from diff_transformer.train.divergence import BadStep, SpikeDetector, diagnose, stop_or_skip
+from diff_transformer.train.divergence import BadStep, DivergenceError, SpikeDetector, diagnose
 from diff_transformer.train.hardware import peak_flops
 from diff_transformer.train.layer_statistics import measure_layers, reduced
 from diff_transformer.train.process_errors import (
@@ -34,6 +34,7 @@ from diff_transformer.train.process_errors import (
 from diff_transformer.train.recipe import Recipe
 from diff_transformer.train.run_folder import (
     CHECKPOINTS,
+    DIVERGENCE,
     METRICS,
     MODEL,
     TENSORBOARD,
@@ -274,17 +275,27 @@ class TrainingRun:
         return _Step(number, loss, norm, rate, bad_step, is_last=number == self.settings.steps)
 
     def _report(self, bad_step: BadStep, number: int, batch: dict[str, Tensor]) -> None:
-        """Find out where a step went wrong. Raises DivergenceError unless it may be skipped."""
+        """Find out where a step went wrong, and raise DivergenceError unless it may be skipped."""
+        settings, report = self.settings, self.folder / DIVERGENCE
         divergence = diagnose(
             self.model,
             batch,
             self.context,
             bad_step,
             step=number,
-            accumulation=self.settings.accumulation,
+            accumulation=settings.accumulation,
             before=self.layers,
         )
-        stop_or_skip(divergence, self.settings, self.detector, self.folder, self.checkpoints.last, self.context)
+        if self.context.is_first:
+            divergence.write(report)
+        if settings.on_divergence == "stop" or not self.detector.may_skip or divergence.weights_are_broken:
+            checkpoint = self.checkpoints.last
+            where = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+            raise DivergenceError(
+                f"{divergence} All of it is in {report}; {where}. A lower train.learning_rate (now "
+                f"{settings.learning_rate}) or a longer warm-up usually helps; train.on_divergence=skip skips such "
+                "steps."
+            )
         if self.context.is_first:
             self.warn(f"The step is skipped. {divergence}")
 
@@ -327,8 +338,7 @@ class TrainingRun:
         """Statistics of each layer from one sequence of each process."""
         row = {name: tensor[:1] for name, tensor in self.context.local_batch(batch).items()}
         with self.context.autocast():
-            statistics = measure_layers(self.model, self.context.model_inputs(row))
-        return reduced(statistics, self.context.device)
+            return reduced(measure_layers(self.model, self.context.model_inputs(row)))
 
     def _evaluate(self, number: int) -> dict[str, float]:
         assert self.on_evaluate is not None  # the caller's own check

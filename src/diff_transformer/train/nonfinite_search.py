@@ -7,15 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from diff_transformer.train.distributed import DistributedContext, local, reshard
 from diff_transformer.train.process_errors import gathered
+from diff_transformer.train.step import loss_of_rows
 
-Side = Literal["input", "output"]
+Key = TypeVar("Key")
+# A module or a parameter by its name, and which side of the module; a parameter has none.
+Place = tuple[str, Literal["input", "output"] | None]
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Origin:
         kind: "weight": it was not finite before the step; "forward" and "backward": the pass that it happened in;
             "norm": gradients are finite, but too large for the sum of their squares.
         module: the module that it began in, as the model names it; "" for the loss.
-        explanation: a sentence about what was found.
+        explanation: what is wrong there, in words.
         part: which of the parts that a batch is divided into, counted from 1; None where it concerns no single part.
         ranks: the processes that saw it.
     """
@@ -36,11 +39,6 @@ class Origin:
     explanation: str
     part: int | None
     ranks: list[int]
-
-    @property
-    def layer(self) -> int | None:
-        """The number of the layer, counted from 1; None for what is in no layer."""
-        return layer_of(self.module)
 
 
 def layer_of(module: str) -> int | None:
@@ -55,19 +53,13 @@ def locate_nonfinite(
     """Repeat a step and find the first thing that is not finite: a weight, what a module gives, or a gradient.
 
     Gradients are lost; weights and everything else stay. Compiled layers run uncompiled, so that hooks are called.
-    All processes call this and all get the same answer.
-
-    Args:
-        model: without DDP's wrapper, in training mode.
-        parts: this process' parts of the batch, (n, N) on the CPU.
-        items: what each part's loss is divided by.
-        context: the processes of the run.
-
-    Returns:
-        None where all is finite: the step went wrong only once.
+    All processes call this, each with its parts of the batch, and all get the same answer: None where all is finite,
+    so that the step went wrong only once.
     """
-    if broken := _broken_weight(model):
-        return broken
+    name, ranks = _extreme({name: _not_finite(weight) for name, weight in model.named_parameters()}, last=False)
+    if name is not None:
+        explanation = f"{name} held numbers that are not finite before the step: what broke it came earlier"
+        return Origin("weight", name.rpartition(".")[0], explanation, None, ranks)
     largest: dict[str, float] = {}
     for part, rows in enumerate(parts, start=1):
         model.zero_grad()
@@ -77,21 +69,14 @@ def locate_nonfinite(
             undo.enter_context(torch.compiler.set_stance("force_eager"))
             hooks = _FiniteHooks(model, undo)
             loss = loss_of_rows(model, rows, items, context)
-            hooks.forward = False
-            first, ranks = _extreme(hooks.flags(hooks.values), last=False)
+            hooks.is_forward = False
+            first, ranks = _extreme(hooks.values, last=False)
             if first is not None:
-                return Origin("forward", *_forward_words(*hooks.names[first]), part, ranks)
+                return Origin("forward", *_forward_words(*first), part, ranks)
             loss.backward()
-            # The pass goes from the last place to the first, and a module's parameters belong to its beginning.
-            places: list[tuple[str, Side | None]] = list(hooks.names)
-            flags = hooks.flags(hooks.gradients)
-            for name, parameter in model.named_parameters():
-                places.append((name, None))
-                flags.append(_not_finite(parameter.grad))
-            order = sorted(range(len(places)), key=lambda place: hooks.position(*places[place]))
-            last, ranks = _extreme([flags[place] for place in order], last=True)
+            last, ranks = _extreme(_with_parameters(hooks.gradients, model), last=True)
             if last is not None:
-                return Origin("backward", *_backward_words(*places[order[last]]), part, ranks)
+                return Origin("backward", *_backward_words(*last), part, ranks)
             for name, size in _largest_gradients(model).items():
                 largest[name] = max(size, largest.get(name, 0.0))
     name = max(largest, key=largest.__getitem__)
@@ -104,69 +89,63 @@ def locate_nonfinite(
     return Origin("norm", name.rpartition(".")[0], explanation, None, list(range(context.count)))
 
 
-def loss_of_rows(model: nn.Module, rows: dict[str, Tensor], items: Tensor, context: DistributedContext) -> Tensor:
-    """The summed loss of some rows of a batch, divided by `items`: as a step of training computes it."""
-    with context.autocast():
-        return model(**context.model_inputs(rows), num_items_in_batch=items, use_cache=False, chunked_loss=True).loss
-
-
 class _FiniteHooks:
     """Hooks on all modules of a model that test their inputs and outputs, and the gradients of both.
 
     Attributes:
-        names: each place (a module and its side), in the order of the forward pass.
-        values, gradients: whether something there is not finite, by the number of the place.
-        forward: whether this is the forward pass; what is recomputed for gradients is not tested again.
+        values, gradients: whether something there is not finite, by place, in the order of the forward pass.
+        is_forward: whether this is the forward pass; what is recomputed for gradients is not tested again.
     """
 
     def __init__(self, model: nn.Module, undo: ExitStack) -> None:
-        self.names: list[tuple[str, Side]] = []
-        self.values: dict[int, Tensor] = {}
-        self.gradients: dict[int, Tensor] = {}
-        self.forward = True
-        self._places: dict[tuple[str, str], int] = {}
+        self.values: dict[Place, Tensor | None] = {}
+        self.gradients: dict[Place, Tensor | None] = {}
+        self.is_forward = True
         for name, module in model.named_modules():
             undo.callback(module.register_forward_pre_hook(partial(self._enter, name)).remove)
             undo.callback(module.register_forward_hook(partial(self._leave, name)).remove)
 
-    def flags(self, by_place: Mapping[int, Tensor]) -> list[Tensor | None]:
-        """A flag for each place, or None."""
-        return [by_place.get(place) for place in range(len(self.names))]
-
-    def position(self, name: str, side: Side | None) -> float:
-        """Where in the forward pass a place is; a parameter (no side) is where its module begins."""
-        if side is None:
-            # Weights of a module that nobody called are used by the loss itself.
-            return self._places.get((name.rpartition(".")[0], "input"), math.inf)
-        return self._places[name, side]
-
     def _enter(self, name: str, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         # A view for each use: its gradient is that of this use alone, not of all that the tensor is used for.
         views = tuple(x.view_as(x) if _is_number(x) else x for x in inputs)
-        self._test(name, "input", views)
+        self._test((name, "input"), views)
         return views
 
     def _leave(self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if not name:
             output = output.loss  # the model's other outputs are those of its modules
-        self._test(name, "output", output if isinstance(output, tuple) else (output,))
+        self._test((name, "output"), output if isinstance(output, tuple) else (output,))
 
-    def _test(self, name: str, side: Side, values: Iterable[Any]) -> None:
-        place = self._places.setdefault((name, side), len(self._places))
-        if place == len(self.names):
-            self.names.append((name, side))
-        for tensor in filter(_is_number, values):
-            if self.forward:
+    def _test(self, place: Place, tensors: Iterable[Any]) -> None:
+        self.values.setdefault(place)
+        self.gradients.setdefault(place)
+        for tensor in filter(_is_number, tensors):
+            if self.is_forward:
                 self._flag(self.values, place, tensor)
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._flag, self.gradients, place))
 
     @staticmethod
     @torch.no_grad()
-    def _flag(flags: dict[int, Tensor], place: int, tensor: Tensor) -> None:
-        flag = _not_finite(tensor)
-        assert flag is not None
-        flags[place] = flag | flags[place] if place in flags else flag
+    def _flag(flags: dict[Place, Tensor | None], place: Place, tensor: Tensor) -> None:
+        flag, before = _not_finite(tensor), flags[place]
+        flags[place] = flag if flag is None or before is None else flag | before
+
+
+def _with_parameters(gradients: Mapping[Place, Tensor | None], model: nn.Module) -> dict[Place, Tensor | None]:
+    """Flags for gradients and for those of the parameters, each of which stands where its module begins.
+
+    The backward pass goes from the last place to the first.
+    """
+    of_module: dict[Place, dict[Place, Tensor | None]] = {}
+    for name, parameter in model.named_parameters():
+        of_module.setdefault((name.rpartition(".")[0], "input"), {})[name, None] = _not_finite(parameter.grad)
+    flags: dict[Place, Tensor | None] = {}
+    for place, flag in gradients.items():
+        flags |= {place: flag} | of_module.pop(place, {})
+    for unused in of_module.values():  # weights of a module that nobody called are used by the loss itself
+        flags |= unused
+    return flags
 
 
 def _is_number(x: object) -> bool:
@@ -178,26 +157,16 @@ def _not_finite(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else ~local(tensor.detach()).isfinite().all()
 
 
-def _extreme(flags: Sequence[Tensor | None], last: bool) -> tuple[int | None, list[int]]:
-    """The first or the last of the flags that any process has, and which processes have it."""
+def _extreme(flags: Mapping[Key, Tensor | None], last: bool) -> tuple[Key | None, list[int]]:
+    """The first or the last key whose flag is set on any process, and on which processes it is."""
     # One transfer from the device for all of them.
-    known = {place: flag for place, flag in enumerate(flags) if flag is not None}
-    places = set(itertools.compress(known, torch.stack(list(known.values())).tolist())) if known else set()
-    per_rank = gathered(places)
+    known = {number: flag for number, flag in enumerate(flags.values()) if flag is not None}
+    numbers = set(itertools.compress(known, torch.stack(list(known.values())).tolist())) if known else set()
+    per_rank = gathered(numbers)
     if not any(per_rank):
         return None, []
-    place = (max if last else min)(set.union(*per_rank))
-    return place, [rank for rank, places in enumerate(per_rank) if place in places]
-
-
-def _broken_weight(model: nn.Module) -> Origin | None:
-    weights = dict(model.named_parameters())
-    place, ranks = _extreme([_not_finite(weight) for weight in weights.values()], last=False)
-    if place is None:
-        return None
-    name = list(weights)[place]
-    explanation = f"{name} held numbers that are not finite before the step: what broke it came earlier"
-    return Origin("weight", name.rpartition(".")[0], explanation, None, ranks)
+    extreme = (max if last else min)(set.union(*per_rank))
+    return list(flags)[extreme], [rank for rank, numbers in enumerate(per_rank) if extreme in numbers]
 
 
 def _largest_gradients(model: nn.Module) -> dict[str, float]:
@@ -209,7 +178,8 @@ def _largest_gradients(model: nn.Module) -> dict[str, float]:
     return dict(zip(parts, map(max, zip(*per_rank, strict=True)), strict=True))
 
 
-def _forward_words(name: str, side: Side) -> tuple[str, str]:
+def _forward_words(name: str, side: str | None) -> tuple[str, str]:
+    """The module where the forward pass went wrong, and what is wrong there."""
     if not name:
         return "", "the loss is not finite, although all that it is computed from is"
     if side == "output":
@@ -218,12 +188,12 @@ def _forward_words(name: str, side: Side) -> tuple[str, str]:
     return parent, f"what {parent or 'the model'} hands to {child} is not finite, although what it is computed from is"
 
 
-def _backward_words(name: str, side: Side | None) -> tuple[str, str]:
+def _backward_words(name: str, side: str | None) -> tuple[str, str]:
+    """The module where the backward pass went wrong, and what is wrong there."""
     before = "although the gradients before it in the backward pass are"
+    parent, _, child = name.rpartition(".")
     if side is None:
-        return name.rpartition(".")[0], f"the gradient of {name} is not finite, {before}"
+        return parent, f"the gradient of {name} is not finite, {before}"
     if side == "input":
         return name, f"the gradient that {name} gives back is not finite, {before}"
-    parent, _, child = name.rpartition(".")
-    giver = parent or "the loss"
-    return parent, f"the gradient that {giver} gives back to {child} is not finite, {before}"
+    return parent, f"the gradient that {parent or 'the loss'} gives back to {child} is not finite, {before}"

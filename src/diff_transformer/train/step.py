@@ -31,25 +31,34 @@ def backward(
 ) -> float:
     """Compute the gradients of a step's loss, the mean over all targets of the batch. Returns the loss.
 
-    Args:
-        call: the module to call in training.
-        batch: the whole batch of the step, (B, N) on the CPU; this process takes its rows of it.
-        context: the processes that divide the batch.
-        scaler: the loss scaler of fp16, disabled in other precisions.
-        parts: how many parts the process divides its rows into, one after the other.
+    `batch` is the whole batch of the step, (B, N) on the CPU; this process takes its rows of it, and divides them into
+    `parts` parts, one after the other. `call` is the module to call in training.
     """
     targets = (batch["labels"][:, 1:] != IGNORED).sum()
     # Gradients are averaged over the processes, so each process divides its own by fewer targets.
     targets_per_process = targets / context.dp_size
     total = torch.zeros((), device=context.device)
-    rows = context.local_batch(batch)
-    for part in range(parts):
-        inputs = context.model_inputs({name: tensor.chunk(parts)[part] for name, tensor in rows.items()})
-        with context.no_gradient_exchange(call, part < parts - 1), context.autocast():
-            loss = call(**inputs, num_items_in_batch=targets_per_process, use_cache=False, chunked_loss=True).loss
+    for part, rows in enumerate(split_rows(context.local_batch(batch), parts), start=1):
+        # Under autocast, too: what checkpointing computes again uses the casts of the weights that are there already.
+        with context.no_gradient_exchange(call, part < parts), context.autocast():
+            loss = loss_of_rows(call, rows, targets_per_process, context)
             scaler.scale(loss).backward()
         total += loss.detach()
     return float(context.sum(total / context.dp_size))
+
+
+def split_rows(rows: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
+    """Rows of a batch in equal parts."""
+    return [{name: tensor.chunk(parts)[part] for name, tensor in rows.items()} for part in range(parts)]
+
+
+def loss_of_rows(call: nn.Module, rows: dict[str, Tensor], items: Tensor, context: DistributedContext) -> Tensor:
+    """The summed loss of some rows of a batch, divided by `items`, the number of targets that it is averaged over."""
+    with context.autocast():
+        loss: Tensor = call(
+            **context.model_inputs(rows), num_items_in_batch=items, use_cache=False, chunked_loss=True
+        ).loss
+    return loss
 
 
 def build_optimizers(model: nn.Module, recipe: TrainRecipe) -> list[torch.optim.Optimizer]:

@@ -1,13 +1,108 @@
-"""What autograd keeps of a forward pass until its backward has been through, in bytes: a formula for our modules.
+"""What a training step costs: the operations of a model, and what the GPUs of a run send each other."""
 
-The stream between the layers is float32, and so is what a norm keeps; `half` says that the matrix products run in
-bfloat16 or float16 (autocast), which keeps a copy of what each of them reads. A test counts the tensors that autograd
-saves, so that a module that keeps more than this does not go unnoticed.
-"""
+from dataclasses import dataclass
 
-from diff_transformer.model import DiffTransformerConfig
-from diff_transformer.model.chunked_loss import CORE_LOGITS, DEVICE_LOGITS
-from diff_transformer.variants import head_dim
+import torch
+from torch import nn
+
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model.parallel_plan import tensor_parallel_plan
+from diff_transformer.train.distributed import Kind
+from diff_transformer.train.hardware import NODE
+from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.step import build_optimizers
+
+FLOAT = 4  # bytes
+ADAMW, MUON = 8, 4  # bytes of an optimizer's state for each parameter: two moments, or one
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """Where and how a step runs.
+
+    Attributes:
+        kind: what several devices do together, or "single".
+        devices: how many there are.
+        sequences, length: what goes through the model at a time on one device.
+        parts: how many such parts make a step (accumulation).
+        half: whether autocast computes in half precision.
+        checkpointing: whether a layer is computed again in the backward pass.
+        backend: what computes attention, see :func:`diff_transformer.train.memory_plan.layer_bytes`.
+        on_cpu: whether the device is a CPU, whose optimizers make tensors of their own; a GPU's run in one kernel.
+    """
+
+    kind: Kind
+    devices: int
+    sequences: int
+    length: int
+    parts: int
+    half: bool
+    checkpointing: bool
+    backend: str
+    on_cpu: bool
+
+    @property
+    def item_size(self) -> int:
+        """Bytes of a number that a matrix product reads."""
+        return 2 if self.half else FLOAT
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Among how many devices the heads and the feed-forward network of a layer are divided."""
+        return self.devices if self.kind == "tensor" else 1
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Parameters of a model.
+
+    Attributes:
+        layer: of one decoder layer; layer_linear: of them, those of matrix products.
+        ends: embedding, output head and last norm; head: the output head alone, also where it is the embedding.
+        largest: of the largest tensor; largest_of_layer: of the largest in a layer.
+        layers: how many layers there are.
+        state: bytes of the optimizer's state.
+    """
+
+    layer: int
+    layer_linear: int
+    ends: int
+    head: int
+    largest: int
+    largest_of_layer: int
+    layers: int
+    state: int
+
+    @property
+    def total(self) -> int:
+        """All parameters; tied ones count once."""
+        return self.layers * self.layer + self.ends
+
+
+def meta_model(config: DiffTransformerConfig) -> DiffTransformerForCausalLM:
+    """The model on the meta device, where nothing takes memory."""
+    with torch.device("meta"):
+        return DiffTransformerForCausalLM(config)
+
+
+def sizes_of(model: DiffTransformerForCausalLM, recipe: TrainRecipe) -> ModelSizes:
+    """The sizes of a model, which may be on the meta device, and of the optimizers of a recipe for it."""
+    counts, layer = [parameter.numel() for parameter in model.parameters()], model.model.layers[0]
+    layer_counts = [parameter.numel() for parameter in layer.parameters()]
+    state = 0
+    for optimizer in build_optimizers(model, recipe):
+        each = MUON if isinstance(optimizer, torch.optim.Muon) else ADAMW
+        state += each * sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    return ModelSizes(
+        layer=sum(layer_counts),
+        layer_linear=sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear)),
+        ends=sum(counts) - len(model.model.layers) * sum(layer_counts),
+        head=model.lm_head.weight.numel(),
+        largest=max(counts),
+        largest_of_layer=max(layer_counts),
+        layers=len(model.model.layers),
+        state=state,
+    )
 
 
 def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
@@ -19,25 +114,28 @@ def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
 
     `weights` are those that are multiplied: projections, feed-forward, DIFF V2's λ projection, DEX's corrections, and
     the output head, also where it is tied; looking an embedding up is free. `products` are the multiply-adds of
-    attention for each visible (query, key) of all heads, with A heads of width d in the twin:
+    attention for each visible (query, key) of all heads, with A heads of width d in the Transformer:
 
         softmax, dex   2·A·d   a score and a value for each head
         diff           2·A·d   two scores for each of A/2 heads, one product of A1 − λA2 with values of width 2d
         diff_v2        3·A·d   two scores for each of A heads, one product with values of width d
 
     The maps are subtracted before the product with V, as Equation 1 is written: a backend that multiplies V once for
-    each map does more, as one does that computes the scores again in its backward, and is not credited for it. So the
-    twins' operations are equal. Sharing key/value heads saves weights and no products; a sliding window leaves a query
-    no more than `sliding_window` pairs. Norms, softmax, rotary embedding, activations and λ are not counted.
+    each map does more, as one does that computes the scores again in its backward, and is not credited for it. So DIFF
+    takes as many operations as the Transformer. Sharing key/value heads saves weights and no products; a sliding window
+    leaves a query no more than `sliding_window` pairs. Not counted: norms, softmax, rotary embedding, activations, λ.
 
     Raises:
         ValueError: `length` is below 1.
     """
     if length < 1:
         raise ValueError(f"length must be 1 or more, got {length}.")
-    products = config.described.attention_products(config)
-    pairs = sum(visible_pairs(length, window_of(config, layer)) for layer in range(config.num_hidden_layers))
-    return 6.0 * (multiplied_weights(config) + products * pairs / length)
+    windows = [
+        config.sliding_window if config.layer_type(layer) == "sliding_attention" else None
+        for layer in range(config.num_hidden_layers)
+    ]
+    pairs = sum(visible_pairs(length, window) for window in windows)
+    return 6.0 * (multiplied_weights(config) + config.described.attention_products(config) * pairs / length)
 
 
 def multiplied_weights(config: DiffTransformerConfig) -> int:
@@ -47,109 +145,93 @@ def multiplied_weights(config: DiffTransformerConfig) -> int:
     return config.described.attention_weights(config) + config.num_hidden_layers * feed_forward + ends
 
 
-def query_width(config: DiffTransformerConfig) -> int:
-    """A·d: the twin's queries side by side."""
-    return config.num_attention_heads * head_dim(config)
-
-
-def key_width(config: DiffTransformerConfig) -> int:
-    """The keys of all heads side by side; the values are as wide."""
-    return (config.num_key_value_heads or config.num_attention_heads) * head_dim(config)
-
-
 def visible_pairs(length: int, window: int | None) -> int:
     """Pairs of a query and a key that it sees in a causal sequence: i + 1 keys for query i, at most `window`."""
     seen = length if window is None else min(window, length)
     return seen * (seen + 1) // 2 + (length - seen) * seen
 
 
-def window_of(config: DiffTransformerConfig, layer: int) -> int | None:
-    """How many keys a layer, counted from 0, looks back on; None for all."""
-    return config.sliding_window if config.layer_type(layer) == "sliding_attention" else None
+@dataclass(frozen=True)
+class Communication:
+    """What a GPU receives in a step, by the fastest route that there is.
 
+    A group of G GPUs in M nodes receives a gathered tensor of S bytes as S·(G − 1)/G on each GPU. Into a node the
+    other nodes' part, S·(M − 1)/M, comes once, divided among the network cards of its GPUs, and is passed on inside
+    the node; NCCL's rings and trees, which leave a node through every card, come close to that. A reduce-scatter is
+    the reverse, and an all-reduce is both; switches that add up on the way can save half of the latter.
 
-FLOAT = 4
-
-
-def layer_bytes(config: DiffTransformerConfig, backend: str, half: bool, ranks: int = 1) -> float:
-    """What a decoder layer keeps for each token.
-
-    Args:
-        config: the model's.
-        backend: what computes attention: "triton", "cpu", "blockwise" or "sdpa", and of the twin "sdpa" or "document",
-            which is that for one document after the other.
-        half: whether the products run in half precision.
-        ranks: among how many the heads and the feed-forward network are shared out (tensor parallelism).
+    Attributes:
+        received: bytes that a GPU receives.
+        through_network: of them, the bytes that come through its network card.
+        overlap: the share of the step's computation that can run meanwhile; 0 where the next operation waits for them.
+        link: bytes/s that a GPU can receive from others of its node, or None where that is not known.
+        network: bytes/s of a GPU's network card, or None where that is not known.
     """
-    width, size = config.hidden_size, 2 if half else FLOAT
-    # A norm keeps what it reads, that divided by its size, and one over the size.
-    norms = 2 * norm_bytes(width)
-    readers = 5 + config.described.lambda_per_token  # of norms: W_Q, W_K, W_V, (W_λ,) W_gate, W_up
-    read = readers * width * size if half else 2 * width * FLOAT  # in half precision each takes a copy of its own
-    # What the gate's silu reads, what it gives, what W_up gives, and the product of both, which W_down reads.
-    feed_forward = 4 * config.intermediate_size * size
-    return norms + read + (attention_bytes(config, backend, size) + feed_forward) / ranks
+
+    received: float
+    through_network: float
+    overlap: float
+    link: float | None
+    network: float | None
+
+    @property
+    def seconds(self) -> float | None:
+        """The least time it takes, both ways in use at once; None where the bandwidth is not known."""
+        times = []
+        for size, bandwidth in (
+            (self.received - self.through_network, self.link),
+            (self.through_network, self.network),
+        ):
+            if size and bandwidth is None:
+                return None
+            times.append(size / bandwidth if bandwidth else 0.0)
+        return max(times)
+
+    def best(self, utilisation: float, computation: float) -> float:
+        """The share of the peak that a step reaches at best, where its `computation` (seconds) alone reaches
+        `utilisation`; that share where the bandwidth is not known.
+        """
+        if self.seconds is None:
+            return utilisation
+        return utilisation * computation / (computation + max(0.0, self.seconds - self.overlap * computation))
 
 
-def norm_bytes(width: int) -> int:
-    """What an RMSNorm of the stream keeps for each token."""
-    return (2 * width + 1) * FLOAT
+def communication(
+    config: DiffTransformerConfig, sizes: ModelSizes, layout: StepLayout, link: float | None, network: float | None
+) -> Communication | None:
+    """What each GPU receives in a step; None for a GPU alone. Single numbers, as the loss, are left out.
 
-
-def attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> float:
-    """What attention keeps for each token, from the projections' outputs to what W_O reads, in dtypes of `size` bytes.
-
-    W is the width of all heads together (A·d), K that of all keys.
+    DDP adds up the float32 gradients once a step, while the last part's backward pass runs. FSDP2 does, for each part
+    of the batch, what :func:`diff_transformer.train.distributed.shard` sets up: a layer's weights are gathered for the
+    forward and again for the backward pass, those of the ends once, and float32 gradients are scattered; the next layer
+    is on its way while one computes. Tensor parallelism adds up the layers' outputs and the gradients of their inputs,
+    and gathers the logits, which the loss computes again in its backward pass; the next product waits for each.
     """
-    described, width, keys = config.described, query_width(config), key_width(config)
-    heads = described.heads(config.num_attention_heads)
-    # The headwise norm where it is no part of a kernel, in float32.
-    norm = 2 * width * FLOAT + heads * FLOAT if config.has_headwise_norm else 0
-    if not described.differential:
-        # q, k, v, the output (which W_O reads), the rows' log-sums; where documents are put together, the output once
-        # more; where there is a norm, what it reads where that is not the output itself but a wider copy; and where
-        # heads are corrected, the corrected ones.
-        twice = backend == "document" or (norm > 0 and size < FLOAT) or described.corrects_heads
-        return (2 * width + 2 * keys + (width if twice else 0)) * size + heads * FLOAT + norm
-    # q, k, v; λ where it is one for each token.
-    kept = (described.query_heads(config.num_attention_heads) * head_dim(config) + 2 * keys) * size
-    kept += heads * FLOAT if described.lambda_per_token else 0
-    if backend == "triton":  # the output before the norm, that of the second map, log-sums; the norm is in the kernel
-        kept += 2 * width * size + 2 * heads * FLOAT
-        # What W_O reads is a tensor of its own: after the norm, or after `ops.nonfinite` has added what hidden NaN ask.
-        return kept + width * size + (heads * FLOAT if config.has_headwise_norm else 0)
-    if backend == "cpu":  # two statistics of each map's rows
-        kept += 4 * heads * FLOAT
-    elif backend == "sdpa":
-        # The maps' outputs; where values are wider than keys, in two parts each, and the second map's put together.
-        parts = 2 if described.pairs_heads else 1
-        kept += (2 if parts == 1 else 3) * width * size + 2 * parts * heads * FLOAT
-    return kept + width * size + norm  # what W_O reads
+    overlap = 1.0
+    match layout.kind:  # bytes of the tensors that are gathered or scattered once
+        case "single":
+            return None
+        case "ddp":
+            gathered = 2.0 * FLOAT * sizes.total
+            # Of the computation; with checkpointing the backward pass repeats the forward pass.
+            overlap = (3 / 4 if layout.checkpointing else 2 / 3) / layout.parts
+        case "fsdp":
+            of_layers = sizes.layers * sizes.layer * (2 * layout.item_size + FLOAT)
+            gathered = float(layout.parts * (of_layers + sizes.ends * 2 * FLOAT))
+        case "tensor":
+            gathered = layout.parts * layout.sequences * layout.length * _tensor_parallel_bytes(config, layout)
+            overlap = 0.0
+    nodes = -(-layout.devices // NODE)
+    received = gathered * (layout.devices - 1) / layout.devices
+    through_network = gathered * (nodes - 1) / nodes / (layout.devices / nodes)
+    return Communication(received, through_network, overlap, link, network)
 
 
-def layer_backward_bytes(config: DiffTransformerConfig, half: bool, ranks: int = 1) -> float:
-    """What the backward pass of a layer holds for each token beside what was kept, where it holds most.
-
-    That is in the feed-forward network: the gradients of the product's two factors, when that of the product is no
-    longer balanced by the product; and the stream's gradient, in half precision with a copy in that.
-    """
-    size, copy = (2, 2) if half else (FLOAT, 0)
-    return 2 * config.intermediate_size * size / ranks + config.hidden_size * (FLOAT + copy)
-
-
-def ends_bytes(config: DiffTransformerConfig) -> float:
-    """What is kept outside the layers for each token: the last norm, token numbers, and the rotary tables."""
-    return norm_bytes(config.hidden_size) + 8 + 2 * head_dim(config) * FLOAT
-
-
-def loss_bytes(config: DiffTransformerConfig, tokens: int, half: bool, on_cpu: bool) -> float:
-    """The most that the chunked cross-entropy holds: gradients of its input and of the head, and a chunk of logits.
-
-    In its backward both gradients are scaled, which makes copies of them.
-    """
-    gradients = (tokens + config.vocab_size) * config.hidden_size * FLOAT
-    rows = min(tokens, max(1, (CORE_LOGITS if on_cpu else DEVICE_LOGITS) // config.vocab_size))
-    chunk = rows * config.vocab_size * 2 * FLOAT  # the logits and their log-softmax
-    if half:  # the chunk's logits or their gradient; the head's weight, and what a chunk adds to its gradient
-        chunk += rows * config.vocab_size * 2 + 2 * config.vocab_size * config.hidden_size * 2
-    return gradients + max(chunk, gradients)
+def _tensor_parallel_bytes(config: DiffTransformerConfig, layout: StepLayout) -> float:
+    """Bytes for each token that tensor parallelism gathers or scatters."""
+    styles = list(tensor_parallel_plan(config.attention_type, config.has_headwise_norm).values())
+    outputs, inputs = styles.count("rowwise"), styles.count("colwise")
+    outputs += (outputs - 1) * layout.checkpointing  # computed again, but for the last, which no gradient needs
+    reduced = config.num_hidden_layers * (outputs * layout.item_size + inputs * FLOAT)
+    reduced += 2 * FLOAT  # the embedding, and the gradient of the head's input
+    return 2 * config.hidden_size * reduced + 2 * config.vocab_size * layout.item_size

@@ -5,6 +5,7 @@ Reads no data and no weights.
 
 import os
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -12,13 +13,20 @@ from diff_transformer.data import token_dtype
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.ops.backends import explain
 from diff_transformer.ops.triton.triton_backend import WIDEST_KEY
-from diff_transformer.train.communication import Communication, communication
 from diff_transformer.train.data_kinds import TextData
 from diff_transformer.train.distributed import DistributedContext, Kind
 from diff_transformer.train.hardware import Gpu, gpu_named, peak_flops
-from diff_transformer.train.memory_plan import Memory, Situation, meta_model, peak_memory, sizes_of
+from diff_transformer.train.memory_plan import Memory, peak_memory
 from diff_transformer.train.recipe import Recipe, build_config
-from diff_transformer.train.step_costs import FLOAT, flops_per_token
+from diff_transformer.train.step_costs import (
+    FLOAT,
+    Communication,
+    StepLayout,
+    communication,
+    flops_per_token,
+    meta_model,
+    sizes_of,
+)
 from diff_transformer.variants import head_dim
 
 GIB = 1 << 30
@@ -53,11 +61,8 @@ class Plan:
     """What :func:`plan` finds out.
 
     Attributes:
-        name, attention_type, precision, accumulation: the recipe's.
         data: what the data is, in a few words.
-        parameters: of the model; tied ones count once.
         flops_per_token: see :func:`diff_transformer.train.step_costs.flops_per_token`.
-        steps, tokens_per_step: of the run.
         device: "cpu", or the GPU's name. `devices`: how many; `kind`: what they do together.
         micro_batch: sequences that a device takes at a time.
         device_memory: bytes that a device has for the plan, or None where that is not known.
@@ -116,7 +121,7 @@ def plan(
     """Plan a run.
 
     Memory is that of training steps of layers that are not compiled (compiled ones keep less), by the formulas of
-    :mod:`diff_transformer.train.step_costs` and :mod:`diff_transformer.train.memory_plan`; validation, which takes a
+    :mod:`diff_transformer.train.memory_plan`; validation, which takes a
     whole batch at a time without gradients, and saving are not in it.
 
     Args:
@@ -144,13 +149,15 @@ def plan(
         raise ValueError(f"several processes are planned for GPUs, got {gpus} without the name of one.")
     settings, length = recipe.train, recipe.data.length
     config = build_config(recipe, vocabulary(recipe))
-    kind = _kind(parallel or settings.parallel, gpus)
+    several: Any = parallel or settings.parallel
+    kind: Kind = "single" if gpus == 1 else "ddp" if several == "auto" else several
     context = DistributedContext(kind, torch.device("cpu"), 0, gpus, settings.precision)
     context.check(recipe)
 
     sizes = sizes_of(meta_model(config), settings)
     rows = recipe.data.batch_size // context.dp_size
-    situation = Situation(
+    packed = isinstance(recipe.data, TextData) and recipe.data.isolate_documents
+    layout = StepLayout(
         kind=kind,
         devices=gpus,
         sequences=rows // settings.accumulation,
@@ -158,39 +165,36 @@ def plan(
         parts=settings.accumulation,
         half=settings.precision != "no",
         checkpointing=False,
-        backend=backend(config, device, settings.precision != "no", _is_packed(recipe)),
+        backend=backend(config, device, settings.precision != "no", packed),
         on_cpu=device is None,
     )
-    room = _room(device)
+    available = _available_memory(device)
     peak = peak_flops(torch.device("cpu"), settings.precision) if device is None else device.peak(settings.precision)
     tokens, flops = recipe.data.batch_size * length, flops_per_token(config, length)
-    talk = None
+    sent = None
     if device is not None:
-        talk = communication(
-            config,
-            sizes,
-            replace(situation, checkpointing=settings.gradient_checkpointing),
-            device.link,
-            network or device.network,
-        )
+        as_in_recipe = replace(layout, checkpointing=settings.gradient_checkpointing)
+        sent = communication(config, sizes, as_in_recipe, device.link, network or device.network)
     seconds = reached = needed = None  # of a step
     if peak is not None:
         computation = tokens * flops / (gpus * peak * utilisation)
-        reached = utilisation if talk is None else talk.best(utilisation, computation)
+        reached = utilisation if sent is None else sent.best(utilisation, computation)
         seconds = computation * utilisation / reached
-        if talk is not None and talk.overlap:
-            window = talk.overlap * computation
-            needed = (talk.received / window, talk.through_network / window)
+        if sent is not None and sent.overlap:
+            window = sent.overlap * computation
+            needed = (sent.received / window, sent.through_network / window)
     checkpoint = sizes.total * FLOAT + sizes.state
 
     def way(checkpointing: bool) -> Way:
-        here = replace(situation, checkpointing=checkpointing)
+        here = replace(layout, checkpointing=checkpointing)
         memory = peak_memory(config, sizes, here)
+        if available is None:
+            return Way(checkpointing, memory, None, None, None)
         for parts in (parts for parts in range(1, rows + 1) if rows % parts == 0):
             smaller = peak_memory(config, sizes, replace(here, sequences=rows // parts, parts=parts))
-            if room is not None and smaller.total <= room:
-                return Way(checkpointing, memory, memory.total <= room, parts, rows // parts)
-        return Way(checkpointing, memory, None if room is None else False, None, None)
+            if smaller.total <= available:
+                return Way(checkpointing, memory, memory.total <= available, parts, rows // parts)
+        return Way(checkpointing, memory, False, None, None)
 
     return Plan(
         name=recipe.name,
@@ -206,12 +210,12 @@ def plan(
         device=CPU if device is None else device.name,
         devices=gpus,
         kind=kind,
-        micro_batch=situation.sequences,
-        device_memory=room,
+        micro_batch=layout.sequences,
+        device_memory=available,
         peak=peak,
         assumed=utilisation,
         utilisation=utilisation if reached is None else reached,
-        communication=talk,
+        communication=sent,
         needed=needed,
         days=None if seconds is None else settings.steps * seconds / 86400,
         checkpoint_bytes=checkpoint,
@@ -231,24 +235,14 @@ def vocabulary(recipe: Recipe) -> int:
 
 
 def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: bool) -> str:
-    """What computes attention on a device: see :func:`diff_transformer.ops.backends.choose` and, for the twin, whose
-    documents are packed, :func:`diff_transformer.model.packed_documents.attend_by_document`.
+    """What computes attention on a device: see :func:`diff_transformer.ops.backends.choose` and, for the Transformer,
+    whose documents are packed, :func:`diff_transformer.model.packed_documents.attend_by_document`.
     """
     if not config.described.differential:
         return "document" if packed and not (half and gpu is not None and gpu.is_cuda) else "sdpa"
     if gpu is None:
         return "cpu" if explain("cpu")["cpu"] is None else "blockwise"
     return "triton" if gpu.is_cuda and head_dim(config) <= WIDEST_KEY else "sdpa"
-
-
-def _is_packed(recipe: Recipe) -> bool:
-    return isinstance(recipe.data, TextData) and recipe.data.isolate_documents
-
-
-def _kind(parallel: str, devices: int) -> Kind:
-    if devices == 1:
-        return "single"
-    return "fsdp" if parallel == "fsdp" else "tensor" if parallel == "tensor" else "ddp"
 
 
 def _token_cache_bytes(recipe: Recipe, vocabulary: int) -> int | None:
@@ -258,11 +252,11 @@ def _token_cache_bytes(recipe: Recipe, vocabulary: int) -> int | None:
     return tokens * token_dtype(vocabulary).itemsize
 
 
-def _room(gpu: Gpu | None) -> float | None:
-    """Bytes that a plan may use of a device."""
+def _available_memory(gpu: Gpu | None) -> float | None:
+    """Bytes that a plan may use of a device; None where that is not known."""
     if gpu is not None:
         return (gpu.memory_gib * GIB - CONTEXT) * USABLE
-    names = os.sysconf_names if hasattr(os, "sysconf") else {}
-    if "SC_PHYS_PAGES" not in names or "SC_PAGE_SIZE" not in names:
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError):  # not POSIX, or a system without these names
         return None
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

@@ -1,7 +1,6 @@
 """What a run shows while it trains: its progress, and its metrics as lines of JSON and for TensorBoard."""
 
 import json
-import math
 import os
 import threading
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from diff_transformer.storage.metrics_file import parse_metrics_line
+from diff_transformer.storage.files import finite, parse_metrics_line
 
 # Names that TensorBoard's curves have otherwise than the lines.
 _TAGS = {"lambdas": "lambda"}
@@ -83,7 +82,7 @@ class Metrics:
         Raises:
             OSError: the line cannot be written, as where the disk is full.
         """
-        text = json.dumps({name: _strict(value) for name, value in line.items()}, allow_nan=False) + "\n"
+        text = json.dumps(finite(line), allow_nan=False) + "\n"
         rest = text.encode()
         with self._plain_errors(self._lines):
             while rest:
@@ -156,9 +155,3 @@ def _bytes_to_keep(lines: Path, step: int) -> int:
                 break
             end += len(line)
     return end
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_strict(number) for number in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -12,7 +12,7 @@ from diff_transformer.lab.experiments.demo import run_demo
 from diff_transformer.lab.report.measured_tables import demo_table
 from diff_transformer.lab.report.run_pages import build_demo_report
 from diff_transformer.lab.results_files import read_attention, read_results, read_samples
-from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.storage.files import read_metrics
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 import diff_transformer.lab.experiments.demo as demo
 from diff_transformer.lab.experiments.demo import run_demo
-from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.storage.files import read_metrics
 from diff_transformer.train import load_recipe
 
 

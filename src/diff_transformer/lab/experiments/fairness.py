@@ -7,8 +7,8 @@ from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import Preset, Variant
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.train import Recipe, build_config
-from diff_transformer.train.memory_plan import meta_model
 from diff_transformer.train.recipe import differences
+from diff_transformer.train.step_costs import meta_model
 from diff_transformer.variants import ATTENTION_TYPES, head_dim
 
 

@@ -14,8 +14,7 @@ from filelock import FileLock, Timeout
 from diff_transformer.data import Batches
 from diff_transformer.lab.results_files import capture_environment, write_json
 from diff_transformer.model import DiffTransformerForCausalLM
-from diff_transformer.storage.files import read_json
-from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.storage.files import read_json, read_metrics
 from diff_transformer.train import Data, DivergenceError, Progress, Recipe, train
 from diff_transformer.train.checkpoint import without_progress_bars
 from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL, is_run_folder

@@ -21,8 +21,7 @@ from diff_transformer.lab.report.wording import (
     variants_of,
 )
 from diff_transformer.lab.results_files import read_attention, read_results, read_samples
-from diff_transformer.storage.files import read_json
-from diff_transformer.storage.metrics_file import read_metrics
+from diff_transformer.storage.files import read_json, read_metrics
 from diff_transformer.variants import ATTENTION_TYPES
 
 Metrics = Sequence[Mapping[str, Any]]

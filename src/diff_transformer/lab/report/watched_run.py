@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from diff_transformer.lab.report.run_pages import names_of, runs_in
-from diff_transformer.storage.metrics_file import parse_metrics_line
+from diff_transformer.storage.files import parse_metrics_line
 
 # A run that has written nothing for so long, in seconds and in the usual time between two lines, has probably ended.
 _SILENCE = 60.0
