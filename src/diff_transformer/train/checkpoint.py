@@ -32,28 +32,20 @@ from transformers.utils import logging
 
 from diff_transformer.storage.files import read_json
 from diff_transformer.train.distributed import reshard
-from diff_transformer.train.process_errors import balanced_parts, count, gathered, is_first, propagate_errors, rank
+from diff_transformer.train.process_errors import balanced_parts, count, gathered, on_first, propagate_errors, rank
 
 _STATE, _OPTIMIZER, _RANDOM = "state.json", "optimizer", "random.safetensors"
 
 
 @dataclass(config=ConfigDict(strict=True, extra="forbid"))
 class RunState:
-    """The progress of a run, which a checkpoint holds beside weights, optimizer state and random numbers.
+    """The progress of a run, which a checkpoint holds beside weights, optimizer state and random numbers."""
 
-    Attributes:
-        data: a fingerprint of the data, so that a run is not resumed on other data.
-        step: how many optimizer steps are done.
-        seconds: the time they took.
-        scaler: the state of fp16's loss scaler; None in other precisions.
-        spike_detector: the state of the spike detector, as JSON; None before the first step.
-    """
-
-    data: str
-    step: Annotated[int, Field(ge=0)] = 0
-    seconds: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    scaler: dict[str, Any] | None = None
-    # "watch" in the checkpoints of earlier versions.
+    data: str  # a fingerprint, so that a run is not resumed on other data
+    step: Annotated[int, Field(ge=0)] = 0  # how many optimizer steps are done
+    seconds: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # the time they took
+    scaler: dict[str, Any] | None = None  # the state of fp16's loss scaler
+    # Its state after the first step, as JSON; "watch" in the checkpoints of earlier versions.
     spike_detector: dict[str, Any] | None = Field(
         default=None, validation_alias=AliasChoices("spike_detector", "watch")
     )
@@ -114,23 +106,22 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 def save_model(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast | None) -> None:
     """Write configuration, weights and tokenizer as `from_pretrained` reads them. Called on every process.
 
-    Args:
-        folder: an existing folder.
-        model: without DDP's wrapper. The weights become one safetensors file, written by the first process; those of a
-            model that is sharded (FSDP2, tensor parallelism) a file for each process.
-        tokenizer: None for data that never was text.
+    The model is without DDP's wrapper. Its weights become one safetensors file, written by the first process; those of
+    a model that is sharded (FSDP2, tensor parallelism) a file for each process.
     """
     weights = weights_of(model)
     sharded = _has_dtensors(weights)
-    with propagate_errors():
-        if is_first():
-            with without_progress_bars():
-                if sharded:
-                    _save_configuration(folder, model)
-                else:
-                    model.save_pretrained(folder, max_shard_size="1TB")
-            if tokenizer is not None:
-                tokenizer.save_pretrained(folder)
+
+    def save() -> None:
+        with without_progress_bars():
+            if sharded:
+                _save_configuration(folder, model)
+            else:
+                model.save_pretrained(folder, max_shard_size="1TB")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+
+    on_first(save)
     if sharded:
         write_weights(folder, weights)
 
@@ -145,21 +136,14 @@ def save_training_state(
     else:
         _write_on_first(folder / f"{_OPTIMIZER}.safetensors", tensors)
     _write_on_first(folder / _RANDOM, _random_states())
-    with propagate_errors():
-        if is_first():
-            (folder / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+    on_first(lambda: (folder / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8"))
 
 
 def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> RunState:
-    """Restore a model's weights, the optimizers and torch's random numbers in place. Called on every process.
+    """Restore a model's weights, the optimizers and torch's random numbers in place, and return the run's progress.
 
-    Args:
-        checkpoint: a complete one, see `Checkpoints.newest`.
-        model: without DDP's wrapper; sharded or not, whichever way it was when it was saved.
-        optimizers: made on the model's parameters, as the saved ones were.
-
-    Returns:
-        The progress of the run.
+    Called on every process, with the model without DDP's wrapper, sharded or not, whichever way it was when it was
+    saved, and with optimizers made on its parameters, as the saved ones were.
 
     Raises:
         ValueError: `state.json` is broken, or the weights are those of another model; nothing has been restored.
@@ -263,9 +247,7 @@ def _has_dtensors(tensors: dict[str, Tensor]) -> bool:
 
 def _write_on_first(file: Path, tensors: dict[str, Tensor]) -> None:
     """Write tensors that are the same on all processes. Called on every process."""
-    with propagate_errors():
-        if is_first():
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+    on_first(lambda: save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file))
 
 
 def write_sharded(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -290,11 +272,7 @@ def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 class TensorFiles:
-    """The tensors in the safetensors files of a folder.
-
-    Attributes:
-        shapes, dtypes: of the tensors in full size, by name.
-    """
+    """The tensors in the safetensors files of a folder: their `shapes` in full size and their `dtypes`, by name."""
 
     def __init__(self, folder: Path) -> None:
         self._reader = HuggingFaceStorageReader(str(folder))

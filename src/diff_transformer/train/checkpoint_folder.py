@@ -23,7 +23,7 @@ from diff_transformer.train.checkpoint import (
     save_training_state,
     weights_of,
 )
-from diff_transformer.train.process_errors import gathered, is_first, local_part, propagate_errors
+from diff_transformer.train.process_errors import gathered, is_first, local_part, on_first, propagate_errors
 
 _PREFIX = "step-"
 
@@ -34,44 +34,37 @@ def collective_directory(target: Path, *, size: int | None = None, intact: str =
 
     Its content has reached the disk before it is renamed, so that no power cut leaves half of it. After an error
     `target` is as it was, and nothing else is left behind. An error inside must be one of all processes, see
-    `propagate_errors`.
-
-    Args:
-        target: the folder to be; it may exist. All processes must see the same file system there.
-        size: how many bytes will be written, if known: a disk with less is refused before anything is written.
-        intact: what the user still has if this fails, as the end of the message.
+    `propagate_errors`. Where the disk has less than `size` bytes, nothing is written.
 
     Raises:
-        OSError: the folder cannot be written; one sentence says which, why, and what is intact.
+        OSError: the folder cannot be written; one sentence says which, why, and what the user still has (`intact`).
     """
     unfinished = unfinished_path(target)
+
+    def begin() -> None:
+        clean_up(target)
+        if size is not None:
+            require_space(target, size)
+        unfinished.mkdir(parents=True)
+
     try:
-        with propagate_errors():
-            if is_first():
-                clean_up(target)
-                if size is not None:
-                    require_space(target, size)
-                unfinished.mkdir(parents=True)
+        on_first(begin)
         with propagate_errors():
             if not unfinished.is_dir():
                 raise OSError("this process does not see the folder: all of them must share the file system")
         yield unfinished
-        with propagate_errors():
-            if is_first():
-                commit(unfinished, target, replace=True)
+        on_first(lambda: commit(unfinished, target, replace=True))
     except BaseException as error:
         if is_first():
             clean_up(target)
         if isinstance(error, (OSError, SafetensorError, CheckpointException)):
             raise OSError(_write_failure(target, error, size, intact)) from error
         raise
-    with propagate_errors():
-        if is_first():
-            clean_up(target)
+    on_first(lambda: clean_up(target))
 
 
 def _write_failure(target: Path, error: BaseException, size: int | None, intact: str) -> str:
-    """The message for a user."""
+    """A sentence for the user."""
     if isinstance(error, CheckpointException):  # of torch: the errors of all processes
         process, (first, _) = min(error.failures.items())
         error = first if process == 0 else OSError(f"Process {process}: {first}")
@@ -81,15 +74,11 @@ def _write_failure(target: Path, error: BaseException, size: int | None, intact:
 
 def write_manifest(folder: Path) -> None:
     """Write the manifest, the last file of a folder. Called on every process: each hashes its share of the files."""
+    names = local_part(on_first(lambda: manifest.sizes_in(folder)))
     with propagate_errors():
-        sizes = manifest.sizes_in(folder) if is_first() else {}
-    sizes = gathered(sizes)[0]
-    with propagate_errors():
-        digests = manifest.digests(folder, local_part(sizes))
+        digests = manifest.digests(folder, names)
     all_digests = {name: digest for each in gathered(digests) for name, digest in each.items()}
-    with propagate_errors():
-        if is_first():
-            manifest.write_manifest(folder, all_digests)
+    on_first(lambda: manifest.write_manifest(folder, all_digests))
 
 
 def structure_error(folder: Path) -> str | None:
@@ -118,15 +107,10 @@ def validation_error(folder: Path) -> str | None:
 
     Called on every process, as each reads its share of the files. All get the same answer.
     """
-    reason: str | None = None
-    sizes: dict[str, int] = {}
-    if is_first():
-        reason = structure_error(folder)
-        if reason is None:
-            sizes = {name: entry.size for name, entry in manifest.read_manifest(folder).items()}
-    reason, sizes = gathered((reason, sizes))[0]
+    reason = on_first(lambda: structure_error(folder))
     if reason is not None:
         return reason
+    sizes = {name: entry.size for name, entry in on_first(lambda: manifest.read_manifest(folder)).items()}
     reasons = gathered(manifest.why_changed(folder, local_part(sizes)))
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -135,15 +119,9 @@ class Checkpoints:
     """The folder of a run's checkpoints, `step-000100/` and so on, of which the `keep` newest complete ones stay.
 
     A checkpoint can be used like a finished model: it holds the configuration and the tokenizer as well. It is
-    complete with its manifest `complete.json`, which has the size and the SHA-256 of every file.
-
-    Args:
-        folder: may be missing. All processes must see the same file system there.
-        keep: how many checkpoints stay.
-        tell: is called in the first process with a message about each checkpoint that is passed over.
-
-    Attributes:
-        last: the newest complete checkpoint that `newest` found or `save` wrote; None before.
+    complete with its manifest `complete.json`, which has the size and the SHA-256 of every file. All processes must see
+    the same file system; the first one is told about each checkpoint that is passed over. `last` is the newest complete
+    checkpoint that `newest` has seen or `save` has written.
     """
 
     def __init__(self, folder: Path, keep: int, tell: Callable[[str], None] = warnings.warn) -> None:
@@ -157,10 +135,8 @@ class Checkpoints:
         Raises:
             OSError: there are checkpoints, but none is complete: to begin anew would lose what they hold.
         """
-        with propagate_errors():
-            folders = self._all() if is_first() else {}
         self.last, self._damaged = None, {}
-        for step, path in reversed(gathered(folders)[0].items()):
+        for step, path in reversed(on_first(self._all).items()):
             reason = validation_error(path)
             if reason is None:
                 self.last = path
@@ -184,21 +160,15 @@ class Checkpoints:
         optimizers: Sequence[torch.optim.Optimizer],
         tokenizer: PreTrainedTokenizerFast | None,
     ) -> Path:
-        """Write a checkpoint of `state.step` and delete those that are too old. Called on every process.
+        """Write a checkpoint of `state.step` and delete those that are too old. Returns its folder.
 
-        Args: as `save_model`; each optimizer's parameters are the model's.
-
-        Returns:
-            The checkpoint's folder.
+        Called on every process.
 
         Raises:
             OSError: it cannot be written, as where the disk is full; the checkpoints before are as they were.
         """
         target = self._path(state.step)
-        with propagate_errors():
-            if is_first():
-                for stale in stale_paths(self.folder, f"{_PREFIX}*"):
-                    clean_up(stale)
+        on_first(self._clean_up)
         size = bytes_of(weights_of(model).values()) + bytes_of(optimizer_tensors(model, optimizers).values())
         with collective_directory(target, size=size, intact=self.intact()) as folder:
             save_model(folder, model, tokenizer)
@@ -206,9 +176,7 @@ class Checkpoints:
             write_manifest(folder)
         self.last = target
         self._damaged.pop(state.step, None)
-        with propagate_errors():
-            if is_first():
-                self._delete_old(state.step)
+        on_first(lambda: self._delete_old(state.step))
         return target
 
     def intact(self) -> str:
@@ -217,6 +185,11 @@ class Checkpoints:
 
     def _path(self, step: int) -> Path:
         return self.folder / f"{_PREFIX}{step:06d}"
+
+    def _clean_up(self) -> None:
+        """Remove what killed processes have left."""
+        for stale in stale_paths(self.folder, f"{_PREFIX}*"):
+            clean_up(stale)
 
     def _delete_old(self, step: int) -> None:
         """Delete all complete checkpoints but the newest `keep`, and the damaged ones from before `step`."""

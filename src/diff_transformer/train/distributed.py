@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -84,11 +84,6 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether each process has only a part of a tensor."""
-    return isinstance(tensor, DTensor) and any(isinstance(placement, Shard) for placement in tensor.placements)
-
-
 def local(tensor: Tensor) -> Tensor:
     """This process' part of a tensor; all of it where it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -104,11 +99,7 @@ _UNSUPPORTED = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRO
 class DistributedContext:
     """What one process knows of the processes that train a model with it, and the operations between them.
 
-    Attributes:
-        kind: how the work is divided; "single" where there is one process.
-        device: this process' device.
-        rank, count: which process this is, of how many.
-        precision: the recipe's.
+    It is process `rank` of `count`, on `device`. `kind` says how the work is divided: "single" for one process.
     """
 
     kind: Kind
@@ -137,7 +128,11 @@ class DistributedContext:
                 f"{launched} processes were launched, but accelerate connects this one with {count - 1} others: "
                 "start them with torchrun, or check the launcher's configuration."
             )
-        kind = _kind(settings) if count > 1 else "single"
+        kind: Kind = "fsdp" if _is_set("ACCELERATE_USE_FSDP") else "ddp"
+        if settings.parallel != "auto":
+            kind = settings.parallel
+        if count == 1:
+            kind = "single"
         if settings.precision == "fp16" and state.device.type == "cpu":
             raise ValueError("train.precision 'fp16' needs a GPU; on a CPU it is 'no' or 'bf16'.")
         if settings.precision == "fp16" and kind in ("fsdp", "tensor"):
@@ -171,15 +166,11 @@ class DistributedContext:
             )
 
     def parallelize(self, model: Any, folder: Path, draw: Callable[[Any], None]) -> tuple[Any, nn.Module]:
-        """Give this process its part of a float32 model that is the same on every process.
+        """Give this process its part of a float32 model that is the same on every process, on the CPU.
 
-        Args:
-            model: on the CPU; for "fsdp" it may be on the meta device.
-            folder: the run's, in which tensor parallelism puts the model for a moment.
-            draw: gives a model its first weights; called where it was on the meta device, once its shards exist.
-
-        Returns:
-            The model, and the module to call in training: the same, but for DDP's wrapper.
+        For "fsdp" it may be on the meta device: `draw` then gives it its first weights, once its shards exist. Tensor
+        parallelism puts the model into the run's folder for a moment. Returns the model, and the module to call in
+        training: the same, but for DDP's wrapper.
         """
         if self.kind == "tensor":
             model = self._tensor_parallel(model, folder)
@@ -224,14 +215,12 @@ class DistributedContext:
             for name, value in flattened(batch).items()
         }
 
-    @contextmanager
-    def no_gradient_exchange(self, call: nn.Module, wanted: bool) -> Iterator[None]:
-        """While `wanted`, keep DDP from exchanging gradients: a later part of the same batch exchanges their sum.
+    def no_gradient_exchange(self, call: nn.Module) -> AbstractContextManager[None]:
+        """Keep DDP from exchanging gradients in a block: a later part of the same batch exchanges their sum.
 
-        FSDP2 could do so as well, but would keep the gradients of the whole model on every process meanwhile.
+        FSDP2 could do so as well, but would keep the gradients of all parameters on every process meanwhile.
         """
-        with call.no_sync() if isinstance(call, DistributedDataParallel) and wanted else nullcontext():
-            yield
+        return call.no_sync() if isinstance(call, DistributedDataParallel) else nullcontext()
 
     def autocast(self) -> torch.autocast:
         """The recipe's precision for the operations that allow it."""
@@ -264,9 +253,9 @@ class DistributedContext:
         """
         replicated: list[Tensor] = []
         sharded: list[Tensor] = []
-        for parameter in parameters:
-            if parameter.grad is not None:
-                (sharded if is_sharded(parameter.grad) else replicated).append(local(parameter.grad))
+        for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
+            is_sharded = isinstance(gradient, DTensor) and any(isinstance(each, Shard) for each in gradient.placements)
+            (sharded if is_sharded else replicated).append(local(gradient))
         square = torch.nn.utils.get_total_norm(replicated).to(self.device).square()
         if sharded:
             sharded_square = torch.nn.utils.get_total_norm(sharded).to(self.device).square()
@@ -287,12 +276,9 @@ class DistributedContext:
             return f"1 process ({device}), {precision}"
         share = sum(local(p).numel() for p in model.parameters()) / sum(p.numel() for p in model.parameters())
         units = sum(isinstance(module, FSDPModule) for module in model.modules())
+        how = f"FSDP2, {units} units" if units else "tensor parallelism"
         if isinstance(call, DistributedDataParallel):
             how = "DDP"
-        elif units:
-            how = f"FSDP2, {units} units"
-        else:
-            how = "tensor parallelism"
         where = f"{self.count} processes ({dist.get_backend()}, {device})"
         return f"{where}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"
 
@@ -305,7 +291,7 @@ def is_first_process() -> bool:
 def _check_launcher(settings: TrainRecipe) -> None:
     """Raises ValueError where the launcher's configuration and the recipe do not go together."""
     for variable, name in _UNSUPPORTED.items():
-        if os.environ.get(variable, "false").lower() in ("true", "1"):
+        if _is_set(variable):
             raise ValueError(
                 f"The launcher is configured for {name}, which training does not use: train.parallel is "
                 "'ddp', 'fsdp' or 'tensor'."
@@ -316,15 +302,9 @@ def _check_launcher(settings: TrainRecipe) -> None:
             f"The launcher asks for mixed precision {precision!r} and the recipe for train.precision "
             f"{settings.precision!r}: make them equal, or leave the launcher's out."
         )
-    if _launcher_shards() and settings.parallel not in ("auto", "fsdp"):
+    if _is_set("ACCELERATE_USE_FSDP") and settings.parallel not in ("auto", "fsdp"):
         raise ValueError(f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}.")
 
 
-def _launcher_shards() -> bool:
-    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
-
-
-def _kind(settings: TrainRecipe) -> Kind:
-    if settings.parallel != "auto":
-        return settings.parallel
-    return "fsdp" if _launcher_shards() else "ddp"
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() in ("true", "1")

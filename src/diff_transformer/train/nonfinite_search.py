@@ -16,9 +16,9 @@ from diff_transformer.train.distributed import DistributedContext, local, reshar
 from diff_transformer.train.process_errors import gathered
 from diff_transformer.train.step import loss_of_rows
 
-Key = TypeVar("Key")
 # A module or a parameter by its name, and which side of the module; a parameter has none.
 Place = tuple[str, Literal["input", "output"] | None]
+Key = TypeVar("Key", str, Place)
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,7 @@ def count() -> int:
 
 
 def gathered(value: T, group: Any = None) -> list[T]:
-    """Every process' value, by rank. Called on every process.
-
-    Args:
-        value: what this process contributes; it is pickled on its way.
-        group: a process group, if not the default one.
-    """
+    """Every process' value, by rank; each is pickled on its way. Called on every process."""
     if not _is_distributed():
         return [value]
     values: list[Any] = [None] * count()
@@ -64,22 +59,23 @@ def local_part(sizes: Mapping[str, int]) -> list[str]:
     return [name for name, part in balanced_parts(sizes, count()).items() if part == rank()]
 
 
-def broadcast_from_first(compute: Callable[[], T]) -> T:
-    """Compute a value on the first process and return it on every one. The others wait as long as it takes.
+def on_first(compute: Callable[[], T], group: Any = None) -> T:
+    """Compute a value on the first process and return it on every one, or raise its error on every one.
 
-    Raises:
-        OSError, ValueError: as :func:`propagate_errors`, where `compute` raised an error.
+    Called on every process.
     """
+    with propagate_errors(group):
+        value: Any = compute() if is_first() else None
+    return gathered(value, group)[0]
+
+
+def broadcast_from_first(compute: Callable[[], T]) -> T:
+    """As :func:`on_first`, but the others wait as long as it takes."""
     if not _is_distributed():
         return compute()
     group = dist.new_group(backend="gloo", timeout=_UNLIMITED)
-    values: list[Any] = [None]
-    with propagate_errors(group):
-        if is_first():
-            values = [compute()]
-    dist.broadcast_object_list(values, src=0, group=group)
+    value = on_first(compute, group)
     dist.destroy_process_group(group)
-    value: T = values[0]
     return value
 
 
@@ -87,8 +83,8 @@ def broadcast_from_first(compute: Callable[[], T]) -> T:
 def propagate_errors(group: Any = None) -> Iterator[None]:
     """Raise an exception of one rank on every rank, so that none waits for ever. Called on every process.
 
-    At the end of the block the processes wait for each other, through a process group if not the default one. Inside,
-    no process may wait for another: one that failed would leave it waiting.
+    At the end of the block the processes wait for each other. Inside, no process may wait for another: one that failed
+    would leave it waiting.
 
     Raises:
         OSError, ValueError: another process raised this (OSError for any other error); the message names the process.
@@ -117,11 +113,8 @@ class TimeLimit:
     """Ends this process where a step of the whole group takes longer than it may.
 
     A process that waits for another inside gloo or NCCL cannot raise an error, and NCCL's own limit ends it with a dump
-    of its state. So a thread looks at the clock.
-
-    Args:
-        minutes: how long may pass between `begin` and `end`.
-        message: gives the sentence that is written to stderr before the process ends.
+    of its state. So a thread looks at the clock: where more than `minutes` pass between `begin` and `end`, it writes
+    the sentence that `message` gives to stderr, and ends the process.
     """
 
     def __init__(self, minutes: float, message: Callable[[], str]) -> None:
@@ -157,13 +150,9 @@ class TimeLimit:
 
 @contextmanager
 def plain_connection_errors(minutes: float) -> Iterator[None]:
-    """Say in one sentence that other processes cannot be reached, where torch says so.
+    """Raise ConnectionError with one sentence in place of an error of torch's communication.
 
-    Args:
-        minutes: how long a process waits for the others, for the message.
-
-    Raises:
-        ConnectionError: in place of an error of torch's communication.
+    `minutes` is how long a process waits for the others.
     """
     try:
         yield
@@ -209,15 +198,14 @@ def catch_interrupt() -> Iterator[Interrupt]:
     """Record the first Ctrl-C or SIGTERM, so that the step in progress is finished; a second one ends it at once.
 
     A second signal within `SAME_WISH_SECONDS` repeats the first: whoever signals all processes of a job at once signals
-    torchrun as well, which passes the signal on.
-
-    Python delivers signals to the main thread; in any other thread this records nothing.
+    torchrun as well, which passes the signal on. Python delivers signals to the main thread; in any other thread this
+    records nothing.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
-    first: float | None = None
+    first = math.inf
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
@@ -226,10 +214,9 @@ def catch_interrupt() -> Iterator[Interrupt]:
 
     def record(number: int, frame: Any) -> None:
         nonlocal first
-        now = time.monotonic()
-        if first is None:
-            first, interrupt.signal = now, number
-        elif now - first > SAME_WISH_SECONDS:
+        if interrupt.signal is None:
+            first, interrupt.signal = time.monotonic(), number
+        elif time.monotonic() - first > SAME_WISH_SECONDS:
             restore()
             os.kill(os.getpid(), number)
 

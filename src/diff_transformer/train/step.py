@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -40,7 +41,8 @@ def backward(
     total = torch.zeros((), device=context.device)
     for part, rows in enumerate(split_rows(context.local_batch(batch), parts), start=1):
         # Under autocast, too: what checkpointing computes again uses the casts of the weights that are there already.
-        with context.no_gradient_exchange(call, part < parts), context.autocast():
+        exchange = nullcontext() if part == parts else context.no_gradient_exchange(call)
+        with exchange, context.autocast():
             loss = loss_of_rows(call, rows, targets_per_process, context)
             scaler.scale(loss).backward()
         total += loss.detach()
