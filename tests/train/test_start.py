@@ -10,8 +10,8 @@ from diff_transformer.data import byte_tokenizer
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.train import Data, Recipe, build_data, build_model, parse_recipe, train
 from diff_transformer.train.checkpoint import save_model
-from diff_transformer.train.initial_weights import check_init_from
 from diff_transformer.train.run_folder import check_run_folder
+from diff_transformer.train.run_setup import check_init_from
 from diff_transformer.train.training_progress import Silent
 
 MODEL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 4}

@@ -41,7 +41,6 @@ from diff_transformer.train.run_folder import (
     Resume,
     begin_run_folder,
     check_run_folder,
-    is_resumed,
     locked,
     require_run_folder,
 )
@@ -56,11 +55,10 @@ Evaluate = Callable[[Any, int], dict[str, float]]
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run.
+    """A finished run in `folder`.
 
     Attributes:
-        folder: the run's folder.
-        model_folder: the trained model in it (`save_pretrained`), with its tokenizer if there is one.
+        model_folder: the trained model in the folder (`save_pretrained`), with its tokenizer if there is one.
         model: the same model, still on its device, in evaluation mode.
         parameters: how many it has.
         seconds: time spent in training steps, those before an interruption included; no evaluation, no saving.
@@ -121,15 +119,14 @@ def open_run(
     Args and Raises: as :func:`train`. Called on every process.
     """
     folder = Path(output_dir)
-    check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
+    resumes = check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
     context = DistributedContext.from_env(recipe.train)
     context.check(recipe)
     with plain_connection_errors(recipe.train.timeout_minutes), ExitStack() as lock:
-        resumes = gathered(is_resumed(folder, resume))[0]
         with propagate_errors():
             if context.is_first:
                 lock.enter_context(locked(folder))
-        yield TrainingRun(recipe, folder, context, resumes)
+        yield TrainingRun(recipe, folder, context, gathered(resumes)[0])
 
 
 @dataclass(frozen=True)
@@ -147,11 +144,7 @@ class _Step:
 class TrainingRun:
     """A run in its folder, which :func:`open_run` has checked and locked. It is trained once.
 
-    Args:
-        recipe: what to train.
-        folder: the run's.
-        context: the processes that train it.
-        resumes: whether it goes on from the newest checkpoint in the folder.
+    With `resumes`, it goes on from the newest checkpoint in the folder.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, context: DistributedContext, resumes: bool) -> None:

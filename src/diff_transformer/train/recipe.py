@@ -1,7 +1,7 @@
 """Recipes: strict YAML files that say what is trained, on what, and how."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -170,25 +170,14 @@ def build_config(
     if model.vocab_size is not None and model.vocab_size < vocab_size:
         raise ValueError(f"model.vocab_size={model.vocab_size} has no room for the data's {vocab_size} tokens.")
     end = tokenizer.eos_token_id if tokenizer is not None else None
-    return DiffTransformerConfig(
-        vocab_size=model.vocab_size or vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_hidden_layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.num_key_value_heads,
-        head_dim=model.head_dim,
-        attention_type=model.attention_type,
-        lambda_init=model.lambda_init,
-        headwise_norm=model.headwise_norm,
-        max_position_embeddings=model.max_position_embeddings or recipe.data.length,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
-        rms_norm_eps=model.rms_norm_eps,
-        initializer_range=model.initializer_range,
-        tie_word_embeddings=model.tie_word_embeddings,
-        bos_token_id=end,
-        eos_token_id=end,
-    )
+    derived = {
+        "vocab_size": model.vocab_size or vocab_size,
+        "num_attention_heads": model.heads,
+        "max_position_embeddings": model.max_position_embeddings or recipe.data.length,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+    }
+    as_given = model.model_dump(exclude={"init_from", "rope_theta"})
+    return DiffTransformerConfig(**as_given | derived, bos_token_id=end, eos_token_id=end)
 
 
 def _apply(settings: dict[str, Any], override: str) -> None:
@@ -197,13 +186,13 @@ def _apply(settings: dict[str, Any], override: str) -> None:
         raise ValueError(f"{override!r} is not an override; write section.key=value, for example train.steps=100.")
     key = _FORMER_KEYS.get(key, key)
     *sections, last = key.split(".")
-    place = settings
+    inner = settings
     for section in sections:
-        place = place.setdefault(section, {})
-        if not isinstance(place, dict):
+        inner = inner.setdefault(section, {})
+        if not isinstance(inner, dict):
             raise ValueError(f"Cannot set {key!r}: {section!r} is a setting, not a section.")
     try:
-        place[last] = read_yaml(value)
+        inner[last] = read_yaml(value)
     except yaml.YAMLError:
         raise ValueError(f"The value of {override!r} is not valid YAML.") from None
 
@@ -215,21 +204,21 @@ def _explain(error: ValidationError, source: str) -> str:
     # Pydantic puts the chosen kind of data between "data" and the key; a user never wrote it there.
     parts = [str(part) for part in problem["loc"]]
     kind = parts.pop(1) if parts[:1] == ["data"] and parts[1:2] and parts[1] in KINDS else None
-    key = ".".join(parts)
+    key, given = ".".join(parts), problem["input"]
     match problem["type"]:
         case "extra_forbidden":
             return f"{source}: unknown key {key!r}{_suggestion(key, kind)}"
         case "missing":
             return f"{source}: {key!r} is missing."
         case "union_tag_invalid" | "union_tag_not_found":
-            given = _quoted(_given(problem).get("kind"))
-            return f"{source}: 'data.kind' is one of {', '.join(map(repr, KINDS))}, got {given}."
+            kind = given.get("kind") if isinstance(given, dict) else None
+            return f"{source}: 'data.kind' is one of {', '.join(map(repr, KINDS))}, got {_quoted(kind)}."
         case "value_error":
             where = f" in {key!r}" if key else ""
             return f"{source}: {problem['ctx']['error']}{where}."
     if parts[:2] == ["model", "lambda_init"]:  # pydantic adds which of the two types it tried
-        return f"{source}: 'model.lambda_init' is {_quoted(problem['input'])}; allowed are 'schedule' or a number."
-    return f"{source}: {key!r} is {_quoted(problem['input'])}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
+        return f"{source}: 'model.lambda_init' is {_quoted(given)}; allowed are 'schedule' or a number."
+    return f"{source}: {key!r} is {_quoted(given)}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
 
 
 def _quoted(value: Any) -> str:
@@ -237,33 +226,21 @@ def _quoted(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 
-def _given(problem: Any) -> dict[str, Any]:
-    return problem["input"] if isinstance(problem["input"], dict) else {}
-
-
 def _suggestion(key: str, kind: str | None) -> str:
     allowed = list(_keys(kind))
     section, _, name = key.rpartition(".")
-    here = [candidate for candidate in allowed if candidate.rpartition(".")[0] == section]
-    near = _nearest(name, here) or _nearest(name, allowed)
-    if near:
-        return f"; did you mean {near!r}?"
-    return f"; allowed are {', '.join(map(repr, here or allowed))}."
-
-
-def _nearest(name: str, keys: Iterable[str]) -> str | None:
-    by_name = {key.rpartition(".")[2]: key for key in keys}
-    found = nearest(name, by_name)
-    return by_name[found] if found else None
+    in_section = [candidate for candidate in allowed if candidate.rpartition(".")[0] == section]
+    for candidates in (in_section, allowed):
+        by_name = {candidate.rpartition(".")[2]: candidate for candidate in candidates}
+        if near := nearest(name, by_name):
+            return f"; did you mean {by_name[near]!r}?"
+    return f"; allowed are {', '.join(map(repr, in_section or allowed))}."
 
 
 def _keys(kind: str | None) -> Iterator[str]:
     """All keys of a recipe, dotted; where the kind of data is not known, those of all."""
-    sections: dict[str, list[type[BaseModel]]] = {
-        "model": [ModelRecipe],
-        "data": [KINDS[kind]] if kind in KINDS else list(KINDS.values()),
-        "train": [TrainRecipe],
-    }
+    data = [KINDS[kind]] if kind in KINDS else list(KINDS.values())
+    sections: dict[str, list[type[BaseModel]]] = {"model": [ModelRecipe], "data": [*data], "train": [TrainRecipe]}
     for name in Recipe.model_fields:
         yield name
         for section in sections.get(name, []):

@@ -10,8 +10,8 @@ from filelock import FileLock, Timeout
 
 from diff_transformer.storage.atomic import unfinished_path, write_atomically
 from diff_transformer.train.distributed import UNFINISHED_START
-from diff_transformer.train.initial_weights import check_init_from
 from diff_transformer.train.recipe import Recipe, differences, dump_recipe, load_recipe
+from diff_transformer.train.run_setup import check_init_from
 
 RECIPE = "recipe.yaml"
 METRICS = "metrics.jsonl"
@@ -32,31 +32,24 @@ _HEADING = "# A training run of diff-transformer, every setting spelled out.\n"
 Resume = bool | Literal["auto"]
 
 
-def is_resumed(folder: Path, resume: Resume) -> bool:
-    """Whether a run in `folder` is resumed rather than begun.
-
-    Raises:
-        ValueError: `resume` is neither a truth value nor "auto".
-    """
-    if resume not in (True, False, "auto"):
-        raise ValueError(f"resume is True, False or 'auto', got {resume!r}.")
-    return is_run_folder(folder) if resume == "auto" else bool(resume)
-
-
-def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite: bool) -> None:
+def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite: bool) -> bool:
     """Check that a run of `recipe` may have `folder` and can start from the model it names. Changes nothing.
 
+    Returns whether a run in the folder is resumed rather than begun.
+
     Raises:
-        ValueError: both `resume` and `overwrite` are asked for; or the run to resume had another recipe.
+        ValueError: both `resume` and `overwrite` are given; or the run to resume had another recipe.
         FileNotFoundError: there is no run to resume; "auto" begins one.
-        FileExistsError: the folder holds a run (and neither is asked for), or something that is not a run.
+        FileExistsError: the folder holds a run (and neither is given), or something that is not a run.
     """
     if resume and overwrite:
         raise ValueError("A run is either resumed or overwritten, not both.")
+    if resume not in (True, False, "auto"):
+        raise ValueError(f"resume is True, False or 'auto', got {resume!r}.")
     is_run = is_run_folder(folder)
-    if is_resumed(folder, resume):
-        if not is_run:
-            raise FileNotFoundError(f"There is no run to resume in {str(folder)!r}.")
+    if resume is True and not is_run:
+        raise FileNotFoundError(f"There is no run to resume in {str(folder)!r}.")
+    if resume and is_run:
         changed = [
             text for text in differences(load_recipe(folder / RECIPE), recipe) if not text.startswith(_CHANGEABLE)
         ]
@@ -67,7 +60,7 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
                 f"{', '.join(changed[:_NAMED])}{more}; choose another --output (in Python output_dir) or replace it "
                 "with --overwrite (overwrite=True)."
             )
-        return
+        return True
     if is_run and not overwrite:
         raise FileExistsError(
             f"The output folder {str(folder)!r} already holds a run; "
@@ -77,6 +70,7 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
     if not is_run and folder.exists() and not (folder.is_dir() and {p.name for p in folder.iterdir()} <= _BEGUN):
         raise FileExistsError(f"{str(folder)!r} exists and is not a run of ours, so nothing is written there.")
     check_init_from(recipe)
+    return False
 
 
 def begin_run_folder(folder: Path, recipe: Recipe) -> None:
@@ -86,8 +80,11 @@ def begin_run_folder(folder: Path, recipe: Recipe) -> None:
     and nothing else, and only in a folder whose `recipe.yaml` a run has written.
     """
     if is_run_folder(folder):
-        for name in _OURS:
-            _delete(folder / name)
+        for path in (folder / name for name in _OURS):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECIPE, _HEADING + dump_recipe(recipe))  # half a recipe would mark no folder as ours
 
@@ -131,10 +128,3 @@ def is_run_folder(folder: Path) -> bool:
     """Whether a training run has written this folder."""
     recipe = folder / RECIPE
     return recipe.is_file() and recipe.read_text(encoding="utf-8", errors="replace").startswith(_HEADING)
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -1,17 +1,40 @@
-"""From a recipe to the things that are trained: data and a model with its first weights."""
+"""From a recipe to the things that are trained: data, and a model with its first weights, drawn or loaded."""
 
 import hashlib
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from diff_transformer.data import Tell
-from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.storage.files import read_json
+from diff_transformer.storage.manifest import require_unchanged_weights
+from diff_transformer.train.checkpoint import without_progress_bars
 from diff_transformer.train.data_kinds import Data, DataRequest
 from diff_transformer.train.distributed import materialized
-from diff_transformer.train.initial_weights import load_initial_weights
 from diff_transformer.train.recipe import Recipe, build_config
+
+# Settings that both models must share. Those of positions may differ: rope_theta and the length.
+_SHARED_SETTINGS = (
+    "attention_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "lambda_init",
+    "lambda_init_offset",
+    "has_headwise_norm",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "sliding_window",
+    "layer_types",
+)
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def build_data(
@@ -48,14 +71,14 @@ def build_model(
         init_from: whether to load the weights that the recipe names in `init_from`. Not where a checkpoint's are loaded
             afterwards: a run goes on without what it was started from.
         without_weights: leave weights that would be drawn to a later :func:`draw_weights`: the model is on the meta
-            device, so that one which is to be shared out is nowhere whole.
+            device, so that no process holds all of one that is to be sharded.
 
     Raises:
         FileNotFoundError, ValueError: `init_from` holds no such model; or the vocabulary is larger than the recipe's.
     """
     config = build_config(recipe, data.batches.vocab_size, data.tokenizer)
     if init_from and recipe.model.init_from is not None:
-        model = load_initial_weights(recipe, config, data.tokenizer)
+        model = _load_initial_weights(recipe, config, data.tokenizer)
     else:
         with torch.device("meta") if without_weights else nullcontext():
             model = DiffTransformerForCausalLM(config)
@@ -69,8 +92,8 @@ def build_model(
 def draw_weights(model: DiffTransformerForCausalLM, seed: int) -> None:
     """First weights, of each module from a stream of its own, named by the seed and the module.
 
-    So whatever twins have in common starts with identical numbers, although one of them has modules that the other
-    lacks. Where weights are sharded, every process draws a module's whole and keeps its part, module by module.
+    So whatever two models have in common starts with identical numbers, although one of them has modules that the other
+    lacks. Where weights are sharded, every process draws all of a module and keeps its part, module by module.
     """
     with torch.random.fork_rng(devices=[]):
         for name, module in model.named_modules():
@@ -78,3 +101,74 @@ def draw_weights(model: DiffTransformerForCausalLM, seed: int) -> None:
             torch.manual_seed(int.from_bytes(digest[:8], "big", signed=True))
             with materialized(module):
                 model._init_weights(module)  # transformers' hook: the model's own rule for each kind of module
+
+
+def check_init_from(recipe: Recipe) -> None:
+    """Check that a recipe's model can start from the weights it names. Reads no weights and needs no data.
+
+    Raises:
+        FileNotFoundError: there is no model in the folder.
+        ValueError: the model in it has other sizes; both are named.
+    """
+    if recipe.model.init_from is not None:
+        _check_sizes(recipe, build_config(recipe, vocab_size=1))
+
+
+def _load_initial_weights(
+    recipe: Recipe, config: DiffTransformerConfig, tokenizer: PreTrainedTokenizerFast | None
+) -> DiffTransformerForCausalLM:
+    """A recipe's model in float32 with the weights in the folder that the recipe names.
+
+    Raises FileNotFoundError and ValueError as `check_init_from`, or for another vocabulary, or incomplete weights.
+    """
+    folder = _check_sizes(recipe, config)
+    vocab_size = DiffTransformerConfig.from_pretrained(folder).vocab_size
+    if vocab_size != config.vocab_size:
+        raise ValueError(
+            f"model.init_from {str(folder)!r} has a vocabulary of {vocab_size} and the recipe's model one of "
+            f"{config.vocab_size}; data.tokenizer and model.vocab_size must be those it was trained with."
+        )
+    saved_tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").is_file() else None
+    if tokenizer is not None and saved_tokenizer is not None and saved_tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"model.init_from {str(folder)!r} has a tokenizer of its own, with other tokens than the recipe's: "
+            f"data.tokenizer={folder} takes it."
+        )
+    require_unchanged_weights(folder)
+    try:
+        with without_progress_bars():
+            model, report = DiffTransformerForCausalLM.from_pretrained(
+                folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+            )
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"model.init_from {str(folder)!r}: the weights cannot be loaded: {str(error).splitlines()[0]}"
+        ) from error
+    if wrong := sorted({*report["missing_keys"], *report["unexpected_keys"]}):
+        raise ValueError(f"model.init_from {str(folder)!r} does not hold the model's weights; wrong is {wrong[0]!r}.")
+    return model.train()
+
+
+def _check_sizes(recipe: Recipe, config: DiffTransformerConfig) -> Path:
+    assert recipe.model.init_from is not None  # the callers' own check
+    folder = Path(recipe.model.init_from)
+    if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in _WEIGHTS):
+        raise FileNotFoundError(
+            f"model.init_from {str(folder)!r} holds no model: it must be a folder with config.json and "
+            "model.safetensors, such as RUN/model or a checkpoint of a run."
+        )
+    try:
+        kind = read_json(folder / "config.json").get("model_type")
+    except (ValueError, AttributeError):  # not JSON, or no dictionary
+        raise ValueError(f"model.init_from {str(folder)!r} has a broken config.json.") from None
+    if kind != DiffTransformerConfig.model_type:
+        raise ValueError(
+            f"model.init_from {str(folder)!r} holds a model of type {kind!r}, which `diff-transformer convert` may "
+            "make one of ours."
+        )
+    saved = DiffTransformerConfig.from_pretrained(folder)
+    for name in _SHARED_SETTINGS:
+        saved_value, value = getattr(saved, name, None), getattr(config, name, None)
+        if saved_value != value:
+            raise ValueError(f"model.init_from {str(folder)!r} has {name} {saved_value!r} and the recipe {value!r}.")
+    return folder

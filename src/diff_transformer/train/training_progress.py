@@ -19,47 +19,34 @@ _STATUS = Path("/proc/self/status")  # Linux's own account of this process
 
 
 class Progress(Protocol):
-    """Shows how far a run is. Training itself prints nothing."""
+    """Shows how far a run is. Training itself prints nothing, and what a subclass leaves out shows nothing."""
 
     def start(self, total: int, description: str) -> None:
         """A run of `total` steps begins or resumes."""
+        return
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         """`step` steps are done; `loss` is that of the last one."""
+        return
 
     def tell(self, message: str) -> None:
         """A message about the run: what it uses, which steps it skips."""
+        return
 
     def stop(self) -> None:
         """The run is over, whichever way it ended."""
+        return
 
 
-class Silent:
+class Silent(Progress):
     """A progress that shows nothing."""
-
-    def start(self, total: int, description: str) -> None:
-        """Nothing."""
-
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """Nothing."""
-
-    def tell(self, message: str) -> None:
-        """Nothing."""
-
-    def stop(self) -> None:
-        """Nothing."""
 
 
 class Metrics:
-    """Writes the metrics of a run, as lines of JSON and for TensorBoard. Those of steps after `step` are removed first.
+    """Writes the metrics of a run into a file, as lines of JSON, and into the folder of TensorBoard.
 
-    A context manager, which closes both. Where several processes train one model, only the first makes one: the others
-    do not even load TensorBoard.
-
-    Args:
-        lines: the file of lines; the lines that stay are not written again.
-        tensorboard: the folder of TensorBoard.
-        step: how many steps are done.
+    Those of steps after `step`, the last one that is done, are removed first. A context manager, which closes both.
+    Where several processes train one model, only the first makes one: the others do not even load TensorBoard.
     """
 
     def __init__(self, lines: Path, tensorboard: Path, step: int) -> None:

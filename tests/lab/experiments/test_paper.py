@@ -27,7 +27,7 @@ from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experime
 from diff_transformer.lab.measure.harness import TABLE_1_MEASURES
 from diff_transformer.lab.measure.measurement import find_measurement
 from diff_transformer.train import Recipe, build_config, load_recipe
-from diff_transformer.train.initial_weights import check_init_from
+from diff_transformer.train.run_setup import check_init_from
 from diff_transformer.train.training_plan import Plan, plan, vocabulary
 from small_experiment import SMALL
 
