@@ -45,18 +45,10 @@ class Data:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What a run asks of its data, beside the settings of the recipe's `data` section.
+    """What a run gives its data beside the settings of the recipe's `data` section; see `run_setup.build_data`."""
 
-    Attributes:
-        seed: of the training batches.
-        timeout_minutes: how long a process waits for the others.
-        tokenizer: a trained model's own, for text; made as the recipe says unless given.
-        tell: is told how many documents and tokens are prepared so far.
-        workers: processes that tokenise, see :func:`diff_transformer.data.prepare`.
-    """
-
-    seed: int
-    timeout_minutes: float
+    seed: int  # of the training batches
+    timeout_minutes: float  # how long a process waits for the others
     tokenizer: PreTrainedTokenizerFast | None = None
     tell: Tell | None = None
     workers: int | None = None
@@ -174,12 +166,10 @@ class TextData(DataSection):
         return TextBatches(
             prepare(corpus, tokenizer, self._folder, request.tell, request.workers),
             tokenizer,
-            length=self.length,
             batch_size=batch_size,
             seed=request.seed,
-            validation_fraction=self.validation_fraction,
-            validation_tokens=self.validation_tokens,
             isolated=self.isolate_documents,
+            **self.model_dump(include={"length", "validation_fraction", "validation_tokens"}),
         )
 
 
@@ -214,16 +204,8 @@ class NeedleData(TextData):
 
         def task(read: Callable[[Corpus, float], Any], turns: int, vary: bool) -> NeedleTask:
             haystack = "".join(read(corpus, self.validation_fraction))
-            return NeedleTask(
-                tokenizer,
-                haystack,
-                length=self.length,
-                needles=self.needles,
-                queried=self.queried,
-                digits=self.digits,
-                turns=turns,
-                vary=vary,
-            )
+            settings = self.model_dump(include={"length", "needles", "queried", "digits"})
+            return NeedleTask(tokenizer, haystack, turns=turns, vary=vary, **settings)
 
         batches = NeedleBatches(
             text,
@@ -238,15 +220,10 @@ class NeedleData(TextData):
 
 
 class GeneratedData(DataSection):
-    """Data that a seeded generator makes as it is read; its settings are the arguments of the generator.
+    """Data that a seeded generator makes as it is read; its settings are the arguments of the generator."""
 
-    Attributes:
-        generator: makes the batches; its `tokenizer`, if there is one, goes with the model.
-        summary: what `describe` says.
-    """
-
-    generator: ClassVar[Callable[..., Batches]]
-    summary: ClassVar[str]
+    generator: ClassVar[Callable[..., Batches]]  # makes the batches; its `tokenizer`, if any, goes with the model
+    summary: ClassVar[str]  # what `describe` says
 
     def describe(self) -> str:
         return self.summary

@@ -44,24 +44,20 @@ class DivergenceError(ValueError):
 
 @dataclass(frozen=True)
 class BadStep:
-    """A step that must not change the weights: what is wrong with it, in words, its loss in nats, the norm of its
-    gradient, and the median of the losses before it, if there were any.
-    """
+    """A step that must not change the weights."""
 
-    reason: str
-    loss: float
-    norm: float
-    median_loss: float | None
+    reason: str  # in words
+    loss: float  # in nats
+    norm: float  # of its gradient
+    median_loss: float | None  # of the steps before it, if there were any
 
 
 class SpikeDetector:
     """Finds bad steps by their loss and gradient norm, compared with the losses before.
 
-    The processes of a run see the same two numbers, so they come to the same verdict.
-
-    Args:
-        max_loss_rise: how many nats above the median of the last losses a loss is a spike; None for no limit.
-        overflow_is_normal: whether a gradient may overflow now and then, as in fp16 with a loss scaler.
+    The processes of a run see the same two numbers, so they come to the same verdict. A loss of more than
+    `max_loss_rise` nats (None: no limit) above the median of the last ones is a spike. In fp16 with a loss scaler, a
+    gradient may overflow now and then (`overflow_is_normal`).
     """
 
     def __init__(self, max_loss_rise: float | None, overflow_is_normal: bool = False) -> None:
@@ -114,30 +110,18 @@ class SpikeDetector:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A bad step and where it went wrong; `str()` says so in a few sentences.
+    """A bad step and where it went wrong; `str()` says so in a few sentences. Only a spike has the last four."""
 
-    Attributes:
-        step: the step; its batch is a function of it.
-        bad_step: what is wrong with it.
-        layer: the number, counted from 1, of the layer where it began; None outside of the layers or where unknown.
-        module: the module; "" is the model itself, None unknown.
-        explanation: what is wrong there, in words.
-        weights_are_broken: whether it cannot help to skip the batch.
-        rows: the loss of each row of the batch, for a spike.
-        now, before: statistics of each layer, for a spike: in this step, and as they were logged last.
-        gradient_shares: each layer's share of the squared gradient norm, for a spike.
-    """
-
-    step: int
+    step: int  # of which its batch is a function
     bad_step: BadStep
-    layer: int | None
-    module: str | None
-    explanation: str
-    weights_are_broken: bool = False
-    rows: list[float] = field(default_factory=list)
-    now: dict[str, list[float]] = field(default_factory=dict)
-    before: dict[str, list[float]] = field(default_factory=dict)
-    gradient_shares: list[float] = field(default_factory=list)
+    layer: int | None  # the number, counted from 1, of the layer where it began; None outside of the layers or unknown
+    module: str | None  # "" is the model itself, None unknown
+    explanation: str  # what is wrong there, in words
+    weights_are_broken: bool = False  # then it cannot help to skip the batch
+    rows: list[float] = field(default_factory=list)  # the loss of each row of the batch
+    now: dict[str, list[float]] = field(default_factory=dict)  # statistics of each layer in this step
+    before: dict[str, list[float]] = field(default_factory=dict)  # the same, as they were logged last
+    gradient_shares: list[float] = field(default_factory=list)  # of each layer in the squared gradient norm
 
     def __str__(self) -> str:
         return f"At step {self.step} {self.bad_step.reason}. {self.explanation}"

@@ -15,27 +15,18 @@ _SIZE, _SECONDS = 1024, 0.25  # of the matrices that a CPU multiplies, and for h
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU.
+    """One kind of GPU. A bandwidth is None where machines differ, or have no such network."""
 
-    Attributes:
-        name: what a user calls it.
-        device_names: a regular expression for the whole of what torch calls it. A part of a GPU (MIG) has a longer
-            name, and so have weaker relatives ("… Laptop GPU").
-        memory_gib: what torch finds, in GiB; the driver keeps some of what is built in.
-        half: FLOP/s of dense bf16 and fp16 matrix products that add up in float32.
-        tf32, float32: FLOP/s of float32 matrix products, on tensor cores and off them.
-        link: bytes/s that it can receive from the other GPUs of its machine; None where machines differ.
-        network: bytes/s of the network card that its vendor's machine has for each GPU; None where there is none such.
-    """
-
-    name: str
+    name: str  # what a user calls it
+    # A regular expression for all of torch's name. A part of a GPU (MIG) has a longer one, and so have weaker relatives
+    # ("… Laptop GPU").
     device_names: str
-    memory_gib: float
-    half: float
-    tf32: float
-    float32: float
-    link: float | None
-    network: float | None
+    memory_gib: float  # as torch sees it; the driver keeps some of what is built in
+    half: float  # FLOP/s of dense bf16 and fp16 matrix products that add up in float32
+    tf32: float  # FLOP/s of float32 matrix products on tensor cores
+    float32: float  # and off them
+    link: float | None  # bytes/s that it can receive from the other GPUs of its machine
+    network: float | None  # bytes/s of the network card that its vendor's machine has for each GPU
 
     @property
     def is_cuda(self) -> bool:
@@ -86,11 +77,7 @@ GPUS = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """A GPU of the table, however its name is spelt: "RTX 4090" is "rtx-4090".
-
-    Raises:
-        ValueError: an unknown name; the message lists the known ones.
-    """
+    """A GPU of the table, however its name is spelt: "RTX 4090" is "rtx-4090". Raises ValueError for an unknown one."""
     key = re.sub(r"[\s_-]+", "-", name.strip().lower())
     if key not in GPUS:
         raise ValueError(f"GPU {name!r} is not known; known ones are {', '.join(GPUS)}.")
@@ -100,13 +87,10 @@ def gpu_named(name: str) -> Gpu:
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """The most FLOP/s that `device` can do in a precision of a recipe: what utilisation is a share of.
 
-    For a GPU it is the datasheet's number; a GPU that is not in the table, a part of one, and other devices have none
-    (None). float32 counts TF32's where torch is set to use it. For the CPU it is what a product of two large matrices
+    For a GPU it is the datasheet's number, and None for one that is not in the table, for a part of one, and for other
+    devices. float32 counts TF32's where torch is set to use it. For the CPU it is what a product of two large matrices
     reaches with the threads of now, measured once in a process, in a quarter of a second; fp16, in which nothing is
     trained there, has none.
-
-    Raises:
-        ValueError: `precision` is not "no", "bf16" or "fp16".
     """
     check_precision(precision)
     if device.type == "cpu":

@@ -16,21 +16,13 @@ from diff_transformer.variants import head_dim
 
 @dataclass(frozen=True)
 class Memory:
-    """What a device holds at one moment, in bytes.
+    """What a device holds at one moment, in bytes."""
 
-    Attributes:
-        weights: its float32 weights, and copies in half precision that stay from forward to backward.
-        gradients: of the weights.
-        optimizer: the optimizer's state.
-        activations: what autograd saves for the backward pass.
-        workspace: what is there for a moment: the loss, a layer computed again, gathered weights.
-    """
-
-    weights: float
+    weights: float  # in float32, and copies in half precision that stay from forward to backward
     gradients: float
     optimizer: float
-    activations: float
-    workspace: float
+    activations: float  # what autograd saves for the backward pass
+    workspace: float  # what is there for a moment: the loss, a layer computed again, gathered weights
 
     @property
     def total(self) -> float:

@@ -23,22 +23,14 @@ Key = TypeVar("Key", str, Place)
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a step stopped being finite.
+    """Where a step stopped being finite."""
 
-    Attributes:
-        kind: "weight": it was not finite before the step; "forward" and "backward": the pass that it happened in;
-            "norm": gradients are finite, but too large for the sum of their squares.
-        module: the module that it began in, as the model names it; "" for the loss.
-        explanation: what is wrong there, in words.
-        part: which of the parts that a batch is divided into, counted from 1; None where it concerns no single part.
-        ranks: the processes that saw it.
-    """
-
+    # A weight was not finite before the step; a pass went wrong; or finite gradients are too large for their norm.
     kind: Literal["weight", "forward", "backward", "norm"]
-    module: str
-    explanation: str
-    part: int | None
-    ranks: list[int]
+    module: str  # in which it began, as the model names it; "" for the loss
+    explanation: str  # what is wrong there, in words
+    part: int | None  # of those that a batch is divided into, counted from 1, if it concerns a single one
+    ranks: list[int]  # the processes that saw it
 
 
 def layer_of(module: str) -> int | None:

@@ -71,7 +71,13 @@ def build_optimizers(model: nn.Module, recipe: TrainRecipe) -> list[torch.optim.
     """
     beta1, beta2 = recipe.betas
     parts = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    decayed = {name for name in _decayed(model) if name in parts}
+    # A weight that is shared with an embedding is an embedding; λ's vectors of the first version are no matrices.
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    decayed = {
+        name
+        for name, parameter in parts.items()
+        if parameter.ndim >= 2 and id(parameter) not in embeddings and not name.endswith("lambda_proj.weight")
+    }
     hidden = {name for name in decayed if ".layers." in f".{name}"} if recipe.optimizer == "muon" else set()
     groups = [
         {"params": [parts[name] for name in parts if name in decayed - hidden], "weight_decay": recipe.weight_decay},
@@ -93,17 +99,6 @@ def build_optimizers(model: nn.Module, recipe: TrainRecipe) -> list[torch.optim.
             )
         )
     return optimizers
-
-
-def _decayed(model: nn.Module) -> Iterator[str]:
-    """Names of the parameters that decay. A weight that is shared with an embedding is an embedding."""
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    for path, module in model.named_modules():
-        if path.endswith("lambda_proj"):  # DIFF V2's; the vectors of the first version are no matrices
-            continue
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim >= 2 and id(parameter) not in embeddings:
-                yield f"{path}.{name}" if path else name
 
 
 def learning_rate(step: int, recipe: TrainRecipe) -> float:

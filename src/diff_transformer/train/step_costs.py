@@ -18,28 +18,17 @@ ADAMW, MUON = 8, 4  # bytes of an optimizer's state for each parameter: two mome
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Where and how a step runs.
+    """Where and how a step runs."""
 
-    Attributes:
-        kind: what several devices do together, or "single".
-        devices: how many there are.
-        sequences, length: what goes through the model at a time on one device.
-        parts: how many such parts make a step (accumulation).
-        half: whether autocast computes in half precision.
-        checkpointing: whether a layer is computed again in the backward pass.
-        backend: what computes attention, see :func:`diff_transformer.train.memory_plan.layer_bytes`.
-        on_cpu: whether the device is a CPU, whose optimizers make tensors of their own; a GPU's run in one kernel.
-    """
-
-    kind: Kind
+    kind: Kind  # what several devices do together, or "single"
     devices: int
-    sequences: int
-    length: int
-    parts: int
-    half: bool
-    checkpointing: bool
-    backend: str
-    on_cpu: bool
+    sequences: int  # that go through the model at a time on one device
+    length: int  # of each
+    parts: int  # how many such parts make a step (accumulation)
+    half: bool  # whether autocast computes in half precision
+    checkpointing: bool  # whether a layer is computed again in the backward pass
+    backend: str  # what computes attention, see `diff_transformer.train.memory_plan.layer_bytes`
+    on_cpu: bool  # where optimizers make tensors of their own; a GPU's run in one kernel
 
     @property
     def item_size(self) -> int:
@@ -54,24 +43,16 @@ class StepLayout:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Parameters of a model.
+    """Parameters of a model."""
 
-    Attributes:
-        layer: of one decoder layer; layer_linear: of them, those of matrix products.
-        ends: embedding, output head and last norm; head: the output head alone, also where it is the embedding.
-        largest: of the largest tensor; largest_of_layer: of the largest in a layer.
-        layers: how many layers there are.
-        state: bytes of the optimizer's state.
-    """
-
-    layer: int
-    layer_linear: int
-    ends: int
-    head: int
-    largest: int
+    layer: int  # of one decoder layer
+    layer_linear: int  # of them, those of matrix products
+    ends: int  # embedding, output head and last norm
+    head: int  # the output head alone, also where it is the embedding
+    largest: int  # of the largest tensor
     largest_of_layer: int
     layers: int
-    state: int
+    state: int  # bytes of the optimizer's state
 
     @property
     def total(self) -> int:
@@ -160,19 +141,13 @@ class Communication:
     the node; NCCL's rings and trees, which leave a node through every card, come close to that. A reduce-scatter is
     the reverse, and an all-reduce is both; switches that add up on the way can save half of the latter.
 
-    Attributes:
-        received: bytes that a GPU receives.
-        through_network: of them, the bytes that come through its network card.
-        overlap: the share of the step's computation that can run meanwhile; 0 where the next operation waits for them.
-        link: bytes/s that a GPU can receive from others of its node, or None where that is not known.
-        network: bytes/s of a GPU's network card, or None where that is not known.
     """
 
-    received: float
-    through_network: float
-    overlap: float
-    link: float | None
-    network: float | None
+    received: float  # bytes that a GPU receives
+    through_network: float  # of them, the bytes that come through its network card
+    overlap: float  # the share of the step's computation that can run meanwhile; 0 where the next operation waits
+    link: float | None  # bytes/s that a GPU can receive from others of its node, if known
+    network: float | None  # bytes/s of a GPU's network card, if known
 
     @property
     def seconds(self) -> float | None:

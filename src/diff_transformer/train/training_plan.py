@@ -39,74 +39,49 @@ CONTEXT, USABLE = 1.5 * GIB, 0.95
 
 @dataclass(frozen=True)
 class Way:
-    """Training with or without gradient checkpointing.
-
-    Attributes:
-        checkpointing: which of both.
-        memory: a device's at the recipe's accumulation, in the moment when it holds most.
-        fits: whether the device has as much; None where its memory is not known.
-        accumulation: the smallest one with which it fits, or None; the micro-batch is the largest then.
-        micro_batch: sequences at a time with that one.
-    """
+    """Training with or without gradient checkpointing."""
 
     checkpointing: bool
-    memory: Memory
-    fits: bool | None
-    accumulation: int | None
-    micro_batch: int | None
+    memory: Memory  # a device's at the recipe's accumulation, in the moment when it holds most
+    fits: bool | None  # whether the device has as much; None where its memory is not known
+    accumulation: int | None  # the smallest one with which it fits, if any; the micro-batch is the largest then
+    micro_batch: int | None  # sequences at a time with that one
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What :func:`plan` finds out.
-
-    Attributes:
-        data: what the data is, in a few words.
-        flops_per_token: see :func:`diff_transformer.train.step_costs.flops_per_token`.
-        device: "cpu", or the GPU's name. `devices`: how many; `kind`: what they do together.
-        micro_batch: sequences that a device takes at a time.
-        device_memory: bytes that a device has for the plan, or None where that is not known.
-        peak: FLOP/s of a device, or None.
-        assumed: the share of the peak that the model's own operations would reach without communication.
-        utilisation: the share that they reach at best: `assumed`, or less where communication takes longer than the
-            computation that can run meanwhile.
-        communication: what each GPU receives in a step; None where there is one.
-        needed: bytes/s that a GPU would have to receive, and of them through its network card, for the communication
-            to take no time beside the computation; None where the next operation waits for it.
-        days: the run's at `utilisation`, or None where the peak is not known. Evaluation and saving come on top.
-        checkpoint_bytes: of one checkpoint: weights and optimizer state.
-        checkpoints_bytes: the most that checkpoints take at once: those that stay and the one that is being written.
-        token_cache_bytes: of the tokens that the run reads. The cache holds all of the text: less than this where the
-            text is read several times, more where the run ends before its end. None for data that is made as it is
-            read.
-        ways: without and with gradient checkpointing; the recipe's is `checkpointing`.
-    """
+    """What :func:`plan` finds out. A number that is not known is None."""
 
     name: str
     attention_type: str
-    data: str
+    data: str  # in a few words
     precision: str
     accumulation: int
     checkpointing: bool
     parameters: int
-    flops_per_token: float
+    flops_per_token: float  # see `diff_transformer.train.step_costs.flops_per_token`
     steps: int
     tokens_per_step: int
-    device: str
+    device: str  # "cpu", or the GPU's name
     devices: int
-    kind: Kind
-    micro_batch: int
-    device_memory: float | None
-    peak: float | None
-    assumed: float
+    kind: Kind  # what the devices do together
+    micro_batch: int  # sequences that a device takes at a time
+    device_memory: float | None  # bytes that a device has for the plan
+    peak: float | None  # FLOP/s of a device
+    assumed: float  # the share of the peak that the model's own operations would reach without communication
+    # What they reach at best: less where communication takes longer than the computation that can run meanwhile.
     utilisation: float
-    communication: Communication | None
+    communication: Communication | None  # what each GPU receives in a step; None for one alone
+    # Bytes/s that a GPU would have to receive, and of them through its network card, for the communication to take no
+    # time beside the computation; None where the next operation waits for it.
     needed: tuple[float, float] | None
-    days: float | None
-    checkpoint_bytes: int
-    checkpoints_bytes: int
+    days: float | None  # the run's at `utilisation`; evaluation and saving come on top
+    checkpoint_bytes: int  # of the weights and the optimizer state
+    checkpoints_bytes: int  # of those that stay and the one that is being written
+    # Of the tokens that the run reads. The cache holds all of the text: less than this where the text is read several
+    # times, more where the run ends before its end. None for data that is made as it is read.
     token_cache_bytes: int | None
-    ways: tuple[Way, Way]
+    ways: tuple[Way, Way]  # without and with gradient checkpointing; the recipe's is `checkpointing`
 
 
 def plan(
