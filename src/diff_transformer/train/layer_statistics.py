@@ -29,13 +29,9 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
     """Run one forward pass without gradients and measure each layer. The model is left as it was.
 
     Where several processes hold a part of the model or of the data each, all of them call this, and :func:`reduced`
-    combines their answers.
-
-    Args:
-        model: a model of any attention type, in any wrapper that leaves our layers in it; compiled layers run
-            uncompiled here.
-        batch: on the model's device: `input_ids` (B, N); `position_ids` (B, N) where documents are packed into a
-            sequence, or transformers' `cu_seq_lens_q` and so on with B = 1. `labels` are not used.
+    combines their answers. The model may have any attention type, and any wrapper that leaves our layers in it;
+    compiled layers run uncompiled here. The batch is on its device: `input_ids` (B, N); `position_ids` (B, N) where
+    documents are packed into a sequence, or transformers' `cu_seq_lens_q` and so on with B = 1.
 
     Returns:
         A list of one number for each layer, by name:

@@ -1,6 +1,4 @@
-"""The values and errors that the processes of a run exchange, and what ends a process from outside: the end of another
-process, a hang, a signal.
-"""
+"""Exchanges values and errors between the processes of a run, and handles another's end, a hang, and signals."""
 
 import math
 import os
@@ -168,15 +166,11 @@ def plain_connection_errors(minutes: float) -> Iterator[None]:
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM stopped a run after a step; the message says where the checkpoint is and how to resume.
-
-    Attributes:
-        signal: the number of the signal that asked for it; None where another process got it.
-    """
+    """Ctrl-C or SIGTERM stopped a run after a step; the message says where the checkpoint is and how to resume."""
 
     def __init__(self, message: str, signal: int | None = None) -> None:
         super().__init__(message)
-        self.signal = signal
+        self.signal = signal  # the number of the one that asked for it; None where another process got it
 
 
 class Interrupt:

@@ -46,9 +46,8 @@ _Loader.add_implicit_resolver(
 def read_yaml(text: str) -> Any:
     """Parse one YAML document.
 
-    Raises:
-        yaml.YAMLError: the text is not YAML, gives a key twice, or holds what Python cannot: lists in lists too deep, a
-            number of thousands of digits, a list as a key.
+    Raises yaml.YAMLError where the text is not YAML, gives a key twice, or holds what Python cannot: lists in lists too
+    deep, a number of thousands of digits, a list as a key.
     """
     try:
         return yaml.load(text, Loader=_Loader)
@@ -92,11 +91,9 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Load a recipe from a file, or one that is shipped by its bare name.
+    """Load a recipe from a file, or one that is shipped by its bare name ("tiny").
 
-    Args:
-        recipe: a path, or the name of a shipped recipe ("tiny").
-        overrides: settings that replace the file's, "train.steps=100"; values are YAML, and the last of one key counts.
+    `overrides` replace the file's settings, "train.steps=100"; values are YAML, and the last of one key counts.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -158,7 +155,6 @@ def build_config(
     """The configuration of a recipe's model.
 
     Args:
-        recipe: the recipe.
         vocab_size: tokens in the data's vocabulary; the model's is as large, unless the recipe pads it.
         tokenizer: where there is one, its end of text becomes the model's, to start and to end with. Not to pad with:
             transformers leaves the embedding of a padding token untrained, and this one is met in training.

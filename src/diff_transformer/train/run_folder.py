@@ -99,10 +99,7 @@ def require_run_folder(folder: Path) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other process from training in `folder` until the block, or this process, ends.
 
-    Folders that were made for the lock and stay empty are removed.
-
-    Raises:
-        ValueError: another process trains there now.
+    Raises ValueError where another one trains there now. Folders that are made for the lock and stay empty are removed.
     """
     created = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ def build_data(
     """Find or make a recipe's data. Called on every process of a run: the first one looks whether text has changed.
 
     Args:
-        recipe: the recipe.
+        recipe: says what data.
         tokenizer: a trained model's own, for text; made as the recipe says unless given.
         tell: is told how many documents and tokens are prepared so far.
         workers: processes that tokenise, see :func:`diff_transformer.data.prepare`.
@@ -106,9 +106,7 @@ def draw_weights(model: DiffTransformerForCausalLM, seed: int) -> None:
 def check_init_from(recipe: Recipe) -> None:
     """Check that a recipe's model can start from the weights it names. Reads no weights and needs no data.
 
-    Raises:
-        FileNotFoundError: there is no model in the folder.
-        ValueError: the model in it has other sizes; both are named.
+    Raises FileNotFoundError where there is no model in the folder, ValueError where it has other sizes.
     """
     if recipe.model.init_from is not None:
         _check_sizes(recipe, build_config(recipe, vocab_size=1))

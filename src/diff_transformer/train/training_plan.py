@@ -93,16 +93,15 @@ def plan(
     utilisation: float = 0.4,
     network: float | None = None,
 ) -> Plan:
-    """Plan a run.
+    """Plan a run on one or more GPUs of :data:`diff_transformer.train.hardware.GPUS`, or on this machine's "cpu".
 
     Memory is that of training steps of layers that are not compiled (compiled ones keep less), by the formulas of
-    :mod:`diff_transformer.train.memory_plan`; validation, which takes a
-    whole batch at a time without gradients, and saving are not in it.
+    :mod:`diff_transformer.train.memory_plan`; validation, which takes a whole batch at a time without gradients, and
+    saving are not in it.
 
     Args:
         recipe: what is to be trained.
-        gpu: a name of :data:`diff_transformer.train.hardware.GPUS`, or "cpu" for this machine's processor.
-        gpus: how many; 1 processor.
+        gpu, gpus: the name, and how many.
         parallel: what they do together, "ddp", "fsdp" or "tensor"; the recipe's unless given, "ddp" where it has none.
         utilisation: which share of the peak the model's own operations reach where communication takes no time.
         network: bytes/s of the network between machines for each GPU; that of the vendor's own machine unless given.
@@ -159,6 +158,8 @@ def plan(
             window = sent.overlap * computation
             needed = (sent.received / window, sent.through_network / window)
     checkpoint = sizes.total * FLOAT + sizes.state
+    is_text = isinstance(recipe.data, TextData)
+    token_cache = settings.steps * tokens * token_dtype(config.vocab_size).itemsize if is_text else None
 
     def way(checkpointing: bool) -> Way:
         here = replace(layout, checkpointing=checkpointing)
@@ -195,17 +196,13 @@ def plan(
         days=None if seconds is None else settings.steps * seconds / 86400,
         checkpoint_bytes=checkpoint,
         checkpoints_bytes=checkpoint * (settings.keep_checkpoints + 1),
-        token_cache_bytes=_token_cache_bytes(recipe, config.vocab_size),
+        token_cache_bytes=token_cache,
         ways=(way(False), way(True)),
     )
 
 
 def vocabulary(recipe: Recipe) -> int:
-    """Tokens of a recipe's vocabulary, as far as the recipe tells them. "bpe" may find fewer than it is asked for.
-
-    Raises:
-        ValueError: the tokenizer would have to be downloaded.
-    """
+    """Tokens of a recipe's vocabulary; "bpe" may find fewer. Raises ValueError where only the data would tell."""
     return recipe.model.vocab_size or recipe.data.vocabulary()
 
 
@@ -218,13 +215,6 @@ def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: 
     if gpu is None:
         return "cpu" if explain("cpu")["cpu"] is None else "blockwise"
     return "triton" if gpu.is_cuda and head_dim(config) <= WIDEST_KEY else "sdpa"
-
-
-def _token_cache_bytes(recipe: Recipe, vocabulary: int) -> int | None:
-    if not isinstance(recipe.data, TextData):
-        return None
-    tokens = recipe.train.steps * recipe.data.batch_size * recipe.data.length
-    return tokens * token_dtype(vocabulary).itemsize
 
 
 def _available_memory(gpu: Gpu | None) -> float | None:

@@ -61,13 +61,10 @@ class Metrics:
         self._thread_errors, threading.excepthook = threading.excepthook, self._print_thread_error
 
     def log(self, line: dict[str, Any]) -> None:
-        """Write numbers and remarks by name, with the step under "step".
+        """Write numbers and remarks by name, with the step under "step". Raises OSError, as where the disk is full.
 
         A list holds a number for each layer, and TensorBoard draws a curve of each. None means that there is no such
         number, and TensorBoard gets none. A number that is not finite is null in the lines, as JSON has no other way.
-
-        Raises:
-            OSError: the line cannot be written, as where the disk is full.
         """
         text = json.dumps(finite(line), allow_nan=False) + "\n"
         rest = text.encode()
