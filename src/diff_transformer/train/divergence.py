@@ -36,6 +36,8 @@ _STATISTICS_IN_WORDS = {
     "norm_input_rms": "the RMS of what enters its headwise norm",
     "logit_max": "its largest attention logit",
 }
+# Growth counts from here. Attention logits below 1 hardly matter.
+_LEAST = {"hidden_rms": 1e-12, "norm_input_rms": 1e-12, "logit_max": 1.0}
 
 
 class DivergenceError(ValueError):
@@ -228,7 +230,7 @@ def _growth(now: Mapping[str, list[float]], before: Mapping[str, list[float]]) -
     What grows in one layer is carried to those after it, so it is the first layer that grew at least half as much.
     """
     growth = {
-        name: [_ratio(name, new, old) for new, old in zip(values, before[name], strict=True)]
+        name: [max(new, _LEAST[name]) / max(old, _LEAST[name]) for new, old in zip(values, before[name], strict=True)]
         for name, values in now.items()
         if name in _STATISTICS_IN_WORDS and before.get(name)
     }
@@ -242,12 +244,6 @@ def _growth(now: Mapping[str, list[float]], before: Mapping[str, list[float]]) -
     old, new = before[name][layer - 1], now[name][layer - 1]
     change = f"{_STATISTICS_IN_WORDS[name]} went from {old:.3g} to {new:.3g}"
     return layer, f"It began in layer {layer} of {len(growth[name])}: {change}."
-
-
-def _ratio(name: str, new: float, old: float) -> float:
-    # Attention logits below 1 hardly matter, so growth from there is none.
-    least = 1.0 if name == "logit_max" else 1e-12
-    return max(new, least) / max(old, least)
 
 
 def _rows_in_words(rows: Sequence[tuple[float, int]], median_loss: float | None) -> str:

@@ -97,8 +97,8 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
         return None if precision == "fp16" else _measured(_DTYPES[precision], torch.get_num_threads())
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
-    found = torch.cuda.get_device_name(device)
-    gpu = next((gpu for gpu in GPUS.values() if re.fullmatch(gpu.device_names, found)), None)
+    name = torch.cuda.get_device_name(device)
+    gpu = next((gpu for gpu in GPUS.values() if re.fullmatch(gpu.device_names, name)), None)
     return None if gpu is None else gpu.peak(precision, torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 

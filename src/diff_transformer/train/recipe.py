@@ -62,7 +62,7 @@ _FORMER_KEYS = {"model.start_from": "model.init_from"}
 
 
 class Recipe(Section):
-    """A whole training run."""
+    """A training run."""
 
     name: Annotated[str, Field(min_length=1)]
     model: ModelRecipe

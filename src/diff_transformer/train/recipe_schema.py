@@ -30,10 +30,11 @@ class Section(BaseModel):
 
 
 class ModelRecipe(Section):
-    """The model; the names are those of `DiffTransformerConfig`. Twins differ in `attention_type` alone.
+    """The model; the names are those of `DiffTransformerConfig`. A DIFF Transformer and
+    its baseline differ in `attention_type` alone.
 
     `headwise_norm` left out is as the attention type has it; true or false are ablations.
-    `num_attention_heads` is the twin Transformer's count; left out, it is hidden_size / head_dim.
+    `num_attention_heads` is the Transformer's count; left out, it is hidden_size / head_dim.
     `max_position_embeddings` left out is the length of the training sequences. `vocab_size` pads the vocabulary: it is
     the tokenizer's or more. `init_from` (`start_from` in older recipes) is the folder of a model with the same
     sizes, whose weights are the first ones; rope_theta and max_position_embeddings are this recipe's.
@@ -71,7 +72,7 @@ class ModelRecipe(Section):
 
     @property
     def heads(self) -> int:
-        """The twin Transformer's attention heads."""
+        """The Transformer's attention heads."""
         if self.num_attention_heads is not None:
             return self.num_attention_heads
         assert self.head_dim is not None  # _heads_are_known
@@ -87,8 +88,8 @@ class TrainRecipe(Section):
     `accumulation` splits the batch of a step into so many parts, one after the other: less memory, the same result.
     `max_grad_norm` null does not clip. `log_every`, `evaluate_every`, `inspect_every` (numbers of each layer, by a
     forward pass over one sequence) and `checkpoint_every` count steps; the last step is always logged and evaluated.
-    `parallel` says what several processes do: "ddp" (the weights whole on each), "fsdp" (sharded), "tensor" (heads
-    shared out), or "auto", which is what the launcher asks for, else "ddp". `compile` compiles each layer.
+    `parallel` says what several processes do: "ddp" (all weights on each), "fsdp" (weights sharded), "tensor" (heads
+    divided), or "auto", which is what the launcher asks for, else "ddp". `compile` compiles each layer.
     Where the loss is not finite, or more than `max_loss_rise` nats (and than its usual jumps) above what it was, from
     the 21st step on, `on_divergence` "stop" ends the run with a report and "skip" skips the step.
     `timeout_minutes` is how long a process waits for the others, and how long a step of several may take: then one of
