@@ -27,9 +27,6 @@ def atomic_file(path: Path, *, concurrent: bool = False) -> Iterator[Path]:
     After an error or an interruption `path` stays as it was, and the unfinished file is removed. One that a killed
     process left behind is overwritten by the next attempt. With `concurrent`, several processes may write the file at
     the same time, and the last one wins.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     unfinished = unfinished_path(path)
     if concurrent:
@@ -56,9 +53,7 @@ def write_atomically(path: Path, text: str, *, concurrent: bool = False) -> None
 def atomic_directory(target: Path) -> Iterator[Path]:
     """An empty folder to fill, which gets the name `target` when the block ends, or is removed after an error.
 
-    Raises:
-        FileExistsError: there is something at `target`, before or after.
-        OSError: the folder cannot be written.
+    Raises FileExistsError where there is something at `target`, before or after.
     """
     refuse_existing(target)
     # The process is in the name: an interrupted making of `target` that is to go on may have the name without it.
@@ -86,10 +81,7 @@ def commit(unfinished: Path, target: Path, *, replace: bool = False) -> None:
     """Rename a filled folder to `target`, once all that it holds has reached the disk.
 
     Its files get the permissions of new ones. With `replace`, a folder at `target` is moved aside until `clean_up`
-    removes it.
-
-    Raises:
-        FileExistsError: `target` exists and is not to be replaced.
+    removes it; without, FileExistsError is raised where there is one.
     """
     fresh = unfinished / f".new-{os.getpid()}"
     try:
@@ -166,10 +158,8 @@ class ResumableDirectory:
     """The files of a folder to be, in a sibling ``.unfinished-NAME``, until the folder gets its name at the end.
 
     A file has its name only when it is complete, so a file that is present is never made again. What an interrupted
-    making left is used only if it was made for the same ``job``: what is made of what, as JSON can hold it.
-
-    Raises:
-        FileExistsError: ``target`` exists.
+    making left is used only if it was made for the same ``job``: what is made of what, as JSON can hold it. Where the
+    folder exists, FileExistsError is raised.
     """
 
     def __init__(self, target: Path, job: Mapping[str, Any]) -> None:
@@ -210,11 +200,7 @@ class ResumableDirectory:
         shutil.rmtree(self._sibling)
 
     def write(self, name: str, fill: Callable[[Path], object]) -> None:
-        """Make a file of the folder, or of a folder in it, complete or not at all; `fill` writes it at a path.
-
-        Raises:
-            OSError: it could not be written, e.g. because the disk is full.
-        """
+        """Make a file of the folder, or of a folder in it, complete or not at all; `fill` writes it at a path."""
         try:
             (self._files / name).parent.mkdir(exist_ok=True)
             with atomic_file(self._files / name) as unfinished:

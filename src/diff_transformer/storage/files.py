@@ -14,9 +14,7 @@ _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 def parse_json(data: str | bytes, where: str) -> Any:
     """What a piece of JSON holds.
 
-    Raises:
-        ValueError: one sentence, which begins with `where`: it is not UTF-8, not JSON, or nested deeper than Python
-            reads.
+    Raises ValueError with one sentence, which begins with `where`: it is not UTF-8, not JSON, or nested too deep.
     """
     try:
         return json.loads(data if isinstance(data, str) else data.decode("utf-8"))

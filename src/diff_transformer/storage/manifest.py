@@ -55,11 +55,8 @@ def write_manifest(folder: Path, sha256: Mapping[str, str]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Entry]:
-    """The manifest of a folder.
-
-    Raises:
-        FileNotFoundError: there is none, so the folder is not finished.
-        ValueError: it is broken.
+    """The manifest of a folder. Raises FileNotFoundError where there is none (the folder is not finished), ValueError
+    where it is broken.
     """
     try:
         return {

@@ -143,11 +143,8 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[tor
     """Restore a model's weights, the optimizers and torch's random numbers in place, and return the run's progress.
 
     Called on every process, with the model without DDP's wrapper, sharded or not, whichever way it was when it was
-    saved, and with optimizers made on its parameters, as the saved ones were.
-
-    Raises:
-        ValueError: `state.json` is broken, or the weights are those of another model; nothing has been restored.
-        OSError: a file cannot be read.
+    saved, and with optimizers made on its parameters, as the saved ones were. Where `state.json` is broken, or the
+    weights are those of another model, ValueError is raised and nothing has been restored.
     """
     with propagate_errors():
         state = _read_state(checkpoint / _STATE)
@@ -191,22 +188,18 @@ def _read_optimizer(
 ) -> dict[int, dict[str, Tensor]]:
     """The state of an optimizer by the number of its parameters, as its state dictionary has it."""
     names = _parameter_names(model)
-    keys: dict[str, list[str]] = {}
-    for full_name in files.shapes:
-        name, _, key = full_name.rpartition("/")
-        keys.setdefault(name, []).append(key)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = {names[id(parameter)]: number for number, parameter in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     tensors: dict[str, Tensor] = {}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, parameter in enumerate(parameters):
-        name = names[id(parameter)]
-        for key in keys.get(name, ()):
-            shape, dtype = files.shapes[f"{name}/{key}"], files.dtypes[f"{name}/{key}"]
-            if shape == parameter.shape:  # sharded as the parameter is
-                tensor = torch.empty_like(parameter.detach(), dtype=dtype)
-            else:  # a count of steps
-                tensor = torch.empty(shape, dtype=dtype)
-            tensors[f"{name}/{key}"] = state.setdefault(number, {})[key] = tensor
+    for full_name, shape in files.shapes.items():
+        name, _, key = full_name.rpartition("/")
+        if name in numbers:
+            parameter = parameters[numbers[name]].detach()
+            # As the parameter is sharded; only a count of steps has another shape.
+            like = parameter if shape == parameter.shape else torch.empty(shape)
+            tensors[full_name] = torch.empty_like(like, dtype=files.dtypes[full_name])
+            state.setdefault(numbers[name], {})[key] = tensors[full_name]
     files.read(tensors)
     return state
 

@@ -82,10 +82,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def structure_error(folder: Path) -> str | None:
-    """What makes a folder with a manifest incomplete; None if nothing does.
-
-    Looks at the names and sizes of the files, the headers of safetensors and all of JSON, but not at every number.
-    """
+    """What makes a folder with a manifest incomplete, by names and sizes, headers of safetensors and JSON; or None."""
     reason = manifest.why_incomplete(folder)
     if reason is not None:
         return reason
@@ -162,10 +159,7 @@ class Checkpoints:
     ) -> Path:
         """Write a checkpoint of `state.step` and delete those that are too old. Returns its folder.
 
-        Called on every process.
-
-        Raises:
-            OSError: it cannot be written, as where the disk is full; the checkpoints before are as they were.
+        Called on every process. Where it cannot be written, the checkpoints before are as they were.
         """
         target = self._path(state.step)
         on_first(self._clean_up)

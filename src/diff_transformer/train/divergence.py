@@ -129,11 +129,7 @@ class Divergence:
         return f"At step {self.step} {self.bad_step.reason}. {self.explanation}"
 
     def write(self, file: Path) -> None:
-        """Write all of it as JSON; a number that is not finite is null.
-
-        Raises:
-            OSError: it cannot be written; the message is what `str()` gives, and why.
-        """
+        """Write all of it as JSON; where that cannot be done, OSError says what `str()` gives, and why."""
         try:
             write_atomically(file, json.dumps(finite(asdict(self)), indent=1) + "\n")
         except OSError as error:

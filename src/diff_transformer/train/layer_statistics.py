@@ -40,9 +40,6 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
             "logit_max": the largest q·k/√d that any token sees, of both maps.
             "hidden_rms": root mean square of the residual stream after the layer.
             "lambda_mean": the mean λ of tokens and heads. Only for "diff_v2", in which each has its own.
-
-    Raises:
-        ValueError: the model has none of our layers, or the batch holds something else than tokens and documents.
     """
     attentions = [module for module in model.modules() if isinstance(module, InterfaceAttention)]
     layers = [module for module in model.modules() if isinstance(module, DecoderLayer)]

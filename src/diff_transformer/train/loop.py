@@ -197,10 +197,8 @@ class TrainingRun:
         context.wait()
         if settings.gradient_checkpointing:
             # transformers renamed it within version 5; the old name warns where the new one exists.
-            if hasattr(model, "activation_checkpointing_enable"):
-                model.activation_checkpointing_enable()
-            else:
-                model.gradient_checkpointing_enable()
+            enable: Any = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+            enable()
         # `call` is the module to call in training: the model, or DDP's wrapper of it.
         self.model, self.call = context.parallelize(
             model, self.folder, lambda model: draw_weights(model, settings.seed)

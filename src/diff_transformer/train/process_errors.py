@@ -82,11 +82,8 @@ def propagate_errors(group: Any = None) -> Iterator[None]:
     """Raise an exception of one rank on every rank, so that none waits for ever. Called on every process.
 
     At the end of the block the processes wait for each other. Inside, no process may wait for another: one that failed
-    would leave it waiting.
-
-    Raises:
-        OSError, ValueError: another process raised this (OSError for any other error); the message names the process.
-            The process that failed raises its own error.
+    would leave it waiting. The process that failed raises its own error; the others a ValueError, or an OSError for any
+    other error, whose message names that process.
     """
     error: Exception | None = None
     try:

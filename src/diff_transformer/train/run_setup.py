@@ -46,7 +46,6 @@ def build_data(
     """Find or make a recipe's data. Called on every process of a run: the first one looks whether text has changed.
 
     Args:
-        recipe: says what data.
         tokenizer: a trained model's own, for text; made as the recipe says unless given.
         tell: is told how many documents and tokens are prepared so far.
         workers: processes that tokenise, see :func:`diff_transformer.data.prepare`.
@@ -66,8 +65,7 @@ def build_model(
     """A recipe's model in float32 with its first weights.
 
     Args:
-        recipe: the recipe.
-        data: its data, whose vocabulary the model gets.
+        recipe, data: the recipe, and its data, whose vocabulary the model gets.
         init_from: whether to load the weights that the recipe names in `init_from`. Not where a checkpoint's are loaded
             afterwards: a run goes on without what it was started from.
         without_weights: leave weights that would be drawn to a later :func:`draw_weights`: the model is on the meta

@@ -105,9 +105,6 @@ def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
     each map does more, as one does that computes the scores again in its backward, and is not credited for it. So DIFF
     takes as many operations as the Transformer. Sharing key/value heads saves weights and no products; a sliding window
     leaves a query no more than `sliding_window` pairs. Not counted: norms, softmax, rotary embedding, activations, λ.
-
-    Raises:
-        ValueError: `length` is below 1.
     """
     if length < 1:
         raise ValueError(f"length must be 1 or more, got {length}.")
