@@ -201,7 +201,7 @@ def _read_optimizer(
             tensors[full_name] = torch.empty_like(like, dtype=files.dtypes[full_name])
             state.setdefault(numbers[name], {})[key] = tensors[full_name]
     files.read(tensors)
-    return state
+    return dict(sorted(state.items()))  # as the optimizer itself makes it: what is sharded is written in this order
 
 
 def _parameter_names(model: nn.Module) -> dict[int, str]:
