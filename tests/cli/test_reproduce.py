@@ -10,7 +10,8 @@ import pytest
 
 from commands import fails
 from diff_transformer.cli.experiment_commands import _shared_out
-from diff_transformer.lab.experiments import registry
+from diff_transformer.lab.experiments import experiment as definitions
+from diff_transformer.lab.experiments import paper_preset
 from diff_transformer.lab.experiments.experiment import TWINS
 from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
 from diff_transformer.lab.report.wording import format_difference, verdict_text
@@ -32,8 +33,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         remarks=("What a reader must know.",),
     )
     experiments = {"recall": replace(SMALL, presets={"cpu": one, "paper": paper})}
-    monkeypatch.setattr(registry, "EXPERIMENTS", dict.fromkeys(experiments, ""))
-    monkeypatch.setattr(registry, "find_experiment", experiments.__getitem__)
+    for module in (definitions, paper_preset):
+        monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
+        monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
 
 
 @pytest.mark.usefixtures("small")
@@ -104,8 +106,9 @@ def test_what_one_cannot_do_keeps_no_other_from_being_done(
     unequal = replace(TINY, variants=(TWINS[0], replace(TWINS[1], overrides=("model.attention_type=diff_v2",))))
     experiments = {"unequal": replace(one, name="unequal", presets={"cpu": unequal}), "recall": one}
     experiments["big"] = replace(one, name="big", presets={"gpu": TINY})
-    monkeypatch.setattr(registry, "EXPERIMENTS", dict.fromkeys(experiments, ""))
-    monkeypatch.setattr(registry, "find_experiment", experiments.__getitem__)
+    for module in (definitions, paper_preset):
+        monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
+        monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
     result = run("reproduce", "recall", "all", "--output", tmp_path)
     assert result.exit_code == 2
     assert "error: unequal: The variants 'diff' and 'softmax' are not of equal size" in result.stderr
@@ -118,14 +121,14 @@ def test_what_one_cannot_do_keeps_no_other_from_being_done(
 def test_the_list_has_every_experiment(run: Run) -> None:
     result = run("reproduce", "--list")
     assert result.exit_code == 0
-    for name in registry.EXPERIMENTS:
+    for name in definitions.EXPERIMENTS:
         assert f" {name} " in result.stdout
     assert "7.5 min" in result.stdout
 
 
 def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
     fails(run("reproduce", "recal"), "There is no experiment 'recal'; did you mean 'recall'?")
-    fails(run("reproduce", "nosuch"), "There is no experiment 'nosuch'", *registry.EXPERIMENTS)
+    fails(run("reproduce", "nosuch"), "There is no experiment 'nosuch'", *definitions.EXPERIMENTS)
     fails(run("reproduce"), "Name one experiment or more of ", "--list")
     fails(run("reproduce", "recall", "--text", tmp_path, "--output", tmp_path), "--text does not go with 'recall'")
     fails(run("reproduce", "recall", "--option", "sequences"), "'sequences' is not a setting; write NAME=VALUE.")

@@ -87,7 +87,7 @@ def evaluate_measures(
 ) -> None:
     """Measure, print the table, and write the results where a file is asked for."""
     from diff_transformer.cli import console
-    from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
+    from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
     from diff_transformer.cli.console import parse_options
     from diff_transformer.data import NeedleBatches, TextBatches
     from diff_transformer.lab.measure.measurement import EvalInput, find_measurement
@@ -123,6 +123,10 @@ def evaluate_measures(
     }
     records = [replace(record, documents=()) for record in records]
     results = capture_results(f"{', '.join(measures)} of {folder}", settings, records, str(model.device))
+    recipe = None if text else find_recipe(folder)
+    if recipe is not None:  # the data is the run's own, so chance and floor of its task are known
+        known = [one.baselines(options[name], recipe) for name, one in measures.items() if one.baselines is not None]
+        results = replace(results, baselines=tuple(baseline for some in known for baseline in some))
     console.output().print(measure_table(results))
     if output is not None:
         write_json(output, results)
@@ -220,7 +224,7 @@ def evaluate(
 
     from diff_transformer.cli import console
     from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model
-    from diff_transformer.lab.experiments.recall_experiments import retrieval_baselines
+    from diff_transformer.lab.measure.retrieval import retrieval_baselines
     from diff_transformer.lab.measure.standard import evaluate as evaluate_model
     from diff_transformer.lab.report.measured_tables import demo_table
     from diff_transformer.lab.results_files import capture_results, write_json

@@ -94,8 +94,7 @@ def reproduce(
     if list_:
         console.output().print(_listing())
         return
-    from diff_transformer.lab.experiments.experiment import PAPER
-    from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experiment
+    from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
 
     if not names:
         raise ValueError(f"Name one experiment or more of {', '.join(EXPERIMENTS)}; --list says what they show.")
@@ -185,7 +184,7 @@ def _listing() -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experiment
+    from diff_transformer.lab.experiments.experiment import EXPERIMENTS, find_experiment
 
     table = Table(
         caption=Text("cpu: minutes on two processor cores. gpu: planned for one H200, not timed yet."),

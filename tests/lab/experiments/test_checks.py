@@ -8,12 +8,11 @@ import pytest
 
 from corpora import written
 from diff_transformer.lab.experiments import run_store
-from diff_transformer.lab.experiments.needle_experiments import check_cells
-from diff_transformer.lab.experiments.registry import find_experiment
+from diff_transformer.lab.experiments.experiment import find_experiment
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.measure import measurement
-from diff_transformer.lab.measure.measurement import find_measurement
+from diff_transformer.lab.measure.measurement import MeasurementRequest, find_measurement
 from diff_transformer.train import build_data, load_recipe
 
 SHORT = ("train.steps=2", "train.evaluate_every=null", "train.warmup_steps=0")
@@ -71,7 +70,6 @@ def test_text_of_one_document(name: str, book: Path, tmp_path: Path, monkeypatch
         ("fig7", {"noises": [-0.1]}, "noises are shares of wrong labels, 0 to 1, got -0.1"),
         ("fig7", {"orders": 1}, "orders must be 2 or more, got 1"),
         ("table2", {"cells": [[2, 3]]}, r"num_queries is at least 1 and, without repeats, at most num_pairs=2, got 3"),
-        ("table2", {"cells": [[1, 1], [2]]}, r"A cell is two numbers, needles and how many are asked for, got \[2\]"),
         ("fig5", {"needles": 4, "lengths": [10, 7]}, "no room for 4 pairs and 1 queries"),
         ("table3", {"needles": 100}, "100 pairs need as many different keys"),
         ("table4", {"characters": 90_000}, "No document of the validation text has 45000 characters in its block"),
@@ -89,15 +87,26 @@ def test_blocks_too_short_for_questions(name: str, long: Path, tmp_path: Path, m
     refused(tiny(name, long, "data.length=42"), told, tmp_path, monkeypatch)
 
 
+def test_a_cell_is_two_numbers() -> None:
+    with pytest.raises(ValueError, match=r"'table2' cannot take \[\[1, 1\], \[2\]\] for cells \(pairs of needles"):
+        request_experiment(find_experiment("table2"), options={"cells": [[1, 1], [2]]})
+
+
 def test_needles_in_text_need_room_as_well(long: Path) -> None:
     sizes = ["data.length=512", "data.needles=2", "data.queried=1", "data.turns=1", "data.batch_size=2"]
     kind = ["data.kind=needles", f"data.paths=['{long}']", "data.tokenizer=bytes", "data.validation_fraction=0.3"]
     data = build_data(load_recipe("tiny", [*kind, *sizes]))
-    check_cells(data, [(1, 1), (2, 1)], [None, 450])
+
+    def check(name: str, **options: Any) -> None:
+        MeasurementRequest(name=name, options=options).check(data.batches, data.tokenizer)
+
+    for needles in (1, 2):
+        check("needles", needles=needles, queried=1)
+        check("needle_lengths", needles=needles, lengths=[450, 512])
     with pytest.raises(ValueError, match="the queried ones no more than these, got needles=1, queried=2"):
-        check_cells(data, [(1, 1), (1, 2)])
+        check("needles", needles=1, queried=2)
     with pytest.raises(ValueError, match="length=64 has no room for a haystack"):
-        check_cells(data, [(1, 1)], [450, 64])
+        check("needle_lengths", needles=1, lengths=[450, 64])
 
 
 def test_what_is_checked_is_what_the_last_stage_is_measured_on(

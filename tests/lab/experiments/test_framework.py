@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from diff_transformer.lab.experiments import run_store
-from diff_transformer.lab.experiments.experiment import ACCURACY, LOSS, TWINS, Variant
+from diff_transformer.lab.experiments.experiment import ACCURACY, EXPERIMENTS, LOSS, TWINS, Variant, find_experiment
 from diff_transformer.lab.experiments.fairness import check_counts, check_recipes, count
-from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experiment
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
 from diff_transformer.lab.experiments.runner import SweepProgress, choose_rate, run_experiment, sweep_notes
 from diff_transformer.train import build_config, load_recipe

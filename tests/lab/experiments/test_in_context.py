@@ -10,8 +10,7 @@ import pytest
 
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments import in_context_experiments
-from diff_transformer.lab.experiments.experiment import TWINS, Experiment
-from diff_transformer.lab.experiments.registry import find_experiment
+from diff_transformer.lab.experiments.experiment import TWINS, Experiment, find_experiment
 from diff_transformer.lab.experiments.request import ExperimentRequest, as_defined, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.record import Comparison, Result, ResultsFile
@@ -177,7 +176,7 @@ def test_of_many_shots(place: Path) -> None:
 def test_orders_do_not_matter_to_one_that_guesses(means: dict[str, tuple[float, ...]], verdict: str | None) -> None:
     """A verdict on the order effect takes two variants that answer better than by chance, which is 1/6 here."""
     experiment = find_experiment("fig7")
-    preset = replace(experiment.presets["cpu"], options={"noises": [0.1]})
+    preset = replace(experiment.presets["cpu"], options={**experiment.presets["cpu"].options, "noises": [0.1]})
     records = []
     for variant, values in means.items():
         for seed, mean in enumerate(values):

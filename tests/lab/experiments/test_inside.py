@@ -15,8 +15,7 @@ from diff_transformer.lab.experiments import (
     inside_experiments,
     throughput_experiment,
 )
-from diff_transformer.lab.experiments.experiment import Experiment, Preset
-from diff_transformer.lab.experiments.registry import find_experiment
+from diff_transformer.lab.experiments.experiment import Experiment, Preset, find_experiment
 from diff_transformer.lab.experiments.request import ExperimentRequest
 from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.record import Result, ResultsFile

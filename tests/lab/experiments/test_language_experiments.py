@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,13 @@ from diff_transformer.lab.experiments import (
     run_store,
     scaling_experiment,
 )
+from diff_transformer.lab.experiments.experiment import find_experiment
 from diff_transformer.lab.experiments.fairness import check_counts, check_recipes, count
 from diff_transformer.lab.experiments.language_experiments import FIXED_TEXT
 from diff_transformer.lab.experiments.paper_preset import check_paper
-from diff_transformer.lab.experiments.registry import find_experiment
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
+from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest, TrainingRecord
 from diff_transformer.lab.record import Comparison, Result, ResultsFile
 from diff_transformer.lab.statistics import seeds_needed
 from diff_transformer.train import DivergenceError, build_config
@@ -232,17 +232,16 @@ def test_figure_3_where_too_many_drawn_fits_have_no_ratio(monkeypatch: pytest.Mo
     assert (one.ours[0], one.reason) == (pytest.approx(0.6, rel=0.05), "")
 
 
-def test_a_validation_that_is_not_finite_is_a_missing_number(text: Path) -> None:
+def test_a_validation_that_is_not_finite_is_a_missing_number(tmp_path: Path) -> None:
     """metrics.jsonl has null for it."""
-    line = {"step": 2, "validation/loss": None}
-    request = tiny("fig3", text)
-    variant = request.preset.variants[0]
-    run = SimpleNamespace(
-        variant=variant, seed=0, recipe=request.preset.variant_recipe(variant), metrics=[{"step": 1}, line]
-    )
-    (point,) = scaling_experiment.curve_records(run)
+    metrics = [{"step": 1}, {"step": 2, "validation/loss": None}]
+    training = TrainingRecord(folder=tmp_path, metrics=metrics, tokens_per_step=64, untrained=lambda: None)
+    measured = EvalInput(model=None, variant="diff", training=training)
+    (point,) = MeasurementRequest(name="loss_by_tokens").run(measured)
     assert math.isnan(point.value)
-    assert point.coordinates.label == "0.02M, 128 tokens"
+    assert point.coordinates.label == "128 tokens"
+    with pytest.raises(ValueError, match="on the runs of an experiment alone"):
+        MeasurementRequest(name="loss_by_tokens").run(replace(measured, training=None))
 
 
 def test_a_rate_whose_validation_is_not_finite_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +299,7 @@ def test_table_6_on_the_papers_numbers() -> None:
     records = [
         Result(name=name, variant=variant, value=value + 0.001 * seed, seed=seed, better="lower")
         for variant, values in language_experiments.PAPER.items()
-        for name, value in zip(language_experiments.COLUMNS, values, strict=True)
+        for name, value in zip(language_experiments.REPEAT_COLUMNS, values, strict=True)
         for seed in (0, 1)
     ]
     comparisons = experiment.compare(records, experiment.presets["gpu"])
@@ -378,7 +377,7 @@ def test_where_all_runs_of_a_size_diverged(
             math.isnan(derived[ratio][0]) for ratio in (scaling_experiment.PARAMETERS, scaling_experiment.TOKENS)
         )
         return
-    guess = next(r.value for r in results.records if r.name == recall_experiments.UNIFORM)
+    guess = next(r.value for r in results.records if r.name == recall_experiments.GUESS)
     for variant, place in (("diff", 0), ("softmax", 1)):
         values = [
             r.value for r in results.records if (r.name, r.variant) == (recall_experiments.LANGUAGE_LOSS, variant)
@@ -395,7 +394,7 @@ def test_what_a_wrong_learning_rate_costs() -> None:
         "softmax": {"0.1": (2.3, 2.5), "0.2": (2.5, 2.7), "0.4": (3.0, 3.2)},
     }
     guess = 4.0
-    records = [Result(name=recall_experiments.UNIFORM, variant="diff", value=guess, seed=0)]
+    records = [Result(name=recall_experiments.GUESS, variant="diff", value=guess, seed=0)]
     for variant, rates in losses.items():
         for rate, values in rates.items():
             for seed, value in enumerate(values):

@@ -13,7 +13,7 @@ from diff_transformer.cli.app import app
 from diff_transformer.cli.console import parse_options
 from diff_transformer.cli.eval_command import _check_measures, _options, task_names
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import PAPER, TWINS, Variant
+from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, TWINS, Variant, find_experiment
 from diff_transformer.lab.experiments.paper_preset import (
     Evaluation,
     PaperPreset,
@@ -23,7 +23,6 @@ from diff_transformer.lab.experiments.paper_preset import (
     experiments_by_run,
     paper_preset,
 )
-from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experiment
 from diff_transformer.lab.measure.harness import TABLE_1_MEASURES
 from diff_transformer.lab.measure.measurement import find_measurement
 from diff_transformer.train import Recipe, build_config, load_recipe

@@ -11,9 +11,9 @@ import pytest
 
 from corpora import written
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.harness_experiments import TABLE8_PAPER as PAPER_8
-from diff_transformer.lab.experiments.harness_experiments import harness_comparisons
-from diff_transformer.lab.experiments.registry import find_experiment
+from diff_transformer.lab.experiments.experiment import find_experiment
+from diff_transformer.lab.experiments.protocol_experiments import TABLE8_PAPER as PAPER_8
+from diff_transformer.lab.experiments.protocol_experiments import harness_comparisons
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.measure.judge import JudgeError

@@ -14,21 +14,54 @@ from diff_transformer.lab.experiments import run_store, runner
 from diff_transformer.lab.experiments.experiment import (
     LOSS,
     TWINS,
+    ComparisonRule,
     Experiment,
-    MeasuredRun,
-    MeasurementContext,
     Preset,
     Variant,
+    compared_by,
 )
 from diff_transformer.lab.experiments.recall_experiments import RECALL
 from diff_transformer.lab.experiments.request import request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
+from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.lab.record import Result, ResultsFile
 from diff_transformer.lab.results_files import read_results, write_json
-from diff_transformer.lab.statistics import compare
-from diff_transformer.train import DivergenceError, TrainingInterrupted, load_recipe
+from diff_transformer.train import DivergenceError, Progress, TrainingInterrupted, load_recipe
 from diff_transformer.train.training_progress import Silent
 from small_experiment import SIZES, SMALL, TINY, Heard, trainings
+
+
+class Measure(MeasurementRequest):
+    """A request of a function of one run in place of a measurement."""
+
+    def __init__(self, function: Callable[[EvalInput], float]) -> None:
+        object.__setattr__(self, "function", function)
+
+    def check(self, *_: Any) -> None: ...
+
+    def baselines(self, recipe: Any) -> list[Any]:
+        return []
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        value = self.function(measured)  # type: ignore[attr-defined]  # set above
+        return [Result(name="x", variant=measured.variant, value=value, seed=measured.seed, better="lower")]
+
+
+def measuring(function: Callable[[EvalInput], float], preset: Preset) -> Experiment:
+    """The small experiment with a function of one run as all that is measured."""
+    return replace(
+        SMALL,
+        validation=LOSS if preset.trains_on_text else SMALL.validation,
+        measurements=lambda _: [Measure(function)],
+        options=type(SMALL.option_model()()),
+        presets={"cpu": preset},
+        compare=compared_by(ComparisonRule(name="x")),
+    )
+
+
+def trained_by(measured: EvalInput) -> Any:
+    """The recipe of a run's last stage."""
+    return load_recipe(measured.trained().folder / "run" / "recipe.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -185,20 +218,13 @@ def test_what_known_code_measured_is_not_measured_again(
     capture = runner.capture_environment
     monkeypatch.setattr(runner, "capture_environment", lambda device: replace(capture(device), commit=commit))
 
-    def measure(run: MeasuredRun, preset: Preset) -> list[Result]:
-        counted.append((run.variant.name, run.seed))
+    def measure(run: EvalInput) -> float:
+        counted.append((run.variant, run.seed))
         if len(counted) == 4 and len(set(counted)) == 4:
             raise KeyboardInterrupt
-        return [Result(name="x", variant=run.variant.name, value=float(run.seed), seed=run.seed, better="lower")]
+        return float(run.seed)
 
-    preset = replace(TINY, learning_rates=())
-    experiment = replace(
-        SMALL,
-        measurements=None,
-        measure=measure,
-        presets={"cpu": preset},
-        compare=lambda records, _: [compare(records, "x", "diff", "softmax")],
-    )
+    experiment = measuring(measure, replace(TINY, learning_rates=()))
     with pytest.raises(KeyboardInterrupt):
         run_experiment(request_experiment(experiment), tmp_path)
     results = run_experiment(request_experiment(experiment), tmp_path, resume=True)
@@ -222,21 +248,16 @@ def test_a_second_stage_begins_with_the_model_of_the_first(tmp_path: Path) -> No
     )
     lengths = {}
 
-    def measure(run: MeasuredRun, preset: Preset) -> list[Result]:
-        lengths[run.variant.name] = (run.recipe.data.length, run.model.config.max_position_embeddings)
-        assert run.recipe.model.init_from is not None
-        first = load_recipe(Path(run.recipe.model.init_from).parent / "recipe.yaml")
-        assert first.model.attention_type == run.recipe.model.attention_type
+    def measure(run: EvalInput) -> float:
+        recipe = trained_by(run)
+        lengths[run.variant] = (recipe.data.length, run.model.config.max_position_embeddings)
+        assert recipe.model.init_from is not None
+        first = load_recipe(Path(recipe.model.init_from).parent / "recipe.yaml")
+        assert first.model.attention_type == recipe.model.attention_type
         assert first.data.length == 32
-        return [Result(name="x", variant=run.variant.name, value=1.0, seed=run.seed, better="lower")]
+        return 1.0
 
-    experiment = replace(
-        SMALL,
-        measurements=None,
-        measure=measure,
-        presets={"cpu": preset},
-        compare=lambda records, _: [compare(records, "x", "diff", "softmax")],
-    )
+    experiment = measuring(measure, preset)
     trained, _ = trainings(tmp_path, request_experiment(experiment))
     assert ["extension" in run for run in trained] == [False, True, False, True]
     assert lengths == {"diff": (40, 40), "softmax": (40, 40)}
@@ -305,41 +326,33 @@ def test_the_users_text_is_what_is_trained_on(tmp_path: Path) -> None:
         variants=TWINS,
     )
 
-    def measure(run: MeasuredRun, preset: Preset) -> list[Result]:
-        assert run.recipe.data.paths == [str(text)]
-        assert run.data.tokenizer is not None
-        read = run.data.tokenizer.decode(run.data.batches.train_batch(1)["input_ids"][0])
+    def measure(run: EvalInput) -> float:
+        assert trained_by(run).data.paths == [str(text)]
+        assert run.batches is not None
+        read = run.tokenizer.decode(run.batches.train_batch(1)["input_ids"][0])
         assert any(read in file.read_text(encoding="utf-8") for file in text.iterdir())
-        loss = run.metrics[-1]["validation/loss"]
-        return [Result(name="loss", variant=run.variant.name, value=loss, seed=run.seed, better="lower")]
+        return float(run.trained().metrics[-1]["validation/loss"])
 
-    experiment = replace(
-        SMALL,
-        validation=LOSS,
-        measurements=None,
-        measure=measure,
-        presets={"cpu": preset},
-        compare=lambda records, _: [compare(records, "loss", "diff", "softmax")],
-    )
+    experiment = measuring(measure, preset)
     results = run_experiment(request_experiment(experiment, text=[text]), tmp_path / "out")
     assert results.settings["request"]["text"] == [str(text)]
     assert results.settings["variants"][0]["tried"] == {}
 
 
 def test_an_experiment_that_trains_nothing(tmp_path: Path) -> None:
-    def once(context: MeasurementContext, preset: Preset) -> list[Result]:
-        assert context.folder.is_dir()
-        ratios = [
-            Result(name="ratio", variant=variant, value=1.0, seed=0, better="higher") for variant in ("diff", "softmax")
+    def once(preset: Preset, _: Progress) -> list[Result]:
+        return [
+            Result(name="ratio", variant=variant, value=1.0, seed=seed, better="higher")
+            for variant in ("diff", "softmax")
+            for seed in range(preset.seeds)
         ]
-        return ratios * 1
 
     experiment = Experiment(
         name="once",
         shows="a ratio",
         presets={"cpu": Preset(seeds=1, minutes=1)},
         measure_once=once,
-        compare=lambda records, _: [compare(records, "ratio", "diff", "softmax")],
+        compare=compared_by(ComparisonRule(name="ratio")),
     )
     results = run_experiment(request_experiment(experiment), tmp_path)
     assert results.settings["variants"] == []

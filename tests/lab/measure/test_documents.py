@@ -10,10 +10,18 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 
 from corpora import written
 from diff_transformer.data import TextBatches, byte_tokenizer, prepare
-from diff_transformer.lab.measure.ar_hit import bigrams, frequent_bigrams, repeat_losses, repeat_records, repeated
+from diff_transformer.lab.measure.document_losses import (
+    bigrams,
+    chosen_documents,
+    frequent_bigrams,
+    position_losses,
+    position_marks,
+    repeat_losses,
+    repeated,
+    token_losses,
+)
 from diff_transformer.lab.measure.measurement import EvalInput, find_measurement
-from diff_transformer.lab.measure.positions import position_losses, position_marks, position_records
-from diff_transformer.lab.measure.standard import chosen_documents, token_losses
+from diff_transformer.lab.record import Result
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 VOCABULARY = 260
@@ -49,10 +57,8 @@ def test_losses_of_rows_of_other_lengths(kind: str, monkeypatch: pytest.MonkeyPa
     """Rows that stand together, the shorter ones with something after their end, and rows that do not."""
     model, random = a_model(kind), np.random.default_rng(0)
     rows = [random.integers(1, VOCABULARY, size=size) for size in (5, 17, 2, 17, 9)]
-    told: list[tuple[int, int]] = []
-    together = token_losses(model, rows, lambda *so_far: told.append(so_far))
-    assert told == [(5, 5)]
-    monkeypatch.setattr("diff_transformer.lab.measure.standard._LOGITS", 1)
+    together = token_losses(model, rows)
+    monkeypatch.setattr("diff_transformer.lab.measure.document_losses._LOGITS", 1)
     apart = token_losses(model, rows)
     for row, one, other in zip(rows, together, apart, strict=True):
         expected = row_losses(model, row)
@@ -106,7 +112,7 @@ def test_an_example_of_hits() -> None:
 @pytest.mark.parametrize("chunk", [1, 3, 1 << 24])
 def test_frequent_bigrams(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted within documents, never across the end of one, in parts of any size."""
-    monkeypatch.setattr("diff_transformer.lab.measure.ar_hit._CHUNK", chunk)
+    monkeypatch.setattr("diff_transformer.lab.measure.document_losses._CHUNK", chunk)
     documents = [np.array(list(text.encode()), dtype=np.uint16) for text in ("abab", "ba", "abc", "b", "ab")]
     pair = {name: int(bigrams(np.array([ord(c) for c in name]))[0]) for name in ("ab", "ba", "bc")}
     assert frequent_bigrams(documents, 3).tolist() == [pair["ab"]]
@@ -133,15 +139,21 @@ def test_repeat_losses_by_definition(kind: str) -> None:
                 expected[name][0] += loss
                 expected[name][1] += 1
         for name, (total, count) in expected.items():
-            assert parts[name][number] == pytest.approx((total, count), rel=1e-4)
+            assert parts[name][number].tolist() == pytest.approx((total, count), rel=1e-4)
     assert sum(count for part in parts.values() for _, count in part) == sum(
         len(document) - 1 for document in documents
     )
 
 
+def records_of(name: str, model: Any, batches: TextBatches, seed: int = 0, **options: Any) -> list[Result]:
+    measurement = find_measurement(name)
+    measured = EvalInput(model=model, variant=model.config.attention_type, batches=batches, seed=seed)
+    return measurement.run(measured, measurement.options(**options))
+
+
 def test_repeat_records(batches: TextBatches) -> None:
     model = a_model("diff")
-    records = {record.name: record for record in repeat_records(model, batches, "diff", seed=3, frequent=30)}
+    records = {record.name: record for record in records_of("repeats", model, batches, seed=3, frequent=30)}
     assert records.keys() == {"repeats/loss", "repeats/ar_hit", "repeats/other", "repeats/share"}
     hit, other, loss = (records[f"repeats/{name}"] for name in ("ar_hit", "other", "loss"))
     assert loss.n == hit.n + other.n == sum(len(document) - 1 for document in batches.documents())
@@ -151,11 +163,11 @@ def test_repeat_records(batches: TextBatches) -> None:
         assert (record.variant, record.seed, record.better, record.unit) == ("diff", 3, "lower", "nats/token")
         assert len(record.documents) == len(list(batches.documents()))
         assert record.interval[0] < record.value < record.interval[1]
-    fewer = {record.name: record for record in repeat_records(model, batches, "diff", frequent=3)}
+    fewer = {record.name: record for record in records_of("repeats", model, batches, frequent=3)}
     assert fewer["repeats/ar_hit"].n < hit.n
     assert fewer["repeats/loss"].value == loss.value
-    with pytest.raises(ValueError, match=r"is a 'hit' token with bigrams left out above 0 times\.$"):
-        repeat_records(model, batches, "diff", frequent=0, length=2)
+    with pytest.raises(ValueError, match=r"is a 'hit' token with bigrams left out above 1 times\.$"):
+        records_of("repeats", model, batches, frequent=1, length=2)
 
 
 @pytest.mark.parametrize("kind", ["diff", "diffllama"])
@@ -174,7 +186,7 @@ def test_position_losses_by_definition(kind: str) -> None:
 
 def test_position_records(batches: TextBatches) -> None:
     model = a_model("softmax")
-    records = position_records(model, batches, "softmax", seed=1, first=8)
+    records = records_of("positions", model, batches, seed=1, first=8)
     by_place = {(record.name, record.coordinates.label): record for record in records}
     assert list(by_place) == [
         (f"positions/{name}", place)
@@ -194,9 +206,9 @@ def test_position_records(batches: TextBatches) -> None:
     row = next(batches.documents())
     assert first == pytest.approx((sum(row_losses(model, row[:8])), 7), rel=1e-4)
     with pytest.raises(ValueError, match=r"first must lie in 2 … length = 48, got 49\.$"):
-        position_records(model, batches, "softmax", first=49)
+        records_of("positions", model, batches, first=49)
     with pytest.raises(ValueError, match="two documents of 4000 tokens or more"):
-        position_records(model, batches, "softmax", length=4000)
+        records_of("positions", model, batches, length=4000)
 
 
 @pytest.mark.parametrize(("length", "first", "marks"), [(48, 8, [8, 16, 32, 48]), (64, 64, [64]), (64, 32, [32, 64])])

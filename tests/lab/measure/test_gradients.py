@@ -21,6 +21,7 @@ from diff_transformer.lab.measure.gradients import (
     gradient_records,
     ordinary_gradients,
 )
+from diff_transformer.lab.measure.measurement import EvalInput
 from diff_transformer.ops import diff_attention
 from tiny_model import KINDS, SIZES, check_rounding
 
@@ -142,7 +143,8 @@ def test_the_halves_are_the_two_maps() -> None:
 def test_records_and_callback_agree() -> None:
     batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4)
     model = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size}))
-    records = gradient_records(model, batches, "diff", sequences=6, coordinates=Coordinates(step=3))
+    measured = EvalInput(model=model, variant="diff", batches=batches)
+    records = gradient_records(model, batches, measured, 6, Coordinates(step=3))
     assert {record.name: record.value for record in records} == gradient_callback(batches, 6)(model, 3)
     assert {(record.n, record.coordinates.label, record.better) for record in records} == {(6, "step 3", None)}
     with pytest.raises(ValueError, match=r"^sequences must be 1 or more, got 0\.$"):

@@ -1,13 +1,15 @@
 """Recall in longer contexts, as a measure and as the experiment's measurement."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from diff_transformer.data import ManyShotBatches, RetrievalBatches
-from diff_transformer.lab.experiments.registry import find_experiment
+from diff_transformer.lab.experiments.experiment import find_experiment
 from diff_transformer.lab.measure.measurement import EvalInput, find_measurement
-from diff_transformer.lab.measure.retrieval import retrieval_answers
-from diff_transformer.lab.measure.retrieval_lengths import RETRIEVAL_LENGTHS, length_records
+from diff_transformer.lab.measure.retrieval import RETRIEVAL_LENGTHS, retrieval_answers
+from diff_transformer.lab.record import Result
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 BATCHES = RetrievalBatches(num_pairs=2, length=24, num_keys=2, num_values=2, num_noise=4)
@@ -23,8 +25,14 @@ def model() -> DiffTransformerForCausalLM:
     return DiffTransformerForCausalLM(config).eval()
 
 
+def measured(model: DiffTransformerForCausalLM, seed: int = 0, **options: Any) -> list[Result]:
+    return RETRIEVAL_LENGTHS.run(
+        EvalInput(model=model, variant="it", batches=BATCHES, seed=seed), RETRIEVAL_LENGTHS.read(options)
+    )
+
+
 def test_each_context_is_so_many_times_as_long(model: DiffTransformerForCausalLM) -> None:
-    records = length_records(model, BATCHES, "it", factors=[1, 3], sequences=200, seed=5)
+    records = measured(model, factors=[1, 3], sequences=200, seed=5)
     assert [(record.name, record.coordinates.label, record.n, record.seed) for record in records] == [
         ("length/accuracy", "context × 1", 200, 5),
         ("length/accuracy", "context × 3", 200, 5),
@@ -40,25 +48,19 @@ def test_each_context_is_so_many_times_as_long(model: DiffTransformerForCausalLM
     assert records[0].value != records[1].value
 
 
-def test_the_measure_is_the_experiments(model: DiffTransformerForCausalLM) -> None:
+def test_the_measure_is_the_experiments() -> None:
     assert find_measurement("retrieval_lengths") is RETRIEVAL_LENGTHS
     of_preset = find_experiment("length_generalisation").presets["cpu"].options
     assert RETRIEVAL_LENGTHS.read({}) == RETRIEVAL_LENGTHS.read(of_preset)
-    options = {"factors": [1, 2], "sequences": 20}
-    found = RETRIEVAL_LENGTHS.run(
-        EvalInput(model=model, variant="it", batches=BATCHES, seed=2), RETRIEVAL_LENGTHS.read(options)
-    )
-    assert found == length_records(model, BATCHES, "it", factors=[1, 2], sequences=20, seed=2)
 
 
 def test_what_is_refused(model: DiffTransformerForCausalLM) -> None:
     other = ManyShotBatches(4, classes=2, labels=2, words=4)
-    measured = EvalInput(model=model, variant="it", batches=other)
+    of_other = EvalInput(model=model, variant="it", batches=other)
     with pytest.raises(
         ValueError, match=r"^retrieval_lengths is measured on the retrieval task alone, which the model"
     ):
-        RETRIEVAL_LENGTHS.run(measured, RETRIEVAL_LENGTHS.read({}))
-    with pytest.raises(ValueError, match=r"^factors must be 1 or more, got 0\.$"):
-        length_records(model, BATCHES, "it", factors=[2, 0], sequences=4)
-    with pytest.raises(ValueError, match=r"^sequences must be 1 or more, got 0\.$"):
-        length_records(model, BATCHES, "it", factors=[2], sequences=0)
+        RETRIEVAL_LENGTHS.run(of_other, RETRIEVAL_LENGTHS.read({}))
+    for options, name in (({"factors": [2, 0]}, "factors"), ({"sequences": 0}, "sequences")):
+        with pytest.raises(ValueError, match=rf"cannot take .* for {name} .*greater than or equal to 1\.$"):
+            measured(model, **options)

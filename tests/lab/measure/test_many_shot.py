@@ -10,7 +10,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from diff_transformer.data import ManyShotBatches, RetrievalBatches
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.registry import find_experiment
+from diff_transformer.lab.experiments.experiment import find_experiment
 from diff_transformer.lab.measure.many_shot import (
     EPISODE_ORDERS,
     EPISODES,

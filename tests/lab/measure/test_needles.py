@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import diff_transformer.lab.measure.retrieval as retrieval
-from diff_transformer.data import NeedleBatches, NeedleTask, RetrievalBatches, byte_tokenizer
+from diff_transformer.data import ManyShotBatches, NeedleBatches, NeedleTask, RetrievalBatches, byte_tokenizer
 from diff_transformer.lab.measure.measurement import EvalInput
 from diff_transformer.lab.measure.needles import (
     DEPTHS,
@@ -20,8 +20,6 @@ from diff_transformer.lab.measure.needles import (
     document_attention,
     haystack,
     needle_answers,
-    needle_records,
-    token_needle_records,
 )
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
@@ -70,7 +68,9 @@ def test_a_city_counts_when_its_number_is_in_the_answer() -> None:
     half = Reader(lambda hidden, cities: hidden[cities[0]])
     found = needle_answers(half, TOKENIZER, documents)
     assert all(sorted(row) == [False, True] for row in found)
-    records = needle_records(half, TOKENIZER, TASK, "half", samples=3, seed=0)
+    batches = NeedleBatches(None, TASK, TASK, documents=1, vocab_size=257)
+    measured = EvalInput(model=half, variant="half", batches=batches, tokenizer=TOKENIZER)
+    records = NEEDLES.run(measured, NEEDLES.read({"needles": 3, "samples": 3}))
     values = {(record.name, record.coordinates.label): record.value for record in records}
     assert values["needles/accuracy", "3 needles, 2 queried"] == 0.5
     assert values["needles/joint_accuracy", "3 needles, 2 queried"] == 0.0
@@ -166,7 +166,10 @@ class Knows(torch.nn.Module):
 def test_token_needles() -> None:
     task = RetrievalBatches(4, 60, num_queries=4, num_keys=8, num_values=8).asking(3, 2)
     assert (task.num_pairs, task.num_queries, task.context_length) == (3, 2, 48)
-    records = token_needle_records(Knows(task.vocab_size, 48), task, "it", sequences=50, seed=2)
+    measured = EvalInput(model=Knows(task.vocab_size, 48), variant="it", batches=task, seed=2)
+    records = NEEDLE_TOKENS.run(measured, NEEDLE_TOKENS.read({"needles": 3, "queried": 2, "sequences": 50}))
+    # The same by the name that text has, ten sequences for each of five depths.
+    assert NEEDLES.run(measured, NEEDLES.read({"needles": 3, "queried": 2, "samples": 10})) == records
     values = {(record.name, record.coordinates.label): record.value for record in records}
     assert values["needles/accuracy", "3 needles, 2 queried"] == 0.5
     assert values["needles/joint_accuracy", "3 needles, 2 queried"] == 0.0
@@ -176,8 +179,8 @@ def test_token_needles() -> None:
 
 
 def test_text_and_tokens_are_told_apart() -> None:
-    with pytest.raises(ValueError, match="measure needle_tokens"):
-        NEEDLES.run(EvalInput(model=None, variant="it", batches=RetrievalBatches()), NEEDLES.options())
+    with pytest.raises(ValueError, match="in text or among the tokens of the retrieval task"):
+        NEEDLES.run(EvalInput(model=None, variant="it", batches=ManyShotBatches()), NEEDLES.options())
     with pytest.raises(ValueError, match="on the retrieval task alone"):
         NEEDLE_TOKENS.run(EvalInput(model=None, variant="it"), NEEDLE_TOKENS.options())
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import Field, FiniteFloat
 
-from diff_transformer.lab.experiments.registry import EXPERIMENTS, find_experiment
+from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
 from diff_transformer.lab.experiments.request import request_experiment
 from diff_transformer.lab.measure.measurement import (
     MEASUREMENTS,
@@ -141,10 +141,10 @@ def test_every_measurement_has_its_name_and_described_options(name: str) -> None
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiments_options_are_of_their_kind(name: str) -> None:
     experiment = find_experiment(name)
-    of_no_kind(experiment.options)
-    for preset in experiment.presets.values():
-        read_options(experiment.options, preset.options, "It")
-        for requested in () if experiment.measurements is None else experiment.measurements(preset):
+    of_no_kind(experiment.option_model())
+    for preset in (one for size, one in experiment.presets.items() if size != PAPER):
+        read_options(experiment.option_model(), preset.options, "It")
+        for requested in experiment.requests(preset):
             find_measurement(requested.name).read(requested.options)
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import diff_transformer.lab.measure.retrieval as room
 from diff_transformer.data import RetrievalBatches
-from diff_transformer.lab.measure.retrieval import attention_mass, retrieval_answers
-from diff_transformer.lab.measure.standard import retrieval_records, validation_callback
+from diff_transformer.lab.measure.retrieval import attention_mass, retrieval_answers, retrieval_records
+from diff_transformer.lab.measure.standard import validation_callback
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 TASK = RetrievalBatches(num_pairs=3, length=40, num_keys=8, num_values=8, num_noise=8)

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from markupsafe import escape
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.registry import EXPERIMENTS
+from diff_transformer.lab.experiments.experiment import EXPERIMENTS
 from diff_transformer.lab.record import Baseline, Better, Comparison, Headline, Result, ResultsFile
 from diff_transformer.lab.report import experiment_figures
 from diff_transformer.lab.report.experiment_tables import (

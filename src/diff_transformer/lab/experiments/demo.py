@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from diff_transformer.data import RetrievalBatches, TextBatches
-from diff_transformer.lab.experiments.recall_experiments import retrieval_baselines
+from diff_transformer.lab.measure.retrieval import retrieval_baselines
 from diff_transformer.lab.measure.standard import evaluate, validation_callback
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import capture_results, write_json

@@ -1,19 +1,21 @@
 """Defines what an experiment is: variants that are trained alike, measurements of each, and comparisons of these.
 
-Every experiment is an `Experiment` in a module of this package; `registry.py` lists them by name, and `runner.py`
+Every experiment is an `Experiment` in a module of this package. `EXPERIMENTS` lists them by name, and `runner.py`
 carries them out.
 """
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
-from diff_transformer.lab.measure.measurement import MeasurementRequest, Options
+from diff_transformer.lab.measure.measurement import MeasurementRequest, Options, find_measurement
 from diff_transformer.lab.measure.standard import validation_callback
-from diff_transformer.lab.record import Baseline, Better, Comparison, Headline, Result
+from diff_transformer.lab.record import Better, Comparison, Headline, Result
+from diff_transformer.lab.statistics import compare
+from diff_transformer.suggestions import did_you_mean
 from diff_transformer.train import Data, Progress, Recipe, build_data, load_recipe
 from diff_transformer.train.data_kinds import TextData
 
@@ -93,47 +95,52 @@ class Preset:
         )
 
 
-def measured_by(name: str) -> Callable[[Preset], tuple[MeasurementRequest, ...]]:
-    """What an experiment measures with one measurement, whose options are the preset's."""
-    return lambda preset: (MeasurementRequest(name=name, options=preset.options),)
-
-
 @dataclass(frozen=True, kw_only=True)
-class MeasuredRun:
-    """A trained checkpoint, ready to be measured.
+class ComparisonRule:
+    """Which comparisons are made of a number: two variants, wherever both were measured.
 
     Attributes:
-        variant: which one.
-        seed: of weights and data; records of the measurement carry it.
-        recipe: the whole recipe of its last stage of training.
-        folder: of the run, with `model/` and `metrics.jsonl`.
-        model: in evaluation mode, on its device.
-        data: what it was trained on; the same object for all variants that are compared.
-        metrics: the lines of `metrics.jsonl`, validation during training among them.
+        name: of the records.
+        variant, against: the claim is that `variant` is the better one.
+        at: whether they are compared at these coordinates.
+        paper: the paper's values of the two at these coordinates; None where it gives none.
+        claimed: whether anything is claimed, at these coordinates or at all.
+        exploratory: whether the claim is a question of this project's, and not the paper's.
     """
 
-    variant: Variant
-    seed: int
-    recipe: Recipe
-    folder: Path
-    model: Any
-    data: Data
-    metrics: Sequence[Mapping[str, Any]]
+    name: str
+    variant: str = "diff"
+    against: str = "softmax"
+    at: Callable[[Coordinates], bool] = lambda _: True
+    paper: Callable[[Coordinates], tuple[float, float] | None] = lambda _: None
+    claimed: bool | Callable[[Coordinates], bool] = True
+    exploratory: bool = False
+
+    def comparisons(self, records: Sequence[Result]) -> list[Comparison]:
+        """One at each of the coordinates, in the order of the records."""
+        measured: dict[Coordinates, set[str]] = {}
+        for record in records:
+            if record.name == self.name and self.at(record.coordinates):
+                measured.setdefault(record.coordinates, set()).add(record.variant)
+        return [
+            compare(
+                records,
+                self.name,
+                self.variant,
+                self.against,
+                coordinates=place,
+                paper=self.paper(place),
+                claimed=self.claimed if isinstance(self.claimed, bool) else self.claimed(place),
+                exploratory=self.exploratory,
+            )
+            for place, variants in measured.items()
+            if {self.variant, self.against} <= variants
+        ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasurementContext:
-    """What an experiment that trains nothing knows: where it may write, how often to repeat, whom to tell.
-
-    Attributes:
-        folder: for files of its own; exists.
-        seeds: how many repetitions are asked for.
-        progress: is told about every step.
-    """
-
-    folder: Path
-    seeds: int
-    progress: Progress
+def compared_by(*rules: ComparisonRule) -> Callable[[Sequence[Result], Preset], list[Comparison]]:
+    """What an experiment compares by rules alone, whatever its preset."""
+    return lambda records, _: [comparison for rule in rules for comparison in rule.comparisons(records)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,45 +163,87 @@ class Experiment:
         name: as it is typed: "table6".
         shows: one line.
         presets: by name, see `PRESETS`.
-        options: what `--option` may replace.
-        measurements: from a preset, what is measured on every trained checkpoint; see `measured_by`.
-        measure: instead of it, takes the numbers of one trained checkpoint; each record has the run's variant and seed.
-        measure_once: instead of both, takes all numbers of an experiment that trains nothing.
-        compare: what the records of all variants and seeds say; see `diff_transformer.lab.statistics.compare`.
+        compare: what the records of all variants and seeds say; see `compared_by`.
+        measurements: what is measured on every trained checkpoint: the name of a measurement, which has the preset's
+            options; or from a preset, the requests.
+        options: what `--option` may replace, where that is not the measurement's own options.
+        measure_once: instead of measurements, takes all numbers of an experiment that trains nothing; with each of the
+            preset's seeds it repeats them.
         validation: by what learning rates are chosen.
         build_data: a recipe's data, where it is not what the recipe itself says.
         on_evaluate: what training logs about its validation data.
         logs: a name for it, where it is not the usual. The keys of runs hold it, so one that was chosen stays.
-        check: beside `measure`, raises where the options ask for what cannot be had: a judge, a task, longer documents
-            than the data have. Called with the options and with the data of each variant before anything is trained.
         notes: sentences that a reader of the numbers must know, whatever they are.
-        headline: from the measurement's options, which comparison the experiment is about: the one that an overview
-            shows. None where no comparison of two variants stands for it.
-        baselines: from a recipe (the same for all variants but for the model) and the measurement's options, what a
-            model comes to in each accuracy that has not learned what is measured.
+        headline: from the preset's options, which comparison the experiment is about: the one that an overview shows.
+            None where no comparison of two variants stands for it.
     """
 
     name: str
     shows: str
     presets: Mapping[str, Preset]
     compare: Callable[[Sequence[Result], Preset], list[Comparison]]
-    options: type[Options] = Options
-    measurements: Callable[[Preset], Sequence[MeasurementRequest]] | None = None
-    measure: Callable[[MeasuredRun, Preset], list[Result]] | None = None
-    measure_once: Callable[[MeasurementContext, Preset], list[Result]] | None = None
+    measurements: str | Callable[[Preset], Sequence[MeasurementRequest]] = ""
+    options: type[Options] | None = None
+    measure_once: Callable[[Preset, Progress], list[Result]] | None = None
     validation: Validation = LOSS
     build_data: Callable[[Recipe], Data] = build_data
     on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]] = validation_callback
     logs: str = ""
-    check: Callable[[Mapping[str, Any], Data], None] | None = None
     notes: tuple[str, ...] = ()
     headline: Callable[[Mapping[str, Any]], Headline] | None = None
-    baselines: Callable[[Recipe, Mapping[str, Any]], list[Baseline]] | None = None
 
     def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.measurements, self.measure, self.measure_once)) != 1:
-            raise ValueError(f"the experiment {self.name!r} needs one of measurements, measure and measure_once")
+        if bool(self.measurements) == (self.measure_once is not None):
+            raise ValueError(f"the experiment {self.name!r} needs either measurements or measure_once")
         if bool(self.logs) == (self.on_evaluate is validation_callback):
             raise ValueError(f"the experiment {self.name!r} needs a name for what it logs, if that is not the usual")
         if unknown := sorted(self.presets.keys() - set(PRESETS)):
             raise ValueError(f"the experiment {self.name!r} has the unknown preset {unknown[0]!r}")
+
+    def requests(self, preset: Preset) -> Sequence[MeasurementRequest]:
+        """What is measured on every trained checkpoint."""
+        if not isinstance(self.measurements, str):
+            return self.measurements(preset)
+        return (MeasurementRequest(name=self.measurements, options=preset.options),) if self.measurements else ()
+
+    def option_model(self) -> type[Options]:
+        """The options that a preset may have, each described."""
+        if self.options is None and self.measurements and isinstance(self.measurements, str):
+            return find_measurement(self.measurements).options
+        return self.options or Options
+
+
+# Name → "module:object" in this package. One line for each, in the order of the paper.
+EXPERIMENTS = {
+    "table1": "protocol_experiments:TABLE_1",
+    "fig3": "scaling_experiment:FIG_3",
+    "fig4": "language_experiments:FIG_4",
+    "table2": "needle_experiments:TABLE_2",
+    "fig5": "needle_experiments:FIG_5",
+    "table3": "needle_experiments:TABLE_3",
+    "fig6": "in_context_experiments:FIG_6",
+    "fig7": "in_context_experiments:FIG_7",
+    "table4": "protocol_experiments:TABLE_4",
+    "table5": "inside_experiments:TABLE_5",
+    "fig8": "inside_experiments:FIG_8",
+    "table6": "language_experiments:TABLE_6",
+    "table7": "throughput_experiment:TABLE_7",
+    "table8": "protocol_experiments:TABLE_8",
+    "appendix_c": "protocol_experiments:APPENDIX_C",
+    "appendix_g": "inside_experiments:APPENDIX_G",
+    "recall": "recall_experiments:RECALL",
+    "v2": "recall_experiments:V2",
+    "lr_sensitivity": "recall_experiments:LR_SENSITIVITY",
+    "length_generalisation": "recall_experiments:LENGTH_GENERALISATION",
+}
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment of that name. Raises ValueError with the nearest name and all names where there is none."""
+    if name not in EXPERIMENTS:
+        names = ", ".join(EXPERIMENTS)
+        raise ValueError(f"There is no experiment {name!r}{did_you_mean(name, EXPERIMENTS)} There are {names}.")
+    module, attribute = EXPERIMENTS[name].split(":")
+    found = getattr(importlib.import_module(f"diff_transformer.lab.experiments.{module}"), attribute)
+    assert isinstance(found, Experiment)
+    return found

@@ -1,23 +1,18 @@
 """Defines the experiments on many-shot classification (Figure 6) and the order of demonstrations (Figure 7)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import ACCURACY, TWINS, Experiment, Preset, measured_by
+from diff_transformer.lab.experiments.experiment import ACCURACY, TWINS, ComparisonRule, Experiment, Preset, compared_by
 from diff_transformer.lab.experiments.needle_experiments import SYNTHETIC_TASK
 from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
-from diff_transformer.lab.measure.many_shot import (
-    ORDERS,
-    RANGE_ORDERS,
-    EpisodeOptions,
-    EpisodeOrderOptions,
-)
-from diff_transformer.lab.record import Baseline, Comparison, Headline, Result
-from diff_transformer.lab.statistics import compare
-from diff_transformer.train import Recipe
-from diff_transformer.train.data_kinds import ManyShotData
+from diff_transformer.lab.measure.many_shot import ACCURACY as NAME
+from diff_transformer.lab.measure.many_shot import ORDER_MEAN as MEAN
+from diff_transformer.lab.measure.many_shot import ORDER_VARIANCE as VARIANCE
+from diff_transformer.lab.measure.many_shot import ORDERS, RANGE_ORDERS
+from diff_transformer.lab.record import Headline
 
 # Two cores.
 MANY_SHOT_CPU = Preset(
@@ -60,40 +55,13 @@ NOTES = (
 )
 
 
-def guessing(recipe: Recipe, name: str, coordinates: Coordinates, **more: Any) -> Baseline:
-    """What guessing among a sequence's labels gives: an item's class does not depend on how often others are shown, so
-    knowing which labels occur gives no more.
-
-    Args:
-        recipe: of the runs.
-        name, coordinates: the measure and where it is taken.
-        more: other fields of the baseline.
-    """
-    assert isinstance(recipe.data, ManyShotData)  # the presets' recipes
-    chance = 1 / recipe.data.classes
-    return Baseline(name=name, coordinates=coordinates, chance=chance, floor=chance, steps=recipe.train.steps, **more)
-
-
-NAME = "many_shot/accuracy"
 # Demonstrations have 20 to 40 tokens each, so the longest prompts have 20K to 40K.
 PAPER_SHOTS = [16, 32, 64, 128, 256, 512, 1024]
-
-
-def _places(options: Mapping[str, Any]) -> list[Coordinates]:
-    return [Coordinates(noise=noise, shots=shots) for noise in options["noises"] for shots in options["shots"]]
-
-
-def _compare_fig6(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    return [compare(records, NAME, "diff", "softmax", coordinates=place) for place in _places(preset.options)]
 
 
 def _headline_fig6(options: Mapping[str, Any]) -> Headline:
     """With as many demonstrations as there are, the fewest of them wrong."""
     return Headline(name=NAME, coordinates=Coordinates(noise=min(options["noises"]), shots=max(options["shots"])))
-
-
-def _baselines_fig6(recipe: Recipe, options: Mapping[str, Any]) -> list[Baseline]:
-    return [guessing(recipe, NAME, place) for place in _places(options)]
 
 
 FIG_6 = Experiment(
@@ -127,12 +95,10 @@ FIG_6 = Experiment(
             ),
         ),
     },
-    options=EpisodeOptions,
-    measurements=measured_by("episodes"),
-    compare=_compare_fig6,
+    measurements="episodes",
+    compare=compared_by(ComparisonRule(name=NAME)),
     validation=ACCURACY,
     headline=_headline_fig6,
-    baselines=_baselines_fig6,
     notes=(
         *NOTES,
         "The paper gives mean gains of DIFF on other data: TREC 18.0, TREC-fine 21.6, Banking-77 10.4, Clinic-150 5.2 "
@@ -143,40 +109,13 @@ FIG_6 = Experiment(
 # The first is judged: how far apart orders lie beyond chance, without bias. A range grows with what chance does, which
 # is most at one half, so that it would follow the accuracy; a spread is the root of the first, to be read. A model that
 # guesses has no orders that are better than others, so both variants must be above guessing (MEAN) for a verdict.
-VARIANCE, RANGE = "many_shot/order_variance", "many_shot/order_range"
-SPREAD, MEAN = "many_shot/order_spread", "many_shot/order_mean"
+RANGE, SPREAD = "many_shot/order_range", "many_shot/order_spread"
 # Best less worst of 10 orders on TREC: DIFF, the Transformer.
 PAPER = {"random": (0.040, 0.190), "alternating": (0.134, 0.567)}
 
 
-def _parts(options: Mapping[str, Any]) -> dict[Coordinates, str]:
-    """Where orders are measured, with their kinds."""
-    return {Coordinates(orders=kind, noise=noise): kind for noise in options["noises"] for kind in ORDERS}
-
-
-def _compare_fig7(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    found = []
-    for name in (VARIANCE, RANGE, SPREAD, MEAN):
-        for part, kind in _parts(preset.options).items():
-            more: dict[str, Any] = {"coordinates": part, "paper": PAPER[kind] if name == RANGE else None}
-            found.append(compare(records, name, "diff", "softmax", claimed=name == VARIANCE, **more))
-    return found
-
-
 def _headline_fig7(options: Mapping[str, Any]) -> Headline:
     return Headline(name=VARIANCE, coordinates=Coordinates(orders=ORDERS[0], noise=options["noises"][0]))
-
-
-def _baselines_fig7(recipe: Recipe, options: Mapping[str, Any]) -> list[Baseline]:
-    above: dict[str, Any] = {"accuracy": MEAN, "is_accuracy": False}
-    return [
-        baseline
-        for part in _parts(options)
-        for baseline in (
-            guessing(recipe, VARIANCE, part, accuracy_coordinates=part, **above),
-            guessing(recipe, MEAN, part),
-        )
-    ]
 
 
 FIG_7 = Experiment(
@@ -208,12 +147,15 @@ FIG_7 = Experiment(
             ),
         ),
     },
-    options=EpisodeOrderOptions,
-    measurements=measured_by("episode_orders"),
-    compare=_compare_fig7,
+    measurements="episode_orders",
+    compare=compared_by(
+        ComparisonRule(name=VARIANCE),
+        ComparisonRule(name=RANGE, paper=lambda place: PAPER[str(place["orders"])], claimed=False),
+        ComparisonRule(name=SPREAD, claimed=False),
+        ComparisonRule(name=MEAN, claimed=False),
+    ),
     validation=ACCURACY,
     headline=_headline_fig7,
-    baselines=_baselines_fig7,
     notes=(
         *NOTES,
         f"The verdict is on {VARIANCE}, the variance of the accuracies after different orders less what chance alone "

@@ -8,17 +8,14 @@ from typing import Any
 
 from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import TWINS, Experiment, MeasuredRun, Preset, measured_by
+from diff_transformer.lab.experiments.experiment import TWINS, ComparisonRule, Experiment, Preset, compared_by
 from diff_transformer.lab.experiments.language_experiments import FIXED_TEXT, LANGUAGE_CPU, LANGUAGE_GPU, language_twins
 from diff_transformer.lab.experiments.paper_preset import THREE_BILLION, Evaluation, PaperPreset
-from diff_transformer.lab.measure.attention_logits import BITS, GRANULARITIES, QuantisedOptions
-from diff_transformer.lab.measure.gradients import ERROR, closed_form_record, gradient_callback, gradient_records
-from diff_transformer.lab.measure.outliers import MEDIAN, TOKENS, OutlierOptions
+from diff_transformer.lab.measure.gradients import ERROR, gradient_callback
+from diff_transformer.lab.measure.measurement import MeasurementRequest
+from diff_transformer.lab.measure.outliers import MEDIAN, TOKENS
 from diff_transformer.lab.measure.standard import validation_callback
 from diff_transformer.lab.record import Comparison, Headline, Result
-from diff_transformer.lab.results_files import number_of
-from diff_transformer.lab.statistics import compare
-from diff_transformer.train import build_model
 
 # Of the paper's 3B models over 0.4M tokens, DIFF and then the Transformer.
 PAPER: dict[str, dict[int | str, tuple[float, float]]] = {
@@ -41,22 +38,6 @@ PAPER: dict[str, dict[int | str, tuple[float, float]]] = {
 }
 
 
-def _compare_table5(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    return [
-        compare(
-            records,
-            name,
-            "diff",
-            "softmax",
-            coordinates=Coordinates(rank=rank),
-            paper=paper,
-            claimed=rank != MEDIAN,
-        )
-        for name, values in PAPER.items()
-        for rank, paper in values.items()
-    ]
-
-
 TABLE_5 = Experiment(
     name="table5",
     shows="activation outliers: the largest attention logits and hidden states (Table 5)",
@@ -67,9 +48,17 @@ TABLE_5 = Experiment(
         cpu_minutes=0.5,
         gpu_minutes=2,
     ),
-    compare=_compare_table5,
-    options=OutlierOptions,
-    measurements=measured_by("outliers"),
+    compare=compared_by(
+        *(
+            ComparisonRule(
+                name=name,
+                paper={Coordinates(rank=rank): pair for rank, pair in values.items()}.get,
+                claimed=lambda place: place["rank"] != MEDIAN,
+            )
+            for name, values in PAPER.items()
+        )
+    ),
+    measurements="outliers",
     headline=lambda _: Headline(name="outliers/attention_logits", coordinates=Coordinates(rank=1)),
     notes=(
         "Attention logits are q·k/√d as the softmax gets them, of the keys that a query sees, of all heads and layers, "
@@ -81,8 +70,6 @@ TABLE_5 = Experiment(
 
 # Accuracy on HellaSwag, read off the figure: DIFF and then the Transformer.
 ACCURACY = {16: (0.662, 0.634), 8: (0.663, 0.627), 6: (0.660, 0.589), 4: (0.588, 0.339)}
-# Where the paper says that DIFF keeps more of it.
-CLAIMED = (6, 4)
 
 
 def paper_drop(bits: int) -> tuple[float, float]:
@@ -91,22 +78,9 @@ def paper_drop(bits: int) -> tuple[float, float]:
     return round(diff, 3), round(softmax, 3)
 
 
-def _compare_fig8(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    found = []
-    for name in ("quantised/loss_increase", "quantised/accuracy_drop"):
-        for granularity in GRANULARITIES:
-            for bits in BITS:
-                # The paper's loss is against 16 bits, ours against logits as they are, which is the same to 4 digits.
-                of_accuracy = name.endswith("accuracy_drop")
-                more: dict[str, Any] = {
-                    "coordinates": Coordinates(bits=bits, granularity=granularity),
-                    "paper": paper_drop(bits) if of_accuracy else None,
-                    "claimed": bits in CLAIMED,
-                    # The paper measures accuracy alone: whether the loss goes the same way is for us to ask.
-                    "exploratory": not of_accuracy,
-                }
-                found.append(compare(records, name, "diff", "softmax", **more))
-    return found
+def _claimed_fig8(place: Coordinates) -> bool:
+    """Where the paper says that DIFF keeps more of its accuracy."""
+    return place["bits"] in (6, 4)
 
 
 FIG_8 = Experiment(
@@ -120,9 +94,17 @@ FIG_8 = Experiment(
         cpu_minutes=2,
         gpu_minutes=8,
     ),
-    compare=_compare_fig8,
-    options=QuantisedOptions,
-    measurements=measured_by("quantised"),
+    compare=compared_by(
+        # The paper measures accuracy alone: whether the loss goes the same way is for us to ask. Its loss is against 16
+        # bits, ours against logits as they are, which is the same to 4 digits.
+        ComparisonRule(name="quantised/loss_increase", claimed=_claimed_fig8, exploratory=True),
+        ComparisonRule(
+            name="quantised/accuracy_drop",
+            claimed=_claimed_fig8,
+            paper=lambda place: paper_drop(int(place.place("bits"))),
+        ),
+    ),
+    measurements="quantised",
     headline=lambda _: Headline(name="quantised/accuracy_drop", coordinates=Coordinates(bits=6, granularity="tensor")),
     notes=(
         "Rounded to 2^b − 1 equal steps up to the largest in size: of each row (a query in a head and map), or of each "
@@ -151,37 +133,21 @@ def _on_evaluate(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
     return on_evaluate
 
 
-def _measure_appendix_g(run: MeasuredRun, preset: Preset) -> list[Result]:
-    """The gradients before training and after every part of it, and the error of the equations."""
-    variant, seed, batches = run.variant.name, run.seed, run.data.batches
-    start = build_model(run.recipe, run.data).eval().to(run.model.device)
-    records = gradient_records(start, batches, variant, seed=seed, coordinates=Coordinates(step=0))
-    for line in run.metrics:
-        place = Coordinates(step=line["step"])
-        for name, value in line.items():
-            if name.startswith("gradient/"):
-                records.append(Result(name=name, variant=variant, value=number_of(value), seed=seed, coordinates=place))
-    return [*records, closed_form_record(run.model, batches, variant, seed)]
-
-
 def _compare_appendix_g(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     """Whether the sizes are apart by less than a power of ten, before training and in it; the sizes; the equations."""
-    found = []
     kinds = [kind for kind in KINDS if any(record.name == f"gradient/{kind}" for record in records)]
-    for kind in kinds:
-        distances = distance_records(records, kind)
-        for place in dict.fromkeys(record.coordinates for record in distances):
-            name = f"gradient/{kind}_distance"
-            found.append(compare(distances, name, "diff", LIMIT_VARIANT, coordinates=place, exploratory=True))
     steps = list(dict.fromkeys(record.coordinates for record in records if record.name == "gradient/q"))
-    for kind in kinds:
-        for place in (steps[0], steps[-1]):
-            found.append(compare(records, f"gradient/{kind}", "diff", "softmax", coordinates=place, claimed=False))
-    for variant in ("diff", "softmax"):
-        errors = [record for record in records if (record.name, record.variant) == (ERROR, variant)]
-        limits = [replace(record, value=ROUNDING, variant=ROUNDING_VARIANT) for record in errors]
-        found.append(compare([*errors, *limits], ERROR, variant, ROUNDING_VARIANT, exploratory=True))
-    return found
+    of_equations = [record for record in records if (record.name, record.variant) == (ERROR, TWINS[0].name)]
+    limits = [replace(record, value=ROUNDING, variant=ROUNDING_VARIANT) for record in of_equations]
+    more = [*(record for kind in kinds for record in distance_records(records, kind)), *limits]
+    return compared_by(
+        *(ComparisonRule(name=f"gradient/{kind}_distance", against=LIMIT_VARIANT, exploratory=True) for kind in kinds),
+        *(
+            ComparisonRule(name=f"gradient/{kind}", at=lambda place: place in (steps[0], steps[-1]), claimed=False)
+            for kind in kinds
+        ),
+        *(ComparisonRule(name=ERROR, variant=twin.name, against=ROUNDING_VARIANT, exploratory=True) for twin in TWINS),
+    )([*records, *more], preset)
 
 
 def distance_records(records: Sequence[Result], kind: str) -> list[Result]:
@@ -253,7 +219,10 @@ APPENDIX_G = Experiment(
         ),
     },
     compare=_compare_appendix_g,
-    measure=_measure_appendix_g,
+    measurements=lambda _: [
+        MeasurementRequest(name="gradients_in_training"),
+        MeasurementRequest(name="closed_forms"),
+    ],
     on_evaluate=_on_evaluate,
     # Where the function once stood; runs that were trained then are found by it.
     logs="diff_transformer.experiments.appendix_g._on_evaluate",

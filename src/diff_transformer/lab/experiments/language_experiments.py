@@ -4,21 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from diff_transformer.data import TextBatches
-from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import TWINS, Experiment, MeasuredRun, Preset, Variant, measured_by
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.experiments.experiment import (
+    TWINS,
+    ComparisonRule,
+    Experiment,
+    Preset,
+    Variant,
+    compared_by,
+)
 from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset, Stage
-from diff_transformer.lab.measure.ar_hit import RepeatOptions, check_repeats, repeat_records
-from diff_transformer.lab.measure.positions import PositionOptions, position_marks
-from diff_transformer.lab.measure.standard import language_loss, text_part
-from diff_transformer.lab.record import Comparison, Headline, Result
-from diff_transformer.lab.statistics import compare
-from diff_transformer.train import Data
+from diff_transformer.lab.measure.document_losses import CUMULATIVE_LOSS, REPEAT_COLUMNS, position_marks
+from diff_transformer.lab.record import Headline, Result
 
-LANGUAGE_LOSS = "language/validation_loss"
-# The same of whole documents; a column of Table 6.
-WHOLE = "repeats/loss"
-_AR_HIT = ("documents", "longest", "frequent")
+# Columns of Table 6: the loss of whole documents, on hits, and on all other tokens.
+WHOLE, AR_HIT, OTHER = REPEAT_COLUMNS
 FIXED_TEXT = "Intervals are over seeds on one fixed text, and say nothing of other text."
 
 # Minutes on two cores: 2048 tokens to a step. The training sees a fraction of the corpus, so much of it is left to
@@ -59,51 +59,15 @@ LANGUAGE_GPU = (
 )
 
 
-def text_of(run: MeasuredRun) -> TextBatches:
-    """The run's data, which is text."""
-    assert isinstance(run.data.batches, TextBatches)  # the recipes of these experiments
-    return run.data.batches
-
-
-def loss_record(run: MeasuredRun) -> Result:
-    """The validation loss of a run, at the variant's coordinates."""
-    loss = language_loss(run.model, text_of(run))
-    shared: dict[str, Any] = {"variant": run.variant.name, "coordinates": run.variant.coordinates, "seed": run.seed}
-    return Result(name=LANGUAGE_LOSS, value=loss.per_token, n=loss.targets, unit="nats/token", better="lower", **shared)
-
-
-def ar_hit_records(run: MeasuredRun, options: Any) -> list[Result]:
-    """Table 6's columns on text, at the variant's coordinates; `options` has "documents", "longest" and "frequent"."""
-    settings = {name: options[name] for name in _AR_HIT}
-    return repeat_records(
-        run.model, text_of(run), run.variant.name, seed=run.seed, coordinates=run.variant.coordinates, **settings
-    )
-
-
-def check_ar_hit(options: Mapping[str, Any], data: Data) -> None:
-    """Raises where `ar_hit_records` would, whatever the model."""
-    check_repeats(text_part(data.batches), **{name: options[name] for name in _AR_HIT})
-
-
 def by_name(records: Sequence[Result], name: str) -> list[Result]:
-    """The records of a measure."""
+    """The records of that name."""
     return [record for record in records if record.name == name]
-
-
-CUMULATIVE = "positions/cumulative_loss"
-
-
-def _compare_fig4(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    marks = position_marks(preset.options["length"], preset.options["first"])
-    return [
-        compare(records, CUMULATIVE, "diff", "softmax", coordinates=Coordinates(first_tokens=mark)) for mark in marks
-    ]
 
 
 def _headline(options: Mapping[str, Any]) -> Headline:
     """The whole of the long documents."""
     longest = position_marks(options["length"], options["first"])[-1]
-    return Headline(name=CUMULATIVE, coordinates=Coordinates(first_tokens=longest))
+    return Headline(name=CUMULATIVE_LOSS, coordinates=Coordinates(first_tokens=longest))
 
 
 FIG_4 = Experiment(
@@ -171,9 +135,8 @@ FIG_4 = Experiment(
             remarks=("The paper measures on books; it does not say on how many.",),
         ),
     },
-    options=PositionOptions,
-    measurements=measured_by("positions"),
-    compare=_compare_fig4,
+    measurements="positions",
+    compare=compared_by(ComparisonRule(name=CUMULATIVE_LOSS)),
     headline=_headline,
     notes=(
         "The learning rate of the second stage is one and the same for both variants, fixed beforehand and not swept.",
@@ -210,7 +173,6 @@ def language_twins(
     return found
 
 
-TABLE6_LOSS, AR_HIT, OTHER = COLUMNS = "repeats/loss", "repeats/ar_hit", "repeats/other"
 DIFF, TRANSFORMER = "diff", "softmax"
 HALF, HALF_NORM = "softmax, half the heads", "softmax, half the heads, headwise norm"
 NO_NORM, CONSTANTS = "diff, no headwise norm", ("diff, λ_init 0.8", "diff, λ_init 0.5")
@@ -261,15 +223,6 @@ def table_6_variants(heads: int, head_dim: int, *names: str) -> tuple[Variant, .
     return tuple(by_name[name] for name in names or by_name)
 
 
-def _compare_table6(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    found = []
-    for column, name in enumerate(COLUMNS):
-        for variant, against, claimed in PAIRS:
-            paper = (PAPER[variant][column], PAPER[against][column])
-            found.append(compare(records, name, variant, against, paper=paper, claimed=claimed))
-    return found
-
-
 TABLE_6 = Experiment(
     name="table6",
     shows="what DIFF's parts do: all seven rows of Table 6",
@@ -308,10 +261,21 @@ TABLE_6 = Experiment(
             remarks=("The paper does not say which bigrams it takes for frequent; 1000 is ours.",),
         ),
     },
-    options=RepeatOptions,
-    measurements=measured_by("repeats"),
-    compare=_compare_table6,
-    headline=lambda _: Headline(name=TABLE6_LOSS),
+    measurements="repeats",
+    compare=compared_by(
+        *(
+            ComparisonRule(
+                name=name,
+                variant=variant,
+                against=against,
+                paper={NOWHERE: (PAPER[variant][column], PAPER[against][column])}.get,
+                claimed=claimed,
+            )
+            for column, name in enumerate(REPEAT_COLUMNS)
+            for variant, against, claimed in PAIRS
+        )
+    ),
+    headline=lambda _: Headline(name=WHOLE),
     notes=(
         "DIFF without headwise norm lacks the factor 1 − λ_init after it as well, so this row is of both; the "
         "Transformer with headwise norm has no such factor.",

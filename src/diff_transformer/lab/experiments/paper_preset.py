@@ -8,8 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments import registry
-from diff_transformer.lab.experiments.experiment import PAPER, Experiment, Preset, Variant
+from diff_transformer.lab.experiments.experiment import (
+    EXPERIMENTS,
+    PAPER,
+    Experiment,
+    Preset,
+    Variant,
+    find_experiment,
+)
 from diff_transformer.lab.experiments.fairness import Counts, Heads, check_counts, check_recipes, count, heads_of
 from diff_transformer.lab.experiments.request import preset_of
 from diff_transformer.lab.measure.measurement import find_measurement
@@ -174,7 +180,7 @@ def folders(preset: PaperPreset) -> list[str]:
 def experiments_by_run() -> Mapping[str, list[str]]:
     """Folder of a run → the experiments that measure it or start from it."""
     needed: dict[str, list[str]] = {}
-    for experiment in map(registry.find_experiment, registry.EXPERIMENTS):
+    for experiment in map(find_experiment, EXPERIMENTS):
         if PAPER in experiment.presets:
             for folder in folders(paper_preset(experiment)):
                 needed.setdefault(folder, []).append(experiment.name)

@@ -10,70 +10,35 @@ from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import (
     ACCURACY,
     TWINS,
+    ComparisonRule,
     Experiment,
-    MeasuredRun,
     Preset,
     Variant,
-    measured_by,
+    compared_by,
 )
 from diff_transformer.lab.experiments.language_experiments import (
+    AR_HIT,
     DIFF,
     FIXED_TEXT,
     HALF,
     HALF_NORM,
     LANGUAGE_CPU,
     LANGUAGE_GPU,
-    LANGUAGE_LOSS,
     NO_NORM,
+    OTHER,
     TRANSFORMER,
     WHOLE,
-    ar_hit_records,
     by_name,
-    check_ar_hit,
-    loss_record,
     table_6_variants,
-    text_of,
 )
 from diff_transformer.lab.experiments.needle_experiments import NEEDLE_CPU, SYNTHETIC_MODEL
 from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
-from diff_transformer.lab.measure.accuracy import token_levels
-from diff_transformer.lab.measure.ar_hit import RepeatOptions
-from diff_transformer.lab.measure.retrieval_lengths import LENGTH_ACCURACY, LengthOptions
-from diff_transformer.lab.measure.standard import DEPTHS, StandardOptions
-from diff_transformer.lab.record import Baseline, Comparison, Headline, Result
-from diff_transformer.lab.statistics import compare
-from diff_transformer.train import Recipe
-from diff_transformer.train.data_kinds import RetrievalData
-
-# Later queries can be answered without finding anything, so the first is judged on its own as well; see the notes.
-FIRST = "retrieval/first_query_accuracy"
-ALL = "retrieval/accuracy"
-BY_DEPTH = "retrieval/accuracy_by_depth"
-
-
-def _compare_recall(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    others = [variant.name for variant in preset.variants if variant.name != DIFF]
-    return [compare(records, name, DIFF, other, exploratory=True) for name in (FIRST, ALL) for other in others]
-
-
-def retrieval_baselines(recipe: Recipe) -> list[Baseline]:
-    """What the accuracies of `retrieval_records` come to without retrieval; nothing is known of another task's."""
-    data, steps = recipe.data, recipe.train.steps
-    if not isinstance(data, RetrievalData):
-        return []
-    first = token_levels(data.num_pairs, 1, data.num_values)
-    levels = token_levels(data.num_pairs, data.num_queries or data.num_pairs, data.num_values, repeats=data.repeats)
-    of_depths = [Baseline(name=BY_DEPTH, coordinates=depth, steps=steps, accuracy=ALL, **levels) for depth in DEPTHS]
-    return [
-        Baseline(name=FIRST, steps=steps, **first),
-        Baseline(name=ALL, steps=steps, **levels),
-        *of_depths,
-    ]
-
-
-def _baselines_recall(recipe: Recipe, options: Mapping[str, Any]) -> list[Baseline]:
-    return retrieval_baselines(recipe)
-
+from diff_transformer.lab.measure.document_losses import RepeatOptions
+from diff_transformer.lab.measure.measurement import MeasurementRequest
+from diff_transformer.lab.measure.retrieval import ACCURACY as ALL
+from diff_transformer.lab.measure.retrieval import FIRST_QUERY, LENGTH_ACCURACY
+from diff_transformer.lab.measure.standard import GUESS, LANGUAGE_LOSS
+from diff_transformer.lab.record import Headline, Result
 
 RECALL = Experiment(
     name="recall",
@@ -120,12 +85,16 @@ RECALL = Experiment(
             minutes=25,
         ),
     },
-    compare=_compare_recall,
-    options=StandardOptions,
-    measurements=measured_by("standard"),
+    compare=compared_by(
+        *(
+            ComparisonRule(name=name, against=other, exploratory=True)
+            for name in (FIRST_QUERY, ALL)
+            for other in (TRANSFORMER, HALF, HALF_NORM, NO_NORM)
+        )
+    ),
+    measurements="standard",
     validation=ACCURACY,
-    headline=lambda _: Headline(name=FIRST),
-    baselines=_baselines_recall,
+    headline=lambda _: Headline(name=FIRST_QUERY),
     notes=(
         f"{ALL} is over all queries, whose answers stay in view. The cpu preset asks for each of 8 pairs once, so a "
         "model that knows which values occur can leave out those already given and finds nothing (by elimination, "
@@ -135,28 +104,9 @@ RECALL = Experiment(
 )
 
 
-def _compare_length_generalisation(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    places = [Coordinates(context_factor=factor) for factor in preset.options["factors"]]
-    return [
-        compare(records, LENGTH_ACCURACY, "diff", "softmax", coordinates=place, exploratory=True) for place in places
-    ]
-
-
 def _headline(options: Mapping[str, Any]) -> Headline:
     """The longest context: what was trained on is Table 2's and Figure 5's."""
     return Headline(name=LENGTH_ACCURACY, coordinates=Coordinates(context_factor=max(options["factors"])))
-
-
-def _baselines_length_generalisation(recipe: Recipe, options: Mapping[str, Any]) -> list[Baseline]:
-    assert isinstance(recipe.data, RetrievalData)  # the presets' recipes
-    levels = token_levels(recipe.data.num_pairs, 1, recipe.data.num_values)
-    # Whether a model has learned the task is told by the shortest contexts, whatever is left of it in longer ones.
-    shortest = Coordinates(context_factor=min(options["factors"]))
-    told: dict[str, Any] = {"accuracy": LENGTH_ACCURACY, "accuracy_coordinates": shortest}
-    return [
-        Baseline(name=LENGTH_ACCURACY, coordinates=place, steps=recipe.train.steps, **levels, **told)
-        for place in (Coordinates(context_factor=factor) for factor in options["factors"])
-    ]
 
 
 LENGTH_GENERALISATION = Experiment(
@@ -191,19 +141,16 @@ LENGTH_GENERALISATION = Experiment(
             minutes=20,
         ),
     },
-    options=LengthOptions,
-    measurements=measured_by("retrieval_lengths"),
-    compare=_compare_length_generalisation,
+    measurements="retrieval_lengths",
+    compare=compared_by(ComparisonRule(name=LENGTH_ACCURACY, exploratory=True)),
     validation=ACCURACY,
     headline=_headline,
-    baselines=_baselines_length_generalisation,
     notes=(
         "Whether DIFF recalls more than its twin is our question here: the paper says so of contexts that were trained "
         "on (× 1; Table 2 and Figure 5 ask that), and of longer ones nothing.",
     ),
 )
 
-UNIFORM = "sensitivity/loss_of_a_guess"
 BEST = "sensitivity/best_loss"
 EXCESS = "sensitivity/excess_loss"
 
@@ -228,7 +175,7 @@ def derived(records: Sequence[Result]) -> list[Result]:
     the sensitivity of Wortsman et al. (arXiv 2309.14322); where a run diverged, or ended above it, the loss is that of
     a guess.
     """
-    guesses = [record.value for record in by_name(records, UNIFORM) if math.isfinite(record.value)]
+    guesses = [record.value for record in by_name(records, GUESS) if math.isfinite(record.value)]
     if not guesses:
         return []
     losses: dict[str, dict[int, dict[Coordinates, float]]] = {}
@@ -254,22 +201,7 @@ def best_rate(seeds: Mapping[int, Mapping[Coordinates, float]]) -> Coordinates:
     return min(rates, key=lambda rate: fmean(by_rate[rate] for by_rate in seeds.values()))
 
 
-def _measure_lr_sensitivity(run: MeasuredRun, preset: Preset) -> list[Result]:
-    guess = math.log(text_of(run).vocab_size)
-    variant = run.variant
-    uniform = Result(name=UNIFORM, variant=variant.name, coordinates=variant.coordinates, value=guess, seed=run.seed)
-    return [loss_record(run), uniform]
-
-
-def _compare_lr_sensitivity(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    rates = list(dict.fromkeys(variant.coordinates for variant in preset.variants))
-    both = derived(records)
-    found = [compare(both, name, "diff", "softmax", exploratory=True) for name in (BEST, EXCESS) if both]
-    return [
-        *found,
-        *(compare(records, LANGUAGE_LOSS, "diff", "softmax", coordinates=rate, exploratory=True) for rate in rates),
-    ]
-
+LR_RULES = compared_by(*(ComparisonRule(name=name, exploratory=True) for name in (BEST, EXCESS, LANGUAGE_LOSS)))
 
 LR_SENSITIVITY = Experiment(
     name="lr_sensitivity",
@@ -304,8 +236,11 @@ LR_SENSITIVITY = Experiment(
             remarks=("Not the paper's: its smallest models, at a quarter of its learning rate to four times as much.",),
         ),
     },
-    measure=_measure_lr_sensitivity,
-    compare=_compare_lr_sensitivity,
+    measurements=lambda _: [
+        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
+        MeasurementRequest(name="loss_of_a_guess"),
+    ],
+    compare=lambda records, preset: LR_RULES([*records, *derived(records)], preset),
     headline=lambda _: Headline(name=EXCESS),
     notes=(
         "The paper trains both with one learning rate and argues that their gradients are of one size (Appendix G); it "
@@ -342,15 +277,6 @@ def variants_v2(hidden_size: int, heads: int, head_dim: int, feed_forward: int) 
     return (Variant(name="diff_v2", overrides=("model.attention_type=diff_v2", *sizes, narrower)), *twins)
 
 
-def _measure_v2(run: MeasuredRun, preset: Preset) -> list[Result]:
-    return [loss_record(run), *ar_hit_records(run, preset.options)]
-
-
-def _compare_v2(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    names = (WHOLE, "repeats/ar_hit", "repeats/other")
-    return [compare(records, name, variant, against, exploratory=True) for name in names for variant, against in PAIRS]
-
-
 V2 = Experiment(
     name="v2",
     shows="DIFF V2 beside DIFF and the Transformer at equal parameters (beyond the paper)",
@@ -385,9 +311,17 @@ V2 = Experiment(
         ),
     },
     options=RepeatOptions,
-    measure=_measure_v2,
-    compare=_compare_v2,
-    check=check_ar_hit,
+    measurements=lambda preset: [
+        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
+        MeasurementRequest(name="repeats", options=preset.options),
+    ],
+    compare=compared_by(
+        *(
+            ComparisonRule(name=name, variant=variant, against=against, exploratory=True)
+            for name in (WHOLE, AR_HIT, OTHER)
+            for variant, against in PAIRS
+        )
+    ),
     headline=lambda _: Headline(name=WHOLE, variant="diff_v2"),
     notes=(
         "DIFF V2 has twice the queries; here its feed-forward network is narrower by as many parameters. Its authors "

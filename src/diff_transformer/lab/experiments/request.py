@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from diff_transformer.lab.experiments import registry
-from diff_transformer.lab.experiments.experiment import PAPER, Experiment, Preset
+from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, Experiment, Preset, find_experiment
 from diff_transformer.lab.measure.measurement import read_options, refuse_unknown
-from diff_transformer.lab.record import Baseline, ResultsFile
+from diff_transformer.lab.record import ResultsFile
 from diff_transformer.lab.results_files import read_results
 from diff_transformer.lab.statistics import judge
 from diff_transformer.train import load_recipe
@@ -23,26 +22,25 @@ def as_defined(file: ResultsFile) -> ResultsFile:
     Results of an experiment that is not known, or that record no settings, stay as they are.
     """
     request = file.settings.get("request", {})
-    if (
-        request.get("experiment") not in registry.EXPERIMENTS
-        or not {"recipe", "overrides", "options"} <= request.keys()
-    ):
+    if request.get("experiment") not in EXPERIMENTS or not {"recipe", "overrides", "options"} <= request.keys():
         return file
-    return with_definition(file, registry.find_experiment(request["experiment"]))
+    return with_definition(file, find_experiment(request["experiment"]))
 
 
 def with_definition(file: ResultsFile, experiment: Experiment) -> ResultsFile:
     """The results of an experiment with its headline and baselines, and verdicts by the whole rule.
 
-    Both follow from the settings that the file records: the recipe, its overrides, and the measurement's options.
+    Both follow from the settings that the file records: the recipe, its overrides, and the preset's options.
     """
     request = file.settings["request"]
-    headline = None if experiment.headline is None else experiment.headline(request["options"])
-    baselines: tuple[Baseline, ...] = ()
-    if experiment.baselines is not None:
-        recipe = load_recipe(request["recipe"], request["overrides"])
-        baselines = tuple(experiment.baselines(recipe, request["options"]))
-    return judge(replace(file, headline=headline, baselines=baselines))
+    preset = Preset(recipe=request["recipe"], overrides=tuple(request["overrides"]), options=request["options"])
+    baselines = [
+        baseline
+        for requested in experiment.requests(preset)
+        for baseline in requested.baselines(load_recipe(preset.recipe, preset.overrides))
+    ]
+    headline = None if experiment.headline is None else experiment.headline(preset.options)
+    return judge(replace(file, headline=headline, baselines=tuple(baselines)))
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ def request_experiment(
         if not Path(place).exists():
             raise FileNotFoundError(f"The text {str(place)!r} does not exist.")
     refuse_unknown(options or {}, found.options, repr(name))
-    chosen = read_options(experiment.options, {**found.options, **(options or {})}, repr(name))
+    chosen = read_options(experiment.option_model(), {**found.options, **(options or {})}, repr(name))
     paths = tuple(str(Path(place).resolve()) for place in text)
     own = (f"data.paths={json.dumps(paths)}",) if paths else ()
     resolved = replace(

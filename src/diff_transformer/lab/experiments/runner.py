@@ -9,22 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import (
-    Experiment,
-    MeasuredRun,
-    MeasurementContext,
-    Preset,
-    Validation,
-    Variant,
-)
+from diff_transformer.lab.experiments.experiment import Experiment, Preset, Validation, Variant
 from diff_transformer.lab.experiments.fairness import Counts, check_counts, check_recipes, count, heads_of
 from diff_transformer.lab.experiments.request import ExperimentRequest, check_results, results_path, with_definition
 from diff_transformer.lab.experiments.run_store import Store, Stored, run_key
-from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
+from diff_transformer.lab.measure.measurement import EvalInput, TrainingRecord
 from diff_transformer.lab.record import Result, ResultsFile
 from diff_transformer.lab.results_files import capture_environment, capture_results, number_of, read_results, write_json
 from diff_transformer.lab.statistics import remark_on_seeds
-from diff_transformer.train import Data, Progress, Recipe, build_config
+from diff_transformer.train import Data, Progress, Recipe, build_config, build_model
 from diff_transformer.train.training_progress import Silent
 
 
@@ -260,10 +253,7 @@ class ExperimentRunner:
     def measure_once(self) -> None:
         """Take the numbers of an experiment that trains nothing."""
         assert self.experiment.measure_once is not None  # Experiment's own check
-        place = self.folder / self.experiment.name
-        place.mkdir(parents=True, exist_ok=True)
-        context = MeasurementContext(folder=place, seeds=self.preset.seeds, progress=self.progress)
-        self.records += self.experiment.measure_once(context, self.preset)
+        self.records += self.experiment.measure_once(self.preset, self.progress)
 
     def train_and_measure(self) -> None:
         """Train every variant with every seed, after choosing its learning rate, and take the numbers of each."""
@@ -314,13 +304,8 @@ class ExperimentRunner:
             for variant in self.preset.variants
         ]
         for data in {id(data): data for data in map(self._build_data, recipes)}.values():
-            for requested in self._measurements():
+            for requested in self.experiment.requests(self.preset):
                 requested.check(data.batches, data.tokenizer)
-            if self.experiment.check is not None:
-                self.experiment.check(self.preset.options, data)
-
-    def _measurements(self) -> Sequence[MeasurementRequest]:
-        return () if self.experiment.measurements is None else self.experiment.measurements(self.preset)
 
     def _count(self, recipe: Recipe) -> Counts:
         data = self._build_data(recipe)
@@ -418,27 +403,25 @@ class ExperimentRunner:
         self.device = str(model.device)
         self.progress.tell(f"{variant.label} · seed {seed}: measuring")
         data = self._build_data(recipe)
-        records: list[Result] = []
-        for requested in self._measurements():
-            records += requested.run(
-                EvalInput(model=model, variant=variant.name, batches=data.batches, tokenizer=data.tokenizer, seed=seed)
-            )
-        if self.experiment.measure is not None:
-            measured = MeasuredRun(
-                variant=variant,
-                seed=seed,
-                recipe=recipe,
-                folder=run.folder,
-                model=model,
-                data=data,
+        measured = EvalInput(
+            model=model,
+            variant=variant.name,
+            batches=data.batches,
+            tokenizer=data.tokenizer,
+            seed=seed,
+            training=TrainingRecord(
+                folder=run.folder.parent,
                 metrics=run.metrics(),
-            )
-            records += self.experiment.measure(measured, self.preset)
-        records = [
+                tokens_per_step=recipe.data.batch_size * recipe.data.length,
+                untrained=lambda: build_model(recipe, data).eval().to(model.device),
+            ),
+        )
+        found = [record for requested in self.experiment.requests(self.preset) for record in requested.run(measured)]
+        records: list[Result] = [
             # Where a variant stands, all of its numbers do.
             *(
                 replace(record, seed=seed, coordinates=Coordinates(variant.coordinates, **record.coordinates))
-                for record in records
+                for record in found
             ),
             Result(
                 name=SECONDS,

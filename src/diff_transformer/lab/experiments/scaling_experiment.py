@@ -8,26 +8,31 @@ from statistics import fmean
 import numpy as np
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import TWINS, Experiment, MeasuredRun, Preset, Variant
+from diff_transformer.lab.experiments.experiment import (
+    TWINS,
+    ComparisonRule,
+    Experiment,
+    Preset,
+    Variant,
+    compared_by,
+)
 from diff_transformer.lab.experiments.language_experiments import (
+    AR_HIT,
     FIXED_TEXT,
     LANGUAGE_CPU,
     LANGUAGE_GPU,
-    LANGUAGE_LOSS,
+    OTHER,
     WHOLE,
-    ar_hit_records,
     by_name,
-    check_ar_hit,
-    loss_record,
 )
 from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
 from diff_transformer.lab.experiments.scaling_fit import FURTHEST, fit, ratio_interval, tokens_ratio
-from diff_transformer.lab.measure.ar_hit import RepeatOptions
+from diff_transformer.lab.measure.document_losses import RepeatOptions
+from diff_transformer.lab.measure.measurement import MeasurementRequest
+from diff_transformer.lab.measure.standard import CURVE, LANGUAGE_LOSS
 from diff_transformer.lab.record import Comparison, Headline, Interval, Result
-from diff_transformer.lab.results_files import number_of
-from diff_transformer.lab.statistics import compare, mean_interval, seeds_needed, verdict
+from diff_transformer.lab.statistics import mean_interval, seeds_needed, verdict
 
-CURVE = "scaling/loss_by_tokens"
 PARAMETERS = "scaling/parameters_for_equal_loss"
 TOKENS = "scaling/tokens_for_equal_loss"
 # Where a run diverged, or the fits do not meet.
@@ -73,37 +78,23 @@ def sized(parameters: float, layers: int, width: int, feed_forward: int, head_di
     )
 
 
-def _measure(run: MeasuredRun, preset: Preset) -> list[Result]:
-    return [loss_record(run), *curve_records(run), *ar_hit_records(run, preset.options)]
-
-
-def curve_records(run: MeasuredRun) -> list[Result]:
-    """The validation losses of a run during its training, by tokens."""
-    tokens = run.recipe.data.batch_size * run.recipe.data.length
+def _requests(preset: Preset) -> list[MeasurementRequest]:
     return [
-        Result(
-            name=CURVE,
-            variant=run.variant.name,
-            coordinates=Coordinates(run.variant.coordinates, tokens=line["step"] * tokens),
-            value=number_of(line["validation/loss"]),
-            unit="nats/token",
-            seed=run.seed,
-            better="lower",
-        )
-        for line in run.metrics
-        if "validation/loss" in line
+        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
+        MeasurementRequest(name="loss_by_tokens"),
+        MeasurementRequest(name="repeats", options=preset.options),
     ]
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     sizes = list(dict.fromkeys(variant.coordinates for variant in preset.variants))
-    # Of whole documents, so that the interval knows of others.
-    losses = [
-        compare(records, WHOLE, "diff", "softmax", coordinates=size, paper=PAPER_LOSSES.get(size)) for size in sizes
-    ]
     largest = sizes[-1]
-    hits = [compare(records, f"repeats/{name}", "diff", "softmax", coordinates=largest) for name in ("ar_hit", "other")]
-    return [*_by_size(records, sizes), *_by_tokens(records, largest), *losses, *hits]
+    rules = (
+        # Of whole documents, so that the interval knows of others.
+        ComparisonRule(name=WHOLE, paper=PAPER_LOSSES.get),
+        *(ComparisonRule(name=name, at=lambda place: place == largest) for name in (AR_HIT, OTHER)),
+    )
+    return [*_by_size(records, sizes), *_by_tokens(records, largest), *compared_by(*rules)(records, preset)]
 
 
 def _by_size(records: Sequence[Result], sizes: Sequence[Coordinates]) -> list[Comparison]:
@@ -259,9 +250,8 @@ FIG_3 = Experiment(
         ),
     },
     options=RepeatOptions,
-    measure=_measure,
+    measurements=_requests,
     compare=_compare,
-    check=check_ar_hit,
     headline=lambda _: Headline(name=PARAMETERS),
     notes=(
         f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "

@@ -8,21 +8,24 @@ from pydantic import Field
 from diff_transformer.lab.bench.benchmark import BASELINE, FORWARD, STEP, BenchRow, refuse_wrong
 from diff_transformer.lab.bench.model_bench import DIFF, ModelSettings, measure_model
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import Experiment, MeasurementContext, Preset
+from diff_transformer.lab.experiments.experiment import ComparisonRule, Experiment, Preset, compared_by
 from diff_transformer.lab.experiments.paper_preset import PaperPreset
 from diff_transformer.lab.measure.measurement import Count, Counts, Options, Text
-from diff_transformer.lab.record import Comparison, Result
-from diff_transformer.lab.statistics import compare
+from diff_transformer.lab.record import Result
 from diff_transformer.train import Progress
 
 VARIANTS = {DIFF: "diff", BASELINE: "softmax"}
 NAMES = {STEP: "throughput/training", FORWARD: "throughput/forward"}
 # Tokens per second of the paper's 3B models, DIFF and then the Transformer, by length.
 PAPER = {
-    ("throughput/training", 2048): (6635.0, 7247.0),
-    ("throughput/forward", 2048): (46811.0, 51228.0),
-    ("throughput/training", 4096): (6718.0, 7491.0),
-    ("throughput/forward", 4096): (44521.0, 48762.0),
+    "throughput/training": {
+        Coordinates(length=2048): (6635.0, 7247.0),
+        Coordinates(length=4096): (6718.0, 7491.0),
+    },
+    "throughput/forward": {
+        Coordinates(length=2048): (46811.0, 51228.0),
+        Coordinates(length=4096): (44521.0, 48762.0),
+    },
 }
 # Of its 13B models with 2048 tokens, which the benchmark does not build.
 PAPER_13B = {"throughput/training": (942, 998), "throughput/forward": (13653, 14346)}
@@ -54,12 +57,12 @@ class _Watch:
         """Rows are shown when all repetitions are there."""
 
 
-def _measure(context: MeasurementContext, preset: Preset) -> list[Result]:
+def _measure(preset: Preset, progress: Progress) -> list[Result]:
     """Each seed is a repetition: models built anew, checked, and timed in alternated runs."""
     settings = ModelSettings.on(passes=("forward", "step"), candidates=(DIFF,), **preset.options)
     records = []
-    for seed in range(context.seeds):
-        watch = _Watch(context.progress, f"repetition {seed + 1} of {context.seeds}")
+    for seed in range(preset.seeds):
+        watch = _Watch(progress, f"repetition {seed + 1} of {preset.seeds}")
         _, rows = measure_model(settings, watch)
         refuse_wrong(rows)
         records += throughput_records(rows, seed)
@@ -92,23 +95,10 @@ def throughput_records(rows: Sequence[BenchRow], seed: int) -> list[Result]:
         )
         if row.candidate == DIFF:
             records.append(Result(variant="diff", value=1 / row.ratio, n=row.rounds, better="higher", **share))
-            paper = PAPER.get((name, row.shape["length"]))
+            paper = PAPER[name].get(place)
             if paper is not None:
                 records.append(Result(variant=PAPER_VARIANT, value=paper[0] / paper[1], better="higher", **share))
     return records
-
-
-def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    """Our question: whether DIFF costs less of its twin's throughput than in the paper, which claims no such thing."""
-    found = []
-    for name, length in PAPER:
-        place = Coordinates(length=length)
-        measured = {record.name for record in records if record.coordinates == place}
-        if f"{name}_share" in measured:
-            found.append(compare(records, f"{name}_share", "diff", PAPER_VARIANT, coordinates=place, exploratory=True))
-            paper = PAPER[name, length]
-            found.append(compare(records, name, "diff", "softmax", coordinates=place, paper=paper, claimed=False))
-    return found
 
 
 TABLE_7 = Experiment(
@@ -142,7 +132,17 @@ TABLE_7 = Experiment(
             ),
         ),
     },
-    compare=_compare,
+    # Our question: whether DIFF costs less of its twin's throughput than in the paper, which claims no such thing.
+    compare=compared_by(
+        *(
+            rule
+            for name, values in PAPER.items()
+            for rule in (
+                ComparisonRule(name=f"{name}_share", against=PAPER_VARIANT, exploratory=True),
+                ComparisonRule(name=name, at=values.__contains__, paper=values.get, claimed=False),
+            )
+        )
+    ),
     options=ThroughputOptions,
     measure_once=_measure,
     notes=(

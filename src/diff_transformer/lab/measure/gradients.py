@@ -12,6 +12,7 @@ from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
 from diff_transformer.lab.record import Result
+from diff_transformer.lab.results_files import number_of
 from diff_transformer.nn import Attention, DiffAttention, DifferentialAttention, SoftmaxAttention
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -169,22 +170,6 @@ def _heads(layer: Attention, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> list
 ERROR = "closed_form/error"
 
 
-def closed_form_record(model: Any, batches: Batches, variant: str, seed: int) -> Result:
-    """The largest error of the closed forms in any layer, on the first validation sequence.
-
-    Args:
-        model: a DIFF Transformer or its twin.
-        batches: the data.
-        variant, seed: for the record.
-
-    Raises:
-        ValueError: as `closed_form_error`.
-    """
-    tokens = next(iter(batches.validation_batches()))["input_ids"][:1].to(model.device)
-    errors = [closed_form_error(layer.self_attn, x) for layer, x in _inputs(model, tokens)]
-    return Result(name=ERROR, variant=variant, value=max(errors), seed=seed, better="lower")
-
-
 @torch.no_grad()
 def _inputs(model: Any, tokens: Tensor) -> list[tuple[Any, Tensor]]:
     """Each layer with what its attention gets, (N, D)."""
@@ -202,8 +187,11 @@ def _inputs(model: Any, tokens: Tensor) -> list[tuple[Any, Tensor]]:
 
 
 def _run_closed_forms(measured: EvalInput, _: Options) -> list[Result]:
+    """The largest error of the closed forms in any layer, on the first validation sequence."""
     assert measured.batches is not None  # needs="recipe"
-    return [closed_form_record(measured.model, measured.batches, measured.variant, measured.seed)]
+    tokens = next(iter(measured.batches.validation_batches()))["input_ids"][:1].to(measured.model.device)
+    worst = max(closed_form_error(layer.self_attn, x) for layer, x in _inputs(measured.model, tokens))
+    return [Result(name=ERROR, variant=measured.variant, value=worst, seed=measured.seed, better="lower")]
 
 
 CLOSED_FORMS = Measurement(
@@ -263,32 +251,22 @@ def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, fl
 
 
 def gradient_records(
-    model: Any,
-    batches: Batches,
-    variant: str,
-    *,
-    sequences: int = SEQUENCES,
-    seed: int | None = None,
-    coordinates: Coordinates = NOWHERE,
+    model: Any, batches: Batches, measured: EvalInput, sequences: int, coordinates: Coordinates = NOWHERE
 ) -> list[Result]:
-    """:func:`gradient_magnitudes` on the first validation sequences, as "gradient/q" and so on.
-
-    Args:
-        model: as there.
-        batches: the data.
-        sequences: how many.
-        variant, seed, coordinates: for the records.
-    """
+    """:func:`gradient_magnitudes` of a model on the first validation sequences, as "gradient/q" and so on."""
     batch = _first(batches, sequences)
-    shared: dict[str, Any] = {
-        "variant": variant,
-        "seed": seed,
-        "coordinates": coordinates,
-        "n": len(batch["input_ids"]),
-        "method": METHOD,
-    }
-    found = gradient_magnitudes(model, batch)
-    return [Result(name=f"gradient/{kind}", value=value, **shared) for kind, value in found.items()]
+    return [
+        Result(
+            name=f"gradient/{kind}",
+            variant=measured.variant,
+            value=value,
+            seed=measured.seed,
+            coordinates=coordinates,
+            n=len(batch["input_ids"]),
+            method=METHOD,
+        )
+        for kind, value in gradient_magnitudes(model, batch).items()
+    ]
 
 
 def gradient_callback(batches: Batches, sequences: int = SEQUENCES) -> Callable[[Any, int], dict[str, float]]:
@@ -309,9 +287,26 @@ class GradientOptions(Options):
 
 def _run_gradients(measured: EvalInput, options: GradientOptions) -> list[Result]:
     assert measured.batches is not None  # needs="recipe"
-    return gradient_records(
-        measured.model, measured.batches, measured.variant, seed=measured.seed, sequences=options.sequences
-    )
+    return gradient_records(measured.model, measured.batches, measured, options.sequences)
+
+
+def _run_in_training(measured: EvalInput, options: GradientOptions) -> list[Result]:
+    """The gradients before training, and those that `gradient_callback` has logged in it."""
+    assert measured.batches is not None  # needs="recipe"
+    training = measured.trained()
+    start = gradient_records(training.untrained(), measured.batches, measured, options.sequences, Coordinates(step=0))
+    return start + [
+        Result(
+            name=name,
+            variant=measured.variant,
+            value=number_of(value),
+            seed=measured.seed,
+            coordinates=Coordinates(step=line["step"]),
+        )
+        for line in training.metrics
+        for name, value in line.items()
+        if name.startswith("gradient/")
+    ]
 
 
 GRADIENTS = Measurement(
@@ -321,6 +316,13 @@ GRADIENTS = Measurement(
     run=_run_gradients,
     needs="recipe",
     any_model=True,
+)
+GRADIENTS_IN_TRAINING = Measurement(
+    name="gradients_in_training",
+    description="the same of an experiment's run, before training and in it",
+    options=GradientOptions,
+    run=_run_in_training,
+    needs="recipe",
 )
 
 

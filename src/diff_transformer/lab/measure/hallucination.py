@@ -8,11 +8,13 @@ from typing import Any
 from pydantic import Field
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
 
+from diff_transformer.data import Batches
 from diff_transformer.lab.measure.decoding import greedy_answers, prompt_tokens
-from diff_transformer.lab.measure.hallucination_data import PAPER_SETS, Source, read_sources
+from diff_transformer.lab.measure.hallucination_data import PAPER_SETS, Source, held_out_sources, read_sources
 from diff_transformer.lab.measure.judge import Account, Judge, Judgements
 from diff_transformer.lab.measure.judge_endpoint import JudgeOptions, judge_of
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Text
+from diff_transformer.lab.measure.standard import text_part
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.statistics import proportion_interval
 
@@ -193,23 +195,35 @@ def read_sets(names: str, *, documents: int, characters: int) -> dict[str, list[
 class HallucinationOptions(JudgeOptions):
     """Which documents are answered about, and who judges the answers."""
 
-    sources: Text = Field(default="", description=f".jsonl files or {', '.join(PAPER_SETS)}, separated by commas")
+    sources: Text = Field(
+        default="",
+        description=f".jsonl files or {', '.join(PAPER_SETS)}, separated by commas; nothing for an experiment's text",
+    )
     documents: Count = Field(default=100, description="documents of each set, at most")
     characters: Count = Field(default=8000, description="characters of a document, at most")
     new_tokens: Count = Field(default=128, description="tokens of an answer, at most")
     judgements: Text = Field(default="judgements.jsonl", description="the file of all judgements; nothing for none")
 
 
+def _sets(options: HallucinationOptions, batches: Batches | None, tokenizer: Any) -> dict[str, list[Source]]:
+    """The documents that the options name; of an experiment's run, pieces of its held-out text unless they do."""
+    if options.sources or batches is None:
+        return read_sets(options.sources, documents=options.documents, characters=options.characters)
+    text = text_part(batches)
+    return {"held_out": held_out_sources(text, tokenizer, limit=options.documents, characters=options.characters)}
+
+
 def _run(measured: EvalInput, options: HallucinationOptions) -> list[Result]:
     if measured.tokenizer is None:
         raise ValueError("Documents are read as text, and this model has no tokenizer.")
+    folder = Path() if measured.training is None else measured.training.folder
     return measure_hallucination(
         measured.model,
         measured.tokenizer,
-        read_sets(options.sources, documents=options.documents, characters=options.characters),
+        _sets(options, measured.batches, measured.tokenizer),
         judge_of(options, str(measured.model.device)),
         measured.variant,
-        journal=Path(options.judgements) if options.judgements else None,
+        journal=folder / options.judgements if options.judgements else None,
         new_tokens=options.new_tokens,
     )
 
@@ -221,4 +235,5 @@ HALLUCINATION = Measurement(
     run=_run,
     needs=None,
     any_model=True,
+    check=lambda options, *data: (judge_of(options), _sets(options, *data)),
 )

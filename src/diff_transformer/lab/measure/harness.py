@@ -7,13 +7,20 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from diff_transformer.lab.measure.harness_questions import read_questions
-from diff_transformer.lab.record import Interval, Result
+from pydantic import Field
+
+from diff_transformer.data import Batches
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.measure.harness_questions import CHOICES, read_questions, write_cloze
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options, Text
+from diff_transformer.lab.measure.standard import text_part
+from diff_transformer.lab.record import Baseline, Interval, Result
 from diff_transformer.lab.statistics import proportion_interval
 from diff_transformer.suggestions import did_you_mean
 
@@ -319,3 +326,62 @@ def _only_errors() -> Iterator[None]:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+class HarnessOptions(Options):
+    """Which questions are asked."""
+
+    tasks: Text = Field(
+        default="", description='names separated by commas, "table1" for the paper\'s seven; nothing for held-out text'
+    )
+    questions: Count = Field(default=200, description="questions that are made from held-out text, at most")
+    examples: int = Field(default=0, ge=0, description="examples before each question")
+
+
+def _tasks(options: HarnessOptions, batches: Batches | None, tokenizer: Any) -> dict[str, Any]:
+    """The tasks that the options name, or questions from the held-out text. Raises as `load_tasks`, `write_cloze`."""
+    if names := task_names([options.tasks]):
+        return load_tasks(names)
+    text = text_part(batches)
+    # As many as a question has examples fit the context beside it, if a token is no longer than a character.
+    characters = text.length // 6 - 6
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "held_out_text.jsonl"
+        write_cloze(path, text, tokenizer, questions=options.questions, characters=characters)
+        return load_tasks([str(path)])
+
+
+def task_names(given: Sequence[str]) -> list[str]:
+    """The names in texts that separate them by commas, "table1" standing for the paper's seven."""
+    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    return [task for name in names for task in (TABLE_1_MEASURES if name == "table1" else [name])]
+
+
+def _run(measured: EvalInput, options: HarnessOptions) -> list[Result]:
+    """What the harness finds, with the average of Table 1 where all its tasks are there."""
+    tasks = _tasks(options, measured.batches, measured.tokenizer)
+    done = measure_tasks(measured.model, measured.tokenizer, tasks, measured.variant, num_fewshot=options.examples)
+    records = [record for result in done for record in result.records]
+    average = table_1_average(records)
+    place = Coordinates(examples=options.examples)
+    return [replace(record, coordinates=place) for record in (*records, *([average] if average else []))]
+
+
+def _baselines(options: HarnessOptions, recipe: Any) -> list[Baseline]:
+    """Guessing among the choices of the questions from held-out text; for other tasks none is known here."""
+    names = [] if task_names([options.tasks]) else ["acc", "acc_norm"]
+    levels: dict[str, Any] = {"chance": 1 / CHOICES, "floor": 1 / CHOICES, "steps": recipe.train.steps}
+    place = Coordinates(examples=options.examples)
+    return [Baseline(name=f"harness/held_out_text/{name}", coordinates=place, **levels) for name in names]
+
+
+HARNESS = Measurement(
+    name="harness",
+    description="tasks of lm-evaluation-harness, or questions from held-out text (Tables 1 and 8)",
+    options=HarnessOptions,
+    run=_run,
+    needs="text",
+    any_model=True,
+    check=_tasks,
+    baselines=_baselines,
+)

@@ -24,9 +24,11 @@ from diff_transformer.lab.measure.measurement import (
     Options,
     check_counts,
 )
-from diff_transformer.lab.record import Better, Interval, Result
+from diff_transformer.lab.record import Baseline, Better, Interval, Result
 from diff_transformer.lab.statistics import mean_interval, variance_beyond_chance
 
+ACCURACY = "many_shot/accuracy"
+ORDER_VARIANCE, ORDER_MEAN = "many_shot/order_variance", "many_shot/order_mean"
 ORDERS = ("random", "alternating")
 # The best less the worst grows with the number of orders: the paper has ten.
 RANGE_ORDERS = 10
@@ -124,7 +126,7 @@ def shots_records(
             )
             records.append(
                 share_record(
-                    "many_shot/accuracy",
+                    ACCURACY,
                     right,
                     variant=variant,
                     coordinates=Coordinates(noise=noise, shots=count),
@@ -308,6 +310,28 @@ def _run_orders(measured: EvalInput, options: EpisodeOrderOptions) -> list[Resul
     return order_records(measured.model, task, measured.variant, seed=measured.seed, **dict(options))
 
 
+def _guessing(name: str, place: Coordinates, recipe: Any, **more: Any) -> Baseline:
+    """What guessing among a sequence's labels gives: an item's class does not depend on how often others are shown, so
+    knowing which labels occur gives no more.
+    """
+    chance = 1 / recipe.data.classes
+    return Baseline(name=name, coordinates=place, chance=chance, floor=chance, steps=recipe.train.steps, **more)
+
+
+def _shots_baselines(options: EpisodeOptions, recipe: Any) -> list[Baseline]:
+    places = [Coordinates(noise=noise, shots=shots) for noise in options.noises for shots in options.shots]
+    return [_guessing(ACCURACY, place, recipe) for place in places]
+
+
+def _orders_baselines(options: EpisodeOrderOptions, recipe: Any) -> list[Baseline]:
+    baselines = []
+    for place in [Coordinates(orders=kind, noise=noise) for noise in options.noises for kind in ORDERS]:
+        # A variance of accuracies means nothing in a model whose mean accuracy is that of guessing.
+        mean: dict[str, Any] = {"accuracy": ORDER_MEAN, "accuracy_coordinates": place, "is_accuracy": False}
+        baselines += [_guessing(ORDER_VARIANCE, place, recipe, **mean), _guessing(ORDER_MEAN, place, recipe)]
+    return baselines
+
+
 EPISODES = Measurement(
     name="episodes",
     description="many-shot classification of synthetic words by the number of shots and of wrong labels (Figure 6)",
@@ -315,6 +339,7 @@ EPISODES = Measurement(
     run=_run_shots,
     needs="recipe",
     check=lambda options, *_: check_noises(options.noises),
+    baselines=_shots_baselines,
 )
 EPISODE_ORDERS = Measurement(
     name="episode_orders",
@@ -323,4 +348,5 @@ EPISODE_ORDERS = Measurement(
     run=_run_orders,
     needs="recipe",
     check=lambda options, *_: check_orders(**dict(options)),
+    baselines=_orders_baselines,
 )

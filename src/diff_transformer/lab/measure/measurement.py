@@ -10,8 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
 
 from diff_transformer.data import Batches
-from diff_transformer.lab.coordinates import NOWHERE, Coordinates
-from diff_transformer.lab.record import Result
+from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.suggestions import did_you_mean
 
 
@@ -29,6 +28,7 @@ Numbers = Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
 Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
 O = TypeVar("O", bound=Options)  # noqa: E741  # options
+R = TypeVar("R", Result, Baseline)
 
 
 def read_options(kind: type[O], given: Mapping[str, Any], whose: str) -> O:
@@ -78,7 +78,7 @@ class TrainingRecord:
     """What is known of the training of a model that an experiment has trained.
 
     Attributes:
-        folder: of the variant's run, where a measurement may keep a file.
+        folder: of the run, where a measurement may keep a file.
         metrics: the lines of `metrics.jsonl`, validation during training among them.
         tokens_per_step: of training.
         untrained: builds the model as it was before training, in evaluation mode, on the model's device.
@@ -100,8 +100,7 @@ class EvalInput:
         batches: validation data; None for a measurement that needs none.
         tokenizer: the model's; None where it has none (a model of a synthetic task).
         seed: of whatever the measurement draws.
-        coordinates: of the records, in place of those that the options say; empty where those will do.
-        training: what is known of the model's training; None for a checkpoint from elsewhere.
+        training: what is known of the model's training; None for a checkpoint that no experiment has trained.
     """
 
     model: Any
@@ -109,8 +108,13 @@ class EvalInput:
     batches: Batches | None = None
     tokenizer: Any = None
     seed: int = 0
-    coordinates: Coordinates = NOWHERE
     training: TrainingRecord | None = None
+
+    def trained(self) -> TrainingRecord:
+        """What is known of the model's training. Raises ValueError where nothing is."""
+        if self.training is None:
+            raise ValueError("This is measured on the runs of an experiment alone: diff-transformer reproduce does it.")
+        return self.training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +131,8 @@ class Measurement(Generic[O]):
         any_model: whether it also runs on models that are not this project's, such as Llama and DiffLlama.
         check: raises ValueError where the options ask for what the data, read with a tokenizer, do not have; before
             there is a model.
+        baselines: from the options and the recipe of a run, what each accuracy comes to in a model that has not learned
+            what is measured.
     """
 
     name: str
@@ -136,6 +142,7 @@ class Measurement(Generic[O]):
     needs: Literal["text", "recipe"] | None
     any_model: bool = False
     check: Callable[[O, Batches, Any], object] | None = None
+    baselines: Callable[[O, Any], list[Baseline]] | None = None
 
     def read(self, given: Mapping[str, Any]) -> O:
         """Its options from values by name. Raises ValueError as `read_options`."""
@@ -149,12 +156,12 @@ class MeasurementRequest:
     Attributes:
         name: of the measurement.
         options: by name.
-        coordinates: of the records, in place of those that the options say.
+        numbers: the names of the records that are wanted; all of them unless given.
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    coordinates: Coordinates = NOWHERE
+    numbers: tuple[str, ...] = ()
 
     def check(self, batches: Batches, tokenizer: Any) -> None:
         """Raises ValueError where the measurement or the options are not known, or the data cannot serve them."""
@@ -164,29 +171,42 @@ class MeasurementRequest:
             found.check(options, batches, tokenizer)
 
     def run(self, measured: EvalInput) -> list[Result]:
-        """The numbers."""
+        """The records that are wanted."""
         found = find_measurement(self.name)
-        return found.run(measured, found.read(self.options))
+        return self._wanted(found.run(measured, found.read(self.options)))
+
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        """What the accuracies among these records come to without learning, of runs with this recipe."""
+        found = find_measurement(self.name)
+        return self._wanted([] if found.baselines is None else found.baselines(found.read(self.options), recipe))
+
+    def _wanted(self, records: list[R]) -> list[R]:
+        return [record for record in records if not self.numbers or record.name in self.numbers]
 
 
 # Name → "module:object" in this package. One line for each.
 MEASUREMENTS: dict[str, str] = {
     "standard": "standard:STANDARD",
+    "loss_by_tokens": "standard:LOSS_BY_TOKENS",
+    "loss_of_a_guess": "standard:LOSS_OF_A_GUESS",
+    "harness": "harness:HARNESS",
     "needles": "needles:NEEDLES",
+    "needle_lengths": "needles:NEEDLE_LENGTHS",
     "needle_attention": "needles:NEEDLE_ATTENTION",
     "needle_tokens": "needles:NEEDLE_TOKENS",
     "many_shot": "labelled_questions:MANY_SHOT",
     "many_shot_orders": "labelled_questions:MANY_SHOT_ORDERS",
     "episodes": "many_shot:EPISODES",
     "episode_orders": "many_shot:EPISODE_ORDERS",
-    "retrieval_lengths": "retrieval_lengths:RETRIEVAL_LENGTHS",
-    "positions": "positions:POSITIONS",
-    "repeats": "ar_hit:REPEATS",
+    "retrieval_lengths": "retrieval:RETRIEVAL_LENGTHS",
+    "positions": "document_losses:POSITIONS",
+    "repeats": "document_losses:REPEATS",
     "hallucination": "hallucination:HALLUCINATION",
     "arithmetic": "arithmetic:ARITHMETIC",
     "outliers": "outliers:OUTLIERS",
     "quantised": "attention_logits:QUANTISED",
     "gradients": "gradients:GRADIENTS",
+    "gradients_in_training": "gradients:GRADIENTS_IN_TRAINING",
     "closed_forms": "gradients:CLOSED_FORMS",
 }
 

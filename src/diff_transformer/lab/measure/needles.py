@@ -1,33 +1,39 @@
 """Measures how many hidden needles are found, and the attention to them, in text and among tokens (Tables 2 and 3)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from diff_transformer.data import NeedleBatches, NeedleDocument, NeedleTask, RetrievalBatches, TextBatches
+from diff_transformer.data import Batches, NeedleBatches, NeedleDocument, NeedleTask, RetrievalBatches, TextBatches
 from diff_transformer.data.needle_task import padded
-from diff_transformer.lab.coordinates import NOWHERE, Coordinates
-from diff_transformer.lab.measure.accuracy import joint, share_record
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.measure.accuracy import joint, joint_levels, share_record, text_levels, token_levels
 from diff_transformer.lab.measure.decoding import greedy_answers
-from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options, Text
-from diff_transformer.lab.measure.retrieval import AttentionMass, AttentionSpans, attention_of_spans, retrieval_answers
-from diff_transformer.lab.record import Result
+from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Options, Text
+from diff_transformer.lab.measure.retrieval import (
+    ATTENTION,
+    DEFINITIONS,
+    AttentionMass,
+    AttentionSpans,
+    attention_mass,
+    attention_of_spans,
+    fifth_of,
+    retrieval_answers,
+)
+from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.statistics import mean_interval
 
-# Where the first queried needle lies, as in the paper.
+# Where the first queried needle lies, as in the paper; among tokens, which fifth of the context it lies in.
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ACCURACY, JOINT, BY_DEPTH = "needles/accuracy", "needles/joint_accuracy", "needles/accuracy_by_depth"
 ATTENTION_METHOD = "Student's t over sequences; mean over heads, layers and queries"
-
-Cell = tuple[int, int]  # needles in the context, and how many of them are asked for
-
-
-def cell_place(cell: Cell) -> Coordinates:
-    """The coordinates of a cell's records."""
-    return Coordinates(needles=cell[0], queries=cell[1])
+ALL_LENGTHS = Coordinates(length="all lengths")
+DIGITS = 7  # of a number in the paper's template
 
 
 def needle_answers(
@@ -59,74 +65,43 @@ def needle_answers(
     return [[number in text for number in document.numbers] for document, text in zip(documents, texts, strict=True)]
 
 
-def needle_records(
-    model: Any,
-    tokenizer: Any,
-    task: NeedleTask,
-    variant: str,
-    *,
-    samples: int = 50,
-    depths: Sequence[float] = DEPTHS,
-    coordinates: Coordinates = NOWHERE,
-    seed: int = 0,
-    batch_size: int = 16,
-) -> list[Result]:
-    """Accuracy over all depths, for each city and for all of a question's jointly, and by depth.
-
-    Args:
-        model: a causal language model of transformers in evaluation mode.
-        tokenizer: what `task` was made with.
-        task: draws the documents.
-        variant: what to call the model in the records.
-        samples: documents at each depth.
-        depths: where the first queried needle lies.
-        coordinates: of the records; the numbers of needles and of queries by default.
-        seed: of the documents.
-        batch_size: documents at a time.
-    """
-    place = coordinates or cell_place((task.needles, task.queried))
-    by_depth = {
+def text_answers(
+    model: Any, tokenizer: Any, task: NeedleTask, samples: int, seed: int, batch_size: int = 16
+) -> dict[float, Tensor]:
+    """Depth → which cities of so many documents are answered right, (samples, queried) boolean."""
+    return {
         depth: torch.tensor(needle_answers(model, tokenizer, task.sample(samples, seed, depth), batch_size))
-        for depth in depths
+        for depth in DEPTHS
     }
-    return _table_records(torch.cat(list(by_depth.values())), place, variant, seed) + [
-        share_record(BY_DEPTH, right, variant=variant, coordinates=Coordinates(place, depth=depth), seed=seed)
-        for depth, right in by_depth.items()
-    ]
 
 
-def token_needle_records(
-    model: Any,
-    task: RetrievalBatches,
-    variant: str,
-    *,
-    sequences: int = 512,
-    coordinates: Coordinates = NOWHERE,
-    seed: int = 0,
+def token_records(
+    model: Any, task: RetrievalBatches, variant: str, place: Coordinates, sequences: int, seed: int
 ) -> list[Result]:
-    """As `needle_records`, of tokens: needles lie anywhere, and each depth is the fifth of the context around it.
+    """As `answer_records`, of tokens: needles lie anywhere, and each depth is the fifth of the context around it.
 
     Given the right answers before it, an answer is right under teacher forcing exactly if greedy decoding gives it; the
     joint accuracy is therefore that of greedy decoding.
     """
-    place = coordinates or cell_place((task.num_pairs, task.num_queries))
     sample = task.sample(sequences, seed)
-    right = retrieval_answers(model, sample)
-    records = _table_records(right, place, variant, seed)
-    fifth = (sample.depth[:, 0] * len(DEPTHS)).long().clamp(max=len(DEPTHS) - 1)
-    for number, depth in enumerate(DEPTHS):
-        here = right[fifth == number, :1]
-        if len(here):
-            records.append(
-                share_record(BY_DEPTH, here, variant=variant, coordinates=Coordinates(place, depth=depth), seed=seed)
-            )
-    return records
+    right, fifths = retrieval_answers(model, sample), fifth_of(sample.depth[:, 0])
+    by_depth = {depth: right[fifths == number, :1] for number, depth in enumerate(DEPTHS)}
+    return answer_records(right, by_depth, variant, place, seed)
 
 
-def _table_records(right: Tensor, coordinates: Coordinates, variant: str, seed: int) -> list[Result]:
+def answer_records(
+    right: Tensor, by_depth: dict[float, Tensor], variant: str, place: Coordinates, seed: int
+) -> list[Result]:
+    """Accuracy over all depths, for each city and for all of a question's jointly, and by depth."""
+    shared: dict[str, Any] = {"variant": variant, "seed": seed}
     return [
-        share_record(ACCURACY, right, variant=variant, coordinates=coordinates, seed=seed),
-        share_record(JOINT, joint(right), variant=variant, coordinates=coordinates, seed=seed),
+        share_record(ACCURACY, right, coordinates=place, **shared),
+        share_record(JOINT, joint(right), coordinates=place, **shared),
+        *(
+            share_record(BY_DEPTH, some, coordinates=Coordinates(place, depth=depth), **shared)
+            for depth, some in by_depth.items()
+            if len(some)
+        ),
     ]
 
 
@@ -151,12 +126,26 @@ def document_attention(model: Any, documents: Sequence[NeedleDocument], batch_si
     return attention_of_spans(model, spans, batch_size)
 
 
+def attention_by_depth(measured: EvalInput, task: NeedleTask | RetrievalBatches, samples: int) -> Iterator[Any]:
+    """Each depth, and the attention in about so many sequences whose first queried needle lies there."""
+    if isinstance(task, NeedleTask):
+        for depth in DEPTHS:
+            yield depth, document_attention(measured.model, task.sample(samples, measured.seed, depth), batch_size=1)
+        return
+    sample = task.sample(len(DEPTHS) * samples, measured.seed)
+    mass = attention_mass(measured.model, sample, task.context_length)
+    fifths = fifth_of(sample.depth[:, 0])
+    for number, depth in enumerate(DEPTHS):
+        if (fifths == number).any():
+            yield depth, AttentionMass(**{name: values[fifths == number] for name, values in vars(mass).items()})
+
+
 def attention_records(masses: Iterable[tuple[float, AttentionMass]], variant: str, seed: int) -> list[Result]:
     """Table 3's two measures by both definitions, at each depth: "needles/attention_to_answer_share" and so on."""
     records = []
     for depth, mass in masses:
-        for kind, part, better in (("attention_to_answer", "answer", "higher"), ("attention_noise", "noise", "lower")):
-            for definition in ("signed", "share"):
+        for kind, part, better in ATTENTION:
+            for definition in DEFINITIONS:
                 values = getattr(mass, f"{part}_{definition}").double().mean(1)
                 records.append(
                     Result(
@@ -166,7 +155,7 @@ def attention_records(masses: Iterable[tuple[float, AttentionMass]], variant: st
                         interval=mean_interval(values.tolist()),
                         n=len(values),
                         seed=seed,
-                        better=better,  # type: ignore[arg-type]  # mypy sees a str
+                        better=better,
                         coordinates=Coordinates(depth=depth),
                         method=ATTENTION_METHOD,
                     )
@@ -182,22 +171,39 @@ def haystack(batches: TextBatches, tokenizer: Any) -> str:
 
 
 class NeedleOptions(Options):
-    """Which needles are hidden in text, and how many are asked for."""
+    """Which needles are hidden, and how many are asked for. A run that was trained on tokens is asked for tokens."""
 
-    needles: Count = Field(default=4, description="cities with a number each in a document")
-    queried: Count = Field(default=2, description="cities that a question asks for")
-    digits: Count = Field(default=7, description="digits of a number")
-    length: Count | None = Field(default=None, description="tokens of a document; as in training unless given")
+    needles: Count = Field(default=4, description="cities with a number each in a document, or pairs of tokens")
+    queried: Count = Field(default=2, description="cities or pairs that are asked for")
+    digits: Count | None = Field(default=None, description=f"digits of a number; as in training, or {DIGITS}")
+    length: Count | None = Field(
+        default=None, description="tokens of a document, or before the first query; as in training unless given"
+    )
     lead: Text = Field(default="", description="what stands before a document")
     samples: Count = Field(default=50, description="documents at each depth")
+    batch_size: Count = Field(default=16, description="documents at a time")
 
 
 class NeedleAttentionOptions(NeedleOptions):
     """The same, where attention is looked at."""
 
-    needles: Count = Field(default=8, description="cities with a number each in a document")
-    queried: Count = Field(default=1, description="cities that a question asks for")
+    needles: Count = Field(default=8, description="cities with a number each in a document, or pairs of tokens")
+    queried: Count = Field(default=1, description="cities or pairs that are asked for")
     samples: Count = Field(default=10, description="documents at each depth")
+
+
+class NeedleLengthOptions(Options):
+    """One needle of several is asked for, in contexts of several lengths."""
+
+    needles: Count = Field(default=4, description="needles in a document")
+    samples: Count = Field(default=100, description="documents at each depth")
+    lengths: Counts = Field(default=(1024,), description="tokens of a document, or before the first query")
+    batch_size: Count = Field(default=64, description="documents at a time")
+
+    def at_each(self) -> dict[int, NeedleOptions]:
+        """What is measured at each length."""
+        shared = {**self.model_dump(exclude={"lengths"}), "queried": 1}
+        return {length: NeedleOptions(length=length, **shared) for length in self.lengths}
 
 
 class TokenOptions(Options):
@@ -208,41 +214,85 @@ class TokenOptions(Options):
     sequences: Count = Field(default=512, description="sequences")
 
 
-def _task(measured: EvalInput, options: NeedleOptions) -> NeedleTask:
-    batches = measured.batches
+def _task(options: NeedleOptions, batches: Batches | None, tokenizer: Any) -> NeedleTask | RetrievalBatches:
+    if isinstance(batches, RetrievalBatches):
+        return batches.asking(options.needles, options.queried, options.length)
     if isinstance(batches, NeedleBatches):
-        text, length = batches.validation.haystack, batches.validation.length
+        trained = batches.validation
+        text, length, digits = trained.haystack, trained.length, trained.digits
     elif isinstance(batches, TextBatches):
-        text, length = haystack(batches, measured.tokenizer), batches.length
+        text, length, digits = haystack(batches, tokenizer), batches.length, DIGITS
     else:
-        raise ValueError("Needles are hidden in text, and the model was not trained on any; measure needle_tokens.")
+        raise ValueError(
+            "Needles are hidden in text or among the tokens of the retrieval task, and the model was trained on "
+            "neither; name a text with --text."
+        )
     return NeedleTask(
-        measured.tokenizer,
+        tokenizer,
         text,
         length=options.length or length,
         needles=options.needles,
         queried=options.queried,
-        digits=options.digits,
+        digits=options.digits or digits,
         lead=options.lead,
     )
 
 
-def _run_needles(measured: EvalInput, options: NeedleOptions) -> list[Result]:
-    task = _task(measured, options)
-    return needle_records(
-        measured.model, measured.tokenizer, task, measured.variant, samples=options.samples, seed=measured.seed
-    )
+def _measure(measured: EvalInput, options: NeedleOptions, place: Coordinates) -> list[Result]:
+    task = _task(options, measured.batches, measured.tokenizer)
+    if isinstance(task, RetrievalBatches):
+        sequences = len(DEPTHS) * options.samples
+        return token_records(measured.model, task, measured.variant, place, sequences, measured.seed)
+    found = text_answers(measured.model, measured.tokenizer, task, options.samples, measured.seed, options.batch_size)
+    return answer_records(torch.cat(list(found.values())), found, measured.variant, place, measured.seed)
 
 
-def _run_attention(measured: EvalInput, options: NeedleOptions) -> list[Result]:
-    task = _task(measured, options)
-    masses = (
-        (
-            depth,
-            document_attention(measured.model, task.sample(options.samples, measured.seed, depth), batch_size=1),
-        )
-        for depth in DEPTHS
-    )
+def _cell(options: NeedleOptions | TokenOptions) -> Coordinates:
+    return Coordinates(needles=options.needles, queries=options.queried)
+
+
+def _baselines(options: NeedleOptions | TokenOptions, recipe: Any, place: Coordinates) -> list[Baseline]:
+    """What the accuracies come to without retrieval."""
+    needles, queried, data = options.needles, options.queried, recipe.data
+    if data.kind == "retrieval":
+        each, whole = token_levels(needles, queried, data.num_values), joint_levels(needles, queried, data.num_values)
+        # The first needle that is asked for is the one whose depth is known, and no answer stands before it.
+        first = token_levels(needles, 1, data.num_values)
+    else:
+        digits = getattr(data, "digits", DIGITS)
+        each, whole = text_levels(needles, queried, digits), text_levels(needles, queried, digits, joint=True)
+        first = each
+    shared: dict[str, Any] = {"steps": recipe.train.steps, "accuracy": ACCURACY, "accuracy_coordinates": place}
+    return [
+        Baseline(name=ACCURACY, coordinates=place, steps=recipe.train.steps, **each),
+        Baseline(name=JOINT, coordinates=place, steps=recipe.train.steps, **whole),
+        *(Baseline(name=BY_DEPTH, coordinates=Coordinates(place, depth=depth), **shared, **first) for depth in DEPTHS),
+    ]
+
+
+def _run_lengths(measured: EvalInput, options: NeedleLengthOptions) -> list[Result]:
+    """Of one needle that is asked for the joint accuracy is the accuracy, and left out."""
+    records = [
+        record
+        for length, at_length in options.at_each().items()
+        for record in _measure(measured, at_length, Coordinates(length=length))
+        if record.name != JOINT
+    ]
+    whole = [record for record in records if record.name == ACCURACY]
+    mean, count = fmean(record.value for record in whole), sum(record.n or 0 for record in whole)
+    averaged: dict[str, Any] = {"value": mean, "interval": None, "n": count, "method": "mean over lengths"}
+    return [replace(whole[0], coordinates=ALL_LENGTHS, **averaged), *records]
+
+
+def _length_baselines(options: NeedleLengthOptions, recipe: Any) -> list[Baseline]:
+    places = [ALL_LENGTHS, *(Coordinates(length=length) for length in options.lengths)]
+    some = next(iter(options.at_each().values()))
+    return [baseline for place in places for baseline in _baselines(some, recipe, place)]
+
+
+def _run_attention(measured: EvalInput, options: NeedleAttentionOptions) -> list[Result]:
+    task = _task(options, measured.batches, measured.tokenizer)
+    masses = attention_by_depth(measured, task, options.samples)
     return attention_records(masses, measured.variant, measured.seed)
 
 
@@ -250,24 +300,37 @@ def _run_tokens(measured: EvalInput, options: TokenOptions) -> list[Result]:
     if not isinstance(measured.batches, RetrievalBatches):
         raise ValueError("needle_tokens is measured on the retrieval task alone; of a model of text, measure needles.")
     task = measured.batches.asking(options.needles, options.queried)
-    return token_needle_records(measured.model, task, measured.variant, sequences=options.sequences, seed=measured.seed)
+    return token_records(measured.model, task, measured.variant, _cell(options), options.sequences, measured.seed)
 
 
 NEEDLES = Measurement(
     name="needles",
     description="numbers of cities hidden in a text and found again, by generation, at five depths (Table 2, Figure 5)",
     options=NeedleOptions,
-    run=_run_needles,
-    needs="text",
+    run=lambda measured, options: _measure(measured, options, _cell(options)),
+    needs="recipe",
     any_model=True,
+    check=_task,
+    baselines=lambda options, recipe: _baselines(options, recipe, _cell(options)),
+)
+NEEDLE_LENGTHS = Measurement(
+    name="needle_lengths",
+    description="one needle of several found, by the length of the context and the needle's depth (Figure 5)",
+    options=NeedleLengthOptions,
+    run=_run_lengths,
+    needs="recipe",
+    any_model=True,
+    check=lambda options, *data: [_task(at_length, *data) for at_length in options.at_each().values()],
+    baselines=_length_baselines,
 )
 NEEDLE_ATTENTION = Measurement(
     name="needle_attention",
     description="attention to such a number and attention noise, by both definitions (Table 3)",
     options=NeedleAttentionOptions,
     run=_run_attention,
-    needs="text",
+    needs="recipe",
     any_model=True,
+    check=_task,
 )
 NEEDLE_TOKENS = Measurement(
     name="needle_tokens",
@@ -275,4 +338,5 @@ NEEDLE_TOKENS = Measurement(
     options=TokenOptions,
     run=_run_tokens,
     needs="recipe",
+    baselines=lambda options, recipe: _baselines(options, recipe, _cell(options)),
 )

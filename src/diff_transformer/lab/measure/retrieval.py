@@ -1,16 +1,40 @@
-"""Asks for answers to the retrieval task, and measures where attention goes meanwhile (Table 3)."""
+"""Measures the retrieval task: accuracy, attention to the answer and to noise (Table 3), longer contexts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from diff_transformer.data import RetrievalSample
+from diff_transformer.data import Batches, RetrievalBatches, RetrievalSample
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.measure.accuracy import BY_SEQUENCE, share_interval, share_record, token_levels
 from diff_transformer.lab.measure.attention_heads import applied_maps
+from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Options
+from diff_transformer.lab.record import Baseline, Better, Interval, Result
+from diff_transformer.lab.statistics import mean_interval, proportion_interval
 
 T = TypeVar("T", RetrievalSample, "AttentionSpans")
+
+# Later queries can be answered by elimination, so the first is measured on its own as well.
+ACCURACY, FIRST_QUERY = "retrieval/accuracy", "retrieval/first_query_accuracy"
+BY_DEPTH = "retrieval/accuracy_by_depth"
+# Table 3 gives five depths; needles lie anywhere, so each depth is a fifth of the context.
+FIFTHS = tuple(Coordinates(depth=(fifth / 5, (fifth + 1) / 5)) for fifth in range(5))
+# Table 3's two measures: the name of each, the part of `AttentionMass`, and the direction.
+ATTENTION: tuple[tuple[str, str, Better], ...] = (
+    ("attention_to_answer", "answer", "higher"),
+    ("attention_noise", "noise", "lower"),
+)
+DEFINITIONS = ("signed", "share")
+LENGTH_ACCURACY = "length/accuracy"
+
+
+def fifth_of(depth: Tensor) -> Tensor:
+    """Depths from 0 to 1 → the fifths of the context that they lie in, counted from 0."""
+    return (depth * len(FIFTHS)).long().clamp(max=len(FIFTHS) - 1)
 
 
 def _split(sample: T, size: int) -> Iterator[T]:
@@ -131,3 +155,141 @@ def _mass_of_layers(maps: list[Tensor], part: AttentionSpans) -> Tensor:
 def _inside(places: Tensor, spans: Tensor) -> Tensor:
     """Which of the places (N,) lie in each span (n, Q, 2): (n, Q, N) boolean."""
     return (places >= spans[..., :1]) & (places < spans[..., 1:])
+
+
+def retrieval_records(
+    model: Any, batches: RetrievalBatches, variant: str, *, sequences: int = 512, seed: int = 0
+) -> list[Result]:
+    """Accuracy, in all and by depth, and Table 3's attention to the answer and to noise by depth.
+
+    Where all pairs are asked for, later queries can be answered by elimination: each value that was given leaves one
+    fewer. A model that does only that answers (1/P + … + 1/2 + 1) / P of P queries, .52 of four; the first query is
+    measured on its own because it leaves nothing to eliminate. The queries of a sequence share its context, so
+    intervals are over sequences.
+    """
+    sample = batches.sample(sequences, seed)
+    right = retrieval_answers(model, sample)
+    first = right[:, 0]
+    shared: dict[str, Any] = {"variant": variant, "seed": seed}
+    records = [
+        share_record(ACCURACY, right, **shared),
+        Result(
+            name=FIRST_QUERY,
+            value=first.float().mean().item(),
+            interval=proportion_interval(int(first.sum()), len(first)),
+            n=len(first),
+            better="higher",
+            method="Wilson's score interval",
+            **shared,
+        ),
+        *_by_depth(BY_DEPTH, right.float(), sample, share_interval, better="higher", **shared),
+    ]
+    mass = attention_mass(model, sample, batches.context_length)
+    for kind, part, better in ATTENTION:
+        for definition in DEFINITIONS:
+            values = getattr(mass, f"{part}_{definition}")
+            name = f"retrieval/{kind}_{definition}"
+            records += _by_depth(
+                name, values, sample, lambda means: mean_interval(means.tolist()), better=better, **shared
+            )
+    return records
+
+
+def _by_depth(
+    name: str,
+    values: Tensor,
+    sample: RetrievalSample,
+    interval: Callable[[Tensor], Interval | None],
+    **shared: Any,
+) -> list[Result]:
+    """One record for each depth at which there are needles."""
+    fifths = fifth_of(sample.depth)
+    records = []
+    for index, place in enumerate(FIFTHS):
+        chosen = fifths == index
+        if not chosen.any():
+            continue
+        counts = chosen.sum(1)
+        of_sequences = ((values * chosen).sum(1) / counts.clamp(min=1))[counts > 0]
+        records.append(
+            Result(
+                name=name,
+                value=values[chosen].mean().item(),
+                interval=interval(of_sequences),
+                n=int(chosen.sum()),
+                coordinates=place,
+                method=BY_SEQUENCE,
+                **shared,
+            )
+        )
+    return records
+
+
+def retrieval_baselines(recipe: Any) -> list[Baseline]:
+    """What the accuracies of `retrieval_records` come to without retrieval; nothing is known of another task's."""
+    data, steps = recipe.data, recipe.train.steps
+    if data.kind != "retrieval":
+        return []
+    first = token_levels(data.num_pairs, 1, data.num_values)
+    levels = token_levels(data.num_pairs, data.num_queries or data.num_pairs, data.num_values, repeats=data.repeats)
+    return [
+        Baseline(name=FIRST_QUERY, steps=steps, **first),
+        Baseline(name=ACCURACY, steps=steps, **levels),
+        *(Baseline(name=BY_DEPTH, coordinates=place, steps=steps, accuracy=ACCURACY, **levels) for place in FIFTHS),
+    ]
+
+
+class LengthOptions(Options):
+    """How long the contexts are."""
+
+    factors: Counts = Field(default=(1, 2, 4), description="lengths of a context, in those of training")
+    sequences: Count = Field(default=2048, description="sequences of each length")
+
+
+def _longer_tasks(options: LengthOptions, batches: Batches | None) -> dict[int, RetrievalBatches]:
+    """The task in contexts so many times as long, with as many needles as in training."""
+    if not isinstance(batches, RetrievalBatches):
+        raise ValueError(
+            "retrieval_lengths is measured on the retrieval task alone, which the model was not trained on; of a model "
+            "of text, measure positions."
+        )
+    # One query: what the answers to others give away is no part of it.
+    return {factor: batches.asking(batches.num_pairs, 1, factor * batches.context_length) for factor in options.factors}
+
+
+def _run_lengths(measured: EvalInput, options: LengthOptions) -> list[Result]:
+    """The share of first queries answered right, at each length."""
+    return [
+        share_record(
+            LENGTH_ACCURACY,
+            retrieval_answers(measured.model, longer.sample(options.sequences, measured.seed)),
+            variant=measured.variant,
+            coordinates=Coordinates(context_factor=factor),
+            seed=measured.seed,
+        )
+        for factor, longer in _longer_tasks(options, measured.batches).items()
+    ]
+
+
+def _length_baselines(options: LengthOptions, recipe: Any) -> list[Baseline]:
+    levels = token_levels(recipe.data.num_pairs, 1, recipe.data.num_values)
+    # Whether a model has learned the task is told by the shortest contexts, whatever is left of it in longer ones.
+    shortest = Coordinates(context_factor=min(options.factors))
+    shared: dict[str, Any] = {"accuracy": LENGTH_ACCURACY, "accuracy_coordinates": shortest, **levels}
+    return [
+        Baseline(
+            name=LENGTH_ACCURACY, coordinates=Coordinates(context_factor=factor), steps=recipe.train.steps, **shared
+        )
+        for factor in options.factors
+    ]
+
+
+RETRIEVAL_LENGTHS = Measurement(
+    name="retrieval_lengths",
+    description="recall in contexts once, twice and four times as long as in training (beyond the paper)",
+    options=LengthOptions,
+    run=_run_lengths,
+    needs="recipe",
+    check=lambda options, batches, _: _longer_tasks(options, batches),
+    baselines=_length_baselines,
+)

@@ -1,0 +1,284 @@
+"""Defines the experiments of which the protocol carries over to small models, and no verdict.
+
+They are lm-evaluation-harness without examples (Table 1) and with five (Table 8), hallucination (Table 4), and sums
+worked out step by step (Appendix C). The paper's models have 3B parameters, and reason after training on mathematics;
+no model of the sizes trained here does.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.experiments.experiment import ACCURACY, TWINS, ComparisonRule, Experiment, Preset, compared_by
+from diff_transformer.lab.experiments.language_experiments import language_twins
+from diff_transformer.lab.experiments.paper_preset import THREE_BILLION, Evaluation, PaperPreset, Stage
+from diff_transformer.lab.measure import harness
+from diff_transformer.lab.measure.arithmetic import ANSWER_LENGTH, EXACT_MATCH
+from diff_transformer.lab.measure.hallucination_data import PAPER_SETS
+from diff_transformer.lab.measure.harness import AVERAGE, HarnessOptions
+from diff_transformer.lab.measure.judge_endpoint import JudgeOptions
+from diff_transformer.lab.measure.measurement import MeasurementRequest
+from diff_transformer.lab.record import Comparison, Result
+
+Pair = tuple[float, float]
+
+HARNESS_NOTES = (
+    "No verdict: models of this size answer such tasks by chance, and what they answer says nothing about the paper's "
+    "claim.",
+    "Unless others are asked for, the questions are made from the held-out text (which of four pieces goes on from a "
+    "beginning): the paper's seven tasks need the network and were not run here. Where there is one: --option "
+    "tasks=table1, or the harness's names or .jsonl files of your own, separated by commas.",
+)
+
+
+def harness_presets(cpu_minutes: float, shots: Sequence[int]) -> dict[str, Preset]:
+    """The language twins with questions from their text; the paper's models with the paper's tasks.
+
+    Args:
+        cpu_minutes: how long measuring all models takes.
+        shots: examples before each question of the paper's.
+    """
+    return language_twins(
+        cpu={"tasks": "", "questions": 200},
+        gpu={"tasks": "", "questions": 1000},
+        paper=tuple(Evaluation(tasks="table1", num_fewshot=count) for count in shots),
+        cpu_minutes=cpu_minutes,
+        gpu_minutes=cpu_minutes,
+    )
+
+
+def harness_requests(shots: Sequence[int]) -> Callable[[Preset], list[MeasurementRequest]]:
+    """From a preset, the harness at each number of examples before a question."""
+    return lambda preset: [
+        MeasurementRequest(name="harness", options={**preset.options, "examples": count}) for count in shots
+    ]
+
+
+def harness_comparisons(records: Sequence[Result], paper: Mapping[tuple[str, Coordinates], Pair]) -> list[Comparison]:
+    """Both variants in everything that was measured, without a claim; beside it the paper's values.
+
+    Args:
+        records: of all variants and seeds.
+        paper: (name, number of examples) → the values of DIFF and of its Transformer, NaN where it gives none.
+    """
+    found = []
+    for name in dict.fromkeys(record.name for record in records if record.name.startswith("harness/")):
+        values = {place: pair for (known, place), pair in paper.items() if known == name}
+        found += ComparisonRule(name=name, paper=values.get, claimed=False).comparisons(records)
+    return found
+
+
+_NO_EXAMPLES, _FIVE_EXAMPLES = Coordinates(examples=0), Coordinates(examples=5)
+
+
+def alone(value: float) -> tuple[float, float]:
+    """A value of DIFF where the paper gives none of a Transformer trained alike."""
+    return (value, math.nan)
+
+
+# The paper trained no Transformer of its own on as many tokens; other people's are no twins.
+TABLE1_PAPER = {
+    **{
+        (f"harness/{task}/{measure}", _NO_EXAMPLES): alone(value)
+        for (task, measure), value in zip(harness.TABLE_1_MEASURES.items(), harness.TABLE_1["DIFF-3B"], strict=True)
+    },
+    (AVERAGE, _NO_EXAMPLES): alone(0.606),
+}
+
+
+TABLE_1 = Experiment(
+    name="table1",
+    shows="lm-evaluation-harness without examples (Table 1): the path, without a verdict",
+    presets={
+        **harness_presets(cpu_minutes=0.5, shots=(0,)),
+        "paper": PaperPreset(
+            # 1T tokens.
+            stages=(Stage(recipe="paper-3b", overrides=("train.steps=238419",), name="paper-3b-1t"),),
+            variants=TWINS[:1],
+            evaluations=(Evaluation(tasks="table1", num_fewshot=0),),
+            remarks=("The paper trained no Transformer of its own on as many tokens: it compares other people's.",),
+        ),
+    },
+    compare=lambda records, _: harness_comparisons(records, TABLE1_PAPER),
+    options=HarnessOptions,
+    measurements=harness_requests((0,)),
+    notes=(
+        *HARNESS_NOTES,
+        "The paper's averages after 1T tokens: DIFF-3B 60.6, OpenLLaMA-3B-v2 57.5, StableLM-base-alpha-3B-v2 56.8; the "
+        "latter two are other people's models. For a checkpoint of your own: diff-transformer eval CHECKPOINT --tasks "
+        "table1.",
+    ),
+)
+
+# DIFF and its Transformer, 3B parameters each. BoolQ is where DIFF is the worse one.
+TABLE8_PAPER = {
+    (AVERAGE, _NO_EXAMPLES): (0.562, 0.554),
+    (AVERAGE, _FIVE_EXAMPLES): (0.580, 0.564),
+    ("harness/boolq/acc", _NO_EXAMPLES): (0.601, 0.629),
+}
+SHOTS = (0, 5)
+
+
+TABLE_8 = Experiment(
+    name="table8",
+    shows="lm-evaluation-harness without and with five examples (Table 8): the path, without a verdict",
+    presets=harness_presets(cpu_minutes=0.5, shots=SHOTS),
+    compare=lambda records, _: harness_comparisons(records, TABLE8_PAPER),
+    options=HarnessOptions,
+    measurements=harness_requests(SHOTS),
+    notes=(
+        *HARNESS_NOTES,
+        "The paper's averages after 350B tokens, Transformer and DIFF: 55.4 and 56.2 without examples, 56.4 and 58.0 "
+        "with five.",
+    ),
+)
+# DIFF and the Transformer, 3B parameters each; GPT-4o judged 100 answers of each set.
+TABLE4_PAPER = {
+    "hallucination/xsum": (0.53, 0.44),
+    "hallucination/cnn_dm": (0.41, 0.32),
+    "hallucination/multi_news": (0.61, 0.42),
+    "hallucination/qasper": (0.39, 0.28),
+    "hallucination/hotpotqa": (0.46, 0.36),
+    "hallucination/2wikimqa": (0.36, 0.29),
+}
+
+
+def _compare_table4(records: Sequence[Result], _: Preset) -> list[Comparison]:
+    # Not what is told of a set besides: "hallucination/xsum/judge_tokens".
+    names = dict.fromkeys(r.name for r in records if r.name.startswith("hallucination/") and r.name.count("/") == 1)
+    rules = (ComparisonRule(name=name, paper={NOWHERE: TABLE4_PAPER.get(name)}.get, claimed=False) for name in names)
+    return [comparison for rule in rules for comparison in rule.comparisons(records)]
+
+
+def _options(documents: int, characters: int, new_tokens: int) -> dict[str, object]:
+    sizes = {"documents": documents, "characters": characters, "new_tokens": new_tokens}
+    return {"sources": "", **sizes, **JudgeOptions().model_dump()}
+
+
+TABLE_4 = Experiment(
+    name="table4",
+    shows="answers about documents that a judge finds free of hallucination (Table 4): the protocol, without a verdict",
+    presets=language_twins(
+        cpu=_options(60, 160, 48),
+        gpu=_options(100, 1500, 100),
+        paper=(
+            Evaluation(
+                measure="hallucination",
+                options={
+                    "sources": ",".join(PAPER_SETS),
+                    "documents": 100,
+                    "characters": 12_000,
+                    "new_tokens": 128,
+                    "judge": "https://api.openai.com/v1",
+                    "judge_model": "gpt-4o",
+                },
+            ),
+        ),
+        remarks=(
+            "The judge's key is read from OPENAI_API_KEY. How much of a document is shown (12,000 characters fit 4K "
+            "tokens) and how long an answer may be are ours to choose.",
+        ),
+        cpu_minutes=0.5,
+        gpu_minutes=1,
+    ),
+    compare=_compare_table4,
+    measurements="hallucination",
+    notes=(
+        "No verdict: models of this size can neither answer questions nor summarise, and what they write says nothing "
+        "about the paper's claim. The protocol is the paper's: a document, a greedy answer, a judge, the share of "
+        "answers that are wholly supported.",
+        "Unless others are asked for, the documents are pieces of the held-out text, each to be summarised, and the "
+        "judge 'words' looks up whether every word of an answer stands in the document. For the paper's: --option "
+        f"sources={','.join(PAPER_SETS)} or your own .jsonl files, --option judge=URL --option judge_model=NAME with "
+        "the key in OPENAI_API_KEY, or --option judge=FOLDER for a local model.",
+    ),
+)
+
+# DIFF and the Transformer after distillation: the average over eight sets of problems in per cent, the average answer.
+APPENDIX_C_PAPER = {EXACT_MATCH: (0.508, 0.433), ANSWER_LENGTH: (6144.0, 6913.0)}
+
+# 20B tokens of it: 4768 steps of 4.2M.
+MATHEMATICS = Stage(
+    recipe="paper-3b",
+    overrides=(
+        "data.paths=[your-mathematics]",
+        "train.steps=4768",
+        "train.learning_rate=8e-5",
+        "train.warmup_steps=100",
+    ),
+    name="paper-3b-mathematics",
+)
+
+
+APPENDIX_C = Experiment(
+    name="appendix_c",
+    shows="sums worked out step by step (the protocol of Appendix C, without a verdict)",
+    presets={
+        "cpu": Preset(
+            recipe="arithmetic",
+            overrides=(
+                "train.steps=400",
+                "train.warmup_steps=50",
+                "train.checkpoint_every=200",
+                "train.evaluate_every=null",
+            ),
+            variants=TWINS,
+            learning_rates=(3e-3, 1e-2, 3e-2),
+            sweep=("train.steps=150",),
+            seeds=3,
+            options={"problems": 128},
+            minutes=4,
+        ),
+        "gpu": Preset(
+            recipe="arithmetic",
+            overrides=(
+                "model.hidden_size=256",
+                "model.intermediate_size=688",
+                "model.num_hidden_layers=6",
+                "model.head_dim=32",
+                "data.operations=6",
+                "data.largest=99",
+                "data.length=96",
+                "data.batch_size=128",
+                "train.steps=2500",
+                "train.warmup_steps=200",
+                "train.evaluate_every=null",
+                "train.precision=bf16",
+            ),
+            variants=TWINS,
+            learning_rates=(5e-4, 1e-3, 2e-3),
+            sweep=("train.steps=600",),
+            seeds=5,
+            options={"problems": 500},
+            minutes=20,
+        ),
+        "paper": PaperPreset(
+            stages=(THREE_BILLION, MATHEMATICS),
+            variants=TWINS,
+            evaluations=(
+                Evaluation(measure="arithmetic", options={"problems": 500, "examples": 8, "new_tokens": 128}),
+            ),
+            remarks=(
+                "The paper trains its 3B models further on 20B tokens of mathematics, then on answers of a reasoning "
+                "model, and asks eight sets of problems. The second stage here is the first of these two, at the "
+                "learning rate of Section 3.3 and with a warm-up of our own; there is no recipe for the distillation, "
+                "and the eight sets are not measured: what is printed asks for sums.",
+            ),
+        ),
+    },
+    compare=compared_by(
+        *(
+            ComparisonRule(name=name, paper={NOWHERE: values}.get, claimed=False)
+            for name, values in APPENDIX_C_PAPER.items()
+        )
+    ),
+    measurements="arithmetic",
+    validation=ACCURACY,
+    notes=(
+        "No verdict: adding up numbers is no mathematical reasoning, and the paper's claim is about models of 3B "
+        "parameters after 20B tokens of mathematics and distillation from a reasoning model. The paper's values are "
+        "averages over eight sets of such problems and are not comparable with ours. The difference between the twins "
+        "here is a fact about this task at this size, whichever of them it favours.",
+        "The length of a right answer is fixed by the problem, so a difference in length comes from wrong answers.",
+    ),
+)

@@ -1,0 +1,325 @@
+"""Measures the loss on whole documents: by position (Figure 4), and on what repeats in them, AR-hit (Table 6).
+
+A token x_t is a *hit* where the pair (x_{t−1}, x_t) stands earlier in its own context: x_{s−1} = x_{t−1} and x_s = x_t
+for some s < t, both of them after the context's beginning. Such a token can be found by looking back for its
+predecessor (associative recall). Pairs that the training text holds often can be known without looking, and are left
+out: they count among the *others*. The paper follows Arora et al., "Zoology" (arXiv 2312.04927), and does not say from
+which frequency on a pair is left out; here it is the setting `frequent`.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from diff_transformer.data import TextBatches
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options, check_counts
+from diff_transformer.lab.measure.standard import text_part
+from diff_transformer.lab.record import Result
+from diff_transformer.lab.statistics import bootstrap_interval
+
+CUMULATIVE_LOSS = "positions/cumulative_loss"
+# Table 6's columns: of all tokens, of hits, of others.
+REPEAT_COLUMNS = ("repeats/loss", "repeats/ar_hit", "repeats/other")
+# Logits to hold at a time, in float32.
+_LOGITS = 1 << 27
+_CHUNK = 1 << 24  # bigrams of the training text that are counted at a time
+
+Parts = Sequence[tuple[float, float]]  # the summed loss and the number of tokens of each document
+
+
+def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:
+    """At most `most` of the documents with `shortest` tokens or more, spread evenly over their order.
+
+    Raises:
+        ValueError: fewer than two are asked for or so long, which leaves nothing to draw other documents from.
+    """
+    check_counts(2, documents=most)
+    lengths = []
+    long = []
+    for document in documents:
+        lengths.append(len(document))
+        if len(document) >= shortest:
+            long.append(document)
+    if len(long) < 2:
+        raise ValueError(
+            f"This needs two documents of {shortest} tokens or more, and of {len(lengths)} the longest has "
+            f"{max(lengths, default=0)}: give more or longer text, or ask for shorter contexts."
+        )
+    places = np.linspace(0, len(long) - 1, min(most, len(long))).round().astype(int)
+    return [long[place] for place in places]
+
+
+@torch.no_grad()
+def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """−ln p of each token of each row but the first, given all that stands before it in the row.
+
+    Rows of similar lengths go through the model together, shorter ones with anything after their end, which causal
+    attention cannot see: no mask is needed, so that every implementation of attention will do.
+
+    Args:
+        model: a causal language model of transformers in evaluation mode.
+        rows: (n,) tokens each, n ≥ 2.
+
+    Returns:
+        For each row (n − 1,) float64 on the CPU, in nats.
+
+    Raises:
+        ValueError: a row of fewer than two tokens, or a token that the model has not.
+    """
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    for row in rows:
+        if len(row) < 2 or int(row.max()) >= vocabulary:
+            raise ValueError(
+                f"A row must have two tokens or more, all of them below {vocabulary}, got {len(row)} of up to "
+                f"{int(row.max()) if len(row) else 'none'}."
+            )
+    # Nothing is to be padded: a model's rule for what is not told may look for padding tokens.
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    device = next(model.parameters()).device
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
+    losses: list[np.ndarray] = [np.empty(0)] * len(rows)
+    done = 0
+    while done < len(order):
+        longest = len(rows[order[done]])
+        some = order[done : done + max(1, _LOGITS // (longest * vocabulary))]
+        padded = np.zeros((len(some), longest), dtype=np.int64)
+        for place, index in enumerate(some):
+            padded[place, : len(rows[index])] = rows[index]
+        input_ids = torch.from_numpy(padded).to(device)
+        logits = model(input_ids=input_ids, **options).logits
+        for place, index in enumerate(some):
+            size = len(rows[index])
+            loss = F.cross_entropy(logits[place, : size - 1].float(), input_ids[place, 1:size], reduction="none")
+            losses[index] = loss.double().cpu().numpy()
+        done += len(some)
+    return losses
+
+
+def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coordinates = NOWHERE) -> Result:
+    """The mean loss of a token, with the interval over documents."""
+    total, count = np.sum(parts, axis=0)
+    return Result(
+        name=name,
+        variant=measured.variant,
+        value=float(total / count),
+        interval=bootstrap_interval(parts),
+        n=int(count),
+        unit="nats/token",
+        seed=measured.seed,
+        better="lower",
+        coordinates=coordinates,
+        method="bootstrap over documents",
+        documents=tuple((float(loss), float(tokens)) for loss, tokens in parts),
+    )
+
+
+def position_marks(length: int, first: int) -> list[int]:
+    """first, 2·first, 4·first … up to `length`, which is always the last."""
+    marks = []
+    mark = first
+    while mark < length:
+        marks.append(mark)
+        mark *= 2
+    return [*marks, length]
+
+
+def position_losses(model: Any, documents: Sequence[np.ndarray], length: int, windows: int = 1) -> np.ndarray:
+    """−ln p of each token of the first contexts of documents, by its position.
+
+    Args:
+        model: a causal language model of transformers in evaluation mode.
+        documents: tokens of each, `length` or more.
+        length: tokens of a context.
+        windows: at most so many contexts of a document, one after the other.
+
+    Returns:
+        (documents, length − 1, 2) float64: the summed loss of the tokens with 1, 2 … length − 1 tokens before them,
+        and how many they are.
+
+    Raises:
+        ValueError: a document is shorter than `length`.
+    """
+    if shorter := [len(document) for document in documents if len(document) < length]:
+        raise ValueError(f"Every document must have {length} tokens or more, got one of {min(shorter)}.")
+    rows, owners = [], []
+    for number, document in enumerate(documents):
+        for window in range(min(windows, len(document) // length)):
+            rows.append(document[window * length : (window + 1) * length])
+            owners.append(number)
+    sums = np.zeros((len(documents), length - 1, 2))
+    for owner, losses in zip(owners, token_losses(model, rows), strict=True):
+        sums[owner, :, 0] += losses
+        sums[owner, :, 1] += 1
+    return sums
+
+
+def _long_documents(options: "PositionOptions", batches: TextBatches) -> tuple[list[np.ndarray], int]:
+    """The documents whose loss by position is measured, and the tokens of a context."""
+    length = options.length or batches.length
+    if not 2 <= options.first <= length:
+        raise ValueError(f"first must lie in 2 … length = {length}, got {options.first}.")
+    return chosen_documents(batches.documents(), length, options.documents), length
+
+
+def _run_positions(measured: EvalInput, options: "PositionOptions") -> list[Result]:
+    """Figure 4 for one model, in nats per token.
+
+    "positions/cumulative_loss" at 256 first tokens is the mean over all tokens with fewer than 256 before them;
+    "positions/loss" at the positions 128 to 255 that of the tokens with so many before them.
+    """
+    chosen, length = _long_documents(options, text_part(measured.batches))
+    sums = position_losses(measured.model, chosen, length, options.windows)
+    records = []
+    before = 1  # the token at the very beginning is not predicted
+    for mark in position_marks(length, options.first):
+        cumulated, own = sums[:, : mark - 1].sum(1), sums[:, before - 1 : mark - 1].sum(1)
+        records.append(loss_record(CUMULATIVE_LOSS, cumulated, measured, Coordinates(first_tokens=mark)))
+        records.append(loss_record("positions/loss", own, measured, Coordinates(position=(before, mark - 1))))
+        before = mark
+    return records
+
+
+class PositionOptions(Options):
+    """How the loss by position is measured."""
+
+    length: Count | None = Field(default=None, description="tokens of a context; as in training unless given")
+    first: Count = Field(default=64, description="the first position that is reported; then twice as many, and so on")
+    documents: Count = Field(default=100, description="documents, at most")
+    windows: Count = Field(default=1, description="contexts of each document, at most")
+
+
+POSITIONS = Measurement(
+    name="positions",
+    description="loss by position in long documents, and cumulated up to it (Figure 4)",
+    options=PositionOptions,
+    run=_run_positions,
+    needs="text",
+    any_model=True,
+    check=lambda options, batches, _: _long_documents(options, text_part(batches)),
+)
+
+
+def bigrams(tokens: np.ndarray) -> np.ndarray:
+    """Each token with the one before it as one number: (n,) → (n − 1,) int64."""
+    wide = tokens.astype(np.int64)
+    return wide[:-1] << 32 | wide[1:]
+
+
+def repeated(pairs: np.ndarray) -> np.ndarray:
+    """Which of the numbers (n,) stand earlier in the row already: (n,) bool."""
+    _, first = np.unique(pairs, return_index=True)
+    seen = np.ones(len(pairs), dtype=bool)
+    seen[first] = False
+    return seen
+
+
+def frequent_bigrams(documents: Iterable[np.ndarray], most: int) -> np.ndarray:
+    """The bigrams that stand more than `most` times in all documents together, sorted."""
+    numbers, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+    for part in _parts(documents):
+        found, often = np.unique(part, return_counts=True)
+        together, places = np.unique(np.concatenate([numbers, found]), return_inverse=True)
+        counts = np.bincount(places, weights=np.concatenate([counts, often])).astype(np.int64)
+        numbers = together
+    return numbers[counts > most]
+
+
+def _parts(documents: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    held: list[np.ndarray] = []
+    size = 0
+    for document in documents:
+        held.append(bigrams(document))
+        size += len(held[-1])
+        if size >= _CHUNK:
+            yield np.concatenate(held)
+            held, size = [], 0
+    if held:
+        yield np.concatenate(held)
+
+
+def repeat_losses(
+    model: Any, documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
+) -> dict[str, np.ndarray]:
+    """The summed loss and the number of tokens of each document, (documents, 2), of "hit" and of "other".
+
+    Args:
+        model: a causal language model of transformers in evaluation mode.
+        documents: tokens of each; longer ones are cut into contexts of `length`, each of which begins anew.
+        frequent: the bigrams that are left out of the hits, sorted.
+        length: tokens of a context.
+    """
+    contexts = list(_contexts(documents, frequent, length))
+    sums = {name: np.zeros((len(documents), 2)) for name in ("hit", "other")}
+    for (owner, _, hits), losses in zip(contexts, token_losses(model, [row for _, row, _ in contexts]), strict=True):
+        for name, chosen in (("hit", hits), ("other", ~hits)):
+            sums[name][owner] += losses[chosen].sum(), chosen.sum()
+    return sums
+
+
+def _contexts(
+    documents: Sequence[np.ndarray], frequent: np.ndarray, length: int
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Each context with the number of its document, and which of its tokens but the first are hits."""
+    for number, document in enumerate(documents):
+        # Contexts overlap by one token, so that each but the first is predicted once.
+        for start in range(0, len(document) - 1, length - 1):
+            row = document[start : start + length]
+            pairs = bigrams(row)
+            yield number, row, repeated(pairs) & ~np.isin(pairs, frequent)
+
+
+def _repeats(options: "RepeatOptions", batches: TextBatches) -> tuple[list[np.ndarray], np.ndarray, int]:
+    """The documents, the bigrams that are left out of the hits, and the tokens of a context.
+
+    Raises:
+        ValueError: too few documents, or no hit or no other token in them.
+    """
+    chosen = [document[: options.longest] for document in chosen_documents(batches.documents(), 2, options.documents)]
+    # The training part says which bigrams are frequent; the measured part where there is none.
+    frequent = frequent_bigrams(batches.documents(training=bool(batches.train_tokens)), options.frequent)
+    length = options.length or batches.length
+    marked = [hits for _, _, hits in _contexts(chosen, frequent, length)]
+    hit, tokens = sum(int(hits.sum()) for hits in marked), sum(map(len, marked))
+    for name, count in {"hit": hit, "other": tokens - hit}.items():
+        if not count:
+            raise ValueError(
+                f"None of {tokens} tokens is a {name!r} token with bigrams left out above {options.frequent} times."
+            )
+    return chosen, frequent, length
+
+
+def _run_repeats(measured: EvalInput, options: "RepeatOptions") -> list[Result]:
+    """Table 6's three columns for one model: "repeats/loss", "repeats/ar_hit", "repeats/other", in nats per token."""
+    parts = repeat_losses(measured.model, *_repeats(options, text_part(measured.batches)))
+    hit, other = parts["hit"], parts["other"]
+    columns = zip(REPEAT_COLUMNS, (hit + other, hit, other), strict=True)
+    records = [loss_record(name, column, measured) for name, column in columns]
+    whole, hits = (record.n or 0 for record in records[:2])
+    share = Result(name="repeats/share", variant=measured.variant, value=hits / whole, n=whole, seed=measured.seed)
+    return [*records, share]
+
+
+class RepeatOptions(Options):
+    """How AR-hit is measured."""
+
+    length: Count | None = Field(default=None, description="tokens of a context; as in training unless given")
+    documents: Count = Field(default=200, description="documents, at most")
+    frequent: Count = Field(default=100, description="how often a bigram may stand in the text and be left in the hits")
+    longest: Count = Field(default=16384, description="tokens of a document, at most")
+
+
+REPEATS = Measurement(
+    name="repeats",
+    description="AR-hit (Table 6): the loss on tokens that complete an earlier bigram of their context, and on others",
+    options=RepeatOptions,
+    run=_run_repeats,
+    needs="text",
+    any_model=True,
+    check=lambda options, batches, _: _repeats(options, text_part(batches)),
+)
