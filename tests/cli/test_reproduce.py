@@ -11,7 +11,7 @@ import pytest
 from commands import fails
 from diff_transformer.cli.experiment_commands import _shared_out
 from diff_transformer.lab.experiments import experiment as definitions
-from diff_transformer.lab.experiments import paper_preset
+from diff_transformer.lab.experiments import paper_preset, request
 from diff_transformer.lab.experiments.experiment import TWINS
 from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
 from diff_transformer.lab.report.wording import format_difference, verdict_text
@@ -33,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         remarks=("What a reader must know.",),
     )
     experiments = {"recall": replace(SMALL, presets={"cpu": one, "paper": paper})}
-    for module in (definitions, paper_preset):
+    for module in (definitions, paper_preset, request):
         monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
         monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
 
@@ -106,7 +106,7 @@ def test_what_one_cannot_do_keeps_no_other_from_being_done(
     unequal = replace(TINY, variants=(TWINS[0], replace(TWINS[1], overrides=("model.attention_type=diff_v2",))))
     experiments = {"unequal": replace(one, name="unequal", presets={"cpu": unequal}), "recall": one}
     experiments["big"] = replace(one, name="big", presets={"gpu": TINY})
-    for module in (definitions, paper_preset):
+    for module in (definitions, paper_preset, request):
         monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
         monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
     result = run("reproduce", "recall", "all", "--output", tmp_path)
