@@ -28,7 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     paper = PaperPreset(
         stages=(Stage(recipe="paper-830m"),),
         variants=TWINS,
-        evaluations=(Evaluation(measure="standard", options={"sequences": 7}),),
+        evaluations=(Evaluation(name="standard", options={"sequences": 7}),),
         commands=("diff-transformer bench model",),
         remarks=("What a reader must know.",),
     )

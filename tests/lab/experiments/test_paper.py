@@ -108,15 +108,15 @@ def test_every_measuring_command_can_be_read(name: str) -> None:
             assert called == "eval"
             assert given["checkpoint"] == Path(variant.trainings[-1].folder)
             assert list(given["text"] or ()) == ([Path(meant.text)] if meant.text else [])
-            assert given["num_fewshot"] == meant.num_fewshot
-            if meant.tasks:
+            assert given["num_fewshot"] == (meant.options["examples"] if meant.name == "harness" else None)
+            if meant.name == "harness":
                 assert task_names(given["tasks"]) == list(TABLE_1_MEASURES)
                 continue
-            assert list(given["measure"]) == [meant.measure]
+            assert list(given["measure"]) == [meant.name]
             assert _check_measures(given["measure"]) == {"measure"}
-            measure = find_measurement(meant.measure)
-            options = _options({meant.measure: measure}, parse_options(list(given["option"] or ())))
-            assert options[meant.measure] == measure.read(meant.options)
+            measure = find_measurement(meant.name)
+            options = _options({meant.name: measure}, parse_options(list(given["option"] or ())))
+            assert options[meant.name] == measure.read(meant.options)
     assert bool(checked(name)) != bool(preset.commands)
     for command in preset.commands:
         called, given = parsed(command)
@@ -203,10 +203,8 @@ def test_what_cannot_be_run_or_measured_is_said() -> None:
         small(stages=(Stage(recipe="paper-13.1b", overrides=("train.parallel=ddp",)),))
     stages = (Stage(recipe="paper-830m"),)
     with pytest.raises(ValueError, match="There is no measure 'needle'; did you mean 'needles'"):
-        small(stages=stages, evaluations=(Evaluation(measure="needle"),))
+        small(stages=stages, evaluations=(Evaluation(name="needle"),))
     with pytest.raises(ValueError, match="The measure needles has no option 'cells'"):
-        small(stages=stages, evaluations=(Evaluation(measure="needles", options={"cells": [[1, 1]]}),))
+        small(stages=stages, evaluations=(Evaluation(name="needles", options={"cells": [[1, 1]]}),))
     with pytest.raises(ValueError, match=r"needles cannot take 'x' for samples .*: it should be a valid integer"):
-        small(stages=stages, evaluations=(Evaluation(measure="needles", options={"samples": "x"}),))
-    with pytest.raises(ValueError, match="of a measure or of tasks, got 'needles' and 'piqa'"):
-        Evaluation(measure="needles", tasks="piqa")
+        small(stages=stages, evaluations=(Evaluation(name="needles", options={"samples": "x"}),))

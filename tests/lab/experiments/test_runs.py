@@ -350,7 +350,7 @@ def test_an_experiment_that_trains_nothing(tmp_path: Path) -> None:
     experiment = Experiment(
         name="once",
         shows="a ratio",
-        presets={"cpu": Preset(seeds=1, minutes=1)},
+        presets={"cpu": Preset(variants=(), seeds=1, minutes=1)},
         measure_once=once,
         compare=compared_by(ComparisonRule(name="ratio")),
     )

@@ -24,6 +24,15 @@ PRESETS = ("cpu", "gpu", "paper")
 PAPER = "paper"
 
 
+def section(name: str, **settings: bool | float | str | None) -> tuple[str, ...]:
+    """Settings of one section of a recipe as overrides: ("train.steps=50", "train.evaluate_every=null")."""
+    words = {True: "true", False: "false", None: "null"}
+    return tuple(
+        f"{name}.{key}={words[value] if value is None or isinstance(value, bool) else value}"
+        for key, value in settings.items()
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """What is trained: a row of a table.
@@ -59,7 +68,8 @@ class Preset:
     Attributes:
         recipe: the name of a shipped recipe; the paper's own size has stages instead, see `PaperPreset`.
         overrides: its settings that are others here, for all variants.
-        variants: what is trained; none for an experiment that trains nothing (`Experiment.measure_once`).
+        variants: what is trained, DIFF and the Transformer unless given; none for an experiment that trains nothing
+            (`Experiment.measure_once`).
         learning_rates: tried for each variant with the first seed, ascending; the one with the best validation is the
             variant's. None: the recipe's own.
         sweep: more overrides for these trials, such as fewer steps. Where there are none, the best trial is the first
@@ -74,7 +84,7 @@ class Preset:
 
     recipe: str = ""
     overrides: tuple[str, ...] = ()
-    variants: tuple[Variant, ...] = ()
+    variants: tuple[Variant, ...] = TWINS
     learning_rates: tuple[float, ...] = ()
     sweep: tuple[str, ...] = ()
     extension: tuple[str, ...] = ()

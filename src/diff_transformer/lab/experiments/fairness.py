@@ -14,13 +14,7 @@ from diff_transformer.variants import ATTENTION_TYPES, head_dim
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a layer.
-
-    Attributes:
-        count: how many; those of DIFF have two maps each, and are half as many as its twin's.
-        width: of a query, d. DIFF's values are twice as wide.
-        differential: whether they are DIFF's.
-    """
+    """The heads of a layer: how many, the width d of a query, and whether each has two maps and values of 2d."""
 
     count: int
     width: int
@@ -60,11 +54,7 @@ def count(config: DiffTransformerConfig) -> Counts:
 
 
 def check_recipes(recipes: Mapping[Variant, Recipe]) -> None:
-    """Whether variants that are compared have the same data and the same training.
-
-    Raises:
-        ValueError: a setting outside the model in which two of them differ.
-    """
+    """Raises ValueError for a setting outside the model in which two variants that are compared differ."""
     for first, variant in _pairs(list(recipes)):
         changed = [text for text in differences(recipes[first], recipes[variant]) if not text.startswith(_FREE)]
         if changed:
@@ -74,11 +64,8 @@ def check_recipes(recipes: Mapping[Variant, Recipe]) -> None:
 
 
 def check_counts(counts: Mapping[Variant, Counts], preset: Preset) -> None:
-    """Whether variants that are compared are of equal size but for λ and norms, or within the preset's tolerance.
-
-    Raises:
-        ValueError: two that are not.
-    """
+    """Raises ValueError for variants that are compared and not of equal size but for λ and norms, within the
+    preset's tolerance."""
     for first, variant in _pairs(list(counts)):
         one, other = counts[first].shared, counts[variant].shared
         if abs(one - other) > preset.parameter_tolerance * one:

@@ -5,7 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import ACCURACY, TWINS, ComparisonRule, Experiment, Preset, compared_by
+from diff_transformer.lab.experiments.experiment import (
+    ACCURACY,
+    ComparisonRule,
+    Experiment,
+    Preset,
+    compared_by,
+    section,
+)
 from diff_transformer.lab.experiments.needle_experiments import SYNTHETIC_TASK
 from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.lab.measure.many_shot import ACCURACY as NAME
@@ -22,7 +29,6 @@ MANY_SHOT_CPU = Preset(
         "train.steps=1500",
         "data={kind: many_shot, shots: 32, classes: 6, labels: 16, words: 12, item_length: 1, vary: true}",
     ),
-    variants=TWINS,
     learning_rates=(7.5e-4, 1.5e-3, 3e-3, 6e-3),
     seeds=3,
 )
@@ -30,20 +36,11 @@ MANY_SHOT_CPU = Preset(
 MANY_SHOT_GPU = Preset(
     recipe="retrieval",
     overrides=(
-        "model.hidden_size=256",
-        "model.intermediate_size=688",
-        "model.num_hidden_layers=4",
-        "model.head_dim=32",
-        "model.rope_theta=1000",
+        *section("model", hidden_size=256, intermediate_size=688, num_hidden_layers=4, head_dim=32, rope_theta=1000),
         "data={kind: many_shot, shots: 256, classes: 50, labels: 256, words: 200, item_length: 2, vary: true}",
         "data.batch_size=64",
-        "train.steps=6000",
-        "train.precision=bf16",
-        "train.inspect_every=null",
-        "train.evaluate_every=2000",
-        "train.checkpoint_every=2000",
+        *section("train", steps=6000, precision="bf16", inspect_every=None, evaluate_every=2000, checkpoint_every=2000),
     ),
-    variants=TWINS,
     learning_rates=(1e-3, 3e-3),
     sweep=("train.steps=2000",),
     seeds=4,
@@ -80,10 +77,9 @@ FIG_6 = Experiment(
         ),
         "paper": PaperPreset(
             stages=(THREE_BILLION, LONG_CONTEXTS),
-            variants=TWINS,
             evaluations=tuple(
                 Evaluation(
-                    measure="many_shot",
+                    name="many_shot",
                     options={"task": task, "folder": f"your-{task}", "shots": PAPER_SHOTS, "queries": 100},
                 )
                 for task in ("trec", "trec-fine", "banking77", "clinc150")
@@ -134,10 +130,9 @@ FIG_7 = Experiment(
         ),
         "paper": PaperPreset(
             stages=(THREE_BILLION, LONG_CONTEXTS),
-            variants=TWINS,
             evaluations=(
                 Evaluation(
-                    measure="many_shot_orders",
+                    name="many_shot_orders",
                     options={"task": "trec", "folder": "your-trec", "shots": 64, "orders": 10, "queries": 100},
                 ),
             ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import TWINS, ComparisonRule, Experiment, Preset, compared_by
+from diff_transformer.lab.experiments.experiment import TWINS, ComparisonRule, Experiment, Preset, compared_by, section
 from diff_transformer.lab.experiments.language_experiments import FIXED_TEXT, LANGUAGE_CPU, LANGUAGE_GPU, language_twins
 from diff_transformer.lab.experiments.paper_preset import THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.lab.measure.gradients import ERROR, gradient_callback
@@ -44,7 +44,7 @@ TABLE_5 = Experiment(
     presets=language_twins(
         cpu={"tokens": 40_000},
         gpu={"tokens": TOKENS},
-        paper=(Evaluation(measure="outliers", options={"tokens": TOKENS}),),
+        paper=(Evaluation(name="outliers", options={"tokens": TOKENS}),),
         cpu_minutes=0.5,
         gpu_minutes=2,
     ),
@@ -89,7 +89,7 @@ FIG_8 = Experiment(
     presets=language_twins(
         cpu={"tokens": 32_768},
         gpu={"tokens": 400_000},
-        paper=(Evaluation(measure="quantised", options={"tokens": 400_000}),),
+        paper=(Evaluation(name="quantised", options={"tokens": 400_000}),),
         remarks=("The paper measures HellaSwag; here it is held-out text, and the paper's task is not measured.",),
         cpu_minutes=2,
         gpu_minutes=8,
@@ -190,11 +190,8 @@ APPENDIX_G = Experiment(
             overrides=(
                 *LANGUAGE_CPU,
                 "data.validation_tokens=16384",
-                "train.steps=300",
-                "train.warmup_steps=30",
-                "train.evaluate_every=30",
+                *section("train", steps=300, warmup_steps=30, evaluate_every=30),
             ),
-            variants=TWINS,
             seeds=3,
             minutes=5,
         ),
@@ -203,18 +200,14 @@ APPENDIX_G = Experiment(
             overrides=(
                 *LANGUAGE_GPU,
                 "data.validation_tokens=65536",
-                "train.steps=800",
-                "train.learning_rate=1e-3",
-                "train.evaluate_every=50",
+                *section("train", steps=800, learning_rate="1e-3", evaluate_every=50),
             ),
-            variants=TWINS,
             seeds=5,
             minutes=10,
         ),
         "paper": PaperPreset(
             stages=(THREE_BILLION,),
-            variants=TWINS,
-            evaluations=(Evaluation(measure="gradients"), Evaluation(measure="closed_forms")),
+            evaluations=(Evaluation(name="gradients"), Evaluation(name="closed_forms")),
             remarks=("The appendix argues and measures nothing; this is of the trained models alone.",),
         ),
     },

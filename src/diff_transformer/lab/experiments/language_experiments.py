@@ -6,12 +6,12 @@ from typing import Any
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.experiments.experiment import (
-    TWINS,
     ComparisonRule,
     Experiment,
     Preset,
     Variant,
     compared_by,
+    section,
 )
 from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset, Stage
 from diff_transformer.lab.measure.document_losses import CUMULATIVE_LOSS, REPEAT_COLUMNS, position_marks
@@ -25,37 +25,33 @@ FIXED_TEXT = "Intervals are over seeds on one fixed text, and say nothing of oth
 # measure on: intervals over documents want many. First weights of 0.1 give so narrow a model activations of the scale
 # that 0.02 gives one 1600 wide; from 0.02 both twins start slowly, DIFF most of all (docs/log.md).
 LANGUAGE_CPU = (
-    "data.tokenizer=bpe",
-    "data.vocab_size=1024",
-    "data.length=128",
-    "data.batch_size=16",
-    "data.isolate_documents=false",
-    "data.validation_fraction=0.2",
-    "data.validation_tokens=20000",
-    "model.tie_word_embeddings=true",
-    "model.initializer_range=0.1",
-    "train.log_every=20",
-    "train.inspect_every=null",
-    "train.checkpoint_every=200",
+    *section(
+        "data",
+        tokenizer="bpe",
+        vocab_size=1024,
+        length=128,
+        batch_size=16,
+        isolate_documents=False,
+        validation_fraction=0.2,
+        validation_tokens=20000,
+    ),
+    *section("model", tie_word_embeddings=True, initializer_range=0.1),
+    *section("train", log_every=20, inspect_every=None, checkpoint_every=200),
 )
 # One H200: 8 layers of 512, 16 heads of 32 in the Transformer and 8 in DIFF, 32,768 tokens to a step. The standard
 # library is seen many times over by then: it was planned for a folder of novels (--text).
 LANGUAGE_GPU = (
-    "data.tokenizer=bpe",
-    "data.vocab_size=8192",
-    "data.length=1024",
-    "data.batch_size=32",
-    "data.validation_fraction=0.2",
-    "data.validation_tokens=500000",
-    "model.hidden_size=512",
-    "model.intermediate_size=1376",
-    "model.num_hidden_layers=8",
-    "model.head_dim=32",
-    "train.precision=bf16",
-    "train.warmup_steps=100",
-    "train.log_every=50",
-    "train.inspect_every=null",
-    "train.checkpoint_every=1000",
+    *section(
+        "data",
+        tokenizer="bpe",
+        vocab_size=8192,
+        length=1024,
+        batch_size=32,
+        validation_fraction=0.2,
+        validation_tokens=500000,
+    ),
+    *section("model", hidden_size=512, intermediate_size=1376, num_hidden_layers=8, head_dim=32),
+    *section("train", precision="bf16", warmup_steps=100, log_every=50, inspect_every=None, checkpoint_every=1000),
 )
 
 
@@ -80,26 +76,16 @@ FIG_4 = Experiment(
             recipe="language",
             overrides=(
                 *LANGUAGE_CPU,
-                "data.length=256",
-                "data.batch_size=8",
-                "model.hidden_size=64",
-                "model.intermediate_size=168",
-                "model.num_hidden_layers=4",
-                "model.head_dim=8",
-                "train.steps=500",
-                "train.evaluate_every=500",
+                *section("data", length=256, batch_size=8),
+                *section("model", hidden_size=64, intermediate_size=168, num_hidden_layers=4, head_dim=8),
+                *section("train", steps=500, evaluate_every=500),
             ),
-            variants=TWINS,
             learning_rates=(5e-3, 1.25e-2, 3e-2),
-            sweep=("train.steps=170", "train.evaluate_every=170"),
+            sweep=section("train", steps=170, evaluate_every=170),
             extension=(
-                "data.length=1024",
-                "data.batch_size=2",
+                *section("data", length=1024, batch_size=2),
                 "model.rope_theta=640000",
-                "train.steps=50",
-                "train.evaluate_every=50",
-                "train.warmup_steps=5",
-                "train.learning_rate=1e-3",
+                *section("train", steps=50, evaluate_every=50, warmup_steps=5, learning_rate="1e-3"),
             ),
             seeds=3,
             options={"length": 1024, "first": 64, "documents": 60},
@@ -107,18 +93,13 @@ FIG_4 = Experiment(
         ),
         "gpu": Preset(
             recipe="language",
-            overrides=(*LANGUAGE_GPU, "train.steps=1500", "train.evaluate_every=1500"),
-            variants=TWINS,
+            overrides=(*LANGUAGE_GPU, *section("train", steps=1500, evaluate_every=1500)),
             learning_rates=(5e-4, 1e-3, 2e-3),
-            sweep=("train.steps=400", "train.evaluate_every=400"),
+            sweep=section("train", steps=400, evaluate_every=400),
             extension=(
-                "data.length=8192",
-                "data.batch_size=4",
+                *section("data", length=8192, batch_size=4),
                 "model.rope_theta=640000",
-                "train.steps=150",
-                "train.evaluate_every=150",
-                "train.warmup_steps=15",
-                "train.learning_rate=2.5e-4",
+                *section("train", steps=150, evaluate_every=150, warmup_steps=15, learning_rate="2.5e-4"),
             ),
             seeds=3,
             options={"length": 8192, "first": 128, "documents": 100},
@@ -126,10 +107,9 @@ FIG_4 = Experiment(
         ),
         "paper": PaperPreset(
             stages=(THREE_BILLION, LONG_CONTEXTS),
-            variants=TWINS,
             evaluations=(
                 Evaluation(
-                    measure="positions", options={"length": 65536, "first": 1024, "documents": 100}, text="your-books"
+                    name="positions", options={"length": 65536, "first": 1024, "documents": 100}, text="your-books"
                 ),
             ),
             remarks=("The paper measures on books; it does not say on how many.",),
@@ -158,16 +138,9 @@ def language_twins(
     cpu_minutes: float,
     gpu_minutes: float,
 ) -> dict[str, Preset]:
-    """The presets of an experiment that measures them.
-
-    Args:
-        cpu, gpu: the options of the measurement.
-        paper, remarks: what is measured on the paper's models, and what a reader must know of it.
-        cpu_minutes, gpu_minutes: how long it takes, all models together.
-    """
-    found: dict[str, Preset] = {
-        "paper": PaperPreset(stages=(THREE_BILLION,), variants=TWINS, evaluations=paper, remarks=remarks)
-    }
+    """The presets of an experiment that measures them: its options, what is measured on the paper's models, remarks on
+    that, and how long measuring all models takes."""
+    found: dict[str, Preset] = {"paper": PaperPreset(stages=(THREE_BILLION,), evaluations=paper, remarks=remarks)}
     for name, options, minutes in (("cpu", cpu, CPU_MINUTES + cpu_minutes), ("gpu", gpu, GPU_MINUTES + gpu_minutes)):
         found[name] = replace(FIG_4.presets[name], extension=(), options=options, minutes=minutes)
     return found
@@ -207,8 +180,8 @@ def table_6_variants(heads: int, head_dim: int, *names: str) -> tuple[Variant, .
     The headwise norm of the Transformer is over each head's own channels, without DIFF's factor 1 − λ_init, which
     undoes what the subtraction does to the gradient. Without the norm, DIFF has no such factor either.
     """
-    whole = (f"model.num_attention_heads={heads}", f"model.head_dim={head_dim}")
-    half = (f"model.num_attention_heads={heads // 2}", f"model.head_dim={2 * head_dim}")
+    whole = section("model", num_attention_heads=heads, head_dim=head_dim)
+    half = section("model", num_attention_heads=heads // 2, head_dim=2 * head_dim)
     softmax, diff = "model.attention_type=softmax", "model.attention_type=diff"
     rows = (
         Variant(name=TRANSFORMER, overrides=(softmax, *whole)),
@@ -232,11 +205,8 @@ TABLE_6 = Experiment(
             recipe="language",
             overrides=(
                 *LANGUAGE_CPU,
-                "model.hidden_size=64",
-                "model.intermediate_size=172",
-                "model.num_hidden_layers=4",
-                "train.steps=180",
-                "train.evaluate_every=180",
+                *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=4),
+                *section("train", steps=180, evaluate_every=180),
             ),
             variants=table_6_variants(8, 8),
             learning_rates=(5e-3, 1.25e-2, 3e-2),
@@ -246,10 +216,10 @@ TABLE_6 = Experiment(
         ),
         "gpu": Preset(
             recipe="language",
-            overrides=(*LANGUAGE_GPU, "train.steps=1000", "train.evaluate_every=1000"),
+            overrides=(*LANGUAGE_GPU, *section("train", steps=1000, evaluate_every=1000)),
             variants=table_6_variants(16, 32),
             learning_rates=(1e-3, 2e-3),
-            sweep=("train.steps=250", "train.evaluate_every=250"),
+            sweep=section("train", steps=250, evaluate_every=250),
             seeds=2,
             options={"documents": 200, "longest": 8192, "frequent": 1000},
             minutes=25,
@@ -257,7 +227,7 @@ TABLE_6 = Experiment(
         "paper": PaperPreset(
             stages=(Stage(recipe="paper-1.4b"),),
             variants=table_6_variants(16, 128),
-            evaluations=(Evaluation(measure="repeats", options={"frequent": 1000}),),
+            evaluations=(Evaluation(name="repeats", options={"frequent": 1000}),),
             remarks=("The paper does not say which bigrams it takes for frequent; 1000 is ours.",),
         ),
     },

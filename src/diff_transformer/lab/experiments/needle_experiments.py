@@ -9,7 +9,7 @@ from pydantic import Field
 
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import ACCURACY as BY_ACCURACY
-from diff_transformer.lab.experiments.experiment import TWINS, ComparisonRule, Experiment, Preset, compared_by
+from diff_transformer.lab.experiments.experiment import TWINS, ComparisonRule, Experiment, Preset, compared_by, section
 from diff_transformer.lab.experiments.language_experiments import HALF_NORM, LANGUAGE_GPU, table_6_variants
 from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
 from diff_transformer.lab.measure.measurement import Count, MeasurementRequest, Options
@@ -17,9 +17,7 @@ from diff_transformer.lab.measure.needles import ACCURACY, ALL_LENGTHS, BY_DEPTH
 from diff_transformer.lab.record import Comparison, Headline, Result
 
 SYNTHETIC_MODEL = (
-    "model.hidden_size=64",
-    "model.intermediate_size=172",
-    "model.num_hidden_layers=2",
+    *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=2),
     "train.inspect_every=null",
 )
 # With a small rope_theta a small model finds a token's neighbour sooner.
@@ -32,15 +30,18 @@ NEEDLE_CPU = Preset(
     overrides=(
         *SYNTHETIC_TASK,
         "train.steps=1000",
-        "data.num_pairs=4",
-        "data.num_queries=8",
-        "data.repeats=true",
-        "data.vary=true",
-        "data.num_keys=16",
-        "data.num_values=16",
-        "data.num_noise=16",
-        "data.length=52",
-        "data.batch_size=32",
+        *section(
+            "data",
+            num_pairs=4,
+            num_queries=8,
+            repeats=True,
+            vary=True,
+            num_keys=16,
+            num_values=16,
+            num_noise=16,
+            length=52,
+            batch_size=32,
+        ),
     ),
     variants=(*TWINS, *table_6_variants(4, 16, HALF_NORM)),
     learning_rates=(5e-4, 1e-3, 3e-3, 6e-3),
@@ -51,15 +52,9 @@ NEEDLE_GPU = Preset(
     recipe="language",
     overrides=(
         *LANGUAGE_GPU,
-        "data.kind=needles",
-        "data.share=0.2",
-        "data.needles=8",
-        "data.queried=2",
-        "data.turns=4",
-        "train.steps=2500",
-        "train.evaluate_every=2500",
+        *section("data", kind="needles", share=0.2, needles=8, queried=2, turns=4),
+        *section("train", steps=2500, evaluate_every=2500),
     ),
-    variants=TWINS,
     learning_rates=(1e-3, 2e-3),
     seeds=2,
 )
@@ -134,10 +129,9 @@ TABLE_2 = Experiment(
         ),
         "paper": PaperPreset(
             stages=(THREE_BILLION,),
-            variants=TWINS,
             evaluations=tuple(
                 Evaluation(
-                    measure="needles",
+                    name="needles",
                     options={"needles": needles, "queried": queried, "length": 4096, "samples": 50},
                 )
                 for needles, queried in TABLE2_PAPER
@@ -174,11 +168,8 @@ FIG_5 = Experiment(
         ),
         "paper": PaperPreset(
             stages=(THREE_BILLION, LONG_CONTEXTS),
-            variants=TWINS,
             evaluations=tuple(
-                Evaluation(
-                    measure="needles", options={"needles": 8, "queried": 1, "length": 8192 * part, "samples": 50}
-                )
+                Evaluation(name="needles", options={"needles": 8, "queried": 1, "length": 8192 * part, "samples": 50})
                 for part in range(1, 9)
             ),
         ),
@@ -211,10 +202,9 @@ TABLE_3 = Experiment(
         "gpu": replace(NEEDLE_GPU, options={"needles": 6, "samples": 20}, minutes=25),
         "paper": PaperPreset(
             stages=(THREE_BILLION,),
-            variants=TWINS,
             evaluations=(
                 Evaluation(
-                    measure="needle_attention", options={"needles": 6, "queried": 1, "length": 4096, "samples": 50}
+                    name="needle_attention", options={"needles": 6, "queried": 1, "length": 4096, "samples": 50}
                 ),
             ),
             remarks=("The paper does not say how many needles and samples its Table 3 has; these are Table 2's.",),

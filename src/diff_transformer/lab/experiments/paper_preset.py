@@ -18,19 +18,16 @@ from diff_transformer.lab.experiments.experiment import (
 )
 from diff_transformer.lab.experiments.fairness import Counts, Heads, check_counts, check_recipes, count, heads_of
 from diff_transformer.lab.experiments.request import preset_of
-from diff_transformer.lab.measure.measurement import find_measurement
+from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.train import Recipe, build_config, load_recipe
 from diff_transformer.train.training_plan import Plan, plan, vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One training of every variant. A later stage begins with the model of the variant's own stage before it.
+    """One training of every variant, with a shipped recipe. A later stage begins with the model of the one before.
 
-    Attributes:
-        recipe: the name of a shipped recipe.
-        overrides: settings of it that are others here, for all variants.
-        name: what its runs are called; the recipe's name unless given.
+    Its runs are called by `name`, or else as the recipe.
     """
 
     recipe: str
@@ -39,26 +36,25 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What `diff-transformer eval` measures on a checkpoint: either a measure or tasks of the harness.
+class Evaluation(MeasurementRequest):
+    """What `diff-transformer eval` measures on a checkpoint, and on which text if not what the run was trained on."""
 
-    Attributes:
-        measure: a name of `diff_transformer.lab.measure.measurement`.
-        options: its settings that are not its defaults.
-        text: a file or a folder to measure on; what the run was trained on unless given.
-        tasks: names of tasks, separated by commas.
-        num_fewshot: examples before each question of a task.
-    """
-
-    measure: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
-    tasks: str = ""
-    num_fewshot: int | None = None
 
-    def __post_init__(self) -> None:
-        if bool(self.measure) == bool(self.tasks):
-            raise ValueError(f"an evaluation is of a measure or of tasks, got {self.measure!r} and {self.tasks!r}")
+    def command(self, folder: str) -> str:
+        """The command line that measures it on the run in a folder."""
+        command = ["diff-transformer", "eval", folder]
+        if self.name == "harness":
+            # With --tasks each task's results are written as soon as they are there.
+            command += ["--tasks", self.options["tasks"], "--num-fewshot", str(self.options["examples"])]
+            return shlex.join(command)
+        command += ["--measure", self.name]
+        for name, value in self.options.items():
+            text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+            command += ["--option", f"{name}={text}"]
+        if self.text:
+            command += ["--text", self.text]
+        return shlex.join(command)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +101,8 @@ MEETING_POINT = "HOST:29500"
 
 @dataclass(frozen=True)
 class Training:
-    """One stage of a variant.
-
-    Attributes:
-        folder: of the run; one for all experiments that need it.
-        recipe: the whole of it, checked.
-        plan: on the fewest whole machines of 8 GPUs that hold it.
-        command: what trains it; on several machines, on each of them.
+    """One stage of a variant: its folder, which is one for all experiments that need the run, its whole recipe, its
+    plan on the fewest machines of 8 GPUs that hold it, and the command for each of these.
     """
 
     folder: str
@@ -122,15 +113,7 @@ class Training:
 
 @dataclass(frozen=True)
 class PaperVariant:
-    """A variant at the paper's size.
-
-    Attributes:
-        variant: which.
-        counts: parameters of its model, built on the meta device.
-        heads: of a layer.
-        trainings: its stages; each begins with the model of the one before.
-        evaluations: commands that measure the last one's checkpoint.
-    """
+    """A variant at the paper's size: what its model has, the stages of its training, and commands that measure it."""
 
     variant: Variant
     counts: Counts
@@ -153,14 +136,14 @@ def check_paper(experiment: Experiment) -> list[PaperVariant]:
     for number, _ in enumerate(preset.stages):
         check_recipes({variant: _recipe(preset, variant, number) for variant in preset.variants})
     for evaluation in preset.evaluations:
-        _check_evaluation(evaluation)
+        evaluation.resolve()
     recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
     counts = {variant: count(build_config(recipe, vocabulary(recipe))) for variant, recipe in recipes.items()}
     check_counts(counts, preset)
     found = []
     for variant in preset.variants:
         trainings = tuple(_training(preset, variant, number) for number, _ in enumerate(preset.stages))
-        commands = tuple(_evaluation_command(trainings[-1].folder, one) for one in preset.evaluations)
+        commands = tuple(one.command(trainings[-1].folder) for one in preset.evaluations)
         found.append(PaperVariant(variant, counts[variant], heads_of(recipes[variant]), trainings, commands))
     return found
 
@@ -246,26 +229,3 @@ def _plan(recipe: Recipe) -> Plan:
         f"The recipe {recipe.name!r} ({recipe.model.attention_type}) fits on no {GPU}s among which its batch of "
         f"{recipe.data.batch_size} can be divided."
     )
-
-
-def _check_evaluation(evaluation: Evaluation) -> None:
-    if evaluation.measure:
-        find_measurement(evaluation.measure).read(evaluation.options)
-
-
-def _evaluation_command(folder: str, evaluation: Evaluation) -> str:
-    command = ["diff-transformer", "eval", folder]
-    if evaluation.tasks:
-        command += ["--tasks", evaluation.tasks]
-    else:
-        command += ["--measure", evaluation.measure]
-    if evaluation.num_fewshot is not None:
-        command += ["--num-fewshot", str(evaluation.num_fewshot)]
-    for name, value in evaluation.options.items():
-        command += [
-            "--option",
-            f"{name}={value if isinstance(value, str) else json.dumps(value, separators=(',', ':'))}",
-        ]
-    if evaluation.text:
-        command += ["--text", evaluation.text]
-    return shlex.join(command)

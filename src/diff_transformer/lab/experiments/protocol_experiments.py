@@ -9,7 +9,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
-from diff_transformer.lab.experiments.experiment import ACCURACY, TWINS, ComparisonRule, Experiment, Preset, compared_by
+from diff_transformer.lab.experiments.experiment import (
+    ACCURACY,
+    TWINS,
+    ComparisonRule,
+    Experiment,
+    Preset,
+    compared_by,
+    section,
+)
 from diff_transformer.lab.experiments.language_experiments import language_twins
 from diff_transformer.lab.experiments.paper_preset import THREE_BILLION, Evaluation, PaperPreset, Stage
 from diff_transformer.lab.measure import harness
@@ -32,16 +40,11 @@ HARNESS_NOTES = (
 
 
 def harness_presets(cpu_minutes: float, shots: Sequence[int]) -> dict[str, Preset]:
-    """The language twins with questions from their text; the paper's models with the paper's tasks.
-
-    Args:
-        cpu_minutes: how long measuring all models takes.
-        shots: examples before each question of the paper's.
-    """
+    """The language twins with questions from their text; the paper's models with the paper's tasks."""
     return language_twins(
         cpu={"tasks": "", "questions": 200},
         gpu={"tasks": "", "questions": 1000},
-        paper=tuple(Evaluation(tasks="table1", num_fewshot=count) for count in shots),
+        paper=tuple(Evaluation(name="harness", options={"tasks": "table1", "examples": count}) for count in shots),
         cpu_minutes=cpu_minutes,
         gpu_minutes=cpu_minutes,
     )
@@ -55,11 +58,8 @@ def harness_requests(shots: Sequence[int]) -> Callable[[Preset], list[Measuremen
 
 
 def harness_comparisons(records: Sequence[Result], paper: Mapping[tuple[str, Coordinates], Pair]) -> list[Comparison]:
-    """Both variants in everything that was measured, without a claim; beside it the paper's values.
-
-    Args:
-        records: of all variants and seeds.
-        paper: (name, number of examples) → the values of DIFF and of its Transformer, NaN where it gives none.
+    """Both variants in everything that was measured, without a claim; beside it the paper's values, by the record's
+    name and the number of examples (NaN where it gives none).
     """
     found = []
     for name in dict.fromkeys(record.name for record in records if record.name.startswith("harness/")):
@@ -95,7 +95,7 @@ TABLE_1 = Experiment(
             # 1T tokens.
             stages=(Stage(recipe="paper-3b", overrides=("train.steps=238419",), name="paper-3b-1t"),),
             variants=TWINS[:1],
-            evaluations=(Evaluation(tasks="table1", num_fewshot=0),),
+            evaluations=(Evaluation(name="harness", options={"tasks": "table1", "examples": 0}),),
             remarks=("The paper trained no Transformer of its own on as many tokens: it compares other people's.",),
         ),
     },
@@ -163,7 +163,7 @@ TABLE_4 = Experiment(
         gpu=_options(100, 1500, 100),
         paper=(
             Evaluation(
-                measure="hallucination",
+                name="hallucination",
                 options={
                     "sources": ",".join(PAPER_SETS),
                     "documents": 100,
@@ -202,9 +202,7 @@ MATHEMATICS = Stage(
     recipe="paper-3b",
     overrides=(
         "data.paths=[your-mathematics]",
-        "train.steps=4768",
-        "train.learning_rate=8e-5",
-        "train.warmup_steps=100",
+        *section("train", steps=4768, learning_rate="8e-5", warmup_steps=100),
     ),
     name="paper-3b-mathematics",
 )
@@ -216,13 +214,7 @@ APPENDIX_C = Experiment(
     presets={
         "cpu": Preset(
             recipe="arithmetic",
-            overrides=(
-                "train.steps=400",
-                "train.warmup_steps=50",
-                "train.checkpoint_every=200",
-                "train.evaluate_every=null",
-            ),
-            variants=TWINS,
+            overrides=(*section("train", steps=400, warmup_steps=50, checkpoint_every=200, evaluate_every=None),),
             learning_rates=(3e-3, 1e-2, 3e-2),
             sweep=("train.steps=150",),
             seeds=3,
@@ -232,20 +224,10 @@ APPENDIX_C = Experiment(
         "gpu": Preset(
             recipe="arithmetic",
             overrides=(
-                "model.hidden_size=256",
-                "model.intermediate_size=688",
-                "model.num_hidden_layers=6",
-                "model.head_dim=32",
-                "data.operations=6",
-                "data.largest=99",
-                "data.length=96",
-                "data.batch_size=128",
-                "train.steps=2500",
-                "train.warmup_steps=200",
-                "train.evaluate_every=null",
-                "train.precision=bf16",
+                *section("model", hidden_size=256, intermediate_size=688, num_hidden_layers=6, head_dim=32),
+                *section("data", operations=6, largest=99, length=96, batch_size=128),
+                *section("train", steps=2500, warmup_steps=200, evaluate_every=None, precision="bf16"),
             ),
-            variants=TWINS,
             learning_rates=(5e-4, 1e-3, 2e-3),
             sweep=("train.steps=600",),
             seeds=5,
@@ -254,10 +236,7 @@ APPENDIX_C = Experiment(
         ),
         "paper": PaperPreset(
             stages=(THREE_BILLION, MATHEMATICS),
-            variants=TWINS,
-            evaluations=(
-                Evaluation(measure="arithmetic", options={"problems": 500, "examples": 8, "new_tokens": 128}),
-            ),
+            evaluations=(Evaluation(name="arithmetic", options={"problems": 500, "examples": 8, "new_tokens": 128}),),
             remarks=(
                 "The paper trains its 3B models further on 20B tokens of mathematics, then on answers of a reasoning "
                 "model, and asks eight sets of problems. The second stage here is the first of these two, at the "

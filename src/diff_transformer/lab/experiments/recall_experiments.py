@@ -15,6 +15,7 @@ from diff_transformer.lab.experiments.experiment import (
     Preset,
     Variant,
     compared_by,
+    section,
 )
 from diff_transformer.lab.experiments.language_experiments import (
     AR_HIT,
@@ -49,9 +50,7 @@ RECALL = Experiment(
             overrides=(
                 *SYNTHETIC_MODEL,
                 "data.num_pairs=8",
-                "train.steps=800",
-                "train.evaluate_every=200",
-                "train.checkpoint_every=400",
+                *section("train", steps=800, evaluate_every=200, checkpoint_every=400),
                 "train.max_loss_rise=null",  # it jumps early with some seeds; the accuracy tells
             ),
             # Beside the twins Table 6's control: half the heads of twice the width, with headwise norm.
@@ -66,17 +65,11 @@ RECALL = Experiment(
         "gpu": Preset(
             recipe="retrieval",
             overrides=(
-                "model.hidden_size=256",
-                "model.intermediate_size=688",
-                "data.length=512",
-                "data.num_pairs=16",
-                "data.repeats=true",
-                "data.batch_size=64",
-                "train.precision=bf16",
-                "train.steps=1500",
-                "train.evaluate_every=1500",
-                "train.checkpoint_every=500",
-                "train.inspect_every=null",
+                *section("model", hidden_size=256, intermediate_size=688),
+                *section("data", length=512, num_pairs=16, repeats=True, batch_size=64),
+                *section(
+                    "train", precision="bf16", steps=1500, evaluate_every=1500, checkpoint_every=500, inspect_every=None
+                ),
             ),
             variants=table_6_variants(16, 16, TRANSFORMER, HALF, HALF_NORM, DIFF, NO_NORM),
             learning_rates=(5e-4, 1e-3, 2e-3),
@@ -118,24 +111,20 @@ LENGTH_GENERALISATION = Experiment(
         "gpu": Preset(
             recipe="retrieval",
             overrides=(
-                "model.hidden_size=256",
-                "model.intermediate_size=680",
-                "model.head_dim=16",
-                "data.length=512",
-                "data.num_pairs=16",
-                "data.num_queries=16",
-                "data.repeats=true",
-                "data.batch_size=64",
-                "train.steps=3000",
-                "train.warmup_steps=100",
-                "train.evaluate_every=1500",
-                "train.checkpoint_every=1500",
-                "train.inspect_every=null",
-                "train.precision=bf16",
+                *section("model", hidden_size=256, intermediate_size=680, head_dim=16),
+                *section("data", length=512, num_pairs=16, num_queries=16, repeats=True, batch_size=64),
+                *section(
+                    "train",
+                    steps=3000,
+                    warmup_steps=100,
+                    evaluate_every=1500,
+                    checkpoint_every=1500,
+                    inspect_every=None,
+                    precision="bf16",
+                ),
             ),
-            variants=TWINS,
             learning_rates=(5e-4, 1e-3, 2e-3),
-            sweep=("train.steps=1000", "train.evaluate_every=1000"),
+            sweep=section("train", steps=1000, evaluate_every=1000),
             seeds=3,
             options={"factors": [1, 2, 4], "sequences": 4096},
             minutes=20,
@@ -211,12 +200,8 @@ LR_SENSITIVITY = Experiment(
             recipe="language",
             overrides=(
                 *LANGUAGE_CPU,
-                "model.hidden_size=64",
-                "model.intermediate_size=168",
-                "model.num_hidden_layers=4",
-                "model.head_dim=8",
-                "train.steps=180",
-                "train.evaluate_every=180",
+                *section("model", hidden_size=64, intermediate_size=168, num_hidden_layers=4, head_dim=8),
+                *section("train", steps=180, evaluate_every=180),
             ),
             variants=variants_lr_sensitivity((1e-3, 3e-3, 1e-2, 3e-2, 1e-1)),
             seeds=3,
@@ -224,7 +209,7 @@ LR_SENSITIVITY = Experiment(
         ),
         "gpu": Preset(
             recipe="language",
-            overrides=(*LANGUAGE_GPU, "train.steps=800", "train.evaluate_every=800"),
+            overrides=(*LANGUAGE_GPU, *section("train", steps=800, evaluate_every=800)),
             variants=variants_lr_sensitivity((2.5e-4, 1e-3, 4e-3, 1.6e-2, 6.4e-2)),
             seeds=2,
             minutes=25,
@@ -232,7 +217,7 @@ LR_SENSITIVITY = Experiment(
         "paper": PaperPreset(
             stages=(Stage(recipe="paper-830m"),),
             variants=variants_lr_sensitivity((3.75e-5, 7.5e-5, 1.5e-4, 3e-4, 6e-4)),
-            evaluations=(Evaluation(measure="standard"),),
+            evaluations=(Evaluation(name="standard"),),
             remarks=("Not the paper's: its smallest models, at a quarter of its learning rate to four times as much.",),
         ),
     },
@@ -260,15 +245,13 @@ PAIRS = (("diff_v2", "softmax"), ("diff_v2", "diff"), ("diff", "softmax"))
 def variants_v2(hidden_size: int, heads: int, head_dim: int, feed_forward: int) -> tuple[Variant, ...]:
     """DIFF V2, whose feed-forward network gives what its queries and W_λ take, and the twins.
 
-    W_Q has heads·head_dim rows more and W_λ heads; the feed-forward network three matrices of that width.
-
-    Raises:
-        ValueError: sizes with which the counts cannot be equal.
+    W_Q has heads·head_dim rows more and W_λ heads; the feed-forward network three matrices of that width. Raises
+    ValueError for sizes with which the counts cannot be equal.
     """
     more = heads * head_dim + heads
     if more % 3:
         raise ValueError(f"heads·(head_dim + 1) must be a multiple of 3, got {heads}·({head_dim} + 1).")
-    sizes = (f"model.hidden_size={hidden_size}", f"model.num_attention_heads={heads}", f"model.head_dim={head_dim}")
+    sizes = section("model", hidden_size=hidden_size, num_attention_heads=heads, head_dim=head_dim)
     twins = [
         Variant(name=twin.name, overrides=(*twin.overrides, *sizes, f"model.intermediate_size={feed_forward}"))
         for twin in TWINS
@@ -283,7 +266,7 @@ V2 = Experiment(
     presets={
         "cpu": Preset(
             recipe="language",
-            overrides=(*LANGUAGE_CPU, "model.num_hidden_layers=4", "train.steps=200", "train.evaluate_every=200"),
+            overrides=(*LANGUAGE_CPU, "model.num_hidden_layers=4", *section("train", steps=200, evaluate_every=200)),
             variants=variants_v2(64, 8, 8, 172),
             learning_rates=(5e-3, 1.25e-2, 3e-2),
             seeds=6,
@@ -293,10 +276,10 @@ V2 = Experiment(
         ),
         "gpu": Preset(
             recipe="language",
-            overrides=(*LANGUAGE_GPU, "train.steps=1200", "train.evaluate_every=1200"),
+            overrides=(*LANGUAGE_GPU, *section("train", steps=1200, evaluate_every=1200)),
             variants=variants_v2(512, 16, 32, 1376),
             learning_rates=(5e-4, 1e-3, 2e-3),
-            sweep=("train.steps=300", "train.evaluate_every=300"),
+            sweep=section("train", steps=300, evaluate_every=300),
             seeds=3,
             parameter_tolerance=W_LAMBDA,
             options={"documents": 200, "longest": 8192, "frequent": 1000},
@@ -306,7 +289,7 @@ V2 = Experiment(
             stages=(Stage(recipe="paper-1.4b"),),
             variants=variants_v2(2048, 16, 128, 5440),
             parameter_tolerance=W_LAMBDA,
-            evaluations=(Evaluation(measure="standard"), Evaluation(measure="repeats", options={"frequent": 1000})),
+            evaluations=(Evaluation(name="standard"), Evaluation(name="repeats", options={"frequent": 1000})),
             remarks=("Not the paper's: DIFF V2 at the size of its Table 6.",),
         ),
     },

@@ -45,13 +45,8 @@ def with_definition(file: ResultsFile, experiment: Experiment) -> ResultsFile:
 
 @dataclass(frozen=True)
 class ExperimentRequest:
-    """An experiment as it is to be run.
-
-    Attributes:
-        experiment: which.
-        preset_name: "cpu" or "gpu".
-        preset: with the user's seeds, text and options.
-        text: files or folders that the user names; none for the standard library's source.
+    """An experiment as it is to be run: its preset has the user's seeds, text and options; `text` is as the user names
+    it.
     """
 
     experiment: Experiment

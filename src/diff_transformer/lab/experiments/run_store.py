@@ -28,12 +28,8 @@ MEASURED = "measured"
 class Stored:
     """A finished run.
 
-    Attributes:
-        key: the hash of what made it; the name of its folder.
-        folder: the run's own, which `diff-transformer report` and `eval` take.
-        diverged: why there is no model, if so.
-        commit: of the code that trained it, None outside git.
-        seconds: of training.
+    Its key is the hash of what made it, and names the folder that `folder`, the run's own, lies in. `diverged` says why
+    there is no model, if so; `commit` is of the code that trained it, None outside git; `seconds` of training.
     """
 
     key: str
@@ -64,11 +60,7 @@ class Stored:
 
 
 class Store:
-    """A folder of runs.
-
-    Args:
-        folder: made where it is not there.
-    """
+    """A folder of runs, made where it is not there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -51,14 +51,8 @@ def missing_records(variant: Variant, seed: int, measured: Mapping[Variant, Sequ
 
 
 def choose_rate(tried: Mapping[float, float], validation: Validation) -> tuple[float, list[str]]:
-    """The best learning rate and what is to be said about the choice.
-
-    Args:
-        tried: rate → validation, NaN where the run diverged, which is worse than any number.
-        validation: which direction is better.
-
-    Returns:
-        The rate, the lowest of equals, and a sentence each where it was at the edge of what was tried or not alone.
+    """The best of learning rates by their validation (NaN where a run diverged), the lowest of equals; and a sentence
+    each where it was at the edge of what was tried or not alone.
     """
     sign = 1 if validation.better == "higher" else -1
     rates = sorted(tried)
@@ -79,14 +73,8 @@ def choose_rate(tried: Mapping[float, float], validation: Validation) -> tuple[f
 
 
 def sweep_notes(preset: Preset, remarks: Mapping[str, Sequence[str]]) -> list[str]:
-    """What a reader must know of how learning rates were chosen.
-
-    Args:
-        preset: whose rates were tried.
-        remarks: of `choose_rate`, with the names of the variants that each is about.
-
-    Returns:
-        Each remark once, and a sentence where rates were tried in runs of fewer steps than those that are compared.
+    """What a reader must know of how learning rates were chosen: each remark of `choose_rate` once, with the variants
+    that it is about, and whether rates were tried in shorter runs than those that are compared.
     """
     notes = [f"{'; '.join(variants)}: {remark}" for remark, variants in remarks.items()]
     if len(preset.learning_rates) > 1 and preset.variants:
@@ -101,10 +89,7 @@ def sweep_notes(preset: Preset, remarks: Mapping[str, Sequence[str]]) -> list[st
 class SweepProgress:
     """A `Progress` for many trainings, one after the other. Each is announced by `next` before it begins.
 
-    Args:
-        progress: what shows it.
-        costs: what each training is expected to cost, in any unit; those that turn out to be done are taken off.
-        clock: tells seconds.
+    `costs` is what each training is expected to cost, in any unit; those that turn out to be done are taken off.
     """
 
     def __init__(self, progress: Progress, costs: list[float], clock: Callable[[], float] = time.monotonic) -> None:

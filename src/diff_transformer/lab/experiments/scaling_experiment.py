@@ -15,6 +15,7 @@ from diff_transformer.lab.experiments.experiment import (
     Preset,
     Variant,
     compared_by,
+    section,
 )
 from diff_transformer.lab.experiments.language_experiments import (
     AR_HIT,
@@ -66,11 +67,8 @@ PAPER_RECIPES = {
 
 def sized(parameters: float, layers: int, width: int, feed_forward: int, head_dim: int) -> tuple[Variant, ...]:
     """The twins at a size: parameters as the paper counts them."""
-    overrides = (
-        f"model.num_hidden_layers={layers}",
-        f"model.hidden_size={width}",
-        f"model.intermediate_size={feed_forward}",
-        f"model.head_dim={head_dim}",
+    overrides = section(
+        "model", num_hidden_layers=layers, hidden_size=width, intermediate_size=feed_forward, head_dim=head_dim
     )
     return tuple(
         Variant(name=twin.name, overrides=(*twin.overrides, *overrides), coordinates=Coordinates(parameters=parameters))
@@ -171,17 +169,10 @@ def _needed(
     needed: int | None,
     reason: str = "",
 ) -> Comparison:
-    """A share of what the Transformer needs, which is 1.
+    """A share of what the Transformer needs, which is 1: from ln of the share and of each seed's, and its interval.
 
-    Args:
-        name: of what is shared.
-        log: ln of the share.
-        interval: of the share.
-        logs: ln of each seed's share.
-        method: how the interval was found.
-        paper: the paper's share.
-        needed: the number of seeds that would decide it, by the statistic of the interval.
-        reason: why the share is not known, where no run diverged.
+    `needed` is the number of seeds that would decide it, by the statistic of the interval; `reason` says why the share
+    is not known, where no run diverged.
     """
     ratio = math.exp(log)
     shifted = None if interval is None else (interval[0] - 1, interval[1] - 1)
@@ -211,7 +202,7 @@ FIG_3 = Experiment(
         # Sizes of which the smallest is too small for these few tokens: of larger ones none is better than another yet.
         "cpu": Preset(
             recipe="language",
-            overrides=(*LANGUAGE_CPU, "train.steps=250", "train.evaluate_every=50"),
+            overrides=(*LANGUAGE_CPU, *section("train", steps=250, evaluate_every=50)),
             variants=(
                 *sized(20_000, 2, 16, 44, 4),
                 *sized(40_000, 2, 24, 64, 4),
@@ -225,7 +216,7 @@ FIG_3 = Experiment(
         ),
         "gpu": Preset(
             recipe="language",
-            overrides=(*LANGUAGE_GPU, "train.steps=900", "train.evaluate_every=90"),
+            overrides=(*LANGUAGE_GPU, *section("train", steps=900, evaluate_every=90)),
             variants=(
                 *sized(3_000_000, 4, 128, 344, 16),
                 *sized(9_000_000, 6, 256, 688, 32),
@@ -233,7 +224,7 @@ FIG_3 = Experiment(
                 *sized(34_000_000, 8, 512, 1376, 32),
             ),
             learning_rates=(5e-4, 1e-3, 2e-3),
-            sweep=("train.steps=225", "train.evaluate_every=225"),
+            sweep=section("train", steps=225, evaluate_every=225),
             seeds=3,
             options={"documents": 200, "longest": 8192, "frequent": 1000},
             minutes=25,
@@ -242,7 +233,7 @@ FIG_3 = Experiment(
             stages=(Stage(recipe="paper-830m"),),
             recipes=PAPER_RECIPES,
             variants=tuple(replace(twin, coordinates=size) for size in PAPER_RECIPES for twin in TWINS),
-            evaluations=(Evaluation(measure="standard"),),
+            evaluations=(Evaluation(name="standard"),),
             remarks=(
                 "Figure 3a is the loss of the five sizes after 10B tokens. Figure 3b is the 3B models' loss by tokens: "
                 "validation/loss at every 1000th step, of 4.2M tokens each, in metrics.jsonl of their runs.",

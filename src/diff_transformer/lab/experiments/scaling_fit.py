@@ -39,14 +39,10 @@ class Fit:
         )
 
     def equal_loss_ratio(self, size: float | None = None) -> float:
-        """The size of the first variant over that of the second at which both have the same loss.
+        """The size of the first variant, or else the middle, over that of the second at which both have the same loss.
 
-        Args:
-            size: of the first variant; the middle unless given.
-
-        Returns:
-            Below 1 where the first variant needs less. NaN where one gets worse with size, or where the two do not meet
-            within a factor of 1000.
+        Below 1 where the first variant needs less. NaN where one gets worse with size, or where the two do not meet
+        within a factor of 1000.
         """
         if min(self.slopes) <= 0:
             return math.nan
@@ -61,9 +57,7 @@ class Fit:
 
 def fit(sizes: np.ndarray, losses: np.ndarray) -> Fit:
     """The least-squares fit to losses (2, sizes) of two variants at sizes (sizes,), three or more different ones.
-
-    Raises:
-        ValueError: fewer sizes, or other shapes.
+    Raises ValueError for fewer sizes, or other shapes.
     """
     if losses.shape != (2, len(sizes)) or len(set(sizes.tolist())) < 3:
         raise ValueError(
@@ -74,20 +68,13 @@ def fit(sizes: np.ndarray, losses: np.ndarray) -> Fit:
 
 
 def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, seed: int = 0, resamples: int = 1000) -> Interval | None:
-    """The 95 % interval of :meth:`Fit.equal_loss_ratio` by a bootstrap over the seeds of each size.
+    """The 95 % interval of :meth:`Fit.equal_loss_ratio` by a bootstrap over the seeds of losses (K, 2, S) at sizes
+    (S,).
 
     Seeds are drawn for each size by itself, the same for both variants, as those share their data. Few seeds vary less
     among themselves than all would, so what is drawn is spread by √(K/(K − 1)), and by Student's t over the normal
-    quantile for the S·(K − 1) degrees of freedom that S sizes of K seeds have.
-
-    Args:
-        sizes: (S,).
-        losses: (K, 2, S).
-        seed: of the draws.
-        resamples: how many.
-
-    Returns:
-        None for one seed, or where more than one in forty of the drawn fits has no ratio.
+    quantile for the S·(K − 1) degrees of freedom that S sizes of K seeds have. None for one seed, or where more than
+    one in forty of the drawn fits has no ratio.
     """
     seeds = len(losses)
     if seeds < 2:

@@ -70,11 +70,8 @@ def _measure(preset: Preset, progress: Progress) -> list[Result]:
 
 
 def throughput_records(rows: Sequence[BenchRow], seed: int) -> list[Result]:
-    """A repetition's rows as records: tokens per second, and DIFF's as a share of its twin's, round by round.
-
-    Raises:
-        ValueError: something could not be timed.
-    """
+    """A repetition's rows as records: tokens per second, and DIFF's as a share of its twin's, round by round. Raises
+    ValueError where something could not be timed."""
     records = []
     for row in rows:
         if row.tokens_per_second is None or row.ratio is None:
@@ -106,6 +103,7 @@ TABLE_7 = Experiment(
     shows="tokens per second of both twins, training and forward, in alternated runs (Table 7)",
     presets={
         "cpu": Preset(
+            variants=(),
             options={
                 "device": "cpu",
                 "dtypes": ("float32",),
@@ -118,8 +116,9 @@ TABLE_7 = Experiment(
             seeds=3,
             minutes=2.5,
         ),
-        "gpu": Preset(options={"device": "cuda", "lengths": (2048, 4096)}, seeds=3, minutes=12),
+        "gpu": Preset(variants=(), options={"device": "cuda", "lengths": (2048, 4096)}, seeds=3, minutes=12),
         "paper": PaperPreset(
+            variants=(),
             commands=(
                 "diff-transformer bench model --device cuda --length 2048 --length 4096 --pass forward --pass step "
                 "--candidate diff --output runs/table7",

@@ -29,14 +29,9 @@ def share_interval(means: Tensor) -> Interval | None:
 
 
 def share_record(name: str, right: Tensor, **shared: Any) -> Result:
-    """The share of right answers among `right`, (sequences, answers) boolean, with its interval.
+    """The share of right answers among `right`, (sequences, answers) boolean, with its interval over sequences.
 
     It carries no documents: sequences are drawn anew for each seed, so what differs between seeds tells of both.
-
-    Args:
-        name: of the record.
-        right: the answers; those of a sequence depend on each other.
-        shared: other fields of the record.
     """
     values = right.double()
     return Result(
@@ -64,16 +59,11 @@ class Levels(TypedDict):
 
 
 def token_levels(pairs: int, queries: int, values: int, *, repeats: bool = False) -> Levels:
-    """Of the accuracy over all queries of the retrieval task, the right answers to earlier ones in view.
+    """Of the accuracy over all queries of the retrieval task, in random order, the right answers to earlier ones in
+    view.
 
     Elimination leaves out the values already given to other keys, and copies the answer to a key that was already
-    asked for.
-
-    Args:
-        pairs: needles in the context.
-        queries: asked for, in random order.
-        values: tokens that values are drawn from.
-        repeats: whether each query is drawn from all needles; else all are different.
+    asked for, where queries are drawn with repeats.
     """
     eliminated = None
     if queries > 1:
@@ -94,14 +84,8 @@ def joint_levels(pairs: int, queries: int, values: int) -> Levels:
 
 
 def text_levels(needles: int, queried: int, digits: int, *, joint: bool = False) -> Levels:
-    """Of needles in text: an answer that lists as many of the context's numbers as are asked for, at random.
-
-    Args:
-        needles: in a document.
-        queried: how many of them a question asks for.
-        digits: of a number.
-        joint: whether all numbers of a question have to be right.
-    """
+    """Of needles in text: an answer that lists as many of the context's numbers as are asked for, at random. `joint` is
+    whether all numbers of a question have to be right."""
     floor = 1 / math.comb(needles, queried) if joint else queried / needles
     guess = 1 / (9 * 10 ** (digits - 1))  # the first digit is not 0
     return Levels(chance=guess**queried if joint else guess, floor=max(floor, guess), by_elimination=None)

@@ -15,18 +15,10 @@ from diff_transformer.model import DiffTransformerPreTrainedModel, attention_map
 
 @torch.no_grad()
 def applied_maps(model: Any, input_ids: Tensor) -> list[Tensor]:
-    """What each layer multiplies its values by: A1 − λ A2 of differential attention, the softmax map of others.
+    """What each layer multiplies its values by, (B, heads, N, N): A1 − λ A2, or the softmax map.
 
-    Args:
-        model: one of this project's models, or a causal language model of transformers that returns its attentions;
-            DiffLlama's are put together as its layers do, with the λ of each.
-        input_ids: (B, N) tokens.
-
-    Returns:
-        One map a layer, (B, heads, N, N).
-
-    Raises:
-        ValueError: the model does not return its attentions.
+    Takes one of this project's models, or a causal language model of transformers that returns its attentions;
+    DiffLlama's are put together as its layers do, with the λ of each. Raises ValueError for one that returns none.
     """
     if isinstance(model, DiffTransformerPreTrainedModel):
         return [layer.difference for layer in attention_maps(model, input_ids)]
@@ -56,17 +48,12 @@ def _difference(layer: Any, both: Tensor) -> Tensor:
 
 @torch.no_grad()
 def head_entropies(model: Any, sequences: Sequence[Tensor]) -> Tensor:
-    """The mean entropy of each head's attention, in nats: 0 for one that looks at one token, log n for all n equally.
+    """The mean entropy of each head's attention, (layers, heads), in nats: 0 for one that looks at one token, log n for
+    all n equally.
 
-    Args:
-        model: any causal language model of transformers whose attention implementation returns weights ("eager" does).
-        sequences: tokens (N,) without padding; every row of every sequence counts the same.
-
-    Returns:
-        (layers, heads) in float32.
-
-    Raises:
-        ValueError: no sequence, or an attention implementation that returns no weights.
+    Takes any causal language model of transformers whose attention implementation returns weights ("eager" does), and
+    tokens (N,) without padding; every row of every sequence counts the same. Raises ValueError for others, and for no
+    sequence.
     """
     if not sequences:
         raise ValueError("head_entropies needs one sequence or more, got none.")
@@ -84,14 +71,8 @@ def head_entropies(model: Any, sequences: Sequence[Tensor]) -> Tensor:
 
 
 def widest_heads(entropies: Tensor, share: float) -> list[list[int]]:
-    """The heads of highest entropy in each layer, ascending: a share of them, rounded, but one or more.
-
-    Args:
-        entropies: (layers, heads).
-        share: of each layer's heads, more than 0 and up to 1.
-
-    Raises:
-        ValueError: another share.
+    """The heads of highest entropy in each layer, ascending: a share of (layers, heads), rounded, but one or more.
+    Raises ValueError for a share that is not more than 0 and up to 1.
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be more than 0 and up to 1, got {share}.")

@@ -34,11 +34,8 @@ Parts = Sequence[tuple[float, float]]  # the summed loss and the number of token
 
 
 def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:
-    """At most `most` of the documents with `shortest` tokens or more, spread evenly over their order.
-
-    Raises:
-        ValueError: fewer than two are asked for or so long, which leaves nothing to draw other documents from.
-    """
+    """At most `most` of the documents with `shortest` tokens or more, spread evenly over their order. Raises ValueError
+    where fewer than two are asked for or so long, which leaves nothing to draw other documents from."""
     check_counts(2, documents=most)
     lengths = []
     long = []
@@ -57,20 +54,12 @@ def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) 
 
 @torch.no_grad()
 def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """−ln p of each token of each row but the first, given all that stands before it in the row.
+    """−ln p of each token of each row but the first, given all that stands before it in the row: (n − 1,) float64 in
+    nats.
 
     Rows of similar lengths go through the model together, shorter ones with anything after their end, which causal
-    attention cannot see: no mask is needed, so that every implementation of attention will do.
-
-    Args:
-        model: a causal language model of transformers in evaluation mode.
-        rows: (n,) tokens each, n ≥ 2.
-
-    Returns:
-        For each row (n − 1,) float64 on the CPU, in nats.
-
-    Raises:
-        ValueError: a row of fewer than two tokens, or a token that the model has not.
+    attention cannot see: no mask is needed, so that every implementation of attention will do. Raises ValueError for a
+    row of fewer than two tokens, or a token that the model has not.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
     for row in rows:
@@ -130,20 +119,10 @@ def position_marks(length: int, first: int) -> list[int]:
 
 
 def position_losses(model: Any, documents: Sequence[np.ndarray], length: int, windows: int = 1) -> np.ndarray:
-    """−ln p of each token of the first contexts of documents, by its position.
+    """−ln p of each token of the first contexts of documents, by its position: (documents, length − 1, 2) float64.
 
-    Args:
-        model: a causal language model of transformers in evaluation mode.
-        documents: tokens of each, `length` or more.
-        length: tokens of a context.
-        windows: at most so many contexts of a document, one after the other.
-
-    Returns:
-        (documents, length − 1, 2) float64: the summed loss of the tokens with 1, 2 … length − 1 tokens before them,
-        and how many they are.
-
-    Raises:
-        ValueError: a document is shorter than `length`.
+    That is the summed loss of the tokens with 1, 2 … length − 1 tokens before them, and how many they are, in at most
+    `windows` contexts of a document. Raises ValueError for a document that is shorter than a context.
     """
     if shorter := [len(document) for document in documents if len(document) < length]:
         raise ValueError(f"Every document must have {length} tokens or more, got one of {min(shorter)}.")
@@ -248,11 +227,7 @@ def repeat_losses(
 ) -> dict[str, np.ndarray]:
     """The summed loss and the number of tokens of each document, (documents, 2), of "hit" and of "other".
 
-    Args:
-        model: a causal language model of transformers in evaluation mode.
-        documents: tokens of each; longer ones are cut into contexts of `length`, each of which begins anew.
-        frequent: the bigrams that are left out of the hits, sorted.
-        length: tokens of a context.
+    Longer documents are cut into contexts of `length`, each of which begins anew; `frequent` bigrams are no hits.
     """
     contexts = list(_contexts(documents, frequent, length))
     sums = {name: np.zeros((len(documents), 2)) for name in ("hit", "other")}
@@ -275,10 +250,8 @@ def _contexts(
 
 
 def _repeats(options: "RepeatOptions", batches: TextBatches) -> tuple[list[np.ndarray], np.ndarray, int]:
-    """The documents, the bigrams that are left out of the hits, and the tokens of a context.
-
-    Raises:
-        ValueError: too few documents, or no hit or no other token in them.
+    """The documents, the bigrams that are left out of the hits, and the tokens of a context. Raises ValueError for too
+    few documents, or no hit or no other token in them.
     """
     chosen = [document[: options.longest] for document in chosen_documents(batches.documents(), 2, options.documents)]
     # The training part says which bigrams are frequent; the measured part where there is none.

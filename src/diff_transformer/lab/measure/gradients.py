@@ -220,19 +220,12 @@ _KINDS = {
 
 
 def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, float]:
-    """How large the gradient of the loss is for each kind of parameter. The model's own ``grad`` are left alone.
+    """How large the gradient of the loss is for each kind of parameter: its root mean square over all layers.
 
-    Args:
-        model: a causal language model of transformers with Llama's names; ours, Llama and DiffLlama have them.
-        batch: `input_ids`, `labels` and whatever else it is called with.
-
-    Returns:
-        The root mean square over all entries of all layers for "q", "k", "v", "o", "mlp", "norm", "embedding", "output"
-        and, where there are such, "lambda", "head norm" and "other". In our differential models also for either half of
-        the queries and keys: "q1", "q2", "k1", "k2".
-
-    Raises:
-        ValueError: no parameter takes a gradient.
+    The kinds are "q", "k", "v", "o", "mlp", "norm", "embedding", "output" and, where there are such, "lambda", "head
+    norm" and "other"; in our differential models also either half of the queries and keys: "q1", "q2", "k1", "k2". The
+    model has Llama's names; ours, Llama and DiffLlama do. Its own ``grad`` are left alone. Raises ValueError where no
+    parameter takes a gradient.
     """
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not parameters:

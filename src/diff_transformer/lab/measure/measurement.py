@@ -163,22 +163,26 @@ class MeasurementRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     numbers: tuple[str, ...] = ()
 
-    def check(self, batches: Batches, tokenizer: Any) -> None:
-        """Raises ValueError where the measurement or the options are not known, or the data cannot serve them."""
+    def resolve(self) -> tuple[Measurement[Any], Any]:
+        """The measurement and its options. Raises ValueError where either is not known."""
         found = find_measurement(self.name)
-        options = found.read(self.options)
+        return found, found.read(self.options)
+
+    def check(self, batches: Batches, tokenizer: Any) -> None:
+        """Raises ValueError where the data, read with the tokenizer, cannot serve the options."""
+        found, options = self.resolve()
         if found.check is not None:
             found.check(options, batches, tokenizer)
 
     def run(self, measured: EvalInput) -> list[Result]:
         """The records that are wanted."""
-        found = find_measurement(self.name)
-        return self._wanted(found.run(measured, found.read(self.options)))
+        found, options = self.resolve()
+        return self._wanted(found.run(measured, options))
 
     def baselines(self, recipe: Any) -> list[Baseline]:
         """What the accuracies among these records come to without learning, of runs with this recipe."""
         found = find_measurement(self.name)
-        return self._wanted([] if found.baselines is None else found.baselines(found.read(self.options), recipe))
+        return [] if found.baselines is None else self._wanted(found.baselines(found.read(self.options), recipe))
 
     def _wanted(self, records: list[R]) -> list[R]:
         return [record for record in records if not self.numbers or record.name in self.numbers]

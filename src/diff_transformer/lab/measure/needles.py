@@ -41,16 +41,8 @@ def needle_answers(
 ) -> list[list[bool]]:
     """Which numbers stand in the greedy answers: for each document, one for each queried city.
 
-    An answer has as many tokens as the right one and a few more: no room to list what was not asked for.
-
-    Args:
-        model: a causal language model of transformers in evaluation mode.
-        tokenizer: what the documents were tokenised with.
-        documents: with prompts that the model is to go on from.
-        batch_size: prompts at a time.
-
-    Raises:
-        ValueError: a document is longer than the model's positions.
+    An answer has as many tokens as the right one and a few more: no room to list what was not asked for. Raises
+    ValueError for a document that is longer than the model's positions.
     """
     longest = max(len(document.tokens) for document in documents)
     if longest > model.config.max_position_embeddings:
@@ -109,11 +101,7 @@ def document_attention(model: Any, documents: Sequence[NeedleDocument], batch_si
     """Attention of the tokens that predict the first token of each number, the right answer before them given.
 
     On the answer is the attention on all tokens of the number; the needle's other words are neither answer nor noise.
-
-    Args:
-        model: as `applied_maps` takes it, in evaluation mode.
-        documents: with answers.
-        batch_size: documents at a time; all maps of a batch are held at once.
+    All maps of a batch are held at once.
     """
     length = max(len(document.tokens) for document in documents)
     spans = AttentionSpans(

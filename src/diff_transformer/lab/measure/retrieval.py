@@ -46,13 +46,7 @@ def _split(sample: T, size: int) -> Iterator[T]:
 
 @torch.no_grad()
 def retrieval_answers(model: Any, sample: RetrievalSample, batch_size: int = 64) -> Tensor:
-    """Which queries are answered right: (n, Q) boolean. An answer is the most likely of all tokens.
-
-    Args:
-        model: a causal language model of transformers in evaluation mode.
-        sample: sequences with the places of their queries.
-        batch_size: sequences at a time.
-    """
+    """Which queries are answered right: (n, Q) boolean. An answer is the most likely of all tokens."""
     device = next(model.parameters()).device
     right = []
     for part in _split(sample, batch_size):
@@ -100,14 +94,7 @@ class AttentionSpans:
 
 
 def attention_mass(model: Any, sample: RetrievalSample, context_length: int, batch_size: int = 32) -> AttentionMass:
-    """Attention to the answer and attention noise (Table 3) in the retrieval task.
-
-    Args:
-        model: one of this project's models in evaluation mode.
-        sample: sequences with the places of their queries and answers.
-        context_length: positions before the first query.
-        batch_size: sequences at a time; all maps of a batch are held at once.
-    """
+    """Attention to the answer and attention noise (Table 3) in the retrieval task."""
     answers = sample.answer_spans
     spans = AttentionSpans(
         input_ids=sample.input_ids,
@@ -120,13 +107,7 @@ def attention_mass(model: Any, sample: RetrievalSample, context_length: int, bat
 
 
 def attention_of_spans(model: Any, spans: AttentionSpans, batch_size: int = 32) -> AttentionMass:
-    """Attention to the answer and attention noise (Table 3).
-
-    Args:
-        model: as `applied_maps` takes it, in evaluation mode.
-        spans: sequences and places in them.
-        batch_size: sequences at a time; all maps of a batch are held at once.
-    """
+    """Attention to the answer and attention noise (Table 3). All maps of a batch are held at once."""
     device = next(model.parameters()).device
     parts: list[Tensor] = []
     for part in _split(spans, batch_size):

@@ -27,15 +27,8 @@ _AT_A_TIME = 1 << 14
 
 
 def first_tokens(batches: Batches, tokens: int) -> Iterator[dict[str, Tensor]]:
-    """The validation batches up to so many tokens, in parts. The last sequence is cut where they end.
-
-    Args:
-        batches: the data.
-        tokens: how many; all there are if they are fewer.
-
-    Raises:
-        ValueError: a number below 1.
-    """
+    """The validation batches up to so many tokens, in parts. The last sequence is cut where they end. Raises ValueError
+    for a number below 1."""
     if tokens < 1:
         raise ValueError(f"tokens must be 1 or more, got {tokens}.")
     return _parts(batches, tokens)
@@ -57,13 +50,7 @@ def _parts(batches: Batches, left: int) -> Iterator[dict[str, Tensor]]:
 
 @dataclass(frozen=True)
 class LanguageLoss:
-    """Summed negative log-likelihood of a text.
-
-    Attributes:
-        nats: the sum over all targets.
-        targets: how many tokens were predicted.
-        bytes: how many bytes of text they stand for.
-    """
+    """Negative log-likelihood of a text: the sum over all targets in nats, how many they are, and the bytes of text."""
 
     nats: float
     targets: int
@@ -82,12 +69,7 @@ class LanguageLoss:
 
 @torch.no_grad()
 def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
-    """The loss of a causal language model of transformers on the validation windows.
-
-    Args:
-        model: in evaluation mode.
-        batches: the text; see :meth:`TextBatches.validation_batches`.
-    """
+    """The loss of a causal language model of transformers on the validation windows."""
     device = next(model.parameters()).device
     nats, targets = 0.0, 0
     options = {"chunked_loss": True} if isinstance(model, DiffTransformerForCausalLM) else {}
@@ -102,12 +84,7 @@ def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
 
 @torch.no_grad()
 def label_accuracy(model: Any, batches: Batches) -> float:
-    """The share of the validation data's labels that the model takes for the likeliest, given all that stands before.
-
-    Args:
-        model: in evaluation mode.
-        batches: data of which only some tokens are labels, such as answers.
-    """
+    """The share of the validation data's labels that the model takes for the likeliest, given all before them."""
     device = next(model.parameters()).device
     right = labels = 0
     for batch in batches.validation_batches():
@@ -119,10 +96,8 @@ def label_accuracy(model: Any, batches: Batches) -> float:
 
 
 def text_part(batches: Batches | None) -> TextBatches:
-    """Validation data as text alone: of a run that has needle documents beside its text, the text.
-
-    Raises:
-        ValueError: there is no text in it.
+    """Validation data as text alone: of a run that has needle documents beside its text, the text. Raises ValueError
+    where there is no text in it.
     """
     text = batches.text if isinstance(batches, NeedleBatches) else batches
     if not isinstance(text, TextBatches):
@@ -141,18 +116,10 @@ def language_records(model: Any, batches: TextBatches, variant: str) -> list[Res
 
 
 def evaluate(model: Any, batches: Batches, variant: str, *, sequences: int = 512, seed: int = 0) -> list[Result]:
-    """Every measurement that makes sense on the data.
+    """Every measurement that makes sense on the data: text, the retrieval task or arithmetic.
 
-    Args:
-        model: in evaluation mode.
-        batches: text (loss, bits per byte), the retrieval task (accuracy, Table 3's measures) or arithmetic (exact
-            match and answer length).
-        variant: what to call the model in the records.
-        sequences: how many sequences of the retrieval task to draw.
-        seed: of these sequences.
-
-    Raises:
-        ValueError: data that is neither, or a vocabulary that is not the model's.
+    From the retrieval task so many sequences are drawn with the seed. Raises ValueError for other data, or a vocabulary
+    that is not the model's.
     """
     if batches.vocab_size > model.config.vocab_size:
         raise ValueError(
