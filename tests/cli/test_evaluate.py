@@ -256,10 +256,21 @@ def test_measures_of_other_data_say_so(run: Run, retrieval_run: Path, text_run: 
     fails(run("eval", text_run, "--measure", "retrieval_lengths"), "on the retrieval task alone, which the model was")
 
 
-@pytest.mark.parametrize("name", ["repeats", "positions", "needles", "needle_attention"])
+@pytest.mark.parametrize("name", ["repeats", "positions", "harness"])
 def test_a_measure_of_text_says_that_the_run_has_none(run: Run, retrieval_run: Path, name: str) -> None:
     told = f"The measure {name} is taken on text, and the run was not trained on any: name some with --text."
     fails(run("eval", retrieval_run, "--measure", "standard", "--measure", name), told)
+
+
+def test_needles_are_measured_among_the_tokens_of_a_run(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
+    """Chance and floor of the run's own task stand in the results."""
+    sizes = ["--option", "needles=2", "--option", "queried=1", "--option", "samples=4"]
+    path = tmp_path / "needles.json"
+    measures = ["--measure", "needles", "--measure", "needle_attention"]
+    assert run("eval", retrieval_run, *measures, *sizes, "--output", path).exit_code == 0
+    results = read_results(path)
+    assert {record.name for record in results.records} > {"needles/accuracy", "needles/attention_noise_share"}
+    assert [one.floor for one in results.baselines if one.name == "needles/accuracy"] == [pytest.approx(0.5, abs=0.05)]
 
 
 def test_of_a_run_on_needles_whole_documents_of_its_text_are_measured(run: Run, text_run: Path, tmp_path: Path) -> None:
