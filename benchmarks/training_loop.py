@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_transformer.data.packing import flattened
+from diff_transformer.data.batches import flattened
 from diff_transformer.lab.bench.timing import spread
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import capture_results, write_json

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.convert import onnx_graph as exporting
+from diff_transformer.convert import shared_folder as exporting
 from tiny_model import SIZES
 
 LAYERS = SIZES["num_hidden_layers"]

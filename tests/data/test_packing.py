@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diff_transformer.data.packing import Packed, flattened, shuffled
+from diff_transformer.data.batches import flattened
+from diff_transformer.data.text_batches import Packed, shuffled
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(2, 7), st.integers(0, 3))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diff_transformer.data import TextBatches, TextFiles, byte_tokenizer, prepare, token_cache
+from diff_transformer.data import TextBatches, TextFiles, byte_tokenizer, prepare, text_batches
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_batches_are_what_they_always_were(
 
 def test_tables_are_made_once_and_mapped(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = batches(text, 0.1, tmp_path / "cache")
-    monkeypatch.setattr(token_cache, "_parts", None)  # would be called to make them
+    monkeypatch.setattr(text_batches, "_parts", None)  # would be called to make them
     second = batches(text, 0.1, tmp_path / "cache")
     for packed in (second._train, second._validation):
         assert isinstance(packed.begins, np.memmap)

@@ -90,7 +90,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "odd key/value heads": ({"num_key_value_heads": 3}, r"must be even .*, got 12 and 3\.$"),
     "heads not divisible": ({"num_key_value_heads": 8}, r"positive multiple of num_key_value_heads, got 12 and 8\.$"),
-    "no heads": ({"num_attention_heads": 0}, r"num_attention_heads must be a positive .*, got 0 and"),
+    "no heads": ({"num_attention_heads": 0}, r"num_attention_heads must be 1 or more, got 0\.$"),
     "no key/value heads": ({"num_key_value_heads": 0}, r"num_key_value_heads, got 12 and 0\.$"),
     "width not divisible": ({"hidden_size": 100}, r"hidden_size must be a multiple .*, got 100 and 12\.$"),
     "odd head_dim": ({"head_dim": 7}, r"head_dim must be even for the rotary embedding, got 7\.$"),

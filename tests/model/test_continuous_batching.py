@@ -14,12 +14,12 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig
 from transformers.generation.continuous_batching import continuous_api
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
-import diff_transformer.model.continuous_batching as model_batching
 import flash_stand_in
+from diff_transformer.model import modeling
 from tiny_model import SIZES
 
 pytestmark = pytest.mark.skipif(
-    not model_batching._reads_the_call_config(), reason="this transformers sizes its paged cache by the twin's heads"
+    not modeling._reads_the_call_config(), reason="this transformers sizes its paged cache by the twin's heads"
 )
 
 # float64 as in the tests of generate: no two logits are so close that rounding decides. 9 is the end of a text in some.
@@ -180,7 +180,7 @@ def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(
     kind: str, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The twin and V2 cache what their configuration says, so they run there as well."""
-    monkeypatch.setattr(model_batching, "_reads_the_call_config", lambda: False)
+    monkeypatch.setattr(modeling, "_reads_the_call_config", lambda: False)
     model, expected = made_once(kind, make)
     if kind == "diff":
         with pytest.raises(NotImplementedError, match="'diff' needs a transformers"):

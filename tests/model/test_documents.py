@@ -19,8 +19,8 @@ from transformers import DataCollatorWithFlattening, DynamicCache
 import diff_transformer.model.interface_attention as model_attention
 import flash_stand_in
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.data.packing import flattened
-from diff_transformer.model import attends_by_document, attention_masks, packed_documents
+from diff_transformer.data.batches import flattened
+from diff_transformer.model import attends_by_document, modeling, packed_documents
 from tiny_model import KINDS
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -90,8 +90,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     diff_attention, attend_by_document = model_attention.diff_attention, model_attention.attend_by_document
     monkeypatch.setattr(model_attention, "diff_attention", operator)
     monkeypatch.setattr(model_attention, "attend_by_document", ordinary)
-    for kind, function in list(attention_masks.MASK_FUNCTIONS.items()):
-        monkeypatch.setitem(attention_masks.MASK_FUNCTIONS, kind, partial(masked, function))
+    for kind, function in list(modeling.MASK_FUNCTIONS.items()):
+        monkeypatch.setitem(modeling.MASK_FUNCTIONS, kind, partial(masked, function))
     return counter
 
 

@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 
 from diff_transformer._version import __version__
 from diff_transformer.convert.layout import Layout, Output, plan
-from diff_transformer.convert.layout_settings import read_diff_transformer, with_dex, write_diff_transformer
-from diff_transformer.convert.layout_tables import LAYOUTS
+from diff_transformer.convert.layout_tables import LAYOUTS, read_diff_transformer, with_dex, write_diff_transformer
 from diff_transformer.convert.weight_files import INDEX, Weights, read_json_object
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files

@@ -4,16 +4,18 @@ A table says how a source's parameters become ours, its target; read backwards i
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diff_transformer.convert.weight_files import Header, some
 from diff_transformer.model import DiffTransformerConfig
+from diff_transformer.nn import AnnealedLambda, annealed_lambda, fold_output
 from diff_transformer.variants import head_dim
 
 LAYER = "model.layers.{layer}."
@@ -61,11 +63,6 @@ class Sizes:
         )
 
 
-def same_rows(rows: int, head_dim: int) -> Tensor:
-    """The rows as they are."""
-    return torch.arange(rows)
-
-
 def deinterleave_channels(rows: int, head_dim: int) -> Tensor:
     """Rotary channels in pairs (2i, 2i + 1) in the source, (i, i + d/2) here; heads in the same order."""
     return torch.arange(rows).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()
@@ -103,7 +100,8 @@ class Row:
         source: the key in the source's; None where it has no such parameter.
         shape: the target's, in symbols of :class:`Sizes`.
         source_shape: the source's, where it is another.
-        source_rows: which of the source's rows each of the target's is, of a number of rows and a head's width.
+        source_rows: which of the source's rows each of the target's is, of a number of rows and a head's width; None
+            where the rows are the same.
         scale: the target is the source times this.
         constant: what every entry of the target is where the source has none. With a key of the source as well, the
             parameter may be absent from the whole checkpoint.
@@ -116,7 +114,7 @@ class Row:
     source: str | None
     shape: tuple[str, ...]
     source_shape: tuple[str, ...] | None = None
-    source_rows: Callable[[int, int], Tensor] = same_rows
+    source_rows: Callable[[int, int], Tensor] | None = None
     scale: float = 1.0
     constant: float | None = None
     folded_into: str | None = None
@@ -148,24 +146,6 @@ class Output:
         return prod(self.shape) * self.dtype.itemsize
 
 
-class ExtraParameters(Protocol):
-    """Parameters of ours whose number or shape differs from layer to layer, so that no row can hold them.
-
-    Attributes:
-        shapes: their keys, and their shapes.
-    """
-
-    shapes: dict[str, tuple[int, ...]]
-
-    def initial(self, headers: Mapping[str, Header]) -> list[Output]:
-        """What they are at first, from the headers of a source that has none."""
-        ...
-
-    def fold(self, output: Output) -> Output:
-        """A tensor of the source's layout that has taken them up; the tensor as it is if it takes up none."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """How somebody else keeps a model that is one of ours.
@@ -177,7 +157,6 @@ class Layout:
         read: the source's config.json → our configuration. Raises ValueError where we have no such model.
         write: our configuration → the source's config.json; None where there is no way back.
         ignored: endings of keys that hold no parameter.
-        extra: our parameters that no row can hold, if there are any.
     """
 
     name: str
@@ -186,7 +165,6 @@ class Layout:
     read: Callable[[Mapping[str, Any]], DiffTransformerConfig]
     write: Callable[[DiffTransformerConfig], dict[str, Any]] | None = None
     ignored: tuple[str, ...] = ()
-    extra: Callable[[DiffTransformerConfig], ExtraParameters] | None = None
 
 
 def plan(
@@ -204,7 +182,7 @@ def plan(
         ValueError: keys that the table does not know, or that are missing, or shapes that do not fit; all are listed.
     """
     sizes, tied = Sizes.of(config), config.tie_word_embeddings
-    extra = None if layout.extra is None else layout.extra(config)
+    dex = DexParameters(config) if config.described.corrects_heads else None
     headers = {key: header for key, header in headers.items() if not key.endswith(layout.ignored)}
     places = [_Place(row, layer, sizes, backwards) for row, layer in _in_order(layout.rows, sizes.layers)]
     present = {place.row.target for place in places if place.input in headers}
@@ -215,14 +193,14 @@ def plan(
     }
     needed = [place for place in places if place.row.target in present or place.row.target not in may_lack]
     expected = {place.input: place.input_shape for place in needed if place.input}
-    _check(expected | (extra.shapes if extra and backwards else {}), headers)
+    _check(expected | (dex.shapes if dex and backwards else {}), headers)
     folded = {place.folded_into: place for place in places} if backwards else {}
     outputs = [
         output for place in places if (output := place.make_output(headers, folded.get(place.target))) is not None
     ]
-    if extra is None:
+    if dex is None:
         return outputs
-    return [extra.fold(output) for output in outputs] if backwards else outputs + extra.initial(headers)
+    return [dex.fold(output) for output in outputs] if backwards else outputs + dex.initial(headers)
 
 
 def _in_order(rows: tuple[Row, ...], layers: int) -> Iterator[tuple[Row, int]]:
@@ -266,10 +244,9 @@ class _Place:
         return Output(self.output, self.output_shape, dtype, (self.input, folded.target), self._scaled_by_head)
 
     def _reordered(self, weight: Tensor) -> Tensor:
-        rows = self.row.source_rows(self.sizes.shape(self.row.shape)[0], self.sizes.d)
-        if self.backwards:
-            rows = inverse(rows)
-        weight = weight if torch.equal(rows, torch.arange(weight.shape[0])) else weight[rows]
+        if self.row.source_rows is not None:
+            rows = self.row.source_rows(self.sizes.shape(self.row.shape)[0], self.sizes.d)
+            weight = weight[inverse(rows) if self.backwards else rows]
         return weight if self.row.scale == 1 else self._finite(weight * self.row.scale)
 
     def _scaled_by_head(self, output_weight: Tensor, norm_weight: Tensor) -> Tensor:
@@ -285,6 +262,67 @@ class _Place:
         if not made.isfinite().all():
             raise ValueError(f"{self.input} cannot be scaled in {made.dtype}: the result is not finite.")
         return made
+
+
+class DexParameters:
+    """What DEX adds to a Llama, in layers that have chosen heads: W_D, λ_learn and α.
+
+    They are made for a conversion from a Llama and folded into W_O on the way back. Their shapes follow the chosen
+    heads, layer by layer, so that no row of a table can hold them.
+
+    Attributes:
+        shapes: their keys in our checkpoints, and their shapes.
+    """
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        width = head_dim(config)
+        every = list(range(config.num_attention_heads))
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._layers: dict[str, tuple[AnnealedLambda, list[int]]] = {}  # W_O's key → the initial λ, chosen heads
+        for layer, heads in enumerate(config.dex_heads or [every] * config.num_hidden_layers):
+            if heads:
+                output = f"{ATTENTION}o_proj.weight".format(layer=layer)
+                lam = AnnealedLambda(layer + 1, config.lambda_init_of(layer + 1), config.dex_lambda_start)
+                self._layers[output] = lam, list(heads)
+                shapes = (len(heads), width, width), (1,), ()
+                self.shapes |= dict(zip(_dex_keys(output), shapes, strict=True))
+
+    def initial(self, headers: Mapping[str, Header]) -> list[Output]:
+        """The parameters of a model that computes what the source does: W_D = 0; λ's two numbers in float32."""
+        outputs = []
+        for key, (lam, _) in self._layers.items():
+            weight, learned, progress = _dex_keys(key)
+            shape, dtype = self.shapes[weight], headers[key].dtype
+            outputs += [
+                Output(weight, shape, dtype, (), partial(torch.zeros, shape, dtype=dtype)),
+                Output(learned, (1,), torch.float32, (), lam.learned.detach().float),
+                Output(progress, (), torch.float32, (), lam.progress.float),
+            ]
+        return outputs
+
+    def fold(self, output: Output) -> Output:
+        """W_O with the layer's correction taken up, λ as training left it; any other tensor as it is.
+
+        Its ``make`` raises a ValueError where the result is too large for its dtype.
+        """
+        if output.key not in self._layers:
+            return output
+        initial, heads = self._layers[output.key]
+
+        def make(output_weight: Tensor, weight: Tensor, learned: Tensor, progress: Tensor) -> Tensor:
+            lam = annealed_lambda(initial.lambda_init, learned.double().squeeze(0), progress.double())
+            folded = fold_output(output.make(output_weight), weight, lam, heads)
+            if not folded.isfinite().all():
+                raise ValueError(f"{output.key} with W_D folded in is too large for {folded.dtype}.")
+            return folded
+
+        return replace(output, inputs=(*output.inputs, *_dex_keys(output.key)), make=make)
+
+
+def _dex_keys(output: str) -> tuple[str, str, str]:
+    """W_D, λ_learn and α of the layer whose W_O has this key."""
+    layer = output.removesuffix("o_proj.weight")
+    return f"{layer}dex.weight", f"{layer}dex.lam.learned", f"{layer}dex.lam.progress"
 
 
 def _check(expected: Mapping[str, tuple[int, ...]], headers: Mapping[str, Header]) -> None:

@@ -1,9 +1,17 @@
-"""The tables of all layouts. docs/converting.md explains them, and how to add one."""
+"""The layouts of other projects: how each names and orders its parameters, and its settings as ours and back.
 
+docs/converting.md explains them, and how to add one.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from diff_transformer.convert.dex_weights import DexParameters
+from huggingface_hub.errors import StrictDataclassError
+from transformers import DiffLlamaConfig, LlamaConfig, PreTrainedConfig
+
 from diff_transformer.convert.layout import (
     ATTENTION,
     LAYER,
@@ -13,16 +21,228 @@ from diff_transformer.convert.layout import (
     interleave_heads,
     repeat_heads,
 )
-from diff_transformer.convert.layout_settings import (
-    read_diffllama,
-    read_llama,
-    read_microsoft,
-    read_microsoft_v2,
-    write_diffllama,
-    write_llama,
-    write_microsoft,
-    write_microsoft_v2,
+from diff_transformer.model import DiffTransformerConfig
+
+Config = TypeVar("Config", bound=PreTrainedConfig)
+
+# Settings that mean the same everywhere, and the heads, which only transformers' own layouts count as we do.
+SHARED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "max_position_embeddings",
+    "rope_parameters",
+    "rms_norm_eps",
+    "initializer_range",
+    "tie_word_embeddings",
+    "use_cache",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
 )
+HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
+
+# A setting of a Llama that ours can only have one way, and why.
+FIXED: dict[str, tuple[Any, str]] = {
+    "hidden_act": ("silu", "the feed-forward network here is SwiGLU"),
+    "attention_bias": (False, "the projections here have no biases"),
+    "mlp_bias": (False, "the feed-forward network here has no biases"),
+    "attention_dropout": (0, "attention here has no dropout"),
+    "quantization_config": (None, "only weights in floating point are converted"),
+}
+
+# What a config.json in the authors' layout may hold: the arguments of their attention module, and Llama's names for
+# the rest; `first_depth` is the `depth` that the first layer's module was made with.
+MICROSOFT_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "num_heads")
+MICROSOFT_OPTIONAL = (
+    "num_kv_heads",
+    "rope_theta",
+    "model_type",
+    "architectures",
+    "torch_dtype",
+    "transformers_version",
+)
+SUBLN_EPS = 1e-5  # fixed in the module of the authors
+
+
+def read_transformers(
+    raw: Mapping[str, Any], config_class: type[PreTrainedConfig], attention_type: str
+) -> DiffTransformerConfig:
+    """Settings of transformers' Llama or DiffLlama as ours, of an attention type that its weights can become.
+
+    Both count heads as we do. DiffLlama counts layers from 0 where we count from 1.
+    """
+    _check_model_type(config_class, raw)
+    config = _valid(lambda: config_class.from_dict(dict(raw)))
+    for name, (value, reason) in FIXED.items():
+        if (got := getattr(config, name, value)) not in (value, None):
+            raise ValueError(f"{name} must be {value!r}, because {reason}; got {got!r}.")
+    settings = {name: getattr(config, name) for name in (*SHARED, *HEADS)}
+    return _valid(lambda: DiffTransformerConfig(attention_type=attention_type, **settings))
+
+
+def write_transformers(config: DiffTransformerConfig, config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    """Our settings as those of transformers' Llama or DiffLlama."""
+    settings = {name: getattr(config, name) for name in (*SHARED, *HEADS)}
+    model = config_class.__name__.replace("Config", "ForCausalLM")
+    return _json(_valid(lambda: config_class(architectures=[model], **settings)))
+
+
+def write_diffllama(config: DiffTransformerConfig) -> dict[str, Any]:
+    """Settings of transformers' DiffLlama. Raises ValueError where λ_init is not the paper's."""
+    if config.lambda_init != "schedule" or config.lambda_init_offset:
+        raise ValueError(
+            "DiffLlama has the paper's λ_init alone, 0.8 − 0.6·exp(−0.3·(l − 1)); this model has lambda_init "
+            f"{config.lambda_init!r} and lambda_init_offset {config.lambda_init_offset}."
+        )
+    return write_transformers(config, DiffLlamaConfig)
+
+
+def read_microsoft(raw: Mapping[str, Any]) -> DiffTransformerConfig:
+    """Settings in the authors' layout: `num_heads` and `num_kv_heads` are half of what ours are."""
+    _check_keys(raw, (*MICROSOFT_OPTIONAL, "first_depth"))
+    heads, width = raw["num_heads"], raw["hidden_size"]
+    kv_heads = raw.get("num_kv_heads") or heads
+    if width % (2 * heads):
+        raise ValueError(f"hidden_size must be a multiple of 2·num_heads, got {width} and {heads}.")
+    if raw.get("rms_norm_eps", SUBLN_EPS) != SUBLN_EPS:
+        raise ValueError(
+            f"rms_norm_eps must be {SUBLN_EPS}: the authors' headwise norm has that eps, and ours has the eps of all "
+            f"norms; got {raw['rms_norm_eps']}."
+        )
+    return _from_authors(
+        raw,
+        attention_type="diff",
+        num_attention_heads=2 * heads,
+        num_key_value_heads=2 * kv_heads,
+        head_dim=width // (2 * heads),
+        lambda_init_offset=raw.get("first_depth", 0),
+    )
+
+
+def write_microsoft(config: DiffTransformerConfig) -> dict[str, Any]:
+    """Settings in the authors' layout. Raises ValueError where their module is fixed to something else."""
+    heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    assert kv_heads is not None
+    assert width is not None
+    if heads * width != config.hidden_size:
+        raise ValueError(
+            "the authors' module has heads as wide together as the model; this one has hidden_size "
+            f"{config.hidden_size} and {heads} heads of {width}."
+        )
+    if config.lambda_init != "schedule":
+        raise ValueError(f"the authors' module has λ_init by depth alone; this model has {config.lambda_init!r}.")
+    if config.rms_norm_eps != SUBLN_EPS:
+        raise ValueError(
+            f"the authors' headwise norm has eps {SUBLN_EPS}; all norms of this model have {config.rms_norm_eps}."
+        )
+    fields = {"num_heads": heads // 2, "num_kv_heads": kv_heads // 2, "first_depth": config.lambda_init_offset}
+    return {"model_type": "microsoft_diff", **fields, **_shared_json(config)}
+
+
+def read_microsoft_v2(raw: Mapping[str, Any]) -> DiffTransformerConfig:
+    """Settings in the authors' second layout: `num_heads` counts output heads, as ours does."""
+    _check_keys(raw, (*MICROSOFT_OPTIONAL, "head_dim"))
+    heads = raw["num_heads"]
+    return _from_authors(
+        raw,
+        attention_type="diff_v2",
+        num_attention_heads=heads,
+        num_key_value_heads=raw.get("num_kv_heads") or heads,
+        head_dim=raw.get("head_dim"),
+    )
+
+
+def write_microsoft_v2(config: DiffTransformerConfig) -> dict[str, Any]:
+    """Settings in the authors' second layout."""
+    fields = {"num_heads": config.num_attention_heads, "num_kv_heads": config.num_key_value_heads}
+    return {"model_type": "microsoft_diff_v2", **fields, "head_dim": config.head_dim, **_shared_json(config)}
+
+
+def read_diff_transformer(raw: Mapping[str, Any]) -> DiffTransformerConfig:
+    """Our own settings, of a model for another layout. Raises ValueError where no layout has what the model has."""
+    _check_model_type(DiffTransformerConfig, raw)
+    config = _valid(lambda: DiffTransformerConfig.from_dict(dict(raw)))
+    if config.sliding_window is not None:
+        raise ValueError(
+            f"the other layouts have no sliding window; this model has sliding_window {config.sliding_window}."
+        )
+    if config.has_headwise_norm != config.described.headwise_norm:
+        raise ValueError(
+            "the other layouts have a headwise norm in 'diff' and in nothing else; this model of attention_type "
+            f"{config.attention_type!r} has headwise_norm {config.headwise_norm}."
+        )
+    return config
+
+
+def write_diff_transformer(config: DiffTransformerConfig) -> dict[str, Any]:
+    """Our own config.json."""
+    config.architectures = ["DiffTransformerForCausalLM"]
+    return _json(config)
+
+
+def with_dex(
+    config: DiffTransformerConfig, heads: Sequence[Sequence[int]] | None, lambda_start: float | None
+) -> DiffTransformerConfig:
+    """A "dex" configuration with its heads chosen.
+
+    Raises:
+        ValueError: heads that it has not, or another attention type.
+    """
+    if not config.described.corrects_heads:
+        raise ValueError(
+            f"dex_heads and dex_lambda_start belong to the attention type 'dex', not to {config.attention_type!r}."
+        )
+    chosen = {"dex_heads": None if heads is None else [list(layer) for layer in heads]}
+    settings = {**config.to_dict(), **chosen, "dex_lambda_start": lambda_start}
+    return _valid(lambda: DiffTransformerConfig.from_dict(settings))
+
+
+def _from_authors(raw: Mapping[str, Any], **fields: Any) -> DiffTransformerConfig:
+    settings = {name: raw[name] for name in (*SHARED, "rope_theta") if name in raw}
+    settings.setdefault("dtype", raw.get("torch_dtype"))
+    return _valid(lambda: DiffTransformerConfig(**settings, **fields))
+
+
+def _shared_json(config: DiffTransformerConfig) -> dict[str, Any]:
+    everything = json.loads(config.to_json_string(use_diff=False))
+    return {name: everything[name] for name in SHARED if name in everything}
+
+
+def _json(config: PreTrainedConfig) -> dict[str, Any]:
+    return json.loads(config.to_json_string())
+
+
+def _check_model_type(config_class: type[PreTrainedConfig], raw: Mapping[str, Any]) -> None:
+    if raw.get("model_type") != config_class.model_type:
+        raise ValueError(f"model_type must be {config_class.model_type!r}, got {raw.get('model_type')!r}.")
+
+
+def _check_keys(raw: Mapping[str, Any], optional: tuple[str, ...]) -> None:
+    missing = [name for name in MICROSOFT_REQUIRED if name not in raw]
+    unknown = sorted(raw.keys() - {*MICROSOFT_REQUIRED, *SHARED, *optional})
+    if missing or unknown:
+        kinds = {"missing": missing, "unknown": unknown}
+        raise ValueError("; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names) + ".")
+    if raw.get("rope_theta") is not None and raw.get("rope_parameters") is not None:
+        raise ValueError("rope_theta and rope_parameters are both given, and only one can hold.")
+    for name in (*MICROSOFT_REQUIRED, "num_kv_heads", "head_dim"):
+        value = raw.get(name)
+        if (value is not None or name in MICROSOFT_REQUIRED) and (type(value) is not int or value < 1):
+            raise ValueError(f"{name} must be a whole number, 1 or more, got {value!r}.")
+
+
+def _valid(build: Callable[[], Config]) -> Config:
+    """What a configuration class made of settings, or a ValueError in one line."""
+    try:
+        return build()
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except ZeroDivisionError:  # how transformers takes a model of no heads
+        raise ValueError("a size that others are divided by, such as num_attention_heads, is 0.") from None
+
 
 # A buffer that old versions of transformers saved; it follows from the settings.
 ROTARY_BUFFER = "rotary_emb.inv_freq"
@@ -97,7 +317,7 @@ DIFFLLAMA = Layout(
         # DiffLlama's norm has no weight: norm(x)·w·W_O takes it into W_O.
         Row(target=f"{ATTENTION}head_norm.weight", source=None, shape=("2*d",), constant=1.0, folded_into=OUTPUT),
     ),
-    read=read_diffllama,
+    read=partial(read_transformers, config_class=DiffLlamaConfig, attention_type="diff"),
     write=write_diffllama,
     ignored=(ROTARY_BUFFER,),
 )
@@ -106,8 +326,8 @@ LLAMA = Layout(
     name="llama",
     attention_type="softmax",
     rows=decoder(same(QUERY, "A*d", "D"), same(KEY, "K*d", "D"), same(VALUE, "K*d", "D"), same(OUTPUT, "D", "A*d")),
-    read=partial(read_llama, attention_type="softmax"),
-    write=write_llama,
+    read=partial(read_transformers, config_class=LlamaConfig, attention_type="softmax"),
+    write=partial(write_transformers, config_class=LlamaConfig),
     ignored=(ROTARY_BUFFER,),
 )
 
@@ -124,19 +344,15 @@ LLAMA_AS_DIFF_V2 = Layout(
         same(OUTPUT, "D", "A*d", scale=2.0),
         Row(target=f"{ATTENTION}lambda_proj.weight", source=None, shape=("A", "D"), constant=0.0),
     ),
-    read=partial(read_llama, attention_type="diff_v2"),
+    read=partial(read_transformers, config_class=LlamaConfig, attention_type="diff_v2"),
     ignored=(ROTARY_BUFFER,),
 )
 
 # The Llama and W_D = 0 (arXiv 2505.16333). The way back takes (I − λ W_D) into W_O.
-LLAMA_AS_DEX = Layout(
-    name="llama",
+LLAMA_AS_DEX = replace(
+    LLAMA,
     attention_type="dex",
-    rows=LLAMA.rows,
-    read=partial(read_llama, attention_type="dex"),
-    write=write_llama,
-    ignored=(ROTARY_BUFFER,),
-    extra=DexParameters,
+    read=partial(read_transformers, config_class=LlamaConfig, attention_type="dex"),
 )
 
 # Name → layouts, by the attention type that each becomes here. The first is the default.

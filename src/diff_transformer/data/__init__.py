@@ -1,6 +1,7 @@
 """Batches to train on: text in tokens, packed into blocks, and generated tasks."""
 
 from diff_transformer.data.arithmetic_task import ArithmeticBatches, Problem
+from diff_transformer.data.batches import Batches
 from diff_transformer.data.corpus import Corpus, Fingerprinted, HubDataset, Piece, TextFiles
 from diff_transformer.data.labelled_text import LabelledText, read_labelled
 from diff_transformer.data.many_shot_task import Episode, ManyShotBatches
@@ -8,7 +9,7 @@ from diff_transformer.data.needle_task import NeedleBatches, NeedleDocument, Nee
 from diff_transformer.data.prepared_cache import cache_folder
 from diff_transformer.data.retrieval_task import RetrievalBatches, RetrievalSample
 from diff_transformer.data.split import training_text, validation_text
-from diff_transformer.data.text_batches import Batches, TextBatches
+from diff_transformer.data.text_batches import TextBatches
 from diff_transformer.data.token_cache import Tell, TokenCache, prepare, token_dtype
 from diff_transformer.data.tokenizers import byte_tokenizer, bytes_of_tokens, encode_documents, train_bpe, trained_bpe
 

@@ -1,17 +1,17 @@
 """Reads documents a piece at a time: from files, Python's standard library, or a data set of the `datasets` library."""
 
 import hashlib
-import json
 import os
 import re
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from diff_transformer.data.prepared_cache import cache_folder
+from diff_transformer.data.prepared_cache import cache_folder, cache_key
 from diff_transformer.storage.files import parse_json
 from diff_transformer.storage.manifest import file_digests
 
@@ -27,21 +27,10 @@ _CUT = re.compile(r"\S(?=\s)")
 
 # Folders of the standard library that are not its source: tests, installed packages, caches, bundled programs, and
 # two folders of generated tables (`encodings`, `pydoc_data`) that would make the corpus easier than code is.
-_NOT_SOURCE = frozenset(
-    {
-        "__pycache__",
-        "dist-packages",
-        "encodings",
-        "ensurepip",
-        "idlelib",
-        "lib2to3",
-        "pydoc_data",
-        "site-packages",
-        "test",
-        "tests",
-        "turtledemo",
-    }
+_FOLDERS = (
+    "__pycache__ dist-packages encodings ensurepip idlelib lib2to3 pydoc_data site-packages test tests turtledemo"
 )
+_NOT_SOURCE = frozenset(_FOLDERS.split())
 
 
 class Piece(NamedTuple):
@@ -108,12 +97,14 @@ class TextFiles:
         """The files' paths, in the order of the documents."""
         if self.paths is None:
             return [str(file) for file in _standard_library()]
-        return [file for path in self.paths for file in sorted(_text_files(Path(path)), key=_parts_of)]
+        # By the parts of their paths: a folder's files stand together, before those of "folder b" after "folder".
+        by_parts = partial(str.split, sep=os.sep)
+        return [file for path in self.paths for file in sorted(_text_files(Path(path)), key=by_parts)]
 
     def pieces(self, skip: int = 0) -> Iterator[Piece]:
         for file in map(Path, self.files()):
             reader = _READERS[file.suffix.lower()]
-            if skip and reader in (_read_txt, _read_source):  # a document: no need to read what is skipped
+            if skip and reader is _read_document:  # no need to read what is skipped
                 skip -= 1
                 continue
             try:
@@ -127,8 +118,7 @@ class TextFiles:
     def fingerprint(self) -> str:
         """See `Corpus`. A file is read where its size and time are not those with which it was hashed before."""
         digest_of_all = hashlib.sha256(self.field.encode())
-        names = json.dumps([self.paths is None, *(os.path.abspath(path) for path in self.paths or ())])
-        record = f"{hashlib.sha256(names.encode()).hexdigest()[:32]}.stamps"
+        record = f"{cache_key(self.paths is None, *(os.path.abspath(path) for path in self.paths or ()))}.stamps"
         here = os.getcwd()
         files = [os.path.join(here, file) for file in self.files()]
         for digest in file_digests(files, (self.cache or cache_folder()) / "sources" / record):
@@ -138,12 +128,7 @@ class TextFiles:
 
 @dataclass(frozen=True)
 class Fingerprinted:
-    """A corpus whose fingerprint is known, which no process has to find out again.
-
-    Args:
-        corpus: the corpus.
-        known: its fingerprint.
-    """
+    """A corpus whose fingerprint is known, which no process has to find out again."""
 
     corpus: Corpus
     known: str
@@ -229,31 +214,18 @@ def _text_files(path: Path) -> Iterator[str]:
         raise ValueError(f"The folder {str(path)!r} holds no file that ends in {', '.join(ENDINGS)}.")
 
 
-def _parts_of(file: str) -> list[str]:
-    """To sort by: a folder's files stand together, before those of "folder b" after "folder"."""
-    return file.split(os.sep)
-
-
-def _read_txt(file: Path, field: str) -> Iterator[Piece]:
-    with file.open(encoding="utf-8") as stream:
-        yield from _in_pieces(stream.read)
-
-
-def _read_source(file: Path, field: str) -> Iterator[Piece]:
-    with tokenize.open(file) as stream:  # honours the file's declared encoding
-        yield from _in_pieces(stream.read)
-
-
-def _in_pieces(read: Callable[[int], str]) -> Iterator[Piece]:
-    held = read(PIECE)
-    blank = not held.strip()
-    while more := read(PIECE):
-        held += more
-        blank = blank and not more.strip()
-        cut = 0 if blank else _last_cut(held)
-        if cut:
-            yield Piece(held[:cut], ends=False)
-            held = held[cut:]
+def _read_document(file: Path, field: str) -> Iterator[Piece]:
+    # Source honours the encoding that the file declares.
+    with tokenize.open(file) if file.suffix.lower() == ".py" else file.open(encoding="utf-8") as stream:
+        held = stream.read(PIECE)
+        blank = not held.strip()
+        while more := stream.read(PIECE):
+            held += more
+            blank = blank and not more.strip()
+            cut = 0 if blank else _last_cut(held)
+            if cut:
+                yield Piece(held[:cut], ends=False)
+                held = held[cut:]
     yield Piece("" if blank else held, ends=True)
 
 
@@ -301,17 +273,22 @@ def _read_parquet(file: Path, field: str) -> Iterator[Piece]:
 def _checked(text: object, where: str, field: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"{where}: {field!r} is {text!r}, not text.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON can write half of a pair, which is no character
-        half = error.object[error.start]
-        raise ValueError(f"{where}: {field!r} holds {half!r}, which is not a Unicode character.") from None
+    check_characters(text, f"{where}: {field!r}")
     return text if text.strip() else ""
 
 
+def check_characters(text: str, where: str) -> None:
+    """Raise ValueError where a text has no bytes: JSON and Python's strings can hold half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ValueError(f"{where} holds {half!r}, which is not a Unicode character.") from None
+
+
 _READERS: dict[str, Callable[[Path, str], Iterator[Piece]]] = {
-    ".txt": _read_txt,
-    ".py": _read_source,
+    ".txt": _read_document,
+    ".py": _read_document,
     ".jsonl": _read_jsonl,
     ".parquet": _read_parquet,
 }

@@ -1,16 +1,12 @@
 """Many-shot classification at the level of tokens: words of classes, shown with their labels (Section 3.5)."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diff_transformer.data.packing import IGNORED
-
-# Streams of random numbers that never meet: (seed, stream, number).
-_TRAIN, _VALIDATION, _SAMPLE = range(3)
+from diff_transformer.data.batches import IGNORED, SAMPLE, TRAINING, GeneratedBatches, Stream
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,8 @@ class Episode:
         return (shown if order is None else shown[order]).flatten()
 
 
-class ManyShotBatches:
+@dataclass(eq=False)
+class ManyShotBatches(GeneratedBatches):
     """Items and labels in turn; which word belongs to which class is drawn anew for each sequence.
 
         w7 w2 A  w9 w4 C  w2 w2 A  w4 w1 C  …
@@ -64,78 +61,52 @@ class ManyShotBatches:
         seed: of the training sequences; the validation sequences do not depend on it.
         validation_sequences: sequences in `validation_batches`.
 
-    Attributes:
-        source: there is none but the settings.
-
     Raises:
         ValueError: a number is out of range, or there are fewer words than classes.
     """
 
-    source = ""
+    shots: int = 48
+    _: KW_ONLY
+    classes: int = 6
+    labels: int = 32
+    words: int = 36
+    item_length: int = 2
+    noise: float = 0.1
+    vary: bool = False
+    batch_size: int = 32
+    seed: int = 0
+    validation_sequences: int = 512
 
-    def __init__(
-        self,
-        shots: int = 48,
-        *,
-        classes: int = 6,
-        labels: int = 32,
-        words: int = 36,
-        item_length: int = 2,
-        noise: float = 0.1,
-        vary: bool = False,
-        batch_size: int = 32,
-        seed: int = 0,
-        validation_sequences: int = 512,
-    ) -> None:
-        if min(shots, item_length, batch_size, validation_sequences) < 1 or classes < 2:
+    def __post_init__(self) -> None:
+        if min(self.shots, self.item_length, self.batch_size, self.validation_sequences) < 1 or self.classes < 2:
             raise ValueError(
-                "Many-shot classification has 2 classes or more, and all its other numbers are at least 1, got "
-                f"classes={classes}, shots={shots}, item_length={item_length}, batch_size={batch_size}, "
-                f"validation_sequences={validation_sequences}."
+                f"Many-shot classification has 2 classes or more, and all its other numbers are at least 1, got {self}."
             )
-        if min(words, labels) < classes:
-            raise ValueError(f"{classes} classes need a word and a label each, but words={words} and labels={labels}.")
-        if not 0 <= noise < 1:
-            raise ValueError(f"noise is a share, at least 0 and below 1, got {noise}.")
-        self.shots, self.classes, self.labels = shots, classes, labels
-        self.words, self.item_length = words, item_length
-        self.noise, self.vary, self.batch_size, self.seed = noise, vary, batch_size, seed
-        self.validation_sequences = validation_sequences
-        self.vocab_size = labels + words
-        self.length = shots * (item_length + 1)
+        if min(self.words, self.labels) < self.classes:
+            raise ValueError(
+                f"{self.classes} classes need a word and a label each, but words={self.words} and labels={self.labels}."
+            )
+        if not 0 <= self.noise < 1:
+            raise ValueError(f"noise is a share, at least 0 and below 1, got {self.noise}.")
+        self.vocab_size = self.labels + self.words
+        self.length = self.shots * (self.item_length + 1)
+        self.validation_size = self.validation_sequences
 
-    def train_batch(self, step: int) -> dict[str, Tensor]:
-        """The sequences of a step; see `Batches.train_batch`."""
-        random = np.random.default_rng((self.seed, _TRAIN, step))
-        return self._batch(random, self.batch_size, vary=self.vary)
-
-    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """`validation_sequences` fixed sequences; the last batch may be smaller."""
-        for start in range(0, self.validation_sequences, self.batch_size):
-            size = min(self.batch_size, self.validation_sequences - start)
-            yield self._batch(np.random.default_rng((0, _VALIDATION, start)), size)
-
-    def episode(self, seed: int, number: int, shots: int, queries: int, noise: float) -> Episode:
-        """Demonstrations and queries to evaluate on, drawn for (`seed`, `number`); none is trained on on purpose."""
-        random = np.random.default_rng((seed, _SAMPLE, number))
-        items, labels, answers, classes, candidates = self._items(random, 1, shots + queries, noise)
-        return Episode(
-            items=torch.from_numpy(items[0, :shots]),
-            labels=torch.from_numpy(labels[0, :shots]),
-            classes=torch.from_numpy(classes[0, :shots]),
-            queries=torch.from_numpy(items[0, shots:]),
-            answers=torch.from_numpy(answers[0, shots:]),
-            candidates=torch.from_numpy(candidates[0]),
-        )
-
-    def _batch(self, random: np.random.Generator, n: int, *, vary: bool = False) -> dict[str, Tensor]:
-        items, shown, *_ = self._items(random, n, self.shots, self.noise, vary=vary)
+    def draw(self, count: int, stream: Stream) -> dict[str, Tensor]:
+        vary = self.vary and stream[1] == TRAINING
+        items, shown, *_ = self._items(np.random.default_rng(stream), count, self.shots, self.noise, vary=vary)
         rows = np.concatenate((items, shown[:, :, None]), axis=2)
         learned = np.full_like(rows, IGNORED)
         learned[:, :, -1] = shown
-        return {
-            name: torch.from_numpy(part.reshape(n, -1)) for name, part in (("input_ids", rows), ("labels", learned))
-        }
+        batch = {"input_ids": rows, "labels": learned}
+        return {name: torch.from_numpy(part.reshape(count, -1)) for name, part in batch.items()}
+
+    def episode(self, seed: int, number: int, shots: int, queries: int, noise: float) -> Episode:
+        """Demonstrations and queries to evaluate on, drawn for (`seed`, `number`); none is trained on on purpose."""
+        random = np.random.default_rng((seed, SAMPLE, number))
+        drawn = self._items(random, 1, shots + queries, noise)
+        items, labels, answers, classes, candidates = (torch.from_numpy(part[0]) for part in drawn)
+        return Episode(items[:shots], labels[:shots], classes[:shots], items[shots:], answers[shots:], candidates)
 
     def _items(
         self, random: np.random.Generator, n: int, count: int, noise: float, *, vary: bool = False

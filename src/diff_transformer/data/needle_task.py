@@ -3,16 +3,16 @@
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from diff_transformer.data.packing import IGNORED
+from diff_transformer.data.batches import padded
 from diff_transformer.data.text_batches import TextBatches
+from diff_transformer.data.tokenizers import plain_text_tokenizer
 
 _NAMES = (
     "Accra Algiers Amman Ankara Athens Baghdad Baku Bangkok Beijing Beirut Belgrade Berlin Bern Bogota Boston Brussels "
@@ -27,8 +27,8 @@ _SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)")
 _RARE = 200  # characters of a sentence, on average, that are too many to find one near every depth
 _LINE_END = re.compile(r"(?<=\S)(?=\n)")
 _LEAST_TEXT = 32  # tokens
-# Streams of random numbers that never meet: (seed, stream, number).
-SAMPLE, TRAIN, VALIDATION = range(3)
+# What a document is drawn for. (The numbers differ from those of `batches`: runs of today keep their documents.)
+SAMPLE, TRAINING, VALIDATION = range(3)
 
 
 def needle(city: str, number: str) -> str:
@@ -70,6 +70,7 @@ class NeedleDocument:
     depth: float
 
 
+@dataclass(eq=False, repr=False)
 class NeedleTask:
     """Documents of a haystack's text with needles on lines of their own, each after the end of a sentence.
 
@@ -93,55 +94,54 @@ class NeedleTask:
         ValueError: a number is out of range, or the haystack or the length is too short.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        haystack: str,
-        *,
-        length: int,
-        needles: int = 4,
-        queried: int = 2,
-        digits: int = 7,
-        turns: int = 1,
-        vary: bool = False,
-        lead: str = "",
-    ) -> None:
-        if not 1 <= queried <= needles <= len(CITIES):
+    tokenizer: Any
+    haystack: str
+    _: KW_ONLY
+    length: int
+    needles: int = 4
+    queried: int = 2
+    digits: int = 7
+    turns: int = 1
+    vary: bool = False
+    lead: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.queried <= self.needles <= len(CITIES):
             raise ValueError(
                 f"Needles are 1 to {len(CITIES)} and the queried ones no more than these, "
-                f"got needles={needles}, queried={queried}."
+                f"got needles={self.needles}, queried={self.queried}."
             )
-        if not 1 <= digits <= 18 or turns < 1:
-            raise ValueError(f"digits is 1 to 18 and turns at least 1, got digits={digits}, turns={turns}.")
-        self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True  # a haystack that names a special token has its text
-        self.end: int | None = tokenizer.eos_token_id
-        self.haystack, self.length = haystack, length
-        self.needles, self.queried, self.digits, self.turns, self.vary = needles, queried, digits, turns, vary
-        self.lead = lead
+        if not 1 <= self.digits <= 18 or self.turns < 1:
+            raise ValueError(f"digits is 1 to 18 and turns at least 1, got digits={self.digits}, turns={self.turns}.")
+        # A haystack that names a special token has its text.
+        self._encoder = plain_text_tokenizer(self.tokenizer)
+        self._encoder.no_truncation()
+        self._encoder.no_padding()
         widest = max(CITIES, key=lambda city: len(self._encode(city).ids))
-        number = "9" * digits
-        line = len(self._encode(f"\n{needle(widest, number)}\n").ids)
-        question_tokens = len(self._encode(f"\n{question([widest] * queried)}\n{lead}").ids)
-        self._most = needles * (line + 2) + turns * (question_tokens + queried * line) + 1
-        if length < self._most + _LEAST_TEXT:
+        line = len(self._encode(f"\n{needle(widest, '9' * self.digits)}\n").ids)
+        question_tokens = len(self._encode(f"\n{question([widest] * self.queried)}\n{self.lead}").ids)
+        self._most = self.needles * (line + 2) + self.turns * (question_tokens + self.queried * line) + 1
+        if self.length < self._most + _LEAST_TEXT:
             raise ValueError(
-                f"length={length} has no room for a haystack of {_LEAST_TEXT} tokens: {needles} needles, {turns} "
-                f"questions for {queried} and their answers may take {self._most}."
+                f"length={self.length} has no room for a haystack of {_LEAST_TEXT} tokens: {self.needles} needles, "
+                f"{self.turns} questions for {self.queried} and their answers may take {self._most}."
             )
-        beginning = haystack[: 64 * length]
+        beginning = self.haystack[: 64 * self.length]
         tokens = len(self._encode(beginning).ids)
-        if tokens < length:
-            raise ValueError(f"The haystack has fewer tokens than one document of {length}: give more text.")
+        if tokens < self.length:
+            raise ValueError(f"The haystack has fewer tokens than one document of {self.length}: give more text.")
 
         # Of this text a quarter more than a document needs on average, so that most are tokenised once.
         self._characters = 1.25 * len(beginning) / tokens
 
-    def sample(self, n: int, seed: int, depth: float | None = None, stream: int = SAMPLE) -> list[NeedleDocument]:
+    def sample(self, n: int, seed: int, depth: float | None = None) -> list[NeedleDocument]:
         """`n` documents; with a depth in 0 … 1, the first queried needle lies there and the others anywhere."""
-        return [self.draw((seed, stream, number), depth) for number in range(n)]
+        return [self.draw((seed, SAMPLE, number), depth) for number in range(n)]
+
+    def batch(self, seed: int, purpose: int, numbers: range) -> dict[str, Tensor]:
+        """The documents of these numbers as a batch, with labels on answers alone; see `padded`."""
+        documents = (self.draw((seed, purpose, number)) for number in numbers)
+        return padded(((document.tokens, document.learned) for document in documents), self.length)
 
     def draw(self, numbers: tuple[int, int, int], depth: float | None = None) -> NeedleDocument:
         """The document of a stream of random numbers; see `sample`.
@@ -156,10 +156,41 @@ class NeedleTask:
         cities = [CITIES[which] for which in random.permutation(len(CITIES))[:count]]
         low = 10 ** (self.digits - 1)
         values = [str(value) for value in random.integers(low, 10 * low, size=count)]
+        lines = [needle(city, value) for city, value in zip(cities, values, strict=True)]
         turns = [self._targets(random, count) for _ in range(self.turns)]
         text = self._text(random, self.length - self._most)
-        context, marks, depth = _hide(random, text, cities, values, turns[-1][0], depth)
-        return self._assemble(context, marks, cities, values, turns, depth)
+        context, begins, depth = _hide(random, text, lines, turns[-1][0], depth)
+
+        encoded = self._encode(context)
+        tokens, learned = list(encoded.ids), [False] * len(encoded.ids)
+        for targets in turns:
+            ask = self._encode(f"\n{question([cities[which] for which in targets])}\n{self.lead}").ids
+            reply = self._encode("\n".join(lines[which] for which in targets))
+            prompt_length = len(tokens) + len(ask)
+            tokens += [*ask, *reply.ids]
+            learned += [False] * len(ask) + [True] * len(reply.ids)
+        if self.tokenizer.eos_token_id is not None:
+            tokens.append(self.tokenizer.eos_token_id)
+            learned.append(True)
+
+        # A number stands at the end of its line. In the answer the token before its first one predicts it.
+        queried = turns[-1]
+        ends = [begins[which] + len(lines[which]) for which in queried]
+        answer_ends = np.cumsum([len(lines[which]) + 1 for which in queried]) - 1
+        firsts = [_span(reply.offsets, end - self.digits, end)[0] for end in answer_ends]
+        return NeedleDocument(
+            tokens=tuple(tokens),
+            learned=tuple(learned),
+            prompt_length=prompt_length,
+            context_length=len(encoded.ids),
+            numbers=tuple(values[which] for which in queried),
+            answer_spans=tuple(_span(encoded.offsets, end - self.digits, end) for end in ends),
+            needle_spans=tuple(
+                _span(encoded.offsets, begins[which], end) for which, end in zip(queried, ends, strict=True)
+            ),
+            query_positions=tuple(prompt_length + first - 1 for first in firsts),
+            depth=depth,
+        )
 
     def _targets(self, random: np.random.Generator, count: int) -> list[int]:
         queried = min(count, self.queried)
@@ -180,86 +211,34 @@ class NeedleTask:
         begin = re.search(r"\s+", text[: len(text) // 4])
         return text[begin.end() if begin else 0 :].rstrip()
 
-    def _assemble(
-        self,
-        context: str,
-        marks: list[tuple[int, int, int]],
-        cities: list[str],
-        values: list[str],
-        turns: list[list[int]],
-        depth: float,
-    ) -> NeedleDocument:
-        encoded = self._encode(context)
-        tokens, learned = list(encoded.ids), [False] * len(encoded.ids)
-        context_length = prompt_length = len(tokens)
-        query_positions: list[int] = []
-        for targets in turns:
-            ask = self._encode(f"\n{question([cities[which] for which in targets])}\n{self.lead}").ids
-            prompt_length = len(tokens) + len(ask)
-            lines = [needle(cities[which], values[which]) for which in targets]
-            answer = "\n".join(lines)
-            reply = self._encode(answer)
-            ends = np.cumsum([len(line) + 1 for line in lines]) - 1
-            # The number stands at the end of its line; the token before its first one predicts it.
-            firsts = [
-                _span(reply.offsets, end - len(values[which]), end)[0] for end, which in zip(ends, targets, strict=True)
-            ]
-            query_positions = [prompt_length + first - 1 for first in firsts]
-            tokens += [*ask, *reply.ids]
-            learned += [False] * len(ask) + [True] * len(reply.ids)
-        if self.end is not None:
-            tokens.append(self.end)
-            learned.append(True)
-        spans = [marks[which] for which in turns[-1]]
-        return NeedleDocument(
-            tokens=tuple(tokens),
-            learned=tuple(learned),
-            prompt_length=prompt_length,
-            context_length=context_length,
-            numbers=tuple(values[which] for which in turns[-1]),
-            answer_spans=tuple(_span(encoded.offsets, number, end) for _, number, end in spans),
-            needle_spans=tuple(_span(encoded.offsets, begin, end) for begin, _, end in spans),
-            query_positions=tuple(query_positions),
-            depth=depth,
-        )
-
     def _encode(self, text: str) -> Any:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._encoder.encode(text, add_special_tokens=False)
 
 
 def _hide(
-    random: np.random.Generator, text: str, cities: list[str], values: list[str], target: int, depth: float | None
-) -> tuple[str, list[tuple[int, int, int]], float]:
-    """The text with a needle for each city.
-
-    Returns:
-        The text; for each city the characters at which its needle begins, its number begins and both end; and how
-        deep the needle of `target` lies.
-    """
+    random: np.random.Generator, text: str, lines: list[str], target: int, depth: float | None
+) -> tuple[str, list[int], float]:
+    """The text with these lines in it, the characters at which they begin, and how deep the line `target` lies."""
     positions = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
-    if len(positions) < len(cities) + len(text) // _RARE:  # source code has few sentences, but lines
+    if len(positions) < len(lines) + len(text) // _RARE:  # source code has few sentences, but lines
         positions = [0, *(match.end() for match in _LINE_END.finditer(text)), len(text)]
     positions = sorted(set(positions))
-    chosen = random.choice(positions, size=len(cities), replace=len(positions) < len(cities))
+    chosen = random.choice(positions, size=len(lines), replace=len(positions) < len(lines))
     if depth is not None:
         nearest = min(positions, key=lambda position: abs(position - depth * len(text)))
         # Another needle that lies there goes where this one would have.
         chosen = np.where(chosen == nearest, chosen[target], chosen)
         chosen[target] = nearest
-    parts, marks, written, last = [], [(0, 0, 0)] * len(cities), 0, 0
+    hidden, begins, last = "", [0] * len(lines), 0
     for which in np.argsort(chosen, kind="stable"):
         position = int(chosen[which])
-        line = needle(cities[which], values[which])
-        begin = written + position - last + (position > 0)
-        end = begin + len(line)
-        marks[which] = (begin, end - len(values[which]), end)
+        hidden += text[last:position] + ("\n" if position else "")
+        begins[which] = len(hidden)
         # A line of its own: what follows begins with white space or, at the beginning, is given a new line.
         follows = text[position : position + 1]
-        piece = ("\n" if position else "") + line + ("" if follows == "\n" or not follows else "\n")
-        parts += [text[last:position], piece]
-        written, last = written + position - last + len(piece), position
-    parts.append(text[last:])
-    return "".join(parts), marks, int(chosen[target]) / max(1, len(text))
+        hidden += lines[which] + ("" if follows == "\n" or not follows else "\n")
+        last = position
+    return hidden + text[last:], begins, int(chosen[target]) / max(1, len(text))
 
 
 def _span(offsets: list[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:
@@ -268,6 +247,7 @@ def _span(offsets: list[tuple[int, int]], begin: int, end: int) -> tuple[int, in
     return inside[0], inside[-1] + 1
 
 
+@dataclass(eq=False, repr=False)
 class NeedleBatches:
     """Sequences of text in which every token is learned, and of needle documents in which the answers are.
 
@@ -287,38 +267,32 @@ class NeedleBatches:
         ValueError: a number is below 1.
     """
 
-    def __init__(
-        self,
-        text: TextBatches | None,
-        training: NeedleTask,
-        validation: NeedleTask,
-        *,
-        documents: int,
-        vocab_size: int,
-        seed: int = 0,
-        validation_documents: int = 128,
-    ) -> None:
-        if documents < 1 or validation_documents < 1:
+    text: TextBatches | None
+    training: NeedleTask
+    validation: NeedleTask
+    _: KW_ONLY
+    documents: int
+    vocab_size: int
+    seed: int = 0
+    validation_documents: int = 128
+
+    def __post_init__(self) -> None:
+        if self.documents < 1 or self.validation_documents < 1:
             raise ValueError(
                 "A batch and the validation have one needle document or more, "
-                f"got documents={documents}, validation_documents={validation_documents}."
+                f"got documents={self.documents}, validation_documents={self.validation_documents}."
             )
-        self.text, self.training, self.validation = text, training, validation
-        self.documents, self.vocab_size, self.seed = documents, vocab_size, seed
-        self.validation_documents = validation_documents
-        self.source = hashlib.sha256(training.haystack.encode("utf-8", "surrogatepass")).hexdigest()
+        self.source = hashlib.sha256(self.training.haystack.encode("utf-8", "surrogatepass")).hexdigest()
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
         """The text's batch of a step and the needle documents of the step below it; see `Batches.train_batch`."""
         first = (step - 1) * self.documents
-        drawn = [self.training.draw((self.seed, TRAIN, first + number)) for number in range(self.documents)]
-        batch = padded(drawn, self.training.length)
+        batch = self.training.batch(self.seed, TRAINING, range(first, first + self.documents))
         if self.text is None:
             return batch
         above = self.text.train_batch(step)
         if "position_ids" in above:
-            positions = torch.arange(self.training.length).expand_as(batch["input_ids"])
-            batch["position_ids"] = positions
+            batch["position_ids"] = torch.arange(self.training.length).expand_as(batch["input_ids"])
         return {name: torch.cat((above[name], batch[name])) for name in batch}
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
@@ -326,20 +300,4 @@ class NeedleBatches:
         size = self.documents + (0 if self.text is None else self.text.batch_size)
         for start in range(0, self.validation_documents, size):
             stop = min(start + size, self.validation_documents)
-            drawn = [self.validation.draw((0, VALIDATION, number)) for number in range(start, stop)]
-            yield padded(drawn, self.validation.length)
-
-
-def padded(documents: Sequence[NeedleDocument], length: int) -> dict[str, Tensor]:
-    """Documents as a batch: `input_ids` and `labels`, both (documents, length) int64, with labels on answers alone.
-
-    Behind the end of a document its last token is repeated, where nothing is learned.
-    """
-    input_ids = torch.empty(len(documents), length, dtype=torch.long)
-    labels = torch.full_like(input_ids, IGNORED)
-    for row, document in enumerate(documents):
-        tokens = torch.tensor(document.tokens)
-        input_ids[row, : len(tokens)] = tokens
-        input_ids[row, len(tokens) :] = tokens[-1]
-        labels[row, : len(tokens)] = torch.where(torch.tensor(document.learned), tokens, IGNORED)
-    return {"input_ids": input_ids, "labels": labels}
+            yield self.validation.batch(0, VALIDATION, range(start, stop))

@@ -1,11 +1,13 @@
 """Finds the folder of prepared data, and makes what it holds once, under a lock."""
 
+import hashlib
 import json
 import os
 import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -20,6 +22,11 @@ def cache_folder() -> Path:
     if named:
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diff_transformer"
+
+
+def cache_key(*parts: Any) -> str:
+    """The name of what is made of these parts, which JSON can hold."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def made_once(target: Path, make: Callable[[Path], None]) -> Path:
@@ -45,15 +52,19 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"):
-            if target.is_dir() and not _is_verified(target):
-                _verify_or_remove(target)
+            if target.is_dir() and not _is_verified(target) and (reason := _damage(target)):
+                warnings.warn(
+                    f"The cache {str(target)!r} is damaged, or of an earlier version, and is made again: {reason}.",
+                    stacklevel=2,
+                )
+                shutil.rmtree(target)
             if not target.is_dir():
                 unfinished = unfinished_path(target)
                 unfinished.mkdir(exist_ok=True)
                 make(unfinished)
                 write_manifest(unfinished, digests(unfinished, sizes_in(unfinished)))
                 commit(unfinished, target)
-                _note_verified(target)
+            _verified_file(target).write_text(json.dumps(_stamps(target)), encoding="utf-8")
     except Exception as error:
         reason = full_disk(error, target)
         if reason is None:
@@ -67,21 +78,6 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
 
 def _damage(folder: Path) -> str | None:
     return why_incomplete(folder) or why_changed(folder)
-
-
-def _verify_or_remove(folder: Path) -> None:
-    reason = _damage(folder)
-    if reason is None:
-        _note_verified(folder)
-        return
-    warnings.warn(
-        f"The cache {str(folder)!r} is damaged, or of an earlier version, and is made again: {reason}.", stacklevel=3
-    )
-    shutil.rmtree(folder)
-
-
-def _note_verified(folder: Path) -> None:
-    _verified_file(folder).write_text(json.dumps(_stamps(folder)), encoding="utf-8")
 
 
 def _is_verified(folder: Path) -> bool:

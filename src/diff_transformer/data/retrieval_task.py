@@ -1,14 +1,12 @@
 """Multi-needle retrieval at the level of tokens: key–value pairs hidden among noise, then queried (Section 3.4)."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-# Streams of random numbers that never meet: (seed, stream, step).
-_TRAIN, _VALIDATION, _SAMPLE = range(3)
+from diff_transformer.data.batches import IGNORED, SAMPLE, TRAINING, GeneratedBatches, Stream
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,8 @@ class RetrievalSample:
     depth: Tensor
 
 
-class RetrievalBatches:
+@dataclass(eq=False)
+class RetrievalBatches(GeneratedBatches):
     """Sequences of `num_pairs` needles in noise, then queries for them.
 
         noise … k3 v3 noise … k1 v1 … noise | ? k1 v1 ? k3 v3 …
@@ -44,117 +43,88 @@ class RetrievalBatches:
     Args:
         num_pairs: needles in a sequence.
         length: tokens in a sequence, queries included.
-        num_queries: needles that are asked for, distinct and in random order; None means all.
+        num_queries: queried needles, distinct and in random order; None means all.
         repeats: whether each query is drawn from all needles, so that there may be more queries than needles. Distinct
             queries for all needles reward elimination: each answer that was given leaves one fewer.
-        vary: whether each sequence has its own number of needles, from 1 to `num_pairs`; noise stands in place of the
-            others. Only with `repeats`, as the number of queries stays. Not in `sample`.
+        vary: whether each sequence to train on has its own number of needles, from 1 to `num_pairs`; noise stands in
+            place of the others. Only with `repeats`, as the number of queries stays.
         batch_size: sequences in a batch.
         seed: of the training sequences; the validation sequences do not depend on it.
         num_keys, num_values, num_noise: sizes of the three parts of the vocabulary.
         validation_sequences: sequences in `validation_batches`.
 
-    Attributes:
-        source: there is none but the settings.
-
     Raises:
-        ValueError: a number is out of range, there are fewer keys than pairs, or `length` has no room for it all.
+        ValueError: a number is out of range, there are fewer keys than pairs, or `length` is too short for it all.
     """
 
-    source = ""
+    num_pairs: int = 4
+    length: int = 128
+    _: KW_ONLY
+    num_queries: int = None  # type: ignore[assignment]  # never None once it is constructed
+    repeats: bool = False
+    vary: bool = False
+    batch_size: int = 32
+    seed: int = 0
+    num_keys: int = 64
+    num_values: int = 64
+    num_noise: int = 128
+    validation_sequences: int = 1024
 
-    def __init__(
-        self,
-        num_pairs: int = 4,
-        length: int = 128,
-        *,
-        num_queries: int | None = None,
-        repeats: bool = False,
-        vary: bool = False,
-        batch_size: int = 32,
-        seed: int = 0,
-        num_keys: int = 64,
-        num_values: int = 64,
-        num_noise: int = 128,
-        validation_sequences: int = 1024,
-    ) -> None:
-        queries = num_pairs if num_queries is None else num_queries
-        if min(num_pairs, batch_size, num_keys, num_values, num_noise, validation_sequences) < 1:
+    def __post_init__(self) -> None:
+        self.num_queries = queries = self.num_pairs if self.num_queries is None else self.num_queries
+        vocabulary = self.num_keys, self.num_values, self.num_noise
+        if min(self.num_pairs, self.batch_size, *vocabulary, self.validation_sequences) < 1:
             raise ValueError("All numbers of a retrieval task (pairs, batch size, keys, values, noise) are at least 1.")
-        if queries < 1 or not (repeats or queries <= num_pairs):
+        if queries < 1 or not (self.repeats or queries <= self.num_pairs):
             raise ValueError(
-                f"num_queries is at least 1 and, without repeats, at most num_pairs={num_pairs}, got {queries}."
+                f"num_queries is at least 1 and, without repeats, at most num_pairs={self.num_pairs}, got {queries}."
             )
-        if vary and not repeats:
+        if self.vary and not self.repeats:
             raise ValueError("vary=True needs repeats=True: a sequence may have fewer needles than queries.")
-        if num_keys < num_pairs:
-            raise ValueError(f"{num_pairs} pairs need as many different keys, but num_keys={num_keys}.")
-        if length < 2 * num_pairs + 3 * queries:
+        if self.num_keys < self.num_pairs:
+            raise ValueError(f"{self.num_pairs} pairs need as many different keys, but num_keys={self.num_keys}.")
+        needed = 2 * self.num_pairs + 3 * queries
+        if self.length < needed:
             raise ValueError(
-                f"length={length} has no room for {num_pairs} pairs and {queries} queries: "
-                f"these alone take {2 * num_pairs + 3 * queries} tokens."
+                f"length={self.length} has no room for {self.num_pairs} pairs and {queries} queries: "
+                f"these alone take {needed} tokens."
             )
-        self.num_pairs, self.num_queries, self.repeats, self.length = num_pairs, queries, repeats, length
-        self.vary = vary
-        self.num_keys, self.num_values, self.num_noise = num_keys, num_values, num_noise
-        self.batch_size, self.seed, self.validation_sequences = batch_size, seed, validation_sequences
         self.marker = 0
         self.first_key = 1
-        self.first_value = self.first_key + num_keys
-        self.first_noise = self.first_value + num_values
-        self.vocab_size = self.first_noise + num_noise
-        self.context_length = length - 3 * queries
+        self.first_value = self.first_key + self.num_keys
+        self.first_noise = self.first_value + self.num_values
+        self.vocab_size = self.first_noise + self.num_noise
+        self.context_length = self.length - 3 * queries
+        self.validation_size = self.validation_sequences
 
-    def train_batch(self, step: int) -> dict[str, Tensor]:
-        """The sequences of a step; see `Batches.train_batch`."""
-        return _batch(self._draw(self.batch_size, (self.seed, _TRAIN, step), vary=self.vary))
-
-    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """`validation_sequences` fixed sequences; the last batch may be smaller."""
-        for start in range(0, self.validation_sequences, self.batch_size):
-            size = min(self.batch_size, self.validation_sequences - start)
-            yield _batch(self._draw(size, (0, _VALIDATION, start)))
+    def draw(self, count: int, stream: Stream) -> dict[str, Tensor]:
+        sample = self._draw(count, stream)
+        return {"input_ids": sample.input_ids, "labels": sample.labels}
 
     def sample(self, n: int, seed: int) -> RetrievalSample:
         """Draw `n` sequences to evaluate on; none of them is drawn for training or validation on purpose."""
-        return self._draw(n, (seed, _SAMPLE, 0))
+        return self._draw(n, (seed, SAMPLE, 0))
 
     def asking(self, num_pairs: int, num_queries: int, context_length: int | None = None) -> "RetrievalBatches":
         """The same task with other numbers of needles and of distinct queries, in a context of the same length unless
         another is given.
 
         Raises:
-            ValueError: there is no room for so many.
+            ValueError: so many do not fit.
         """
-        return RetrievalBatches(
-            num_pairs,
-            (context_length or self.context_length) + 3 * num_queries,
-            num_queries=num_queries,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            num_keys=self.num_keys,
-            num_values=self.num_values,
-            num_noise=self.num_noise,
-            validation_sequences=self.validation_sequences,
-        )
+        length = (context_length or self.context_length) + 3 * num_queries
+        return replace(self, num_pairs=num_pairs, length=length, num_queries=num_queries, repeats=False, vary=False)
 
     def names(self, input_ids: Tensor) -> list[str]:
         """How to print a sequence (N,): "?" for the marker, "k3" and "v3" for keys and values, "·" for noise."""
-        return [self._name(int(token)) for token in input_ids]
+        keys, values = ([f"{kind}{i}" for i in range(n)] for kind, n in (("k", self.num_keys), ("v", self.num_values)))
+        vocabulary = ["?", *keys, *values, *["·"] * self.num_noise]
+        return [vocabulary[token] for token in input_ids.tolist()]
 
-    def _name(self, token: int) -> str:
-        if token == self.marker:
-            return "?"
-        if token >= self.first_noise:
-            return "·"
-        if token >= self.first_value:
-            return f"v{token - self.first_value}"
-        return f"k{token - self.first_key}"
-
-    def _draw(self, n: int, stream: tuple[int, int, int], *, vary: bool = False) -> RetrievalSample:
+    def _draw(self, n: int, stream: Stream) -> RetrievalSample:
         random = np.random.default_rng(stream)
         rows = np.arange(n)[:, None]
-        keys = self.first_key + _distinct(random, n, self.first_value - self.first_key, self.num_pairs)
+        keys = self.first_key + _distinct(random, n, self.num_keys, self.num_pairs)
         values = random.integers(self.first_value, self.first_noise, size=(n, self.num_pairs))
 
         # Merge each needle into one slot, choose slots, and unfold: every arrangement is equally likely.
@@ -165,7 +135,7 @@ class RetrievalBatches:
         input_ids[rows, needles + 1] = values
 
         counts = np.full((n, 1), self.num_pairs)
-        if vary:
+        if vary := self.vary and stream[1] == TRAINING:
             counts = random.integers(1, self.num_pairs + 1, size=(n, 1))
             # Which needles go does not depend on where they lie: positions are drawn for a random order of keys.
             gone = _distinct(random, n, self.num_pairs, self.num_pairs) >= counts
@@ -183,7 +153,7 @@ class RetrievalBatches:
         input_ids[:, markers] = self.marker
         input_ids[:, markers + 1] = keys[rows, queried]
         input_ids[:, markers + 2] = values[rows, queried]
-        labels = np.full_like(input_ids, -100)
+        labels = np.full_like(input_ids, IGNORED)
         labels[:, markers + 2] = values[rows, queried]
 
         positions = needles[rows, queried]
@@ -199,7 +169,3 @@ class RetrievalBatches:
 def _distinct(random: np.random.Generator, rows: int, population: int, count: int) -> np.ndarray:
     """`count` different numbers below `population` in random order, for each row: (rows, count)."""
     return random.random((rows, population)).argsort(axis=1)[:, :count]
-
-
-def _batch(sample: RetrievalSample) -> dict[str, Tensor]:
-    return {"input_ids": sample.input_ids, "labels": sample.labels}

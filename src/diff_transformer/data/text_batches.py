@@ -1,43 +1,25 @@
-"""Makes batches of text for training and validation, and says what training asks of any data."""
+"""Makes batches of text: divides a tokenised corpus, packs documents into blocks, and orders the blocks."""
 
+import hashlib
 from collections.abc import Iterator
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from diff_transformer.data.packing import IGNORED, shuffled
-from diff_transformer.data.token_cache import TokenCache, divided
+from diff_transformer.data.batches import IGNORED
+from diff_transformer.data.prepared_cache import cache_key, made_once
+from diff_transformer.data.split import split
+from diff_transformer.data.token_cache import TokenCache
 from diff_transformer.data.tokenizers import bytes_of_tokens
 
+_TABLES_VERSION = 1
+_SOURCE = "source.sha256"
+_BATCH_TOKENS = 1 << 20  # whose sizes are added up together
 _VALIDATED_TOGETHER = 1 << 14  # tokens
-
-
-class Batches(Protocol):
-    """What training asks of its data.
-
-    A batch is a dictionary of `input_ids` and `labels`, both (batch, length) int64 on the CPU, and of `position_ids` of
-    the same shape where sequences hold several documents that do not see each other. Labels are as in transformers:
-    the same positions as `input_ids` (the model shifts them), −100 where nothing is to be predicted.
-    """
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of tokens."""
-
-    @property
-    def source(self) -> str:
-        """A fingerprint of what the batches are made of, beside the settings: of all documents, for text."""
-
-    def train_batch(self, step: int) -> dict[str, Tensor]:
-        """The batch of a step, counted from 1: a pure function of the settings, the seed and `step`.
-
-        So resuming needs no state of the data, and all models of a comparison see the same batches.
-        """
-
-    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """The validation data, the same in each call."""
 
 
 class TextBatches:
@@ -139,3 +121,162 @@ class TextBatches:
         for start in range(0, len(self._validation_blocks), rows):
             indices = self._validation_blocks[start : start + rows]
             yield self._validation.batch(indices, self.length, self.isolated)
+
+
+class Packed(NamedTuple):
+    """Documents of a token cache, one after the other.
+
+    Attributes:
+        tokens: (cache,) of the cache.
+        begins: (documents,) where each document begins in the cache.
+        ends: (documents + 1,) where each document ends in the packed stream, after a 0.
+    """
+
+    tokens: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+
+    @classmethod
+    def of(cls, tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> "Packed":
+        """Documents (documents,) that begin in the cache at `begins` and have `lengths` tokens; not the empty ones."""
+        nonempty = lengths > 0
+        return cls(tokens, begins[nonempty], np.concatenate([[0], np.cumsum(lengths[nonempty])]))
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def documents(self) -> Iterator[np.ndarray]:
+        """The tokens of each document in turn, as the cache holds them."""
+        for number, begin in enumerate(self.begins):
+            yield self.tokens[begin : begin + self.ends[number + 1] - self.ends[number]]
+
+    def blocks(self, length: int) -> int:
+        """How many blocks there are: each begins with the last token of the one before, so that all tokens but the
+        first (and a rest shorter than a block) are predicted once.
+        """
+        return max(0, (len(self) - 1) // (length - 1))
+
+    def block(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Block `index`: tokens and positions, both (length,) int64. Positions restart where a document begins; the
+        block's first token has position 0.
+        """
+        start = index * (length - 1)
+        positions = np.arange(start, start + length)
+        first, last = np.searchsorted(self.ends, (start, start + length - 1), side="right") - 1
+        document = first + np.searchsorted(self.ends[first + 1 : last + 1], positions, side="right")
+        begins = self.ends[document]
+        tokens = self.tokens[self.begins[document] + positions - begins]
+        return tokens.astype(np.int64), positions - np.maximum(begins, start)
+
+    def batch(self, indices: np.ndarray, length: int, isolated: bool) -> dict[str, Tensor]:
+        """Blocks (blocks,) as a batch.
+
+        Returns:
+            `input_ids` and `labels`, (blocks, length) int64. Isolated, also `position_ids`, which restart with each
+            document, and the first token of a document is not to be predicted: nothing before it can be seen.
+        """
+        blocks = [self.block(int(index), length) for index in indices]
+        input_ids = torch.from_numpy(np.stack([tokens for tokens, _ in blocks]))
+        if not isolated:
+            return {"input_ids": input_ids, "labels": input_ids.clone()}
+        position_ids = torch.from_numpy(np.stack([positions for _, positions in blocks]))
+        labels = input_ids.masked_fill(position_ids == 0, IGNORED)
+        return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+
+
+class Parts(NamedTuple):
+    """A corpus divided: the documents of each part, and a hash of all documents' digests."""
+
+    training: Packed
+    validation: Packed
+    source: str
+
+
+def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) -> Parts:
+    """The training and the validation part of a corpus, see :func:`diff_transformer.data.split.split`.
+
+    The tables are made once, by one process, beside the cache's folder. All others map them: a process holds the pages
+    of them that it reads, which it shares with the machine's other processes.
+
+    Args:
+        cache: the tokenised corpus.
+        validation_fraction: of the bytes.
+        sizes: (vocabulary,) bytes of text that each token stands for.
+
+    Raises:
+        ValueError: as `split`.
+    """
+    vocabulary = hashlib.sha256(sizes.tobytes()).hexdigest()
+    key = cache_key(_TABLES_VERSION, cache.folder.name, validation_fraction, vocabulary)
+    names = Parts._fields[:2]
+    tables = Packed._fields[1:]
+
+    def make(unfinished: Path) -> None:
+        documents = cache.documents
+        parts = _parts(cache.tokens, documents, validation_fraction, sizes)
+        for name, part in zip(names, parts, strict=True):
+            for table in tables:
+                np.save(unfinished / f"{name}-{table}.npy", getattr(part, table))
+        source = hashlib.sha256(documents["digest"].tobytes()).hexdigest()
+        (unfinished / _SOURCE).write_text(source, encoding="ascii")
+
+    folder = made_once(cache.folder.parents[1] / "tables" / key, make)
+    training, validation = (
+        Packed(cache.tokens, *(np.load(folder / f"{name}-{table}.npy", mmap_mode="r") for table in tables))
+        for name in names
+    )
+    return Parts(training, validation, (folder / _SOURCE).read_text(encoding="ascii"))
+
+
+def _parts(
+    tokens: np.ndarray, documents: np.ndarray, validation_fraction: float, sizes: np.ndarray
+) -> tuple[Packed, Packed]:
+    """The training and the validation part."""
+    ends = documents["end"]
+    begins = np.concatenate([[0], ends[:-1]])
+    lengths = ends - begins
+    validation, cut = split(documents, validation_fraction)
+    if cut is None:
+        train, held_out = (Packed.of(tokens, begins[part], lengths[part]) for part in (~validation, validation))
+        return train, held_out
+    # The end of the longest document is the validation part: from the first token that begins at the cut or after it.
+    longest = int(np.argmax(documents["bytes"]))
+    held_out_bytes = int(documents["bytes"][longest]) - cut
+    before = _tokens_before_end(tokens[begins[longest] : ends[longest]], held_out_bytes, sizes)
+    rest = np.array([begins[longest] + before]), np.array([lengths[longest] - before])
+    lengths[longest] = before
+    return Packed.of(tokens, begins, lengths), Packed.of(tokens, *rest)
+
+
+def _tokens_before_end(tokens: np.ndarray, size: int, sizes: np.ndarray) -> int:
+    """How many tokens there are before the last `size` bytes of a text.
+
+    Read from its end, a part at a time: the text may be larger than memory, and what is held out of it is small.
+    """
+    for end in range(len(tokens), 0, -_BATCH_TOKENS):
+        start = max(0, end - _BATCH_TOKENS)
+        part = np.cumsum(sizes[tokens[start:end]][::-1])  # bytes from each token to the end, the last one first
+        if part[-1] > size:
+            return end - int(np.searchsorted(part, size, side="right"))
+        size -= int(part[-1])
+    return 0
+
+
+def shuffled(index: int, size: int, seed: tuple[int, ...]) -> int:
+    """Where `index` goes in a permutation of 0 … size − 1 that the seed chooses, without a table of it.
+
+    A Feistel network permutes the next larger power of 4; what falls beyond `size` goes through it again.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    key = repr(seed).encode()
+    while True:
+        left, right = index >> half, index & mask
+        for turn in range(4):
+            digest = hashlib.blake2b(
+                key, digest_size=8, salt=turn.to_bytes(16, "big"), person=right.to_bytes(16, "big")
+            )
+            left, right = right, left ^ (int.from_bytes(digest.digest(), "big") & mask)
+        index = left << half | right
+        if index < size:
+            return index

@@ -1,6 +1,5 @@
-"""Tokenises a corpus once, into files that are mapped into memory, and divides it into training and validation."""
+"""Tokenises a corpus once, into files that are mapped into memory."""
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -12,9 +11,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from diff_transformer.data.corpus import Corpus, Piece
-from diff_transformer.data.packing import Packed
-from diff_transformer.data.prepared_cache import cache_folder, made_once
-from diff_transformer.data.split import DOCUMENT, Digest, split
+from diff_transformer.data.prepared_cache import cache_folder, cache_key, made_once
+from diff_transformer.data.split import DOCUMENT, Digest
 from diff_transformer.data.tokenizers import encode_documents, plain_text_tokenizer
 from diff_transformer.text_workers import encode_in_processes
 
@@ -22,11 +20,8 @@ from diff_transformer.text_workers import encode_in_processes
 # ends with it, and, where it does, what `split` needs.
 RECORD = np.dtype([("end", "<i8"), ("ends", "?"), *((name, DOCUMENT[name]) for name in DOCUMENT.names or ())])
 _TOKENS, _PIECES, _SETTINGS = "tokens.bin", "pieces.bin", "cache.json"
-_CACHE_VERSION = _TABLES_VERSION = 1
+_CACHE_VERSION = 1
 _BATCH_CHARACTERS = 1 << 22  # encoded together: many pieces for the threads, and bounded memory
-_BATCH_TOKENS = 1 << 20  # whose sizes are added up together
-_PARTS = ("training", "validation")
-_SOURCE = "source.sha256"
 
 # (documents, tokens) so far.
 Tell = Callable[[int, int], None]
@@ -76,25 +71,17 @@ def prepare(
     """
     if tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has no end-of-text token (eos_token), which has to stand between documents.")
-    target = (folder or cache_folder()) / "tokens" / _key(corpus, tokenizer)
+    key = cache_key(_CACHE_VERSION, corpus.fingerprint(), tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id)
+    target = (folder or cache_folder()) / "tokens" / key
     made_once(target, lambda unfinished: _tokenise(corpus, tokenizer, unfinished, tell, workers))
-    return _open(target, corpus.name)
+    settings = json.loads((target / _SETTINGS).read_text(encoding="utf-8"))
+    tokens: np.ndarray = np.memmap(target / _TOKENS, dtype=settings["dtype"], mode="r")
+    return TokenCache(tokens, target, corpus.name)
 
 
 def token_dtype(vocabulary: int) -> np.dtype:
     """What a token of a vocabulary of so many is kept in."""
     return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
-
-
-def _key(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> str:
-    parts = (_CACHE_VERSION, corpus.fingerprint(), tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token_id)
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def _open(folder: Path, name: str) -> TokenCache:
-    settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
-    tokens: np.ndarray = np.memmap(folder / _TOKENS, dtype=settings["dtype"], mode="r")
-    return TokenCache(tokens, folder, name)
 
 
 def _tokenise(
@@ -179,93 +166,3 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-class Parts(NamedTuple):
-    """A corpus divided.
-
-    Attributes:
-        training, validation: the documents of each part.
-        source: a hash of all documents' digests.
-    """
-
-    training: Packed
-    validation: Packed
-    source: str
-
-
-def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) -> Parts:
-    """The training and the validation part of a corpus, see :func:`diff_transformer.data.split.split`.
-
-    The tables are made once, by one process, beside the cache's folder. All others map them: a process holds the pages
-    of them that it reads, which it shares with the machine's other processes.
-
-    Args:
-        cache: the tokenised corpus.
-        validation_fraction: of the bytes.
-        sizes: (vocabulary,) bytes of text that each token stands for.
-
-    Raises:
-        ValueError: as `split`.
-    """
-    vocabulary = hashlib.sha256(sizes.tobytes()).hexdigest()
-    key = json.dumps([_TABLES_VERSION, cache.folder.name, validation_fraction, vocabulary])
-    folder = cache.folder.parents[1] / "tables" / hashlib.sha256(key.encode()).hexdigest()[:32]
-
-    made_once(folder, lambda unfinished: _write(unfinished, cache, validation_fraction, sizes))
-    return _mapped(folder, cache.tokens)
-
-
-def _mapped(folder: Path, tokens: np.ndarray) -> Parts:
-    training, validation = (
-        Packed(tokens, *(np.load(file, mmap_mode="r") for file in _files(folder, part))) for part in _PARTS
-    )
-    return Parts(training, validation, (folder / _SOURCE).read_text(encoding="ascii"))
-
-
-def _files(folder: Path, part: str) -> Iterator[Path]:
-    """Of the fields of `Packed` after its tokens."""
-    yield from (folder / f"{part}-{name}.npy" for name in ("begins", "ends"))
-
-
-def _write(folder: Path, cache: TokenCache, validation_fraction: float, sizes: np.ndarray) -> None:
-    documents = cache.documents
-    parts = _parts(cache.tokens, documents, validation_fraction, sizes)
-    for part, packed in zip(_PARTS, parts, strict=True):
-        for file, table in zip(_files(folder, part), (packed.begins, packed.ends), strict=True):
-            np.save(file, table)
-    (folder / _SOURCE).write_text(hashlib.sha256(documents["digest"].tobytes()).hexdigest(), encoding="ascii")
-
-
-def _parts(
-    tokens: np.ndarray, documents: np.ndarray, validation_fraction: float, sizes: np.ndarray
-) -> tuple[Packed, Packed]:
-    """The training and the validation part."""
-    ends = documents["end"]
-    begins = np.concatenate([[0], ends[:-1]])
-    lengths = ends - begins
-    validation, cut = split(documents, validation_fraction)
-    if cut is None:
-        train, held_out = (Packed.of(tokens, begins[part], lengths[part]) for part in (~validation, validation))
-        return train, held_out
-    # The end of the longest document is the validation part: from the first token that begins at the cut or after it.
-    longest = int(np.argmax(documents["bytes"]))
-    held_out_bytes = int(documents["bytes"][longest]) - cut
-    before = _tokens_before_end(tokens[begins[longest] : ends[longest]], held_out_bytes, sizes)
-    rest = np.array([begins[longest] + before]), np.array([lengths[longest] - before])
-    lengths[longest] = before
-    return Packed.of(tokens, begins, lengths), Packed.of(tokens, *rest)
-
-
-def _tokens_before_end(tokens: np.ndarray, size: int, sizes: np.ndarray) -> int:
-    """How many tokens there are before the last `size` bytes of a text.
-
-    Read from its end, a part at a time: the text may be larger than memory, and what is held out of it is small.
-    """
-    for end in range(len(tokens), 0, -_BATCH_TOKENS):
-        start = max(0, end - _BATCH_TOKENS)
-        part = np.cumsum(sizes[tokens[start:end]][::-1])  # bytes from each token to the end, the last one first
-        if part[-1] > size:
-            return end - int(np.searchsorted(part, size, side="right"))
-        size -= int(part[-1])
-    return 0

@@ -1,6 +1,5 @@
 """Makes byte-level tokenizers, for which every text has tokens, and the tokens give the text back exactly."""
 
-import hashlib
 import itertools
 import json
 import re
@@ -11,8 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from diff_transformer.data.corpus import Corpus
-from diff_transformer.data.prepared_cache import cache_folder, made_once
+from diff_transformer.data.corpus import Corpus, check_characters
+from diff_transformer.data.prepared_cache import cache_folder, cache_key, made_once
 from diff_transformer.data.split import training_text
 from diff_transformer.text_workers import encode
 
@@ -80,8 +79,7 @@ def trained_bpe(
         vocab_size: as in `train_bpe`.
         folder: of all caches; `cache_folder()` unless given.
     """
-    parts = (corpus.fingerprint(), validation_fraction, vocab_size)
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    key = cache_key(corpus.fingerprint(), validation_fraction, vocab_size)
 
     def make(unfinished: Path) -> None:
         train_bpe(training_text(corpus, validation_fraction), vocab_size).save_pretrained(unfinished)
@@ -130,13 +128,8 @@ def _bytes_of_piece(token: str) -> int:
 
 
 def _checked(documents: Iterable[str]) -> Iterator[str]:
-    """Every character has bytes, but for surrogates: halves of a pair, which a Python string can hold on its own."""
     for number, document in enumerate(documents, start=1):
-        try:
-            document.encode()
-        except UnicodeEncodeError as error:
-            half = document[error.start]
-            raise ValueError(f"Document {number} holds {half!r}, which is not a Unicode character.") from None
+        check_characters(document, f"Document {number}")
         yield document
 
 

@@ -4,18 +4,15 @@ Importing this package registers the models with transformers' Auto classes and 
 interface.
 """
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+import transformers
 
-from diff_transformer.model.attention_masks import attends_by_document
 from diff_transformer.model.configuration import DiffTransformerConfig, call_config_class
-from diff_transformer.model.interface_attention import AttentionMaps, register_attention
+from diff_transformer.model.interface_attention import (
+    AttentionMaps,
+    attends_by_document,
+    attention_maps,
+    register_attention,
+)
 from diff_transformer.model.modeling import (
     DiffTransformerForCausalLM,
     DiffTransformerForQuestionAnswering,
@@ -23,18 +20,17 @@ from diff_transformer.model.modeling import (
     DiffTransformerForTokenClassification,
     DiffTransformerModel,
     DiffTransformerPreTrainedModel,
-    attention_maps,
 )
+from diff_transformer.model.remote_code import AUTO_CLASSES
 
 register_attention()
-AutoConfig.register(DiffTransformerConfig.model_type, DiffTransformerConfig, exist_ok=True)
-# The Auto classes ask for a configuration's very class, and some callers have what get_text_config() returned.
-for config_class in (DiffTransformerConfig, call_config_class(DiffTransformerConfig)):
-    AutoModel.register(config_class, DiffTransformerModel, exist_ok=True)
-    AutoModelForCausalLM.register(config_class, DiffTransformerForCausalLM, exist_ok=True)
-    AutoModelForQuestionAnswering.register(config_class, DiffTransformerForQuestionAnswering, exist_ok=True)
-    AutoModelForSequenceClassification.register(config_class, DiffTransformerForSequenceClassification, exist_ok=True)
-    AutoModelForTokenClassification.register(config_class, DiffTransformerForTokenClassification, exist_ok=True)
+for auto_class, name in AUTO_CLASSES.items():
+    if auto_class == "AutoConfig":
+        transformers.AutoConfig.register(DiffTransformerConfig.model_type, DiffTransformerConfig, exist_ok=True)
+        continue
+    # The Auto classes ask for a configuration's very class, and some callers have what get_text_config() returned.
+    for config_class in (DiffTransformerConfig, call_config_class(DiffTransformerConfig)):
+        getattr(transformers, auto_class).register(config_class, globals()[name], exist_ok=True)
 
 __all__ = [
     "AttentionMaps",

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from diff_transformer.model.packed_documents import autocast_dtype
+
 IGNORED = -100  # the label of what is not to be predicted, unless the caller names another
 # Logits to hold at a time. On the CPU more of them are no faster; elsewhere (not measured) the matrix products should
 # be large beside what is read and written of W's gradient for each chunk.
@@ -81,9 +83,8 @@ def is_ordinary(head: nn.Module, vocab_size: int) -> bool:
 
 def _autocast_without_cache(device: str) -> contextlib.AbstractContextManager[object]:
     """Autocast as it is, but parameters are cast for each chunk: gradients of one cast would add up in its dtype."""
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return contextlib.nullcontext()
-    return torch.autocast(device, dtype=torch.get_autocast_dtype(device), cache_enabled=False)
+    dtype = autocast_dtype(device)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype, cache_enabled=False)
 
 
 def _summed(head: nn.Module, hidden_states: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
@@ -100,8 +101,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, rows: int, differentiable: bool
     ) -> Tensor:
         device = hidden.device.type
-        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast and hidden.dtype != torch.float64 else weight.dtype
+        dtype = (autocast_dtype(device) if hidden.dtype != torch.float64 else None) or weight.dtype
         exact = torch.promote_types(dtype, torch.float32)
         needs_hidden, needs_weight = (differentiable and needed for needed in ctx.needs_input_grad[:2])
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None

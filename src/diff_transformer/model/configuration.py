@@ -17,6 +17,7 @@ from diff_transformer.model.parallel_plan import PIPELINE_PLAN, tensor_parallel_
 from diff_transformer.model.remote_code import auto_map, write_code_files
 from diff_transformer.nn.attention import check_heads
 from diff_transformer.nn.dex import check_chosen_heads
+from diff_transformer.nn.parameters import constant_lambda
 from diff_transformer.ops import lambda_init_schedule
 from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 
@@ -268,36 +269,27 @@ class DiffTransformerConfig(PreTrainedConfig):
             raise ValueError("layer_types with 'sliding_attention' need a sliding_window, got None.")
 
     def _check(self, kv_heads: int) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}.")
         for name, largest in LARGEST.items():
-            if (getattr(self, name) or 0) > largest:
-                raise ValueError(f"{name} must be at most {largest:,}, got {getattr(self, name)!r:.30}.")
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be 1 or more, got {size}.")
+            if size is not None and size > largest:
+                raise ValueError(f"{name} must be at most {largest:,}, got {size!r:.30}.")
         if not 0 <= self.rms_norm_eps < math.inf:
             raise ValueError(f"rms_norm_eps must be a finite number, 0 or more, got {self.rms_norm_eps}.")
         if self.attention_type not in ATTENTION_TYPES:
             raise ValueError(
                 f"attention_type must be one of {', '.join(map(repr, ATTENTION_TYPES))}, got {self.attention_type!r}."
             )
-        if isinstance(self.lambda_init, str) and self.lambda_init != "schedule":
-            raise ValueError(f"lambda_init must be 'schedule' or a number, got {self.lambda_init!r}.")
-        if not isinstance(self.lambda_init, str) and not math.isfinite(self.lambda_init):
-            raise ValueError(f"lambda_init must be 'schedule' or a finite number, got {self.lambda_init!r}.")
+        constant_lambda(1, self.lambda_init)
         if self.headwise_norm and "headwise_norm" not in self.described.settings:
             raise ValueError(
                 f"headwise_norm must be false or left out for attention_type {self.attention_type!r}, got True."
             )
         if self.dex_lambda_start is not None and not math.isfinite(self.dex_lambda_start):
             raise ValueError(f"dex_lambda_start must be a finite number, got {self.dex_lambda_start!r}.")
-        check_heads(
-            "DiffTransformerConfig",
-            self.hidden_size,
-            self.num_attention_heads,
-            kv_heads,
-            self.head_dim,
-            pairs_kv_heads=self.described.even_heads,
-        )
+        sizes = self.hidden_size, self.num_attention_heads, kv_heads, self.head_dim
+        check_heads("DiffTransformerConfig", *sizes, pairs_kv_heads=self.described.even_heads)
         if self.dex_heads is not None:
             self._check_dex_heads(self.dex_heads)
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:

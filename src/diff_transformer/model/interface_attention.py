@@ -6,13 +6,15 @@ holds ours. Our own implementations receive the queries as they are; for every o
 one the outputs of the two maps are subtracted here.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -31,6 +33,27 @@ from diff_transformer.variants import ATTENTION_TYPES
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
 OWN_IMPLEMENTATION = "diff_attention"
 OWN_IMPLEMENTATIONS = {OWN_IMPLEMENTATION: "auto"} | {f"{OWN_IMPLEMENTATION}_{name}": name for name in BACKENDS}
+
+
+def attends_by_document(config: PreTrainedConfig) -> bool:
+    """Whether a model of this configuration, as it is now, is cheaper on documents packed into one row than on a batch.
+
+    That is so with our own implementations, which make no mask of them.
+    """
+    return isinstance(config, DiffTransformerConfig) and config._attn_implementation in OWN_IMPLEMENTATIONS
+
+
+@contextmanager
+def attention_implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Sets a model to an attention implementation, and afterwards to the one that it had."""
+    before = model.config._attn_implementation
+    try:
+        if name != before:
+            model.set_attn_implementation(name)
+        yield
+    finally:
+        if model.config._attn_implementation != before:
+            model.set_attn_implementation(before)
 
 
 class AttentionMaps(NamedTuple):
@@ -273,3 +296,24 @@ def register_attention() -> None:
     for name, backend in OWN_IMPLEMENTATIONS.items():
         AttentionInterface.register(name, partial(own_attention_forward, backend=backend))
         AttentionMaskInterface.register(name, own_mask)
+
+
+@torch.no_grad()
+def attention_maps(
+    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None = None
+) -> list[AttentionMaps]:
+    """The maps of every layer for one batch, whatever attention implementation the model is set to.
+
+    Args:
+        model: one of ours, of any attention type.
+        input_ids: (B, N) tokens.
+        attention_mask: (B, N), 0 at padding, or None.
+
+    Returns:
+        One :class:`AttentionMaps` a layer.
+    """
+    maps: list[AttentionMaps] = []
+    own = model.config._attn_implementation if attends_by_document(model.config) else OWN_IMPLEMENTATION
+    with attention_implementation(model, own):
+        model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, maps=maps)
+    return maps

@@ -1,5 +1,8 @@
-"""The models for transformers: base model, language model, task models, and the attention maps of any of them."""
+"""The models for transformers: base model, language model and task models."""
 
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -7,6 +10,8 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
+from transformers.generation.continuous_batching import ContinuousBatchingManager
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
     GenericForSequenceClassification,
@@ -20,18 +25,17 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from diff_transformer.model.attention_masks import layer_masks, packed_cu_seqlens
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.model.configuration import DiffTransformerConfig, pair_cached_heads, viewed_config
-from diff_transformer.model.continuous_batching import ContinuousBatching
 from diff_transformer.model.interface_attention import (
     OWN_IMPLEMENTATION,
     OWN_IMPLEMENTATIONS,
-    AttentionMaps,
     InterfaceAttention,
+    attends_by_document,
+    attention_implementation,
     interface_class,
 )
-from diff_transformer.model.packed_documents import document_positions
+from diff_transformer.model.packed_documents import check_cu_seqlens, document_positions
 from diff_transformer.model.parallel_plan import check_ranks, float32_units
 from diff_transformer.nn import (
     AnnealedLambda,
@@ -44,6 +48,12 @@ from diff_transformer.nn import (
     set_dex_progress,
 )
 from diff_transformer.nn.parameters import draw_normal
+
+# By type of layer, as transformers' configurations, masks and caches name them.
+MASK_FUNCTIONS = {
+    "full_attention": create_causal_mask,
+    "sliding_attention": create_sliding_window_causal_mask,
+}
 
 
 def _is_loaded(weight: Tensor) -> bool:
@@ -225,7 +235,9 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         # Fewer layers than there are where generate lets the first ones speculate ("assistant_early_exit").
         layers = self.layers[: self.config.num_hidden_layers]
         layer_types = [self.config.layer_type(i) for i in range(len(layers))]
-        cu_seqlens = packed_cu_seqlens(self.config, inputs_embeds, attention_mask, past_key_values, **kwargs)
+        cu_seqlens = None
+        if attends_by_document(self.config):  # and needs no mask
+            cu_seqlens = check_cu_seqlens(inputs_embeds, attention_mask, past_key_values, **kwargs)
         # A mask of tokens may be wider than they are, as Llama's: a cache, even an empty one, tells which are there.
         # Where there is no mask, documents packed into a row are read from the positions, unless there is a cache.
         given = past_key_values
@@ -233,8 +245,21 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None and given is None:
             position_ids = document_positions(kwargs.get("cu_seq_lens_q"), inputs_embeds.shape[1])
-        cache = given if attention_mask is None else past_key_values
-        masks = layer_masks(self.config, layer_types, inputs_embeds, attention_mask, cache, position_ids, cu_seqlens)
+        if isinstance(attention_mask, dict):
+            masks = attention_mask
+        elif cu_seqlens is not None:
+            masks = dict.fromkeys(layer_types)
+        else:
+            masks = {
+                layer_type: MASK_FUNCTIONS[layer_type](
+                    config=self.config,
+                    inputs_embeds=inputs_embeds,
+                    attention_mask=attention_mask,
+                    past_key_values=given if attention_mask is None else past_key_values,
+                    position_ids=position_ids,
+                )
+                for layer_type in dict.fromkeys(layer_types)
+            }
         # Only now: the masks read documents from the positions that the caller gave.
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
@@ -254,7 +279,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
 
 
-class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, ContinuousBatching, GenerationMixin):
+class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin):
     """The language model: :class:`DiffTransformerModel` and an output head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  # transformers reads a plain dict
@@ -324,6 +349,41 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, ContinuousBatch
             attentions=outputs.attentions,
         )
 
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> ContinuousBatchingManager:
+        """transformers' manager of requests, for ``generate_batch``.
+
+        transformers reads and writes its paged cache in "sdpa", "paged|eager" or FlashAttention alone, so our own
+        operator gives way to one of those, in which a layer makes its one ordinary call. ``generate_batch`` and
+        ``continuous_batching_context_manager`` go back to it afterwards; whoever calls this method does so with
+        ``set_attn_implementation``.
+
+        Raises:
+            NotImplementedError: this transformers sizes its paged cache by the heads of the configuration (until 5.16).
+        """
+        config = self.config.get_text_config()
+        if config.num_key_value_heads != self.config.num_key_value_heads and not _reads_the_call_config():
+            raise NotImplementedError(
+                f"continuous batching of attention_type {self.config.attention_type!r} needs a transformers whose "
+                "paged cache takes its sizes from config.get_text_config() (5.17 or later)."
+            )
+        if self.config._attn_implementation in OWN_IMPLEMENTATIONS:
+            self.set_attn_implementation("sdpa")
+        return super().init_continuous_batching(*args, **kwargs)
+
+    @contextmanager
+    def continuous_batching_context_manager(self, *args: Any, **kwargs: Any) -> Iterator[ContinuousBatchingManager]:
+        """transformers' own, and the attention implementation is afterwards the one it was before."""
+        with (
+            attention_implementation(self, self.config._attn_implementation),
+            super().continuous_batching_context_manager(*args, **kwargs) as manager,
+        ):
+            yield manager
+
+
+def _reads_the_call_config() -> bool:
+    # Nothing that can be called tells: earlier releases have the same classes, with the sizes of the other config.
+    return "get_text_config" in inspect.getsource(ContinuousBatchingManager)
+
 
 class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel):
     """One label a text: a linear map of the last token that is no padding, (B, num_labels)."""
@@ -335,29 +395,3 @@ class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffT
 
 class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel):
     """Where the answer begins and ends in the text: two logits a token, each (B, N)."""
-
-
-@torch.no_grad()
-def attention_maps(
-    model: DiffTransformerPreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None = None
-) -> list[AttentionMaps]:
-    """The maps of every layer for one batch, whatever attention implementation the model is set to.
-
-    Args:
-        model: of any attention type.
-        input_ids: (B, N) tokens.
-        attention_mask: (B, N), 0 at padding, or None.
-
-    Returns:
-        One :class:`AttentionMaps` a layer.
-    """
-    before = model.config._attn_implementation
-    maps: list[AttentionMaps] = []
-    if before not in OWN_IMPLEMENTATIONS:
-        model.set_attn_implementation(OWN_IMPLEMENTATION)
-    try:
-        model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, maps=maps)
-    finally:
-        if before not in OWN_IMPLEMENTATIONS:
-            model.set_attn_implementation(before)
-    return maps

@@ -49,16 +49,15 @@ def check_cu_seqlens(
         raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(cu_seq_lens_q).__name__}.")
     if batch != 1:
         raise ValueError(f"cu_seq_lens_q says where documents of one row begin, (1, N), got a batch of ({batch}, {n}).")
-    if past_key_values is not None:
-        raise ValueError(
-            f"documents packed into one row (cu_seq_lens_q) go without a cache, got past_key_values, a "
-            f"{type(past_key_values).__name__}."
-        )
-    if attention_mask is not None:
-        raise ValueError(
-            f"documents packed into one row (cu_seq_lens_q) go without a mask, got attention_mask, a "
-            f"{type(attention_mask).__name__}."
-        )
+    for kind, name, given in (
+        ("cache", "past_key_values", past_key_values),
+        ("mask", "attention_mask", attention_mask),
+    ):
+        if given is not None:
+            raise ValueError(
+                f"documents packed into one row (cu_seq_lens_q) go without a {kind}, got {name}, a "
+                f"{type(given).__name__}."
+            )
     if cu_seq_lens_q.dtype not in (torch.int32, torch.int64) or cu_seq_lens_q.dim() != 1 or len(cu_seq_lens_q) < 2:
         raise ValueError(
             f"cu_seq_lens_q must be (documents + 1,) int32 or int64, got {tuple(cu_seq_lens_q.shape)} "
@@ -108,7 +107,7 @@ def attend_by_document(
     Returns:
         (1, N, heads, d).
     """
-    dtype = _autocast_dtype(query)
+    dtype = autocast_dtype(query.device.type) or query.dtype
     if _takes_several_lengths(query.device.type, dtype, query.shape[-1]):
         from torch.nn.attention.varlen import varlen_attn
 
@@ -118,12 +117,13 @@ def attend_by_document(
         grouped = q.shape[1] != k.shape[1]
         out: Any = varlen_attn(q, k, v, ends, ends, most, most, scale=scaling, window_size=sides, enable_gqa=grouped)
         return out.unsqueeze(0)
-    return _one_by_one(module, query, key, value, cu_seqlens, scaling, is_causal, window)
+    return _one_by_one(module, (query, key, value), cu_seqlens, scaling, is_causal, window)
 
 
-def _autocast_dtype(x: Tensor) -> torch.dtype:
-    on = torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)
-    return torch.get_autocast_dtype(x.device.type) if on else x.dtype
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """What autocast casts to on a type of device; None where it is off."""
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if on else None
 
 
 @torch.compiler.assume_constant_result
@@ -150,9 +150,7 @@ def _has_several_lengths() -> bool:
 @torch.compiler.disable
 def _one_by_one(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
     cu_seqlens: Tensor,
     scaling: float | None,
     is_causal: bool,
@@ -160,7 +158,7 @@ def _one_by_one(
 ) -> Tensor:
     lengths = [length for length in cu_seqlens.diff().tolist() if length]
     outs = []
-    for q, k, v in zip(*(x.split(lengths, dim=2) for x in (query, key, value)), strict=True):
+    for q, k, v in zip(*(x.split(lengths, dim=2) for x in inputs), strict=True):
         n = q.shape[2]
         back = n if window is None else window
         rows = n if n <= back else max(_ROWS, back)

@@ -4,6 +4,7 @@ All three take the *same* ``num_attention_heads``: that of the Transformer with 
 halves anything.
 """
 
+import math
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +37,9 @@ class Attention(nn.Module):
         layer: the layer's number l, counted from 1 (sets λ_init, and its index in a cache).
         num_key_value_heads: key/value heads of the Transformer; A unless given.
         head_dim: width d of a query or key; D / A unless given.
+        norm_eps: eps of the headwise norm.
+        headwise_norm: True adds RMSNorm over each head's own d channels before the output projection. Without a λ_init
+            (nothing is subtracted, or there is none to a layer) its factor 1 − λ_init is 1.
 
     Raises:
         ValueError: sizes that do not fit each other.
@@ -51,6 +55,8 @@ class Attention(nn.Module):
         layer: int,
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
+        norm_eps: float = 1e-5,
+        headwise_norm: bool = False,
     ) -> None:
         super().__init__()
         kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
@@ -58,7 +64,7 @@ class Attention(nn.Module):
         if layer < 1:
             raise ValueError(f"layer must be 1 or more (the paper counts layers from 1), got {layer}.")
         self.layer_idx = layer - 1
-        self.head_norm: HeadwiseNorm | None = None  # of each head's output; subclasses may have one
+        self.head_norm: HeadwiseNorm | None = None
         self.head_dim = head_dim or hidden_size // num_attention_heads
         self.scaling = self.head_dim**-0.5
         width = num_attention_heads * self.head_dim
@@ -66,6 +72,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=False)
         self.v_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=False)
         self.o_proj = nn.Linear(width, hidden_size, bias=False)
+        if headwise_norm:
+            self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
 
     @property
     def cache_width(self) -> int:
@@ -120,13 +128,7 @@ class Attention(nn.Module):
         return self.o_proj(heads.flatten(-2))
 
     def attend(
-        self,
-        hidden_states: Tensor,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        attn_mask: Tensor | None,
-        is_causal: bool,
+        self, hidden_states: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         """Queries, cached keys and values → heads (B, N, H, dv) for the output projection. Subclasses fill this in."""
         raise NotImplementedError
@@ -157,17 +159,11 @@ class DifferentialAttention(Attention):
         return {"norm_weight": norm(None), "norm_eps": norm.eps, "norm_scale": norm.factor}
 
     def split_keys(self, keys: Tensor) -> Tensor:
-        """Cached keys (B, H_kv, S, width) → (B, H_kv, 2 or 1, S, d), a view. Subclasses fill this in."""
-        raise NotImplementedError
+        """Cached keys (B, H_kv, S, width) → (B, H_kv, width / d, S, d), a view: two keys of a head, or a shared one."""
+        return keys.unflatten(-1, (-1, self.head_dim)).transpose(2, 3)
 
     def attend(
-        self,
-        hidden_states: Tensor,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        attn_mask: Tensor | None,
-        is_causal: bool,
+        self, hidden_states: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         heads = diff_attention(
             queries.unflatten(2, (-1, 2)).permute(0, 2, 3, 1, 4),
@@ -175,7 +171,7 @@ class DifferentialAttention(Attention):
             values,
             self.lambdas(hidden_states),
             is_causal=is_causal,
-            attn_mask=attn_mask,
+            attn_mask=mask,
             scale=self.scaling,
             **self.norm_arguments(),
         )
@@ -219,9 +215,6 @@ class DiffAttention(DifferentialAttention):
         """λ of the layer, a float32 scalar: the same for every token."""
         return self.lam()
 
-    def split_keys(self, keys: Tensor) -> Tensor:
-        return keys.unflatten(-1, (2, -1)).transpose(2, 3)
-
 
 class DiffAttentionV2(DifferentialAttention):
     """DIFF V2 (the authors, January 2026): A heads with two queries each over *shared* keys and values of width d.
@@ -256,58 +249,27 @@ class DiffAttentionV2(DifferentialAttention):
         logits = self.lambda_proj(hidden_states)
         return torch.sigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).transpose(1, 2)
 
-    def split_keys(self, keys: Tensor) -> Tensor:
-        return keys.unsqueeze(2)
-
 
 class SoftmaxAttention(Attention):
     """Ordinary multi-head attention of the same sizes, through torch's ``scaled_dot_product_attention``.
 
-    Args: as :class:`Attention`, and
-        norm_eps: eps of the headwise norm.
-        headwise_norm: True (the control of Table 6) adds RMSNorm over each head's own d channels before the output
-            projection. Nothing is subtracted from a head, which is λ_init = 0, so its factor 1 − λ_init is 1.
+    Args: as :class:`Attention`; ``headwise_norm`` True is the control of Table 6.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_attention_heads: int,
-        layer: int,
-        num_key_value_heads: int | None = None,
-        head_dim: int | None = None,
-        norm_eps: float = 1e-5,
-        headwise_norm: bool = False,
-    ) -> None:
-        super().__init__(hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim)
-        if headwise_norm:
-            self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
-
     def attend(
-        self,
-        hidden_states: Tensor,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        attn_mask: Tensor | None,
-        is_causal: bool,
+        self, hidden_states: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         n, s = queries.shape[1], keys.shape[2]
-        if is_causal and (n != s or attn_mask is not None):
+        if is_causal and (n != s or mask is not None):
             # torch aligns its own causality to the start of the keys and takes no mask beside it.
             visible = torch.ones(n, s, dtype=torch.bool, device=keys.device).tril(s - n)
-            if attn_mask is None:
-                attn_mask = visible
-            elif attn_mask.dtype == torch.bool:
-                attn_mask = attn_mask & visible
-            else:
-                attn_mask = attn_mask.masked_fill(~visible, float("-inf"))
+            mask = visible if mask is None else mask.masked_fill(~visible, 0 if mask.dtype == torch.bool else -math.inf)
             is_causal = False
         heads = F.scaled_dot_product_attention(
             queries.transpose(1, 2),
             keys,
             values,
-            attn_mask=attn_mask,
+            attn_mask=mask,
             is_causal=is_causal,
             scale=self.scaling,
             enable_gqa=keys.shape[1] != queries.shape[2],

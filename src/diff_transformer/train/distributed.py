@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import distributed as transformers_distributed
 
-from diff_transformer.data.packing import flattened
+from diff_transformer.data.batches import flattened
 from diff_transformer.model.parallel_plan import check_ranks
 from diff_transformer.nn.parameters import KeepsFloat32
 from diff_transformer.train.process_errors import plain_connection_errors

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_transformer.data.packing import IGNORED
+from diff_transformer.data.batches import IGNORED
 from diff_transformer.storage.atomic import write_atomically
 from diff_transformer.storage.files import finite
 from diff_transformer.train.distributed import DistributedContext, reshard

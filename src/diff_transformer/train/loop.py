@@ -15,7 +15,7 @@ import torch
 from accelerate.utils import set_seed
 from torch import Tensor
 
-from diff_transformer.data.text_batches import Batches
+from diff_transformer.data.batches import Batches
 from diff_transformer.storage.files import read_metrics
 from diff_transformer.train.checkpoint import RunState, bytes_of, load_checkpoint, save_model, weights_of
 from diff_transformer.train.checkpoint_folder import Checkpoints, collective_directory

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diff_transformer.data.packing import IGNORED
+from diff_transformer.data.batches import IGNORED
 from diff_transformer.train.distributed import DistributedContext
 from diff_transformer.train.recipe_schema import TrainRecipe
 

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from diff_transformer.data import Batches, RetrievalBatches, RetrievalSample, TextBatches
-from diff_transformer.data.packing import IGNORED
+from diff_transformer.data.batches import IGNORED
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
 from diff_transformer.lab.measure.retrieval import retrieval_answers

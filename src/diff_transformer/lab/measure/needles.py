@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from diff_transformer.data import Batches, NeedleBatches, NeedleDocument, NeedleTask, RetrievalBatches, TextBatches
-from diff_transformer.data.needle_task import padded
+from diff_transformer.data.batches import padded
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.accuracy import joint, joint_levels, share_record, text_levels, token_levels
 from diff_transformer.lab.measure.decoding import greedy_answers
@@ -105,7 +105,7 @@ def document_attention(model: Any, documents: Sequence[NeedleDocument], batch_si
     """
     length = max(len(document.tokens) for document in documents)
     spans = AttentionSpans(
-        input_ids=padded(documents, length)["input_ids"],
+        input_ids=padded(((document.tokens, document.learned) for document in documents), length)["input_ids"],
         query_positions=torch.tensor([document.query_positions for document in documents]),
         answer_spans=torch.tensor([document.answer_spans for document in documents]),
         needle_spans=torch.tensor([document.needle_spans for document in documents]),

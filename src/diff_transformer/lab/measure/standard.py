@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from diff_transformer.data import ArithmeticBatches, Batches, NeedleBatches, RetrievalBatches, TextBatches
-from diff_transformer.data.packing import IGNORED, flattened
+from diff_transformer.data.batches import IGNORED, flattened
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.arithmetic import arithmetic_records
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options

@@ -1,0 +1,113 @@
+"""What training requires of any data, the base of tasks that a seeded generator draws, and padding and flattening."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100  # the label of what is not to be predicted, as in transformers
+
+# Which random numbers a generated batch is drawn from, (seed, purpose, number): no two purposes share any.
+TRAINING, VALIDATION, SAMPLE = range(3)
+Stream = tuple[int, int, int]
+
+
+class Batches(Protocol):
+    """What training requires of its data.
+
+    A batch is a dictionary of `input_ids` and `labels`, both (batch, length) int64 on the CPU, and of `position_ids` of
+    the same shape where sequences hold several documents that do not see each other. Labels are as in transformers:
+    the same positions as `input_ids` (the model shifts them), −100 where nothing is to be predicted.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens."""
+
+    @property
+    def source(self) -> str:
+        """A fingerprint of what the batches are made of, beside the settings: of all documents, for text."""
+
+    def train_batch(self, step: int) -> dict[str, Tensor]:
+        """The batch of a step, counted from 1: a pure function of the settings, the seed and `step`.
+
+        So resuming needs no state of the data, and all models of a comparison see the same batches.
+        """
+
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+        """The validation data, the same in each call."""
+
+
+class GeneratedBatches(ABC):
+    """Batches that a task draws from random numbers; a task fills in `draw`.
+
+    Attributes:
+        batch_size: sequences in a batch.
+        seed: of the training sequences; the validation sequences do not depend on it.
+        validation_size: sequences in `validation_batches`.
+        source: there is none but the settings.
+    """
+
+    batch_size: int
+    seed: int
+    validation_size: int
+    source = ""
+
+    @abstractmethod
+    def draw(self, count: int, stream: Stream) -> dict[str, Tensor]:
+        """A batch of `count` sequences from the random numbers of a stream."""
+
+    def train_batch(self, step: int) -> dict[str, Tensor]:
+        """The sequences of a step; see `Batches.train_batch`."""
+        return self.draw(self.batch_size, (self.seed, TRAINING, step))
+
+    def validation_batches(self) -> Iterator[dict[str, Tensor]]:
+        """The same `validation_size` sequences in each call; the last batch may be smaller."""
+        for start in range(0, self.validation_size, self.batch_size):
+            yield self.draw(min(self.batch_size, self.validation_size - start), (0, VALIDATION, start))
+
+
+def padded(rows: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) -> dict[str, Tensor]:
+    """A batch of sequences of at most `length` tokens, given with whether each token is learned.
+
+    Returns:
+        `input_ids` and `labels`, both (rows, length) int64, with labels on learned tokens alone. Behind the end of a
+        sequence its last token is repeated, where nothing is learned.
+    """
+    input_ids, labels = [], []
+    for tokens, learned in rows:
+        padding = length - len(tokens)
+        input_ids.append([*tokens, *[tokens[-1]] * padding])
+        labels.append([*(t if is_learned else IGNORED for t, is_learned in zip(tokens, learned, strict=True))])
+        labels[-1] += [IGNORED] * padding
+    return {"input_ids": torch.tensor(input_ids), "labels": torch.tensor(labels)}
+
+
+def flattened(batch: dict[str, Tensor]) -> dict[str, Any]:
+    """A batch whose rows hold several documents as one row, for a model that attends by document: no mask is needed.
+
+    Args:
+        batch: on the CPU, of tensors (B, N): `input_ids`, `labels` and `position_ids` as `Batches` describes them, or
+            some of its rows.
+
+    Returns:
+        The same tensors as (1, B·N), `labels` with −100 at the first token of every document (which would be predicted
+        from the document before), and where the documents are, by transformers' names: `cu_seq_lens_q` and
+        `cu_seq_lens_k`, int32, the first token of each and B·N at the end; `max_length_q` and `max_length_k`, the
+        longest one's length. The end is repeated until there are 2, 4, 8 … entries, so that compiled code meets few
+        shapes. A batch without `position_ids` as it is.
+    """
+    if "position_ids" not in batch:
+        return dict(batch)
+    begins = torch.ones_like(batch["position_ids"], dtype=torch.bool)
+    begins[:, 1:] = batch["position_ids"].diff(dim=1) != 1
+    row: dict[str, Any] = {name: tensor.reshape(1, -1) for name, tensor in batch.items()}
+    row["labels"] = batch["labels"].masked_fill(begins, IGNORED).reshape(1, -1)
+    tokens = begins.numel()
+    ends = F.pad(begins.flatten().nonzero().squeeze(1), (0, 1), value=tokens).to(torch.int32)
+    longest = int(ends.diff().max())
+    ends = F.pad(ends, (0, (1 << (len(ends) - 1).bit_length()) - len(ends)), value=tokens)
+    return row | {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
