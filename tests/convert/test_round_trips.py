@@ -15,12 +15,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from diff_transformer import DiffTransformerConfig
-from diff_transformer.convert import LAYOUTS, Layout, Sizes, convert_from, convert_to
-from diff_transformer.convert.layout import deinterleave_channels, interleave_heads, inverse, repeat_heads
+from diff_transformer.convert import LAYOUTS, Layout, convert_from, convert_to
+from diff_transformer.convert.layout import (
+    OUTPUT_HEAD,
+    deinterleave_channels,
+    interleave_heads,
+    inverse,
+    parameter_places,
+    repeat_heads,
+)
 
-# Extra parameters are folded into the rows on the way back, and do not return: test_dex.py.
+# The parameters of DEX are folded into W_O on the way back, and do not return: test_dex.py.
 BOTH_WAYS = (layout for choices in LAYOUTS.values() for layout in choices.values() if layout.write)
-LAYOUTS_BOTH_WAYS = [layout for layout in BOTH_WAYS if layout.extra is None]
+LAYOUTS_BOTH_WAYS = [layout for layout in BOTH_WAYS if layout.attention_type != "dex"]
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
@@ -61,15 +68,12 @@ def checkpoint(
     layout: Layout, config: DiffTransformerConfig, content: dict[str, Any], dtypes: list[torch.dtype], in_ours: bool
 ) -> Iterator[Path]:
     """A temporary folder with `source/`: random bits under the keys and shapes that the table says."""
-    sizes, tensors = Sizes.of(config), {}
-    for place, row in enumerate(layout.rows):
-        pattern = row.target if in_ours else row.source
-        if pattern is None or (row.absent_if_tied and config.tie_word_embeddings):
+    tensors = {}
+    for number, place in enumerate(parameter_places(layout, config, backwards=in_ours)):
+        if place.input is None or (place.input == OUTPUT_HEAD and config.tie_word_embeddings):
             continue
-        for layer in range(sizes.layers if row.layered else 1):
-            dtype, shape = dtypes[(place + layer) % len(dtypes)], sizes.shape(row.shape)
-            folded = torch.ones(shape, dtype=dtype) if row.folded_into else None
-            tensors[pattern.format(layer=layer)] = any_bits(shape, dtype) if folded is None else folded
+        dtype, shape = dtypes[number % len(dtypes)], place.input_shape
+        tensors[place.input] = torch.ones(shape, dtype=dtype) if place.folded_into else any_bits(shape, dtype)
     with TemporaryDirectory() as folder:
         (source := Path(folder, "source")).mkdir()
         save_file(tensors, source / "model.safetensors")

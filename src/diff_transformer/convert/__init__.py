@@ -1,7 +1,7 @@
 """Converts checkpoints from and to other layouts (docs/converting.md), and writes our models as folders to share."""
 
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE, Converted, Progress, convert_from, convert_to
-from diff_transformer.convert.layout import Layout, Row, Sizes
+from diff_transformer.convert.layout import Layout, Row
 from diff_transformer.convert.layout_tables import LAYOUTS
 from diff_transformer.convert.shared_folder import export_folder, export_onnx
 
@@ -12,7 +12,6 @@ __all__ = [
     "Layout",
     "Progress",
     "Row",
-    "Sizes",
     "convert_from",
     "convert_to",
     "export_folder",

@@ -3,10 +3,9 @@
 A table says how a source's parameters become ours, its target; read backwards it says how ours become the source's.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -14,53 +13,15 @@ import torch
 from torch import Tensor
 
 from diff_transformer.convert.weight_files import Header, some
-from diff_transformer.model import DiffTransformerConfig
+from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.nn import AnnealedLambda, annealed_lambda, fold_output
 from diff_transformer.variants import head_dim
 
-LAYER = "model.layers.{layer}."
-ATTENTION = LAYER + "self_attn."
+ATTENTION = "model.layers.{layer}.self_attn."
+DEX = ".self_attn.dex."
+OUTPUT_HEAD = "lm_head.weight"  # which a checkpoint with tied embeddings may leave out
 # The tensor of the same layer whose dtype a constant gets; it has this key in every layout.
 DTYPE_LIKE = ATTENTION + "v_proj.weight"
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of a model, by the symbols that shapes are written in.
-
-    Attributes:
-        V, D, F: vocabulary, model width, width of the feed-forward network.
-        A, K: the Transformer's query heads and key/value heads.
-        d: width of a query or key.
-        layers: how many layers.
-    """
-
-    V: int
-    D: int
-    F: int
-    A: int
-    K: int
-    d: int
-    layers: int
-
-    @classmethod
-    def of(cls, config: DiffTransformerConfig) -> "Sizes":
-        """The sizes of a configuration."""
-        return cls(
-            V=config.vocab_size,
-            D=config.hidden_size,
-            F=config.intermediate_size,
-            A=config.num_attention_heads,
-            K=config.num_key_value_heads or config.num_attention_heads,
-            d=head_dim(config),
-            layers=config.num_hidden_layers,
-        )
-
-    def shape(self, symbols: tuple[str, ...]) -> tuple[int, ...]:
-        """("2*A*d", "D") → numbers."""
-        return tuple(
-            prod(int(part) if part.isdigit() else getattr(self, part) for part in axis.split("*")) for axis in symbols
-        )
 
 
 def deinterleave_channels(rows: int, head_dim: int) -> Tensor:
@@ -91,15 +52,13 @@ def inverse(permutation: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One parameter in the source's layout and in ours, the target's.
+    """How one parameter of ours stands in the source's layout, where it is not the same under the same key.
 
     Keys are patterns in which ``{layer}`` is the layer's number, counted from 0.
 
     Attributes:
         target: the key in our checkpoints.
         source: the key in the source's; None where it has no such parameter.
-        shape: the target's, in symbols of :class:`Sizes`.
-        source_shape: the source's, where it is another.
         source_rows: which of the source's rows each of the target's is, of a number of rows and a head's width; None
             where the rows are the same.
         scale: the target is the source times this.
@@ -107,23 +66,14 @@ class Row:
             parameter may be absent from the whole checkpoint.
         folded_into: the target's key of the output projection whose columns, head by head, take up a parameter that
             the source has no key for.
-        absent_if_tied: whether a checkpoint with tied embeddings may leave the parameter out.
     """
 
     target: str
     source: str | None
-    shape: tuple[str, ...]
-    source_shape: tuple[str, ...] | None = None
     source_rows: Callable[[int, int], Tensor] | None = None
     scale: float = 1.0
     constant: float | None = None
     folded_into: str | None = None
-    absent_if_tied: bool = False
-
-    @property
-    def layered(self) -> bool:
-        """Whether every layer has one."""
-        return "{layer}" in self.target
 
 
 @dataclass(frozen=True)
@@ -153,7 +103,7 @@ class Layout:
     Attributes:
         name: what ``--from`` and ``--to`` call it.
         attention_type: of our model that it corresponds to.
-        rows: the table.
+        rows: the table, of the parameters that differ. Any other has the same key and the same rows on both sides.
         read: the source's config.json → our configuration. Raises ValueError where we have no such model.
         write: our configuration → the source's config.json; None where there is no way back.
         ignored: endings of keys that hold no parameter.
@@ -181,16 +131,13 @@ def plan(
     Raises:
         ValueError: keys that the table does not know, or that are missing, or shapes that do not fit; all are listed.
     """
-    sizes, tied = Sizes.of(config), config.tie_word_embeddings
     dex = DexParameters(config) if config.described.corrects_heads else None
     headers = {key: header for key, header in headers.items() if not key.endswith(layout.ignored)}
-    places = [_Place(row, layer, sizes, backwards) for row, layer in _in_order(layout.rows, sizes.layers)]
+    places = parameter_places(layout, config, backwards=backwards)
     present = {place.row.target for place in places if place.input in headers}
-    may_lack = {
-        row.target
-        for row in layout.rows
-        if (row.absent_if_tied and tied) or (row.constant is not None and not backwards)
-    }
+    may_lack = {row.target for row in layout.rows if row.constant is not None and not backwards}
+    if config.tie_word_embeddings:
+        may_lack.add(OUTPUT_HEAD)
     needed = [place for place in places if place.row.target in present or place.row.target not in may_lack]
     expected = {place.input: place.input_shape for place in needed if place.input}
     _check(expected | (dex.shapes if dex and backwards else {}), headers)
@@ -203,32 +150,47 @@ def plan(
     return [dex.fold(output) for output in outputs] if backwards else outputs + dex.initial(headers)
 
 
-def _in_order(rows: tuple[Row, ...], layers: int) -> Iterator[tuple[Row, int]]:
-    """Each row for each layer, in the order of a forward pass."""
-    for layered, group in groupby(rows, lambda row: row.layered):
-        block = tuple(group)
-        for layer in range(layers if layered else 1):
-            for row in block:
-                yield row, layer
+def our_shapes(config: DiffTransformerConfig) -> dict[str, tuple[int, ...]]:
+    """The keys of our checkpoints and their shapes, in the order of a forward pass."""
+    with torch.device("meta"):
+        model = DiffTransformerForCausalLM(config)
+    return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
 
 
-class _Place:
-    """A row in one layer, in one direction: from the key `input` to the key `output`, None where there is none."""
+def parameter_places(layout: Layout, config: DiffTransformerConfig, *, backwards: bool) -> "list[Place]":
+    """Where each of our parameters stands on both sides, but for those that DEX adds."""
+    rows = {
+        row.target.format(layer=layer): (row, layer) for layer in range(config.num_hidden_layers) for row in layout.rows
+    }
+    width = head_dim(config)
+    return [
+        Place(*rows.get(key, (Row(target=key, source=key), 0)), shape, width, backwards)
+        for key, shape in our_shapes(config).items()
+        if DEX not in key
+    ]
 
-    def __init__(self, row: Row, layer: int, sizes: Sizes, backwards: bool) -> None:
-        self.row, self.sizes, self.backwards = row, sizes, backwards
+
+class Place:
+    """A parameter in one direction: from the key `input` to the key `output`, None where there is none."""
+
+    def __init__(self, row: Row, layer: int, shape: tuple[int, ...], head_dim: int, backwards: bool) -> None:
+        self.row = row
         self.target = row.target.format(layer=layer)
-        target = self.target, sizes.shape(row.shape)
-        source = row.source and row.source.format(layer=layer), sizes.shape(row.source_shape or row.shape)
+        self.folded_into = row.folded_into and row.folded_into.format(layer=layer)
+        self.dtype_like = DTYPE_LIKE.format(layer=layer)
+        self.rows = None if row.source_rows is None else row.source_rows(shape[0], head_dim)
+        source_shape = shape if self.rows is None else (int(self.rows.max()) + 1, *shape[1:])
+        target = self.target, shape
+        source = row.source and row.source.format(layer=layer), source_shape
         self.input: str | None
         self.output: str | None
         (self.input, self.input_shape), (self.output, self.output_shape) = (
             (target, source) if backwards else (source, target)
         )
-        self.folded_into = row.folded_into and row.folded_into.format(layer=layer)
-        self.dtype_like = DTYPE_LIKE.format(layer=layer)
+        if self.rows is not None and backwards:
+            self.rows = inverse(self.rows)
 
-    def make_output(self, headers: Mapping[str, Header], folded: "_Place | None") -> Output | None:
+    def make_output(self, headers: Mapping[str, Header], folded: "Place | None") -> Output | None:
         """The tensor to write; None where the other layout has none, or this checkpoint."""
         if self.output is None:
             return None
@@ -236,17 +198,15 @@ class _Place:
             constant, shape = self.row.constant, self.output_shape
             if constant is None:
                 return None
-            value, dtype = constant, headers[self.dtype_like].dtype
-            return Output(self.output, shape, dtype, (), lambda: torch.full(shape, value, dtype=dtype))
+            dtype = headers[self.dtype_like].dtype
+            return Output(self.output, shape, dtype, (), partial(torch.full, shape, constant, dtype=dtype))
         dtype = headers[self.input].dtype
         if folded is None:
             return Output(self.output, self.output_shape, dtype, (self.input,), self._reordered)
         return Output(self.output, self.output_shape, dtype, (self.input, folded.target), self._scaled_by_head)
 
     def _reordered(self, weight: Tensor) -> Tensor:
-        if self.row.source_rows is not None:
-            rows = self.row.source_rows(self.sizes.shape(self.row.shape)[0], self.sizes.d)
-            weight = weight[inverse(rows) if self.backwards else rows]
+        weight = weight if self.rows is None else weight[self.rows]
         return weight if self.row.scale == 1 else self._finite(weight * self.row.scale)
 
     def _scaled_by_head(self, output_weight: Tensor, norm_weight: Tensor) -> Tensor:
@@ -275,17 +235,13 @@ class DexParameters:
     """
 
     def __init__(self, config: DiffTransformerConfig) -> None:
-        width = head_dim(config)
+        self.shapes = {key: shape for key, shape in our_shapes(config).items() if DEX in key}
         every = list(range(config.num_attention_heads))
-        self.shapes: dict[str, tuple[int, ...]] = {}
         self._layers: dict[str, tuple[AnnealedLambda, list[int]]] = {}  # W_O's key → the initial λ, chosen heads
         for layer, heads in enumerate(config.dex_heads or [every] * config.num_hidden_layers):
             if heads:
-                output = f"{ATTENTION}o_proj.weight".format(layer=layer)
                 lam = AnnealedLambda(layer + 1, config.lambda_init_of(layer + 1), config.dex_lambda_start)
-                self._layers[output] = lam, list(heads)
-                shapes = (len(heads), width, width), (1,), ()
-                self.shapes |= dict(zip(_dex_keys(output), shapes, strict=True))
+                self._layers[f"{ATTENTION}o_proj.weight".format(layer=layer)] = lam, list(heads)
 
     def initial(self, headers: Mapping[str, Header]) -> list[Output]:
         """The parameters of a model that computes what the source does: W_D = 0; λ's two numbers in float32."""
