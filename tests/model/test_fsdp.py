@@ -23,7 +23,7 @@ from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.nn import Lambda, parameters
+from diff_transformer.nn import Lambda, layers
 from tiny_model import KINDS
 
 TOKENS = torch.arange(1, 19).view(2, 9)  # a row for each rank
@@ -61,15 +61,15 @@ def shard_as_accelerate(model: nn.Module) -> nn.Module:
 def dtypes_of_lambda() -> Iterator[set[str]]:
     """The dtypes of the vectors that λ is computed from inside."""
     seen: set[str] = set()
-    compute = parameters.lambda_value
+    compute = layers.lambda_value
 
     def spy(*vectors: Any) -> Tensor:
         seen.update(str(vector.dtype) for vector in vectors[:4])
         return compute(*vectors)
 
-    parameters.lambda_value = spy
+    layers.lambda_value = spy
     yield seen
-    parameters.lambda_value = compute
+    layers.lambda_value = compute
 
 
 def answers(model: nn.Module, rows: Tensor) -> dict[str, Tensor]:

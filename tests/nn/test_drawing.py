@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from diff_transformer.nn import parameters
-from diff_transformer.nn.parameters import draw_normal
+from diff_transformer.nn import layers
+from diff_transformer.nn.layers import draw_normal
 
 # A matrix, a vector that torch draws without vectors, and λ's, of a layer; all as a model draws them.
 DIGEST = """
@@ -48,7 +48,7 @@ def test_every_processor_draws_the_same() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_the_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one stream in float64, scaled and rounded once; a few at a time, whatever the shape."""
-    monkeypatch.setattr(parameters, "_DRAWN_AT_ONCE", 1000)
+    monkeypatch.setattr(layers, "_DRAWN_AT_ONCE", 1000)
     torch.manual_seed(3)
     weight = draw_normal(torch.nn.Parameter(torch.empty(50, 70, dtype=dtype)), 0.1)
     torch.manual_seed(3)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors.torch import save_file
@@ -37,10 +37,8 @@ CARRIED = (
 )
 
 
-class Progress(Protocol):
-    """Told how far a conversion is; bytes of weights."""
-
-    def __call__(self, done: int, total: int) -> object: ...
+# Called with the bytes of weights that are done, and all.
+Progress = Callable[[int, int], object]
 
 
 @dataclass(frozen=True)

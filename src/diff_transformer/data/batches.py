@@ -80,10 +80,10 @@ def padded(rows: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) ->
     input_ids, labels = [], []
     for tokens, learned in rows:
         padding = length - len(tokens)
-        input_ids.append([*tokens, *[tokens[-1]] * padding])
-        labels.append([*(t if is_learned else IGNORED for t, is_learned in zip(tokens, learned, strict=True))])
-        labels[-1] += [IGNORED] * padding
-    return {"input_ids": torch.tensor(input_ids), "labels": torch.tensor(labels)}
+        row = torch.tensor([*tokens, *[tokens[-1]] * padding])
+        input_ids.append(row)
+        labels.append(torch.where(torch.tensor([*learned, *[False] * padding]), row, IGNORED))
+    return {"input_ids": torch.stack(input_ids), "labels": torch.stack(labels)}
 
 
 def flattened(batch: dict[str, Tensor]) -> dict[str, Any]:

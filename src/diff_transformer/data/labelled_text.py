@@ -81,15 +81,13 @@ Rows = list[tuple[str, str]]
 
 
 def _trec(folder: Path, fine: bool) -> tuple[Rows, Rows]:
-    parts = []
-    for names in (("train.txt", "train_5500.label"), ("test.txt", "TREC_10.label")):
+    def read(*names: str) -> Rows:
         file = _find(folder, names)
         # The files are in Latin-1, in which every byte is a character; only "\n" ends a line.
-        lines = file.read_bytes().decode("latin-1").split("\n")
-        parts.append(
-            [_question(line, fine, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
-        )
-    return parts[0], parts[1]
+        lines = enumerate(file.read_bytes().decode("latin-1").split("\n"), 1)
+        return [_question(line, fine, f"{file}, line {number}") for number, line in lines if line.strip()]
+
+    return read("train.txt", "train_5500.label"), read("test.txt", "TREC_10.label")
 
 
 def _question(line: str, fine: bool, where: str) -> tuple[str, str]:
@@ -101,15 +99,15 @@ def _question(line: str, fine: bool, where: str) -> tuple[str, str]:
 
 
 def _banking77(folder: Path) -> tuple[Rows, Rows]:
-    parts = []
-    for name in ("train.csv", "test.csv"):
+    def read(name: str) -> Rows:
         file = _find(folder, (name,))
         with file.open(encoding="utf-8", newline="") as lines:
             rows = csv.DictReader(lines)
             if not {"text", "category"} <= set(rows.fieldnames or ()):
                 raise ValueError(f"{file} has no columns 'text' and 'category', but {rows.fieldnames}.")
-            parts.append([_pair(row["text"], row["category"], f"{file}, line {rows.line_num}") for row in rows])
-    return parts[0], parts[1]
+            return [_pair(row["text"], row["category"], f"{file}, line {rows.line_num}") for row in rows]
+
+    return read("train.csv"), read("test.csv")
 
 
 def _clinc150(folder: Path) -> tuple[Rows, Rows]:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ _BATCH_TOKENS = 1 << 20  # whose sizes are added up together
 _VALIDATED_TOGETHER = 1 << 14  # tokens
 
 
+@dataclass(eq=False, repr=False)
 class TextBatches:
     """Blocks of packed documents: in an order of their own each epoch to train on, in the text's to validate with.
 
@@ -46,37 +48,33 @@ class TextBatches:
         ValueError: a setting is out of range, or the corpus is too small for one block on either side.
     """
 
-    def __init__(
-        self,
-        cache: TokenCache,
-        tokenizer: PreTrainedTokenizerFast,
-        *,
-        length: int,
-        batch_size: int,
-        seed: int = 0,
-        validation_fraction: float = 0.05,
-        validation_tokens: int | None = None,
-        isolated: bool = True,
-    ) -> None:
+    cache: TokenCache
+    tokenizer: PreTrainedTokenizerFast
+    _: KW_ONLY
+    length: int
+    batch_size: int
+    seed: int = 0
+    validation_fraction: float = 0.05
+    validation_tokens: int | None = None
+    isolated: bool = True
+
+    def __post_init__(self) -> None:
+        length, batch_size = self.length, self.batch_size
         if length < 2 or batch_size < 1:
             raise ValueError(f"Need length ≥ 2 and batch_size ≥ 1, got length={length}, batch_size={batch_size}.")
-        self.vocab_size = len(tokenizer)
-        self.cache, self.length, self.batch_size, self.seed, self.isolated = cache, length, batch_size, seed, isolated
-        sizes = np.array(bytes_of_tokens(tokenizer))
-        self._train, self._validation, self.source = divided(cache, validation_fraction, sizes)
+        self.vocab_size = len(self.tokenizer)
+        self._sizes = np.array(bytes_of_tokens(self.tokenizer))
+        self._train, self._validation, self.source = divided(self.cache, self.validation_fraction, self._sizes)
         for part, packed in (("training", self._train), ("validation", self._validation)):
-            if not packed.blocks(length) and not (part == "training" and validation_fraction == 1):
+            if not packed.blocks(length) and not (part == "training" and self.validation_fraction == 1):
                 raise ValueError(
                     f"The {part} part of the corpus has {len(packed)} tokens, fewer than one block of {length}: "
                     "give more text, a shorter length or another validation_fraction."
                 )
-        blocks = self._validation.blocks(length)
-        if validation_tokens is not None:
-            chosen = min(blocks, max(1, validation_tokens // length))
-            self._validation_blocks = np.linspace(0, blocks - 1, chosen).round().astype(int)
-        else:
-            self._validation_blocks = np.arange(blocks)
-        self._sizes = sizes
+        blocks = chosen = self._validation.blocks(length)
+        if self.validation_tokens is not None:
+            chosen = min(blocks, max(1, self.validation_tokens // length))
+        self._validation_blocks = np.linspace(0, blocks - 1, chosen).round().astype(int)
 
     @property
     def train_tokens(self) -> int:
@@ -196,15 +194,8 @@ def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) ->
     """The training and the validation part of a corpus, see :func:`diff_transformer.data.split.split`.
 
     The tables are made once, by one process, beside the cache's folder. All others map them: a process holds the pages
-    of them that it reads, which it shares with the machine's other processes.
-
-    Args:
-        cache: the tokenised corpus.
-        validation_fraction: of the bytes.
-        sizes: (vocabulary,) bytes of text that each token stands for.
-
-    Raises:
-        ValueError: as `split`.
+    of them that it reads, which it shares with the machine's other processes. `sizes`, (vocabulary,), says how many
+    bytes of text each token stands for.
     """
     vocabulary = hashlib.sha256(sizes.tobytes()).hexdigest()
     key = cache_key(_TABLES_VERSION, cache.folder.name, validation_fraction, vocabulary)

@@ -43,13 +43,11 @@ def chunked_cross_entropy(
     are in half precision add up the chunks' gradients in it.
 
     Args:
-        head: (…, D) → (…, V) logits.
+        head: (…, D) → (…, V = ``vocab_size``) logits.
         hidden_states: (B, N, D).
-        labels: (B, N), shifted inside.
-        vocab_size: V.
+        labels: (B, N), shifted inside; or ``shift_labels``, shifted already, in their place.
         num_items_in_batch: what the sum is divided by; how many labels are not ignored unless given.
         ignore_index: the label of what is not to be predicted.
-        shift_labels: (B, N) labels shifted already, which are taken instead.
 
     Returns:
         A scalar, float32 at least.

@@ -17,7 +17,7 @@ from diff_transformer.model.parallel_plan import PIPELINE_PLAN, tensor_parallel_
 from diff_transformer.model.remote_code import auto_map, write_code_files
 from diff_transformer.nn.attention import check_heads
 from diff_transformer.nn.dex import check_chosen_heads
-from diff_transformer.nn.parameters import constant_lambda
+from diff_transformer.nn.layers import constant_lambda
 from diff_transformer.ops import lambda_init_schedule
 from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 
@@ -112,12 +112,8 @@ def viewed_config(config: Any) -> Any:
 def pair_cached_heads(cache: "Cache | None", config: "DiffTransformerConfig") -> None:
     """Put the heads of a cache that was filled by a Transformer's sizes in pairs, as the layers of "diff" hold them.
 
-    Keys and values (B, A_kv, S, d) become (B, A_kv / 2, S, 2d), two heads side by side, as the projections make them.
-    Any other cache is left alone.
-
-    Args:
-        cache: what is cached, or None; changed in place.
-        config: the model's.
+    Keys and values (B, A_kv, S, d) become (B, A_kv / 2, S, 2d), two heads side by side, as the projections make them:
+    in place. Any other cache is left alone.
     """
     if not config.described.pairs_heads:
         return

@@ -8,7 +8,7 @@ one the outputs of the two maps are subtracted here.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -193,16 +193,11 @@ def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:
     }
 
 
-_CLASSES: dict[type[Attention], type[InterfaceAttention]] = {}
-
-
+@cache
 def interface_class(layer_class: type[Attention]) -> type[InterfaceAttention]:
     """A layer's class behind transformers' interface: of ``DiffAttention`` the class ``InterfaceDiffAttention``."""
-    if layer_class not in _CLASSES:
-        members = {"__module__": __name__, "__doc__": f":class:`{layer_class.__name__}` in a transformers model."}
-        made: Any = type(f"Interface{layer_class.__name__}", (InterfaceAttention, layer_class), members)
-        _CLASSES[layer_class] = made
-    return _CLASSES[layer_class]
+    members = {"__module__": __name__, "__doc__": f":class:`{layer_class.__name__}` in a transformers model."}
+    return type(f"Interface{layer_class.__name__}", (InterfaceAttention, layer_class), members)
 
 
 def __getattr__(name: str) -> Any:
@@ -233,15 +228,13 @@ def own_attention_forward(
 
     Args:
         module: the layer; with λ a :class:`DifferentialAttention`.
-        query: (B, heads, N, d), those of a pair side by side.
-        key, value: (B, H_kv, S, width), as cached.
+        query, key, value: (B, heads, N, d), those of a pair side by side, and (B, H_kv, S, width), as cached.
         attention_mask: boolean or additive (B, 1, N, S), or None for plain causality.
         lam: λ, broadcastable to (B, H, N); None for ordinary attention.
         sliding_window: how many tokens back the layer looks, itself included; needed where there is no mask.
         maps: where given, the layer's attention maps are appended.
-        cu_seq_lens_q: (documents + 1,), where documents packed into one row begin, and N at the end. Where there is a
-            mask, that tells them apart.
-        max_length_q: the length of the longest.
+        cu_seq_lens_q, max_length_q: (documents + 1,), where documents packed into one row begin, and N at the end; and
+            the longest one's length. Where there is a mask, that tells them apart.
 
     Returns:
         (B, N, H, dv), for differential attention normalised where the layer has a headwise norm, and the attention

@@ -47,7 +47,7 @@ from diff_transformer.nn import (
     RMSNorm,
     set_dex_progress,
 )
-from diff_transformer.nn.parameters import draw_normal
+from diff_transformer.nn.layers import draw_normal
 
 # By type of layer, as transformers' configurations, masks and caches name them.
 MASK_FUNCTIONS = {

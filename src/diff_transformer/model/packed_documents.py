@@ -32,15 +32,8 @@ def check_cu_seqlens(
 ) -> Tensor | None:
     """``cu_seq_lens_q`` as our own implementations take it, or None where no documents are given.
 
-    Away from the CPU, and while torch.compile traces, the numbers are not looked at.
-
-    Args:
-        inputs_embeds: (B, N, D).
-        attention_mask, past_key_values: the model's; neither goes with documents.
-
-    Raises:
-        ValueError: one sentence that says what does not fit.
-        TypeError: what is no tensor.
+    The arguments are the model's, ``inputs_embeds`` (B, N, D). Raises a ValueError or TypeError that says what does not
+    fit. Away from the CPU, and while torch.compile traces, the numbers are not looked at.
     """
     if cu_seq_lens_q is None and cu_seq_lens_k is None:
         return None
@@ -97,15 +90,10 @@ def attend_by_document(
     ``scaled_dot_product_attention`` for one document after the other, which away from the CPU waits for the device.
 
     Args:
-        query: (1, heads, N, d).
-        key, value: (1, H_kv, N, d).
+        query, key, value: (1, heads, N, d) and twice (1, H_kv, N, d); the result is (1, N, heads, d).
         cu_seqlens: (documents + 1,).
-        is_causal: whether each looks back alone.
-        window: how many tokens back each looks, itself included; None for all. Causal attention alone has one.
+        window: how many tokens back each token looks, itself included; None for all. Causal attention alone has one.
         longest: the length of the longest document, or more.
-
-    Returns:
-        (1, N, heads, d).
     """
     dtype = autocast_dtype(query.device.type) or query.dtype
     if _takes_several_lengths(query.device.type, dtype, query.shape[-1]):

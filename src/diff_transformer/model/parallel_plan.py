@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedConfig
 
-from diff_transformer.nn.parameters import KeepsFloat32, ReplicatedAcrossHeads
+from diff_transformer.nn.layers import KeepsFloat32, ReplicatedAcrossHeads
 from diff_transformer.variants import ATTENTION_TYPES, SHARED_PARAMETERS
 
 try:

@@ -16,8 +16,15 @@ from diff_transformer.nn.dex import (
     fold_output,
     set_dex_progress,
 )
-from diff_transformer.nn.layers import DecoderLayer, HeadwiseNorm, RMSNorm, RotaryEmbedding, SwiGLU
-from diff_transformer.nn.parameters import KeepsFloat32, Lambda
+from diff_transformer.nn.layers import (
+    DecoderLayer,
+    HeadwiseNorm,
+    KeepsFloat32,
+    Lambda,
+    RMSNorm,
+    RotaryEmbedding,
+    SwiGLU,
+)
 
 __all__ = [
     "AnnealedLambda",

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diff_transformer.nn.layers import HeadwiseNorm
-from diff_transformer.nn.parameters import Lambda
+from diff_transformer.nn.layers import HeadwiseNorm, Lambda
 from diff_transformer.ops import apply_rotary, diff_attention
 
 

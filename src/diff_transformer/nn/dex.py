@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from diff_transformer.nn.attention import SoftmaxAttention
-from diff_transformer.nn.parameters import KeepsFloat32, ReplicatedAcrossHeads, constant_lambda
+from diff_transformer.nn.layers import KeepsFloat32, ReplicatedAcrossHeads, constant_lambda
 
 
 class AnnealedLambda(KeepsFloat32, ReplicatedAcrossHeads):
