@@ -21,7 +21,7 @@ from diff_transformer.convert.layout import (
     deinterleave_channels,
     interleave_heads,
     inverse,
-    parameter_places,
+    parameter_mappings,
     repeat_heads,
 )
 
@@ -69,11 +69,11 @@ def checkpoint(
 ) -> Iterator[Path]:
     """A temporary folder with `source/`: random bits under the keys and shapes that the table says."""
     tensors = {}
-    for number, place in enumerate(parameter_places(layout, config, backwards=in_ours)):
-        if place.input is None or (place.input == OUTPUT_HEAD and config.tie_word_embeddings):
+    for number, mapping in enumerate(parameter_mappings(layout, config, backwards=in_ours)):
+        if mapping.input is None or (mapping.input == OUTPUT_HEAD and config.tie_word_embeddings):
             continue
-        dtype, shape = dtypes[number % len(dtypes)], place.input_shape
-        tensors[place.input] = torch.ones(shape, dtype=dtype) if place.folded_into else any_bits(shape, dtype)
+        dtype, shape = dtypes[number % len(dtypes)], mapping.input_shape
+        tensors[mapping.input] = torch.ones(shape, dtype=dtype) if mapping.folded_into else any_bits(shape, dtype)
     with TemporaryDirectory() as folder:
         (source := Path(folder, "source")).mkdir()
         save_file(tensors, source / "model.safetensors")

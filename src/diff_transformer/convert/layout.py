@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from diff_transformer.convert.weight_files import Header, some
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.nn import AnnealedLambda, annealed_lambda, fold_output
 from diff_transformer.variants import head_dim
@@ -22,6 +22,15 @@ DEX = ".self_attn.dex."
 OUTPUT_HEAD = "lm_head.weight"  # which a checkpoint with tied embeddings may leave out
 # The tensor of the same layer whose dtype a constant gets; it has this key in every layout.
 DTYPE_LIKE = ATTENTION + "v_proj.weight"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of a tensor without reading it."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def deinterleave_channels(rows: int, head_dim: int) -> Tensor:
@@ -133,17 +142,19 @@ def plan(
     """
     dex = DexParameters(config) if config.described.corrects_heads else None
     headers = {key: header for key, header in headers.items() if not key.endswith(layout.ignored)}
-    places = parameter_places(layout, config, backwards=backwards)
-    present = {place.row.target for place in places if place.input in headers}
+    mappings = parameter_mappings(layout, config, backwards=backwards)
+    present = {mapping.row.target for mapping in mappings if mapping.input in headers}
     may_lack = {row.target for row in layout.rows if row.constant is not None and not backwards}
     if config.tie_word_embeddings:
         may_lack.add(OUTPUT_HEAD)
-    needed = [place for place in places if place.row.target in present or place.row.target not in may_lack]
-    expected = {place.input: place.input_shape for place in needed if place.input}
+    needed = [mapping for mapping in mappings if mapping.row.target in present or mapping.row.target not in may_lack]
+    expected = {mapping.input: mapping.input_shape for mapping in needed if mapping.input}
     _check(expected | (dex.shapes if dex and backwards else {}), headers)
-    folded = {place.folded_into: place for place in places} if backwards else {}
+    folded = {mapping.folded_into: mapping for mapping in mappings} if backwards else {}
     outputs = [
-        output for place in places if (output := place.make_output(headers, folded.get(place.target))) is not None
+        output
+        for mapping in mappings
+        if (output := mapping.make_output(headers, folded.get(mapping.target))) is not None
     ]
     if dex is None:
         return outputs
@@ -157,20 +168,20 @@ def our_shapes(config: DiffTransformerConfig) -> dict[str, tuple[int, ...]]:
     return {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
 
 
-def parameter_places(layout: Layout, config: DiffTransformerConfig, *, backwards: bool) -> "list[Place]":
+def parameter_mappings(layout: Layout, config: DiffTransformerConfig, *, backwards: bool) -> "list[ParameterMapping]":
     """Where each of our parameters stands on both sides, but for those that DEX adds."""
     rows = {
         row.target.format(layer=layer): (row, layer) for layer in range(config.num_hidden_layers) for row in layout.rows
     }
     width = head_dim(config)
     return [
-        Place(*rows.get(key, (Row(target=key, source=key), 0)), shape, width, backwards)
+        ParameterMapping(*rows.get(key, (Row(target=key, source=key), 0)), shape, width, backwards)
         for key, shape in our_shapes(config).items()
         if DEX not in key
     ]
 
 
-class Place:
+class ParameterMapping:
     """A parameter in one direction: from the key `input` to the key `output`, None where there is none."""
 
     def __init__(self, row: Row, layer: int, shape: tuple[int, ...], head_dim: int, backwards: bool) -> None:
@@ -190,7 +201,7 @@ class Place:
         if self.rows is not None and backwards:
             self.rows = inverse(self.rows)
 
-    def make_output(self, headers: Mapping[str, Header], folded: "Place | None") -> Output | None:
+    def make_output(self, headers: Mapping[str, Header], folded: "ParameterMapping | None") -> Output | None:
         """The tensor to write; None where the other layout has none, or this checkpoint."""
         if self.output is None:
             return None
@@ -283,10 +294,16 @@ def _dex_keys(output: str) -> tuple[str, str, str]:
 
 def _check(expected: Mapping[str, tuple[int, ...]], headers: Mapping[str, Header]) -> None:
     shapes = {key: headers[key].shape for key in expected if key in headers}
-    found = {
+    problems = {
         "unknown": sorted(headers.keys() - expected.keys()),
         "missing": sorted(expected.keys() - headers.keys()),
         "wrong shapes": [f"{key} is {got}, not {expected[key]}" for key, got in shapes.items() if got != expected[key]],
     }
-    if any(found.values()):
-        raise ValueError("; ".join(f"{what}: {some(names)}" for what, names in found.items() if names) + ".")
+    if any(problems.values()):
+        raise ValueError("; ".join(f"{what}: {some(names)}" for what, names in problems.items() if names) + ".")
+
+
+def some(names: list[str], most: int = 20) -> str:
+    """Names for a message: all of them, unless there are very many."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -300,7 +300,7 @@ LLAMA = Layout(
 )
 
 # DIFF V2 that computes what the Llama did: with both maps equal and λ = sigmoid(0) = ½, half of the attention's output
-# is left, and 2·W_O makes it whole again. Doubling is exact. The gradients of the two queries are 1 : −½, and that of
+# is left, and 2·W_O restores it. Doubling is exact. The gradients of the two queries are 1 : −½, and that of
 # W_λ is not 0, so the first step of training parts the maps.
 LLAMA_AS_DIFF_V2 = replace(
     LLAMA,

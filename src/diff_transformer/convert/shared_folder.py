@@ -228,10 +228,10 @@ def compare(model: Any, file: Path) -> None:
     finally:
         model.float()
     for probe, first, truth in zip(probes, rough, exact, strict=True):
-        answer = run_graph(session, *probe)
+        computed = run_graph(session, *probe)
         # What is computed for padding is nobody's, but it must stay finite: a weight of 0 does not hide NaN.
         mask = probe[1].bool()
-        for got, near, right in zip(_flat(*answer), _flat(*first), _flat(*truth), strict=True):
+        for got, near, right in zip(_flat(*computed), _flat(*first), _flat(*truth), strict=True):
             seen = mask[:, -right.shape[-2] :]
             seen = seen if right.dim() == 3 else seen.unsqueeze(1).expand(right.shape[:-1])
             band = 4 * (near - right)[seen].abs().max() + 32 * torch.finfo(torch.float32).eps * right[seen].abs().max()
