@@ -212,7 +212,7 @@ def test_damaged_files(theirs: Folder, refuses: Callable[..., None]) -> None:
     whole = shard.read_bytes()
     for damaged in (whole[:-4], whole[:5], b""):
         shard.write_bytes(damaged)
-        refuses(rf"{shard.name}' is no whole safetensors file", convert_from, "llama", source)
+        refuses(rf"{shard.name}' is no complete safetensors file", convert_from, "llama", source)
     shard.unlink()
     refuses(rf"lacks {shard.name}, which model\.safetensors\.index\.json names", convert_from, "llama", source)
     shard.write_bytes(whole)

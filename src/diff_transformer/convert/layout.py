@@ -151,11 +151,8 @@ def plan(
     expected = {mapping.input: mapping.input_shape for mapping in needed if mapping.input}
     _check(expected | (dex.shapes if dex and backwards else {}), headers)
     folded = {mapping.folded_into: mapping for mapping in mappings} if backwards else {}
-    outputs = [
-        output
-        for mapping in mappings
-        if (output := mapping.make_output(headers, folded.get(mapping.target))) is not None
-    ]
+    made = [mapping.make_output(headers, folded.get(mapping.target)) for mapping in mappings]
+    outputs = [output for output in made if output is not None]
     if dex is None:
         return outputs
     return [dex.fold(output) for output in outputs] if backwards else outputs + dex.initial(headers)
