@@ -16,7 +16,13 @@ from torch import Tensor
 
 from diff_transformer._version import __version__
 from diff_transformer.convert.layout import Header, Layout, Output, plan, some
-from diff_transformer.convert.layout_tables import LAYOUTS, read_diff_transformer, with_dex, write_diff_transformer
+from diff_transformer.convert.layout_tables import (
+    LAYOUTS,
+    read_diff_transformer,
+    with_dex,
+    write_diff_transformer,
+    write_settings,
+)
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
 from diff_transformer.storage.atomic import ResumableDirectory, refuse_existing
@@ -122,14 +128,13 @@ def convert_to(
     raw = _read_config(source)
     config = _named(source / CONFIG, lambda: read_diff_transformer(raw))
     chosen = choices.get(config.attention_type)
-    write = chosen.write if chosen is not None else None
-    if chosen is None or write is None:
+    if chosen is None or chosen.write is None:
         holds = " or ".join(repr(kind) for kind, choice in choices.items() if choice.write is not None)
         raise ValueError(
             f"The layout {layout!r} has one kind of attention, our {holds}, and no place for the other weights of a "
             f"{config.attention_type!r} model like {str(source)!r}."
         )
-    settings = _named(source / CONFIG, lambda: write(config))
+    settings = _named(source / CONFIG, lambda: write_settings(chosen, config))
     return _Job(chosen, source, target, config, settings, max_shard_size, backwards=True).run(progress)
 
 

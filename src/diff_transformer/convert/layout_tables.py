@@ -89,16 +89,6 @@ def write_transformers(config: DiffTransformerConfig, config_class: type[PreTrai
     return _json(_valid(lambda: config_class(architectures=[model], **settings)))
 
 
-def write_diffllama(config: DiffTransformerConfig) -> dict[str, Any]:
-    """Settings of transformers' DiffLlama. Raises ValueError where λ_init is not the paper's."""
-    if config.lambda_init != "schedule" or config.lambda_init_offset:
-        raise ValueError(
-            "DiffLlama has the paper's λ_init alone, 0.8 − 0.6·exp(−0.3·(l − 1)); this model has lambda_init "
-            f"{config.lambda_init!r} and lambda_init_offset {config.lambda_init_offset}."
-        )
-    return write_transformers(config, DiffLlamaConfig)
-
-
 def read_microsoft(raw: Mapping[str, Any]) -> DiffTransformerConfig:
     """Settings in the authors' layout: `num_heads` and `num_kv_heads` are half of what ours are."""
     _check_keys(raw, (*MICROSOFT_OPTIONAL, "first_depth"))
@@ -122,21 +112,9 @@ def read_microsoft(raw: Mapping[str, Any]) -> DiffTransformerConfig:
 
 
 def write_microsoft(config: DiffTransformerConfig) -> dict[str, Any]:
-    """Settings in the authors' layout. Raises ValueError where their module is fixed to something else."""
-    heads, kv_heads, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    assert kv_heads is not None
-    assert width is not None
-    if heads * width != config.hidden_size:
-        raise ValueError(
-            "the authors' module has heads as wide together as the model; this one has hidden_size "
-            f"{config.hidden_size} and {heads} heads of {width}."
-        )
-    if config.lambda_init != "schedule":
-        raise ValueError(f"the authors' module has λ_init by depth alone; this model has {config.lambda_init!r}.")
-    if config.rms_norm_eps != SUBLN_EPS:
-        raise ValueError(
-            f"the authors' headwise norm has eps {SUBLN_EPS}; all norms of this model have {config.rms_norm_eps}."
-        )
+    """Settings in the authors' layout."""
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    assert kv_heads is not None  # never None once it is constructed
     fields = {"num_heads": heads // 2, "num_kv_heads": kv_heads // 2, "first_depth": config.lambda_init_offset}
     return {"model_type": "microsoft_diff", **fields, **_shared_json(config)}
 
@@ -160,20 +138,32 @@ def write_microsoft_v2(config: DiffTransformerConfig) -> dict[str, Any]:
     return {"model_type": "microsoft_diff_v2", **fields, "head_dim": config.head_dim, **_shared_json(config)}
 
 
+def write_settings(layout: Layout, config: DiffTransformerConfig) -> dict[str, Any]:
+    """The config.json of another layout, which read again gives the same model.
+
+    Raises:
+        ValueError: it does not, as the layout has no setting for something that the model has, or a fixed one.
+    """
+    assert layout.write is not None
+    settings = layout.write(config)
+    read_again = layout.read(settings)
+    names = [*SHARED, *HEADS, "sliding_window", "has_headwise_norm"]
+    if config.described.differential and "lambda_init" in config.described.settings:
+        names += ["lambda_init", "lambda_init_offset"]
+    changed = [
+        f"{name.removeprefix('has_')} {getattr(config, name)!r} (it would become {getattr(read_again, name)!r})"
+        for name in names
+        if getattr(config, name) != getattr(read_again, name)
+    ]
+    if changed:
+        raise ValueError(f"the layout {layout.name!r} cannot hold {', '.join(changed)}.")
+    return settings
+
+
 def read_diff_transformer(raw: Mapping[str, Any]) -> DiffTransformerConfig:
-    """Our own settings, of a model for another layout. Raises ValueError where no layout has what the model has."""
+    """Our own config.json."""
     _check_model_type(DiffTransformerConfig, raw)
-    config = _valid(lambda: DiffTransformerConfig.from_dict(dict(raw)))
-    if config.sliding_window is not None:
-        raise ValueError(
-            f"the other layouts have no sliding window; this model has sliding_window {config.sliding_window}."
-        )
-    if config.has_headwise_norm != config.described.headwise_norm:
-        raise ValueError(
-            "the other layouts have a headwise norm in 'diff' and in nothing else; this model of attention_type "
-            f"{config.attention_type!r} has headwise_norm {config.headwise_norm}."
-        )
-    return config
+    return _valid(lambda: DiffTransformerConfig.from_dict(dict(raw)))
 
 
 def write_diff_transformer(config: DiffTransformerConfig) -> dict[str, Any]:
@@ -286,7 +276,7 @@ DIFFLLAMA = Layout(
         Row(target=NORM, source=None, constant=1.0, folded_into=OUTPUT),
     ),
     read=partial(read_transformers, config_class=DiffLlamaConfig, attention_type="diff"),
-    write=write_diffllama,
+    write=partial(write_transformers, config_class=DiffLlamaConfig),
     ignored=(ROTARY_BUFFER,),
 )
 
