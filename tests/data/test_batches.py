@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from corpora import written
 from diff_transformer.data import TextBatches, TextFiles, byte_tokenizer, prepare, token_cache, train_bpe, training_text
-from diff_transformer.data.split import DOCUMENT, Digest, split
+from diff_transformer.data.corpus import Piece
+from diff_transformer.data.split import DOCUMENT, split, with_digests
 
 DOCUMENTS = [f"document {number}: " + "".join(random.Random(number).choices("abcdé ", k=60)) for number in range(40)]
 
@@ -29,10 +30,8 @@ def text_batches(files: TextFiles, tokenizer: PreTrainedTokenizerFast | None = N
 
 def parts(documents: list[str], fraction: float) -> tuple[list[str], list[str]]:
     """Training and validation documents; nothing is cut."""
-    digests = [Digest() for _ in documents]
-    for digest, document in zip(digests, documents, strict=True):
-        digest.update(document)
-    validation, cut = split(np.array([digest.record() for digest in digests], dtype=DOCUMENT), fraction)
+    digests = [digest for _, digest in with_digests(Piece(document, ends=True) for document in documents)]
+    validation, cut = split(np.array(digests, dtype=DOCUMENT), fraction)
     assert cut is None
     sides: tuple[list[str], list[str]] = ([], [])
     for document, chosen in zip(documents, validation, strict=True):

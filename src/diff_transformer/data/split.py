@@ -1,30 +1,32 @@
 """Divides the documents of a corpus into those to train on and those to validate with, by their content alone."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from diff_transformer.data.corpus import Corpus
+from diff_transformer.data.corpus import Corpus, Piece
 
 # What is known of each document: bytes of UTF-8, and the first 64 bits of the SHA-256 of its text.
 DOCUMENT = np.dtype([("bytes", "<i8"), ("digest", "<u8")])
 
 
-class Digest:
-    """The digest of a document that comes in pieces, and its length."""
+# A piece, and the fields of `DOCUMENT` where its document ends; else None.
+DigestedPiece = tuple[Piece, tuple[int, int] | None]
 
-    def __init__(self) -> None:
-        self._sha, self._bytes = hashlib.sha256(), 0
 
-    def update(self, text: str) -> None:
-        encoded = text.encode()
-        self._sha.update(encoded)
-        self._bytes += len(encoded)
-
-    def record(self) -> tuple[int, int]:
-        """The fields of `DOCUMENT`."""
-        return self._bytes, int.from_bytes(self._sha.digest()[:8], "little")
+def with_digests(pieces: Iterable[Piece]) -> Iterator[DigestedPiece]:
+    """The pieces, with the digests of their documents."""
+    digest, size = hashlib.sha256(), 0
+    for piece in pieces:
+        encoded = piece.text.encode()
+        digest.update(encoded)
+        size += len(encoded)
+        if not piece.ends:
+            yield piece, None
+            continue
+        yield piece, (size, int.from_bytes(digest.digest()[:8], "little"))
+        digest, size = hashlib.sha256(), 0
 
 
 def split(documents: np.ndarray, validation_fraction: float) -> tuple[np.ndarray, int | None]:
@@ -78,12 +80,7 @@ def validation_text(corpus: Corpus, validation_fraction: float) -> Iterator[str]
 
 
 def _part(corpus: Corpus, validation_fraction: float, *, validation: bool) -> Iterator[str]:
-    digest, rows = Digest(), []
-    for piece in corpus.pieces():
-        digest.update(piece.text)
-        if piece.ends:
-            rows.append(digest.record())
-            digest = Digest()
+    rows = [document for _, document in with_digests(corpus.pieces()) if document is not None]
     documents = np.array(rows, dtype=DOCUMENT)
     held_out, cut = split(documents, validation_fraction)
     longest = int(np.argmax(documents["bytes"]))

@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from diff_transformer.data.corpus import Corpus, Piece
+from diff_transformer.data.corpus import Corpus
 from diff_transformer.data.prepared_cache import cache_folder, cache_key, made_once
-from diff_transformer.data.split import DOCUMENT, Digest
+from diff_transformer.data.split import DOCUMENT, DigestedPiece, with_digests
 from diff_transformer.data.tokenizers import encode_documents, plain_text_tokenizer
 from diff_transformer.text_workers import encode_in_processes
 
@@ -126,13 +126,12 @@ def _encoded(
     ended = np.flatnonzero(done["ends"])
     total = int(done["end"][-1]) if len(done) else 0
     begin = int(done["end"][ended[-1]]) if len(ended) else 0  # of the document that is being read
-    digest = Digest()
-    pieces = corpus.pieces(len(ended))
-    for piece in itertools.islice(pieces, len(done) - 1 - (ended[-1] if len(ended) else -1)):
-        digest.update(piece.text)  # tokenised already, and needed for its document's digest
+    pieces = with_digests(corpus.pieces(len(ended)))
+    for _ in itertools.islice(pieces, len(done) - 1 - (ended[-1] if len(ended) else -1)):
+        pass  # tokenised already, and needed for its document's digest
     end_of_text = np.array([tokenizer.eos_token_id], dtype=dtype)
-    texts = ((batch, [piece.text for piece in batch]) for batch in _batches(pieces))
-    encoded: Iterator[tuple[list[Piece], Sequence[Any]]]
+    texts = ((batch, [piece.text for piece, _ in batch]) for batch in _batches(pieces))
+    encoded: Iterator[tuple[list[DigestedPiece], Sequence[Any]]]
     if workers is None:
         encoded = ((batch, encode_documents(tokenizer, each)) for batch, each in texts)
     else:
@@ -140,27 +139,23 @@ def _encoded(
     for batch, ids_of_batch in encoded:
         records: list[tuple[Any, ...]] = []
         parts: list[np.ndarray] = []
-        for piece, ids in zip(batch, ids_of_batch, strict=True):
-            digest.update(piece.text)
+        for (piece, document), ids in zip(batch, ids_of_batch, strict=True):
             total += len(ids)
             parts.append(np.asarray(ids, dtype=dtype))
             if piece.ends and total > begin:  # not of an empty document
                 total += 1
                 parts.append(end_of_text)
-            if piece.ends:
-                records.append((total, True, *digest.record()))
-                digest, begin = Digest(), total
-            else:
-                records.append((total, False, 0, 0))
+            records.append((total, piece.ends, *(document or (0, 0))))
+            begin = total if piece.ends else begin
         yield np.array(records, dtype=RECORD), np.concatenate(parts)
 
 
-def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(pieces: Iterator[DigestedPiece]) -> Iterator[list[DigestedPiece]]:
+    batch: list[DigestedPiece] = []
     size = 0
     for piece in pieces:
         batch.append(piece)
-        size += len(piece.text)
+        size += len(piece[0].text)
         if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
