@@ -31,11 +31,11 @@ def text_batches(files: TextFiles, tokenizer: PreTrainedTokenizerFast | None = N
 def parts(documents: list[str], fraction: float) -> tuple[list[str], list[str]]:
     """Training and validation documents; nothing is cut."""
     digests = [digest for _, digest in with_digests(Piece(document, ends=True) for document in documents)]
-    validation, cut = split(np.array(digests, dtype=DOCUMENT), fraction)
-    assert cut is None
+    training = split(np.array(digests, dtype=DOCUMENT), fraction)
+    assert all(size in (0, len(document.encode())) for size, document in zip(training, documents, strict=True))
     sides: tuple[list[str], list[str]] = ([], [])
-    for document, chosen in zip(documents, validation, strict=True):
-        sides[int(chosen)].append(document)
+    for document, size in zip(documents, training, strict=True):
+        sides[int(size == 0)].append(document)
     return sides
 
 

@@ -29,20 +29,19 @@ def with_digests(pieces: Iterable[Piece]) -> Iterator[DigestedPiece]:
         digest, size = hashlib.sha256(), 0
 
 
-def split(documents: np.ndarray, validation_fraction: float) -> tuple[np.ndarray, int | None]:
-    """Choose documents for validation by their content alone: no seed, and the order does not matter.
+def split(documents: np.ndarray, validation_fraction: float) -> np.ndarray:
+    """Divide documents by their content alone: no seed, and the order does not matter.
 
-    Documents are ranked by their digest; the first ones are kept for validation as long as they fit into
+    Documents are ranked by their digest; the first ones are for validation as long as they fit into
     `validation_fraction` of all bytes. Copies of a document stay on one side. If not even the first fits (few
-    documents, or one), validation is the end of the longest document.
+    documents, or one), validation is the end of the longest document, the first of them.
 
     Args:
         documents: (documents,) with the fields of `DOCUMENT`.
-        validation_fraction: above 0 and at most 1; 1 keeps all.
+        validation_fraction: above 0 and at most 1; at 1 all are for validation.
 
     Returns:
-        Which documents are for validation, (documents,) bool, and, where none fits, how many bytes of the longest
-        document (the first of them) stay for training; else None.
+        How many bytes of each document, from its beginning, are for training: (documents,) int64.
 
     Raises:
         ValueError: the fraction is out of range, or there is no text.
@@ -53,20 +52,20 @@ def split(documents: np.ndarray, validation_fraction: float) -> tuple[np.ndarray
     if not len(documents) or not sizes.any():
         raise ValueError("There is no text to divide into training and validation.")
     if validation_fraction == 1:
-        return np.ones(len(documents), dtype=bool), None
+        return np.zeros_like(sizes)
     order = np.argsort(documents["digest"], kind="stable")
     filled = np.cumsum(sizes[order])
     ranked = documents["digest"][order]
     last_copy = np.append(ranked[1:] != ranked[:-1], True)
     fits = last_copy & (filled <= validation_fraction * filled[-1])
-    chosen = np.zeros(len(documents), dtype=bool)
     # Empty documents come along with whatever stands before them; alone they are no validation.
     count = int(np.flatnonzero(fits)[-1]) + 1 if fits.any() else 0
-    chosen[order[:count]] = True
-    if sizes[chosen].any():
-        return chosen, None
-    longest = int(sizes.max())
-    return np.zeros(len(documents), dtype=bool), longest - max(1, round(validation_fraction * longest))
+    training = sizes.copy()
+    training[order[:count]] = 0
+    if np.array_equal(training, sizes):
+        longest = int(np.argmax(sizes))
+        training[longest] -= max(1, round(validation_fraction * int(sizes[longest])))
+    return training
 
 
 def training_text(corpus: Corpus, validation_fraction: float) -> Iterator[str]:
@@ -81,20 +80,15 @@ def validation_text(corpus: Corpus, validation_fraction: float) -> Iterator[str]
 
 def _part(corpus: Corpus, validation_fraction: float, *, validation: bool) -> Iterator[str]:
     rows = [document for _, document in with_digests(corpus.pieces()) if document is not None]
-    documents = np.array(rows, dtype=DOCUMENT)
-    held_out, cut = split(documents, validation_fraction)
-    longest = int(np.argmax(documents["bytes"]))
+    training = split(np.array(rows, dtype=DOCUMENT), validation_fraction)
     number = before = 0
     for piece in corpus.pieces():
         encoded = piece.text.encode()
-        size = len(encoded)
         # Of a character that is cut, neither side has anything.
-        training_bytes = size * (not held_out[number])
-        if cut is not None and number == longest:
-            training_bytes = min(size, max(0, cut - before))
-        part = encoded[training_bytes:] if validation else encoded[:training_bytes]
+        boundary = min(len(encoded), max(0, int(training[number]) - before))
+        part = encoded[boundary:] if validation else encoded[:boundary]
         if part:
             yield part.decode(errors="ignore")
-        before += size
+        before += len(encoded)
         if piece.ends:
             number, before = number + 1, 0

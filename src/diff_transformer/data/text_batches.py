@@ -226,13 +226,14 @@ def _parts(
     ends = documents["end"]
     begins = np.concatenate([[0], ends[:-1]])
     lengths = ends - begins
-    validation, cut = split(documents, validation_fraction)
-    if cut is None:
-        train, held_out = (Packed.of(tokens, begins[part], lengths[part]) for part in (~validation, validation))
+    training = split(documents, validation_fraction)
+    cut = np.flatnonzero((training > 0) & (training < documents["bytes"]))
+    if not len(cut):
+        train, held_out = (Packed.of(tokens, begins[part], lengths[part]) for part in (training > 0, training == 0))
         return train, held_out
     # The end of the longest document is the validation part: from the first token that begins at the cut or after it.
-    longest = int(np.argmax(documents["bytes"]))
-    held_out_bytes = int(documents["bytes"][longest]) - cut
+    longest = int(cut[0])
+    held_out_bytes = int(documents["bytes"][longest] - training[longest])
     before = _tokens_before_end(tokens[begins[longest] : ends[longest]], held_out_bytes, sizes)
     rest = np.array([begins[longest] + before]), np.array([lengths[longest] - before])
     lengths[longest] = before
