@@ -1,6 +1,7 @@
-"""The tables of checkpoint layouts, and the plan of a conversion: every tensor to write, and what it is made of.
+"""What a checkpoint layout is, and the plan of a conversion: every tensor to write, and what it is made of.
 
-A table says how a source's parameters become ours, its target; read backwards it says how ours become the source's.
+The table of a layout says how a source's parameters become ours, its target; read backwards it says how ours become
+the source's.
 """
 
 from collections.abc import Callable, Mapping
@@ -129,16 +130,10 @@ class Layout:
 def plan(
     layout: Layout, config: DiffTransformerConfig, headers: Mapping[str, Header], *, backwards: bool
 ) -> list[Output]:
-    """Every tensor of the converted checkpoint, layer by layer.
+    """Every tensor of the converted checkpoint, layer by layer, from the headers of those to convert.
 
-    Args:
-        layout: the table.
-        config: of our model.
-        headers: of the tensors to convert.
-        backwards: whether our checkpoint is converted to the source's layout.
-
-    Raises:
-        ValueError: keys that the table does not know, or that are missing, or shapes that do not fit; all are listed.
+    Backwards our checkpoint is converted to the source's layout. Raises a ValueError that lists all keys that are
+    unknown or missing, and all shapes that do not fit.
     """
     dex = DexParameters(config) if config.described.corrects_heads else None
     headers = {key: header for key, header in headers.items() if not key.endswith(layout.ignored)}

@@ -17,7 +17,7 @@ from diff_transformer.storage.manifest import digests, sizes_in, why_changed, wh
 
 
 def cache_folder() -> Path:
-    """Where caches lie unless told otherwise: $DIFF_TRANSFORMER_CACHE, or `diff_transformer` in the user's cache."""
+    """The folder of all caches: $DIFF_TRANSFORMER_CACHE, or `diff_transformer` in the user's cache."""
     named = os.environ.get("DIFF_TRANSFORMER_CACHE")
     if named:
         return Path(named)
@@ -32,14 +32,10 @@ def cache_key(*parts: Any) -> str:
 def made_once(target: Path, make: Callable[[Path], None]) -> Path:
     """The folder `target`, made by `make` if it is not there: it is complete or absent.
 
-    One process makes it while others wait. `make` fills a folder that it finds again after an interruption; an
-    exception leaves that folder, too. Content is compared with its SHA-256 where size or times of a file are not those
-    of the last comparison: a folder that is damaged is made again, with a warning.
-
-    One whose parent cannot be written, as in somebody else's cache, is used where it is complete.
-
-    Raises:
-        OSError: it cannot be written, as where the disk is full; one sentence with the folder.
+    One process makes it while others wait. `make` fills a folder that it finds again after an interruption or an
+    exception. Content is compared with its SHA-256 where size or times of a file are not those of the last comparison:
+    a damaged folder is made again, with a warning. One whose parent cannot be written, as in somebody else's cache, is
+    used where it is complete. Raises an OSError where it cannot be written, as where the disk is full.
     """
     if _is_verified(target):
         return target

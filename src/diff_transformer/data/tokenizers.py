@@ -73,11 +73,7 @@ def trained_bpe(
 ) -> PreTrainedTokenizerFast:
     """`train_bpe` on the corpus without its validation part, trained once: later calls read it from the cache.
 
-    Args:
-        corpus: the text.
-        validation_fraction: of `split`, so that validation stays unseen.
-        vocab_size: as in `train_bpe`.
-        folder: of all caches; `cache_folder()` unless given.
+    Caches are in `folder`; in `cache_folder()` unless given.
     """
     key = cache_key(corpus.fingerprint(), validation_fraction, vocab_size)
 

@@ -96,17 +96,13 @@ class DexCorrection(nn.Module):
             self.index.copy_(torch.tensor(self.heads))
 
     def forward(self, heads: Tensor) -> Tensor:
-        if self.index is None:
-            return self.correct(heads)
-        return heads.index_copy(-2, self.index, self.correct(heads.index_select(-2, self.index)))
-
-    def correct(self, heads: Tensor) -> Tensor:
-        """The chosen heads alone, (…, C, d) → (…, C, d)."""
+        chosen = heads if self.index is None else heads.index_select(-2, self.index)
         lam = self.lam()
-        # O − O (λ W_D): λ meets W_D in float32, and no output of the size of O is kept for λ's gradient.
+        # O − O (λ W_D): λ meets W_D in float32, and no output of the size of O is saved for λ's gradient.
         scaled = (lam * self.weight.to(lam.dtype)).to(heads.dtype)
-        flat = heads.reshape(-1, *heads.shape[-2:]).transpose(0, 1)
-        return torch.baddbmm(flat, flat, scaled, alpha=-1).transpose(0, 1).reshape(heads.shape)
+        flat = chosen.reshape(-1, *chosen.shape[-2:]).transpose(0, 1)
+        corrected = torch.baddbmm(flat, flat, scaled, alpha=-1).transpose(0, 1).reshape(chosen.shape)
+        return corrected if self.index is None else heads.index_copy(-2, self.index, corrected)
 
     def extra_repr(self) -> str:
         return f"heads={'all' if self.index is None else self.heads}, head_dim={self.weight.shape[-1]}"
