@@ -29,7 +29,7 @@ import triton
 
 from diff_transformer.lab.bench.bench_pages import markdown_table, replace_sections
 from diff_transformer.lab.results_files import write_json
-from diff_transformer.ops.triton.block_sizes import are_wide
+from diff_transformer.ops.triton.kernel_arguments import are_wide
 from diff_transformer.ops.triton.resources import SHARED_MEMORY, Configuration, Resources, launches, resources
 from diff_transformer.storage.files import read_json
 

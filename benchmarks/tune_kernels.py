@@ -2,7 +2,7 @@
 
     python benchmarks/tune_kernels.py [bfloat16|float16|float32] [LENGTH]     # bfloat16 and 4096 unless given
 
-What is printed belongs into src/diff_transformer/ops/triton/block_sizes.py, once benchmarks/kernel_resources.py has
+What is printed belongs into ops/triton/kernel_arguments.py, once benchmarks/kernel_resources.py has
 found no spill in it. Takes minutes: every candidate is compiled.
 """
 
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.triton import kernel_arguments as planning
-from diff_transformer.ops.triton.block_sizes import Blocks, blocks_for
-from diff_transformer.ops.triton.kernel_arguments import Problem, problem_of, programs_wanted
+from diff_transformer.ops.triton.kernel_arguments import Blocks, Problem, blocks_for, problem_of, programs_wanted
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
 
 ROWS, COLUMNS, WARPS, STAGES = (32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4)

@@ -10,7 +10,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -85,8 +85,7 @@ def flex_attention_backend(request: Request) -> Tensor:
         blocks = _position_blocks(request)
         if isinstance(attn_mask, Tensor):
             score_mod = _masked_score(attn_mask)
-    # While the caller's own compilation is tracing, FlexAttention becomes a part of that.
-    attend = _one_map if torch.compiler.is_compiling() else _compiled(*_kind_of(q, k, v, attn_mask, blocks, scale))
+    attend = _attend_for(q, k, v, attn_mask, blocks, scale)
     # torch's C++ kernel gives wrong numbers for some views whose channels lie apart.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     a1_v, a2_v = (attend(q[:, :, c], k[:, :, c % k.shape[2]], v, score_mod, blocks, scale) for c in range(2))
@@ -97,12 +96,7 @@ def flex_attention_backend(request: Request) -> Tensor:
 
 
 def _one_map(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    score_mod: Callable[..., Tensor] | None,
-    blocks: "BlockMask | None",
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, score_mod: Callable[..., Tensor] | None, blocks: "BlockMask | None", scale: float
 ) -> Tensor:
     """q (B, H, N, d), k (B, H_kv, S, d), v (B, H_kv, S, dv) → (B, H, N, dv)."""
     from torch.nn.attention.flex_attention import flex_attention
@@ -113,10 +107,12 @@ def _one_map(
     return flex_attention(q, k, v, score_mod, blocks, scale, enable_gqa=q.shape[1] != k.shape[1])
 
 
-def _kind_of(
+def _attend_for(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: "Tensor | BlockMask | None", blocks: "BlockMask | None", scale: float
-) -> tuple[Any, ...]:
-    """The kind of request that a compiled function is made for: its lengths first, or None where they are left open."""
+) -> Callable[..., Tensor]:
+    """:func:`_one_map`, compiled for requests of this kind."""
+    if torch.compiler.is_compiling():  # while the caller's compilation is tracing, it becomes a part of that
+        return _one_map
     mask: tuple[object, ...] = (blocks is None,)
     if isinstance(attn_mask, Tensor):
         mask = (*mask, attn_mask.dtype, *(size == 1 for size in attn_mask.shape))
@@ -126,7 +122,7 @@ def _kind_of(
         mask = (getattr(function, "__code__", function), attn_mask.BLOCK_SIZE)
     # torch's C++ kernel does not compile with lengths left open where a mask is a tensor.
     lengths = q.shape[-2:] + k.shape[-2:] if q.device.type == "cpu" else None
-    return (lengths, q.device, q.dtype, *q.shape[:2], q.shape[-1], *k.shape[1:3], v.shape[-1], mask, scale)
+    return _compiled(lengths, q.device, q.dtype, *q.shape[:2], q.shape[-1], *k.shape[1:3], v.shape[-1], mask, scale)
 
 
 @functools.lru_cache(maxsize=COMPILED)
@@ -167,9 +163,7 @@ def _sees_any(keys: Tensor, q: Tensor, blocks: "BlockMask") -> Tensor:
     narrow = _NARROWEST_ON_CUDA
     queries, marks = q[:, :, 0, :, :1].detach(), keys.to(q.dtype).unsqueeze(-1).expand(*keys.shape, narrow)
     zeros = torch.zeros_like(queries).expand(*queries.shape[:-1], narrow).contiguous()
-    attend = (
-        _one_map if torch.compiler.is_compiling() else _compiled(*_kind_of(zeros, marks, marks, blocks, blocks, 1.0))
-    )
+    attend = _attend_for(zeros, marks, marks, blocks, blocks, 1.0)
     return attend(zeros, torch.zeros_like(marks).contiguous(), marks.contiguous(), None, blocks, 1.0)[..., 0] > 0
 
 

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import operator
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,18 +46,9 @@ class SdpaPlan(NamedTuple):
 
 
 @torch.compiler.assume_constant_result
-def sdpa_plan(
-    device: str,
-    dtype: torch.dtype,
-    d: int,
-    dv: int,
-    masked: bool,
-    gradient: bool = False,
-    heads: int = 1,
-    queries: int = 2,
-) -> SdpaPlan:
-    """The plan of an :class:`SdpaCase`, found by asking what torch's kernels take."""
-    return _plan(SdpaCase(device, dtype, d, dv, masked, gradient, heads, queries))
+def sdpa_plan(*case: Any) -> SdpaPlan:
+    """The plan of the fields of an :class:`SdpaCase`, found by asking what torch's kernels take."""
+    return _plan(SdpaCase(*case))
 
 
 def _plan(case: SdpaCase) -> SdpaPlan:
@@ -102,8 +93,7 @@ def _plan_on_cuda(case: SdpaCase, switches: tuple[bool, ...]) -> SdpaPlan:
 
 def _probe(case: SdpaCase) -> torch.backends.cuda.SDPAParams:
     """Small tensors of a case, in the form that ``can_use_flash_attention`` and its like take."""
-    q, k, v, mask = _examples(case)
-    return torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, False, case.heads > 1)
+    return torch.backends.cuda.SDPAParams(*_examples(case), 0.0, False, case.heads > 1)
 
 
 def _examples(case: SdpaCase) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -115,8 +105,8 @@ def _examples(case: SdpaCase) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
 
 @functools.cache
 def _is_fused(case: SdpaCase) -> bool:
-    q, k, v, mask = _examples(case._replace(gradient=False, heads=1))
-    return torch._fused_sdp_choice(q, k, v, mask) != torch.nn.attention.SDPBackend.MATH.value
+    examples = _examples(case._replace(gradient=False, heads=1))
+    return torch._fused_sdp_choice(*examples) != torch.nn.attention.SDPBackend.MATH.value
 
 
 def _kernels(cudnn: bool) -> contextlib.AbstractContextManager[object]:
@@ -165,10 +155,19 @@ def _fits_padded_q(q: Tensor, k: Tensor, v: Tensor) -> bool:
     )
 
 
+def _hides_by_causality_alone(request: Request) -> bool:
+    """Whether torch's own causality is all that the request needs, or nothing is hidden.
+
+    Torch aligns it to the start of the keys: the same thing only where N = S. Its fused kernels hide keys before they
+    scale, which a scale of 0 or less undoes.
+    """
+    hides_more = request.attn_mask is not None or request.window is not None or request.segment_bounds is not None
+    return request.n == request.s and not hides_more and request.scale > 0
+
+
 def padded_q_is_fastest(request: Request) -> bool:
     """Whether sdpa_padded_q was measured to be faster than the fused kernel for the CPU. See docs/backends.md."""
-    needs_mask = request.attn_mask is not None or request.window is not None or request.segment_bounds is not None
-    if needs_mask or request.n != request.s or request.scale <= 0 or not _fits_padded_q(*request[:3]):
+    if not _hides_by_causality_alone(request) or not _fits_padded_q(*request[:3]):
         return False
     return request.n >= PADDED_QUERIES[request.needs_gradient]
 
@@ -189,15 +188,10 @@ def _combined_mask(request: Request, dtype: torch.dtype) -> tuple[Tensor | None,
     Those see all keys in the mask, so that their softmax stays finite.
     """
     attn_mask, allowed = request.attn_mask, request.position_mask()
-    if attn_mask is None:
-        if allowed is None:
-            return None, None
-        if request.n <= request.s:
-            return allowed, None
-        fully_masked = ~allowed.any(-1, keepdim=True)
-        return allowed | fully_masked, fully_masked
-    if attn_mask.dtype == torch.bool:
-        mask = attn_mask if allowed is None else attn_mask & allowed
+    if attn_mask is None and (allowed is None or request.n <= request.s):
+        return allowed, None
+    if attn_mask is None or attn_mask.dtype == torch.bool:
+        mask = attn_mask if allowed is None else allowed if attn_mask is None else attn_mask & allowed
         fully_masked = ~mask.any(-1, keepdim=True)
         return mask | fully_masked, fully_masked
     mask = attn_mask.to(torch.promote_types(attn_mask.dtype, dtype))
@@ -213,7 +207,7 @@ def _combined_mask(request: Request, dtype: torch.dtype) -> tuple[Tensor | None,
 
 def sdpa_attention(request: Request) -> Tensor:
     """A1 V − λ A2 V, (B, H, N, dv)."""
-    q, k, v, lam, attn_mask = request[:5]
+    q, k, v, lam, _ = request[:5]
     dtype, gradient = q.dtype, torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if gradient and dtype == torch.float16:
         # Gradients of keys and values are sums over heads and maps: float16 may not hold a summand of what it holds.
@@ -221,10 +215,7 @@ def sdpa_attention(request: Request) -> Tensor:
         if q.device.type == "cpu":  # elsewhere the calls stay in float16, and their gradients alone are added up wider
             q = q.float()
     n, d, dv, groups, scale = request.n, q.shape[-1], v.shape[-1], request.groups, request.scale
-    # torch aligns its own causality to the start of the keys: the same thing only where N = S. Its fused kernels hide
-    # keys before they scale, which a scale of 0 or less undoes.
-    hides_more = attn_mask is not None or request.window is not None or request.segment_bounds is not None
-    plain_causal = request.is_causal and n == request.s and not hides_more and scale > 0
+    plain_causal = request.is_causal and _hides_by_causality_alone(request)
     mask, fully_masked = (None, None) if plain_causal else _combined_mask(request, q.dtype)
     # Torch's attention takes no symbols here, and torch.compile makes them of comparisons but not of branches.
     causal = True if plain_causal else False  # noqa: SIM210  # bool(...) leaves a symbol
@@ -232,16 +223,8 @@ def sdpa_attention(request: Request) -> Tensor:
         a1_v, a2_v = sdpa_padded_q(q, k, v, causal, scale)
         return (a1_v - lam.unsqueeze(-1) * a2_v).to(dtype)
     # index() fixes a size that torch.compile would leave open, and so does a condition.
-    plan = sdpa_plan(
-        q.device.type,
-        q.dtype,
-        operator.index(d),
-        operator.index(dv),
-        mask is not None,
-        gradient,
-        1 if groups == 1 else 2,
-        1 if n == 1 else 2,
-    )
+    widths, counts = (operator.index(d), operator.index(dv)), (2 if groups > 1 else 1, 2 if n > 1 else 1)
+    plan = sdpa_plan(q.device.type, q.dtype, *widths, mask is not None, gradient, *counts)
     if plan.repeat_keys and groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
         groups = 1
@@ -250,20 +233,11 @@ def sdpa_attention(request: Request) -> Tensor:
     # Padding the last part of V to the width d gives it the kernel of the others.
     v_parts = (v,) if plan.full_v else tuple(F.pad(part, (0, d - part.shape[-1])) for part in v.split(d, dim=-1))
     maps_v = []
+    options: dict[str, Any] = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
     with _kernels(plan.cudnn):
         for c in range(2):
-            outputs = [
-                F.scaled_dot_product_attention(
-                    q[:, :, c],
-                    k[:, :, c % k.shape[2]].to(q.dtype),
-                    part.to(q.dtype),
-                    attn_mask=mask,
-                    is_causal=causal,
-                    scale=scale,
-                    enable_gqa=grouped,
-                )
-                for part in v_parts
-            ]
+            queries, keys = q[:, :, c], k[:, :, c % k.shape[2]].to(q.dtype)
+            outputs = [F.scaled_dot_product_attention(queries, keys, part.to(q.dtype), **options) for part in v_parts]
             maps_v.append((outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))[..., :dv])
     out = maps_v[0] - lam.unsqueeze(-1) * maps_v[1]
     if fully_masked is not None:

@@ -37,8 +37,8 @@ if not triton_backend.interpreted():
 
 tl = triton.language
 
-from diff_transformer.ops.triton import launch, tiles, torch_ops  # noqa: E402
-from diff_transformer.ops.triton.block_sizes import Blocks  # noqa: E402
+from diff_transformer.ops.triton import launch, tiles  # noqa: E402
+from diff_transformer.ops.triton.kernel_arguments import Blocks  # noqa: E402
 
 # Lengths that no block divides, so that every last block is partial.
 BASE = Case(batch=1, heads=2, key_heads=1, queries=111, keys=111, d=8, dv=16, lam="full")
@@ -214,12 +214,13 @@ def _ranges_kernel(
     low, high = tiles.keys_seen(
         tl.minimum(queries, n - 1), documents, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_SEGMENTS
     )  # fmt: skip
-    begin, lower, edges, inner_begin, inner_end = tiles.block_ranges(low, high, KEYS, STEP)
+    ranges = tiles.block_ranges(low, high, KEYS, STEP)
+    _begin, _lower, edges, inner_begin, inner_end = ranges
     tl.store(out, inner_begin)
     tl.store(out + 1, inner_end)
     tl.store(out + 2, edges)
     for i in range(edges):
-        tl.store(starts + i, tiles.block_start(i, begin, lower, inner_end, STEP, True))
+        tl.store(starts + i, tiles.block_start(i, ranges, STEP, True))
 
 
 @triton.jit
@@ -351,7 +352,7 @@ def test_decoding(monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch]
     case = DECODING[request_]
     problem, expected = prepared(case)
     set_blocks(monkeypatch, SMALL["16 × 16"])
-    monkeypatch.setattr(torch_ops, "programs_wanted", lambda _: programs)
+    monkeypatch.setattr(triton_backend, "programs_wanted", lambda _: programs)
     check_output(forward(problem), expected)
     assert names(launched) == ["parts_kernel", "combine_kernel"]
     parts, key_heads, batch = launched[0].grid
@@ -371,7 +372,7 @@ def test_many_parts_are_put_together_in_chunks(monkeypatch: pytest.MonkeyPatch, 
     """More parts than one step of the combining kernel adds up."""
     problem, expected = prepared(Case(batch=1, heads=1, key_heads=1, queries=1, keys=563, is_causal=True, d=2, dv=3))
     set_blocks(monkeypatch, SMALL["16 × 16"])
-    monkeypatch.setattr(torch_ops, "programs_wanted", lambda _: 64)
+    monkeypatch.setattr(triton_backend, "programs_wanted", lambda _: 64)
     check_output(forward(problem), expected)
     assert launched[0].grid[0] == 36 > 2 * launched[1].arguments["CHUNK"]
 
@@ -481,7 +482,7 @@ def test_the_fused_norm_while_decoding(
 ) -> None:
     problem = build(DECODING[request_])
     weight, settings = torch.randn(problem.v.shape[-1]), {"norm_eps": 1e-3, "norm_scale": 0.35}
-    monkeypatch.setattr(torch_ops, "programs_wanted", lambda _: 64)
+    monkeypatch.setattr(triton_backend, "programs_wanted", lambda _: 64)
     monkeypatch.setattr(operator_module, "rms_norm", None)
     set_blocks(monkeypatch, SMALL["16 × 16"])
     fused = forward(problem, norm_weight=weight, **settings)
@@ -855,7 +856,8 @@ def test_the_kernels_are_imported_when_they_are_used() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False, env=environment
     )
-    assert done.stdout == "['diff_transformer.ops.triton.triton_backend']\n", done.stderr
+    loaded = [f"diff_transformer.ops.triton.{name}" for name in ("kernel_arguments", "triton_backend")]
+    assert done.stdout == f"{loaded}\n", done.stderr
 
 
 @pytest.mark.parametrize("kind", ["strided", "expanded"])

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from budget import Case, Problem, build, prepared
 from cases import CASES, case
 from diff_transformer import diff_attention
+from diff_transformer.ops.triton import triton_backend
 from diff_transformer.ops.triton.triton_backend import interpreted
 from diff_transformer.ops.visibility import segment_bounds_from
 
@@ -266,8 +267,6 @@ MACHINERY = {
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
 @pytest.mark.parametrize("request_", MACHINERY)
 def test_opcheck(request_: str, norm: bool) -> None:
-    from diff_transformer.ops.triton import torch_ops  # registers them
-
     problem, size = on_gpu(MACHINERY[request_]), MACHINERY[request_]
     lam = problem.lam.expand(size.batch, size.heads, size.queries)
     mask, ends = problem.options.get("attn_mask"), problem.options.get("cu_seqlens")
@@ -278,11 +277,11 @@ def test_opcheck(request_: str, norm: bool) -> None:
     for keep in (True, False):
         leaves = [x.detach().requires_grad_(keep) for x in tensors]
         of_norm = weight if weight is None else weight.detach().requires_grad_(keep)
-        torch.library.opcheck(torch_ops.forward, (*leaves, *rest, of_norm, 1e-5, 0.7, keep))
-    out, plain, *saved = torch_ops.forward(*tensors, *rest, weight, 1e-5, 0.7, True)
+        torch.library.opcheck(triton_backend.forward, (*leaves, *rest, of_norm, 1e-5, 0.7, keep))
+    out, plain, *saved = triton_backend.forward(*tensors, *rest, weight, 1e-5, 0.7, True)
     saved = (plain if norm else out, *saved)
     settings = (True, scale, size.window, 1e-5, 0.7)
-    torch.library.opcheck(torch_ops.backward, (problem.dout, *tensors, mask, documents, weight, *saved, *settings))
+    torch.library.opcheck(triton_backend.backward, (problem.dout, *tensors, mask, documents, weight, *saved, *settings))
 
 
 @pytest.mark.parametrize("request_", MACHINERY)

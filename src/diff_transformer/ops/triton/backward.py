@@ -17,6 +17,7 @@ from diff_transformer.ops.triton.tiles import (
     load_vector,
     queries_seeing,
     scores_of,
+    steps_of,
     store_tile,
     store_vector,
     weights_of,
@@ -61,68 +62,6 @@ def rows_kernel(
 
 
 @triton.jit
-def _over_queries(
-    begin, count, groups, first_q, first_grad, first_row, first_lam, first_mask, log_sums, residues, row_sums,
-    key1, key2, value, grad_k1, grad_k2, grad_v,
-    factor, low, high, keys, n, s, q_head, q_map, q_row, grad_head, grad_row, lam_head, lam_row,
-    mask_head, mask_query, mask_key,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, QUERIES: tl.constexpr,
-    SHARED: tl.constexpr, OF_KEYS: tl.constexpr, OF_VALUES: tl.constexpr,
-    RAGGED: tl.constexpr, MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Blocks of queries of all ``groups`` heads into dK and dV of a block of keys. Tiles of scores are (keys, queries).
-
-    One loop over heads and blocks, which compares positions everywhere: the sums leave no registers for a second one.
-    """
-    for i in range(groups * count):
-        group = i // count
-        start = begin + (i - group * count) * QUERIES
-        group64 = tl.cast(group, tl.int64)
-        q, grad_out, lam = first_q + group64 * q_head, first_grad + group64 * grad_head, first_lam + group64 * lam_head
-        row = first_row + group64 * 2 * n
-        mask = first_mask
-        if MASK != 0:
-            mask = first_mask + group64 * mask_head
-        queries = (start + tl.arange(0, QUERIES))[None, :]
-        grad = load_tile(grad_out, start, n, grad_row, QUERIES, DV, BLOCK_DV, RAGGED)
-        if OF_KEYS:
-            grad_weights = tl.dot(value, tl.trans(grad), input_precision=PRECISION)
-        query1 = load_tile(q, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
-        scores1 = scores_of(
-            key1, query1, factor, queries, low, high, queries, keys, mask, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, True, PRECISION,
-        )  # fmt: skip
-        residue1 = 0.0
-        if MASK == 2:
-            residue1 = load_vector(residues + row, start, n, 1, QUERIES)[None, :]
-        log_sum1 = load_vector(log_sums + row, start, n, 1, QUERIES)[None, :]
-        weights1 = weights_of(scores1, log_sum1, residue1, MASK)
-        if OF_KEYS:  # as soon as it can be: what is finished holds no registers
-            grad_scores1 = weights1 * (grad_weights - load_vector(row_sums + row, start, n, 1, QUERIES)[None, :])
-            grad_k1 = tl.dot(grad_scores1.to(query1.dtype), query1, grad_k1, input_precision=PRECISION)
-        query2 = load_tile(q + q_map, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
-        scores2 = scores_of(
-            key2, query2, factor, queries, low, high, queries, keys, mask, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, True, PRECISION,
-        )  # fmt: skip
-        residue2 = 0.0
-        if MASK == 2:
-            residue2 = load_vector(residues + row + n, start, n, 1, QUERIES)[None, :]
-        log_sum2 = load_vector(log_sums + row + n, start, n, 1, QUERIES)[None, :]
-        weights2 = weights_of(scores2, log_sum2, residue2, MASK)
-        weights2 *= load_vector(lam, start, n, lam_row, QUERIES)[None, :]
-        if OF_VALUES:
-            grad_v = tl.dot((weights1 - weights2).to(grad.dtype), grad, grad_v, input_precision=PRECISION)
-        if OF_KEYS:
-            grad_scores2 = weights2 * (load_vector(row_sums + row + n, start, n, 1, QUERIES)[None, :] - grad_weights)
-            if SHARED:
-                grad_k1 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k1, input_precision=PRECISION)
-            else:
-                grad_k2 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k2, input_precision=PRECISION)
-    return grad_k1, grad_k2, grad_v
-
-
-@triton.jit
 def keys_kernel(
     grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_k, grad_v,
     heads, groups, n, s, scale, window,
@@ -135,10 +74,10 @@ def keys_kernel(
     RAGGED: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SEGMENTS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dK (B, H_kv, 2 or 1, S, D) and dV (B, H_kv, S, DV): a block of keys of one key head.
+    """dK (B, H_kv, 2 or 1, S, D) and dV (B, H_kv, S, DV): a block of keys of one key head, over all its queries.
 
     OF_KEYS, OF_VALUES: which of the two; wide heads take two launches, whose sums fit in registers. RAGGED: N is no
-    multiple of QUERIES.
+    multiple of QUERIES. Tiles of scores are (keys, queries).
     """
     batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     first = tl.program_id(0) * KEYS
@@ -165,14 +104,51 @@ def keys_kernel(
     head = key_head * groups
     if MASK != 0:
         mask += batch * mask_batch + head * mask_head
-    grad_k1, grad_k2, grad_values = _over_queries(
-        begin, count, groups, q + batch * q_batch + head * q_head, grad_out + batch * grad_batch + head * grad_head,
-        (batch * heads + head) * 2 * n, lam + batch * lam_batch + head * lam_head, mask, log_sums, residues, row_sums,
-        key1, key2, value, grad_k1, grad_k2, grad_values,
-        factor, low, high, keys, n, s, q_head, q_map, q_row, grad_head, grad_row, lam_head, lam_row,
-        mask_head, mask_query, mask_key,
-        D, DV, BLOCK_D, BLOCK_DV, QUERIES, SHARED, OF_KEYS, OF_VALUES, RAGGED, MASK, BY_QUERY, PRECISION,
-    )  # fmt: skip
+    q += batch * q_batch + head * q_head
+    grad_out += batch * grad_batch + head * grad_head
+    first_row = (batch * heads + head) * 2 * n
+    lam += batch * lam_batch + head * lam_head
+    # One loop over heads and blocks, which compares positions everywhere: the sums leave no registers for a second one.
+    for i in range(groups * count):
+        group = i // count
+        start = begin + (i - group * count) * QUERIES
+        group64 = tl.cast(group, tl.int64)
+        group_q, group_grad, group_lam = q + group64 * q_head, grad_out + group64 * grad_head, lam + group64 * lam_head
+        row = first_row + group64 * 2 * n
+        group_mask = 0  # not read
+        if MASK != 0:
+            group_mask = mask + group64 * mask_head
+        view = (factor, low, high, group_mask, n, s, mask_query, mask_key)
+        queries = (start + tl.arange(0, QUERIES))[None, :]
+        grad = load_tile(group_grad, start, n, grad_row, QUERIES, DV, BLOCK_DV, RAGGED)
+        if OF_KEYS:
+            grad_weights = tl.dot(value, tl.trans(grad), input_precision=PRECISION)
+        query1 = load_tile(group_q, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
+        scores1 = scores_of(key1, query1, queries, queries, keys, view, MASK, BY_QUERY, True, PRECISION)
+        residue1 = 0.0
+        if MASK == 2:
+            residue1 = load_vector(residues + row, start, n, 1, QUERIES)[None, :]
+        log_sum1 = load_vector(log_sums + row, start, n, 1, QUERIES)[None, :]
+        weights1 = weights_of(scores1, log_sum1, residue1, MASK)
+        if OF_KEYS:  # as soon as it can be: what is finished holds no registers
+            grad_scores1 = weights1 * (grad_weights - load_vector(row_sums + row, start, n, 1, QUERIES)[None, :])
+            grad_k1 = tl.dot(grad_scores1.to(query1.dtype), query1, grad_k1, input_precision=PRECISION)
+        query2 = load_tile(group_q + q_map, start, n, q_row, QUERIES, D, BLOCK_D, RAGGED)
+        scores2 = scores_of(key2, query2, queries, queries, keys, view, MASK, BY_QUERY, True, PRECISION)
+        residue2 = 0.0
+        if MASK == 2:
+            residue2 = load_vector(residues + row + n, start, n, 1, QUERIES)[None, :]
+        log_sum2 = load_vector(log_sums + row + n, start, n, 1, QUERIES)[None, :]
+        weights2 = weights_of(scores2, log_sum2, residue2, MASK)
+        weights2 *= load_vector(group_lam, start, n, lam_row, QUERIES)[None, :]
+        if OF_VALUES:
+            grad_values = tl.dot((weights1 - weights2).to(grad.dtype), grad, grad_values, input_precision=PRECISION)
+        if OF_KEYS:
+            grad_scores2 = weights2 * (load_vector(row_sums + row + n, start, n, 1, QUERIES)[None, :] - grad_weights)
+            if SHARED:
+                grad_k1 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k1, input_precision=PRECISION)
+            else:
+                grad_k2 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k2, input_precision=PRECISION)
     if OF_KEYS:
         grad_k += batch * grad_k_batch + key_head * grad_k_head
         store_tile(grad_k, first, s, grad_k_row, grad_k1 * scale, KEYS, D, BLOCK_D)
@@ -185,32 +161,27 @@ def keys_kernel(
 
 @triton.jit
 def _over_keys(
-    first, last, begin, lower, inner_end, query1, query2, grad,
-    log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2,
-    keys1, keys2, values, grad_q1, grad_q2,
-    factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+    state, sums, inputs, ranges, view, queries, s, k_row, v_row,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Blocks of keys into dQ of a block of queries, without scale and −λ, which are one to a row."""
+    grad_q1, grad_q2 = state
+    log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2 = sums
+    query1, query2, grad, keys1, keys2, values = inputs
+    first, last = steps_of(ranges, KEYS, EDGE)
     for i in range(first, last):
-        start = block_start(i, begin, lower, inner_end, KEYS, EDGE)
+        start = block_start(i, ranges, KEYS, EDGE)
         keys = (start + tl.arange(0, KEYS))[None, :]
         value = load_tile(values, start, s, v_row, KEYS, DV, BLOCK_DV, EDGE)
         grad_weights = tl.dot(grad, tl.trans(value), input_precision=PRECISION)
         key1 = load_tile(keys1, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
-        scores1 = scores_of(
-            query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, EDGE, PRECISION,
-        )  # fmt: skip
+        scores1 = scores_of(query1, key1, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights1 = weights_of(scores1, log_sum1[:, None], residue1[:, None], MASK)
         grad_scores1 = weights1 * (grad_weights - row_sum1[:, None])
         grad_q1 = tl.dot(grad_scores1.to(key1.dtype), key1, grad_q1, input_precision=PRECISION)
         key2 = load_tile(keys2, start, s, k_row, KEYS, D, BLOCK_D, EDGE)
-        scores2 = scores_of(
-            query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, EDGE, PRECISION,
-        )  # fmt: skip
+        scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights2 = weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
         grad_scores2 = weights2 * (grad_weights - row_sum2[:, None])
         grad_q2 = tl.dot(grad_scores2.to(key2.dtype), key2, grad_q2, input_precision=PRECISION)
@@ -240,7 +211,7 @@ def queries_kernel(
     low, high = keys_seen(
         tl.minimum(queries, n - 1), segment_bounds, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_SEGMENTS
     )  # fmt: skip
-    begin, lower, edges, inner_begin, inner_end = block_ranges(low, high, KEYS, EDGE_KEYS)
+    ranges = block_ranges(low, high, KEYS, EDGE_KEYS)
     queries, low, high = queries[:, None], low[:, None], high[:, None]
 
     q += batch * q_batch + head * q_head
@@ -266,20 +237,17 @@ def queries_kernel(
     values = v + batch * v_batch + key_head * v_head
     if MASK != 0:
         mask += batch * mask_batch + head * mask_head
-    grad_q1 = tl.zeros((QUERIES, BLOCK_D), tl.float32)
-    grad_q2 = tl.zeros((QUERIES, BLOCK_D), tl.float32)
-    factor = scale * LOG2_E
-    grad_q1, grad_q2 = _over_keys(
-        0, edges, begin, lower, inner_end, query1, query2, grad,
-        log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2,
-        keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
-        mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
+    state = (tl.zeros((QUERIES, BLOCK_D), tl.float32), tl.zeros((QUERIES, BLOCK_D), tl.float32))
+    sums = (log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2)
+    inputs = (query1, query2, grad, keys1, keys2, values)
+    view = (scale * LOG2_E, low, high, mask, n, s, mask_query, mask_key)
+    state = _over_keys(
+        state, sums, inputs, ranges, view, queries, s, k_row, v_row,
+        D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
     )  # fmt: skip
     grad_q1, grad_q2 = _over_keys(
-        inner_begin // KEYS, inner_end // KEYS, begin, lower, inner_end, query1, query2, grad,
-        log_sum1, log_sum2, residue1, residue2, row_sum1, row_sum2,
-        keys1, keys2, values, grad_q1, grad_q2, factor, low, high, mask, queries, n, s, k_row, v_row,
-        mask_query, mask_key, D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
+        state, sums, inputs, ranges, view, queries, s, k_row, v_row,
+        D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
     )  # fmt: skip
     grad_q += batch * grad_q_batch + head * grad_q_head
     store_tile(grad_q, first, n, grad_q_row, grad_q1 * scale, QUERIES, D, BLOCK_D)

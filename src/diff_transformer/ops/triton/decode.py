@@ -36,7 +36,7 @@ def _load_values(
 @triton.jit
 def parts_kernel(
     q, k, v, mask, tops, totals, sums,
-    key_heads, groups, n, s, rows, start, keys_a_part, factor, window,
+    key_heads, groups, n, s, rows, start, keys_a_part, scale, window,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -63,7 +63,7 @@ def parts_kernel(
     values = v + batch * v_batch + key_head * v_head
     if MASK != 0:
         mask += batch * mask_batch + (key_head * groups if ALIKE else member[:, None]) * mask_head
-    factor *= LOG2_E
+    factor = scale * LOG2_E
 
     top1 = tl.full((ROWS,), float("-inf"), tl.float32)
     top2 = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -74,7 +74,8 @@ def parts_kernel(
     first = start + part * keys_a_part
     last = tl.minimum(first + keys_a_part, s)
     lowest, highest = tl.min(low, 0), tl.max(high, 0)
-    queries, low, high = query[:, None], low[:, None], high[:, None]
+    queries = query[:, None]
+    view = (factor, low[:, None], high[:, None], mask, n, s, mask_query, mask_key)
     for at in range(first, last, KEYS):
         keys = (at + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, at, s, k_row, KEYS, D, BLOCK_D, True)
@@ -83,14 +84,8 @@ def parts_kernel(
             value = _load_values(values, mask, at, lowest, highest, v_row, mask_key, KEYS, DV, BLOCK_DV, MASK)
         else:
             value = load_tile(values, at, s, v_row, KEYS, DV, BLOCK_DV, True)
-        scores1 = scores_of(
-            query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, True, PRECISION,
-        )  # fmt: skip
-        scores2 = scores_of(
-            query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, True, PRECISION,
-        )  # fmt: skip
+        scores1 = scores_of(query1, key1, keys, queries, keys, view, MASK, BY_QUERY, True, PRECISION)
+        scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, True, PRECISION)
         weights1, top1, total1, shrink1 = update_softmax(scores1, top1, total1)
         weights2, top2, total2, shrink2 = update_softmax(scores2, top2, total2)
         sum1 = tl.dot(weights1.to(value.dtype), value, sum1 * shrink1[:, None], input_precision=PRECISION)

@@ -15,6 +15,7 @@ from diff_transformer.ops.triton.tiles import (
     load_tile,
     load_vector,
     scores_of,
+    steps_of,
     store_tile,
     store_vector,
     weights_of,
@@ -35,29 +36,25 @@ def update_softmax(scores, old_max, total):
 
 @triton.jit
 def _online_softmax(
-    first, last, begin, lower, inner_end, query1, query2, keys1, keys2, values, max1, max2, total1, total2, sum1, sum2,
-    factor, low, high, mask, queries, n, s, key_stride, value_stride, mask_query, mask_key,
+    state, inputs, ranges, view, queries, s, key_stride, value_stride,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Blocks of keys into the running softmax of both maps, and with VALUES into their products with V."""
+    max1, max2, total1, total2, sum1, sum2 = state
+    query1, query2, keys1, keys2, values = inputs
+    first, last = steps_of(ranges, KEYS, EDGE)
     for i in range(first, last):
-        start = block_start(i, begin, lower, inner_end, KEYS, EDGE)
+        start = block_start(i, ranges, KEYS, EDGE)
         keys = (start + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
-        scores1 = scores_of(
-            query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, EDGE, PRECISION,
-        )  # fmt: skip
+        scores1 = scores_of(query1, key1, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights1, max1, total1, shrink1 = update_softmax(scores1, max1, total1)
         if VALUES:
             value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
             sum1 = tl.dot(weights1.to(value.dtype), value, sum1 * shrink1[:, None], input_precision=PRECISION)
         key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
-        scores2 = scores_of(
-            query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, EDGE, PRECISION,
-        )  # fmt: skip
+        scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights2, max2, total2, shrink2 = update_softmax(scores2, max2, total2)
         if VALUES:
             sum2 = tl.dot(weights2.to(value.dtype), value, sum2 * shrink2[:, None], input_precision=PRECISION)
@@ -66,27 +63,22 @@ def _online_softmax(
 
 @triton.jit
 def _second_pass(
-    first, last, begin, lower, inner_end, query1, query2, keys1, keys2, values,
-    log_sum1, log_sum2, residue1, residue2, lam, total,
-    factor, low, high, mask, queries, n, s, key_stride, value_stride, mask_query, mask_key,
+    total, sums, inputs, ranges, view, queries, s, key_stride, value_stride,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(P1 − λP2) V over blocks of keys, added to ``total``."""
+    log_sum1, log_sum2, residue1, residue2, lam = sums
+    query1, query2, keys1, keys2, values = inputs
+    first, last = steps_of(ranges, KEYS, EDGE)
     for i in range(first, last):
-        start = block_start(i, begin, lower, inner_end, KEYS, EDGE)
+        start = block_start(i, ranges, KEYS, EDGE)
         keys = (start + tl.arange(0, KEYS))[None, :]
         key1 = load_tile(keys1, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
-        scores1 = scores_of(
-            query1, key1, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, EDGE, PRECISION,
-        )  # fmt: skip
+        scores1 = scores_of(query1, key1, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights = weights_of(scores1, log_sum1[:, None], residue1[:, None], MASK)
         key2 = load_tile(keys2, start, s, key_stride, KEYS, D, BLOCK_D, EDGE)
-        scores2 = scores_of(
-            query2, key2, factor, keys, low, high, queries, keys, mask, n, s, mask_query, mask_key,
-            MASK, BY_QUERY, EDGE, PRECISION,
-        )  # fmt: skip
+        scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights -= lam[:, None] * weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
         value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
         total = tl.dot(weights.to(value.dtype), value, total, input_precision=PRECISION)
@@ -122,7 +114,7 @@ def normalised(rows, weight, eps, factor, DV: tl.constexpr, BLOCK_DV: tl.constex
 def forward_kernel(
     q, k, v, lam, mask, segment_bounds, norm_weight,
     out, plain, a2_v, log_sums, inverse_norms,
-    heads, groups, n, s, factor, window, norm_eps, norm_factor,
+    heads, groups, n, s, scale, window, norm_eps, norm_factor,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     lam_batch, lam_head, lam_row, mask_batch, mask_head, mask_query, mask_key,
     out_batch, out_head, out_row,
@@ -141,66 +133,61 @@ def forward_kernel(
     if IS_CAUSAL:  # the longest rows first, so that no long block starts when the others are done
         block = tl.num_programs(0) - 1 - block
     first = block * QUERIES
-    batch64, head64 = tl.cast(batch, tl.int64), tl.cast(head, tl.int64)
-    key_head = head64 // groups
+    batch, head = tl.cast(batch, tl.int64), tl.cast(head, tl.int64)
+    key_head = head // groups
 
     queries = first + tl.arange(0, QUERIES)
     low, high = keys_seen(
         tl.minimum(queries, n - 1), segment_bounds, n, s, window, IS_CAUSAL, HAS_WINDOW, HAS_SEGMENTS
     )  # fmt: skip
-    begin, lower, edges, inner_begin, inner_end = block_ranges(low, high, KEYS, EDGE_KEYS)
+    ranges = block_ranges(low, high, KEYS, EDGE_KEYS)
     queries, low, high = queries[:, None], low[:, None], high[:, None]
 
-    q += batch64 * q_batch + head64 * q_head
+    q += batch * q_batch + head * q_head
     query1 = load_tile(q, first, n, q_row, QUERIES, D, BLOCK_D, True)
     query2 = load_tile(q + q_map, first, n, q_row, QUERIES, D, BLOCK_D, True)
-    keys1 = k + batch64 * k_batch + key_head * k_head
+    keys1 = k + batch * k_batch + key_head * k_head
     keys2 = keys1 + k_map
-    values = v + batch64 * v_batch + key_head * v_head
+    values = v + batch * v_batch + key_head * v_head
     if MASK != 0:
-        mask += batch64 * mask_batch + head64 * mask_head
-    factor *= LOG2_E
-    lambdas = load_vector(lam + batch64 * lam_batch + head64 * lam_head, first, n, lam_row, QUERIES)
+        mask += batch * mask_batch + head * mask_head
+    factor = scale * LOG2_E
+    lambdas = load_vector(lam + batch * lam_batch + head * lam_head, first, n, lam_row, QUERIES)
 
     max1 = tl.full((QUERIES,), float("-inf"), tl.float32)
     max2 = tl.full((QUERIES,), float("-inf"), tl.float32)
     total1 = tl.zeros((QUERIES,), tl.float32)
     total2 = tl.zeros((QUERIES,), tl.float32)
     sum1 = tl.zeros((QUERIES, BLOCK_DV), tl.float32)
-    sum2 = sum1
-    max1, max2, total1, total2, sum1, sum2 = _online_softmax(
-        0, edges, begin, lower, inner_end, query1, query2, keys1, keys2, values, max1, max2, total1, total2, sum1, sum2,
-        factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+    inputs, state = (query1, query2, keys1, keys2, values), (max1, max2, total1, total2, sum1, sum1)
+    view = (factor, low, high, mask, n, s, mask_query, mask_key)
+    state = _online_softmax(
+        state, inputs, ranges, view, queries, s, k_row, v_row,
         D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION, not TWO_PASSES,
     )  # fmt: skip
     max1, max2, total1, total2, sum1, sum2 = _online_softmax(
-        inner_begin // KEYS, inner_end // KEYS, begin, lower, inner_end, query1, query2, keys1, keys2, values,
-        max1, max2, total1, total2, sum1, sum2,
-        factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+        state, inputs, ranges, view, queries, s, k_row, v_row,
         D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION, not TWO_PASSES,
     )  # fmt: skip
     log_sum1, residue1 = log_sum(max1, total1)
     log_sum2, residue2 = log_sum(max2, total2)
     if TWO_PASSES:
+        sums = (log_sum1, log_sum2, residue1, residue2, lambdas)
         sum1 = _second_pass(
-            0, edges, begin, lower, inner_end, query1, query2, keys1, keys2, values,
-            log_sum1, log_sum2, residue1, residue2, lambdas, sum1,
-            factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+            sum1, sums, inputs, ranges, view, queries, s, k_row, v_row,
             D, DV, BLOCK_D, BLOCK_DV, EDGE_KEYS, MASK, BY_QUERY, True, PRECISION,
         )  # fmt: skip
         difference = _second_pass(
-            inner_begin // KEYS, inner_end // KEYS, begin, lower, inner_end, query1, query2, keys1, keys2, values,
-            log_sum1, log_sum2, residue1, residue2, lambdas, sum1,
-            factor, low, high, mask, queries, n, s, k_row, v_row, mask_query, mask_key,
+            sum1, sums, inputs, ranges, view, queries, s, k_row, v_row,
             D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
         )  # fmt: skip
     else:
         sum2 *= inverse(total2)[:, None]
         difference = sum1 * inverse(total1)[:, None] - lambdas[:, None] * sum2
 
-    offset = batch64 * out_batch + head64 * out_head
+    offset = batch * out_batch + head * out_head
     if SAVE:
-        row = batch64 * heads + head64
+        row = batch * heads + head
         store_vector(log_sums + row * 2 * n, first, n, log_sum1, QUERIES)
         store_vector(log_sums + (row * 2 + 1) * n, first, n, log_sum2, QUERIES)
         if MASK == 2:

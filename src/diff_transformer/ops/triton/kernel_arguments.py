@@ -1,18 +1,100 @@
-"""Turns a request into what the kernels take: tensors that they can read, numbers, and memory for their results."""
+"""Turns a request into what the kernels take: tensors that they can read, numbers, block sizes and memory for results.
+
+The block sizes are a small table for each kind of device, and nothing is tuned at run time. docs/kernels.md says how
+they were chosen, and `benchmarks/kernel_resources.py` what each costs. Does not import triton.
+"""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import Norm, Request
-from diff_transformer.ops.triton.block_sizes import Blocks, blocks_for
 
 _FARTHEST_ROW = 1 << 24  # of 128 rows, the most in a tile, the last is then within 31 bits
 MOST_DECODED = 16  # rows of queries to a key head that go into one tile of the decoding kernel
+
+
+class Blocks(NamedTuple):
+    """Rows of the block that a program holds, columns of those that it goes through, and how it is compiled."""
+
+    rows: int
+    columns: int
+    num_warps: int
+    num_stages: int
+    two_passes: bool = False  # of the forward
+
+
+Table = dict[str, tuple[Blocks, Blocks]]  # for narrow heads, and for wide ones
+
+# "forward" runs without gradients and "save" with them; "keys" and "values" are the two launches of wide heads, narrow
+# ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers.
+_HOPPER: Table = {
+    "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2, two_passes=True)),
+    "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
+    "save": (Blocks(128, 64, 8, 3), Blocks(64, 32, 8, 3)),
+    "save, masked": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    "keys": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
+    "values": (Blocks(128, 32, 8, 2), Blocks(128, 32, 8, 2)),
+    "queries": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
+    "queries, masked": (Blocks(128, 64, 8, 2), Blocks(32, 32, 8, 2)),
+    "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
+}
+# A100, whose tensor cores take their operands from registers.
+_AMPERE: Table = {
+    "forward": (Blocks(128, 32, 8, 3), Blocks(64, 32, 8, 2, two_passes=True)),
+    "forward, masked": (Blocks(64, 16, 8, 2), Blocks(64, 32, 8, 2, two_passes=True)),
+    "save": (Blocks(128, 32, 8, 3), Blocks(32, 32, 8, 2)),
+    "save, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
+    "keys": (Blocks(128, 16, 8, 2), Blocks(64, 32, 8, 2)),
+    "keys, masked": (Blocks(32, 32, 4, 2), Blocks(64, 16, 8, 2)),
+    "values": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
+    "queries": (Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 2)),
+    "queries, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
+    "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
+}
+# GeForce and the like: 99 KiB of shared memory a block.
+_SMALL: Table = _AMPERE | {
+    "forward": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2, two_passes=True)),
+    "save": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 2)),
+    "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
+    "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),
+}
+# Not on tensor cores, unless torch allows tf32: for checking, not for speed.
+_FLOAT32: Table = {
+    "forward": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1, two_passes=True)),
+    "save": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "keys": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "values": (Blocks(16, 16, 8, 1), Blocks(16, 16, 8, 1)),
+    "queries": (Blocks(16, 16, 8, 2), Blocks(16, 16, 8, 1)),
+    "decode": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
+}
+ROWS_BLOCKS = Blocks(16, 1, 4, 1)  # of the backward's first kernel, which reads every number once
+
+
+def edge_of(columns: int) -> int:
+    """Steps at the edges: half a block wastes less of what is hidden there. No product takes less than 16."""
+    return max(16, columns // 2)
+
+
+def are_wide(d: int, dv: int) -> bool:
+    """Whether heads are too wide for dK and dV, or both maps' products with V, to fit in registers at once."""
+    return d > 64 or dv > 128
+
+
+def blocks_for(kernel: str, d: int, dv: int, dtype: torch.dtype, masked: bool, capability: int) -> Blocks:
+    """The blocks of a kernel on a device of this compute capability (90 for 9.0)."""
+    if dtype.itemsize > 2:
+        table = _FLOAT32
+    elif capability in (90, 100, 103):
+        table = _HOPPER
+    elif capability in (80, 87):
+        table = _AMPERE
+    else:
+        table = _SMALL
+    return table.get(f"{kernel}, masked", table[kernel])[are_wide(d, dv)] if masked else table[kernel][are_wide(d, dv)]
 
 
 class Problem(NamedTuple):
@@ -84,7 +166,11 @@ def sees_alike(request: Request) -> bool:
 
 def padded(width: int) -> int:
     """The next power of 2, and at least 16, the narrowest that tensor cores multiply."""
-    return max(16, triton.next_power_of_2(width))
+    return max(16, next_power_of_2(width))
+
+
+def next_power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -97,65 +183,47 @@ def _precision(dtype: torch.dtype) -> str:
     return "tf32" if settings.allow_tf32 else "ieee"
 
 
-def _broadcast_strides(x: Tensor | None) -> tuple[int, ...]:
-    """Strides with 0 for axes of size 1."""
-    if x is None:
-        return (0, 0, 0, 0)
-    return tuple(stride if size > 1 else 0 for size, stride in zip(x.shape, x.stride(), strict=True))
+def strides(name: str, x: Tensor) -> dict[str, int]:
+    """Those of all axes but the last, which is contiguous; λ (B, H, N) has one for each of its axes."""
+    axes = ("batch", "head", "map", "row") if x.dim() == 5 else ("batch", "head", "row")
+    return {f"{name}_{axis}": stride for axis, stride in zip(axes, x.stride(), strict=False)}
 
 
-def named(name: str, axes: str, strides: tuple[int, ...]) -> dict[str, int]:
-    return {f"{name}_{axis}": stride for axis, stride in zip(axes.split(), strides, strict=True)}
-
-
-def arguments_of(r: Request) -> dict[str, Any]:
-    """What every kernel takes that reads keys."""
+def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
+    """All that a request and its norm give to the kernels, of which each takes what it names."""
     d, dv, mask = r.q.shape[-1], r.v.shape[-1], r.attn_mask
-    mask_kind = 0 if mask is None else 1 + has_addends(mask)
+    weight, eps, factor = (None, 0.0, 1.0) if norm is None else (norm.weight.contiguous(), norm.eps, norm.factor)
+    tensors = {"q": r.q, "k": r.k, "v": r.v, "lam": r.lam, "mask": mask, "segment_bounds": r.segment_bounds}
+    counts = {"heads": r.q.shape[1], "key_heads": r.k.shape[1], "groups": r.groups, "n": r.n, "s": r.s}
+    of_mask = dict.fromkeys(("mask_batch", "mask_head", "mask_query", "mask_key"), 0)
+    if mask is not None:
+        sizes = zip(of_mask, mask.shape, mask.stride(), strict=True)
+        of_mask = {name: stride if size > 1 else 0 for name, size, stride in sizes}
     return {
-        "q": r.q,
-        "k": r.k,
-        "v": r.v,
-        "mask": mask,
-        "groups": r.groups,
-        "n": r.n,
-        "s": r.s,
+        **tensors,
+        **counts,
+        "scale": r.scale,
         "window": r.window or 0,
-        **named("q", "batch head map row", r.q.stride()[:4]),
-        **named("k", "batch head map row", r.k.stride()[:4]),
+        **strides("q", r.q),
+        **strides("k", r.k),
         "k_map": r.k.stride(2) if r.k.shape[2] == 2 else 0,  # both maps read the same keys otherwise
-        **named("v", "batch head row", r.v.stride()[:3]),
-        **named("mask", "batch head query key", _broadcast_strides(mask)),
+        **strides("v", r.v),
+        **strides("lam", r.lam),
+        **of_mask,
         "D": d,
         "DV": dv,
         "BLOCK_D": padded(d),
         "BLOCK_DV": padded(dv),
         "IS_CAUSAL": r.is_causal,
         "HAS_WINDOW": r.window is not None,
-        "MASK": mask_kind,
+        "HAS_SEGMENTS": r.segment_bounds is not None,
+        "MASK": 0 if mask is None else 1 + has_addends(mask),
         "BY_QUERY": mask is not None and mask.shape[-2] > 1,
         "PRECISION": _precision(r.q.dtype),
-    }
-
-
-def lambda_arguments(r: Request) -> dict[str, Any]:
-    return {"lam": r.lam, **named("lam", "batch head row", r.lam.stride())}
-
-
-def block_arguments(r: Request) -> dict[str, Any]:
-    """What the kernels take that go through blocks of queries and keys: all but decoding's."""
-    segments = {"segment_bounds": r.segment_bounds, "HAS_SEGMENTS": r.segment_bounds is not None}
-    return {**arguments_of(r), **lambda_arguments(r), **segments, "heads": r.q.shape[1]}
-
-
-def norm_arguments(norm: Norm | None) -> dict[str, Any]:
-    if norm is None:
-        return {"norm_weight": None, "norm_eps": 0.0, "norm_factor": 1.0, "HAS_NORM": False}
-    return {
-        "norm_weight": norm.weight.contiguous(),
-        "norm_eps": norm.eps,
-        "norm_factor": norm.factor,
-        "HAS_NORM": True,
+        "norm_weight": weight,
+        "norm_eps": eps,
+        "norm_factor": factor,
+        "HAS_NORM": norm is not None,
     }
 
 
@@ -164,6 +232,31 @@ def empty_output(q: Tensor, v: Tensor) -> Tensor:
     batch, heads, _, n, _ = q.shape
     dv = v.shape[-1]
     return q.new_empty_strided((batch, heads, n, dv), (n * heads * dv, dv, heads * dv, 1))
+
+
+class SavedForBackward(NamedTuple):
+    """What the forward saves for the backward.
+
+    log_sums (1 or 2, B, H, 2, N) and inverse_norms (B, H, N) float32; the second half of log_sums, which additive masks
+    need, is what rounding took from the first. a2_v = A2·V and plain, the output before the norm, like the output.
+    Without a norm plain is the output itself, and inverse_norms is empty.
+    """
+
+    plain: Tensor
+    a2_v: Tensor
+    log_sums: Tensor
+    inverse_norms: Tensor
+
+
+def empty_saved(q: Tensor, v: Tensor, attn_mask: Tensor | None, has_norm: bool) -> SavedForBackward:
+    """Memory for it; ``plain`` is empty, too, without a norm."""
+    batch, heads, _, n, _ = q.shape
+    return SavedForBackward(
+        empty_output(q, v) if has_norm else q.new_empty(0),
+        empty_output(q, v),
+        q.new_empty(1 + has_addends(attn_mask), batch, heads, 2, n, dtype=torch.float32),
+        q.new_empty(batch, heads, n, dtype=torch.float32) if has_norm else q.new_empty(0),
+    )
 
 
 def gradient_like(x: Tensor) -> Tensor:
@@ -177,11 +270,6 @@ def programs_wanted(device: torch.device) -> int:
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
-@contextlib.contextmanager
-def on_device_of(x: Tensor) -> Iterator[None]:
+def on_device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device, which need not be that of the tensors."""
-    if x.device.type == "cuda":
-        with torch.cuda.device(x.device):
-            yield
-    else:
-        yield
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else contextlib.nullcontext()

@@ -3,26 +3,27 @@
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
+from triton import cdiv
 
 from diff_transformer.ops.attention_request import Norm
 from diff_transformer.ops.triton.backward import keys_kernel, queries_kernel, rows_kernel
-from diff_transformer.ops.triton.block_sizes import ROWS_BLOCKS, are_wide, edge_of
 from diff_transformer.ops.triton.decode import combine_kernel, parts_kernel
 from diff_transformer.ops.triton.forward import forward_kernel
 from diff_transformer.ops.triton.kernel_arguments import (
+    ROWS_BLOCKS,
+    Blocks,
     Problem,
+    SavedForBackward,
+    are_wide,
     arguments_of,
-    block_arguments,
+    edge_of,
     empty_output,
+    empty_saved,
     gradient_like,
-    has_addends,
-    lambda_arguments,
-    named,
-    norm_arguments,
-    padded,
+    next_power_of_2,
     sees_alike,
+    strides,
     with_rows,
 )
 
@@ -45,97 +46,72 @@ class Launch(NamedTuple):
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
 
 
-class SavedForBackward(NamedTuple):
-    """What the forward saves for the backward.
+def _launch(kernel: Any, blocks: Blocks, grid: tuple[int, int, int], arguments: dict[str, Any]) -> Launch:
+    """A launch with those of the arguments that its kernel names."""
+    named = {name: arguments[name] for name in kernel.arg_names}
+    return Launch(kernel, grid, named, blocks.num_warps, blocks.num_stages)
 
-    log_sums (1 or 2, B, H, 2, N) and inverse_norms (B, H, N) float32; the second half of log_sums, which additive masks
-    need, is what rounding took from the first. a2_v = A2·V and plain, the output before the norm, like the output.
-    Without a norm plain is the output itself, and inverse_norms None.
-    """
 
-    plain: Tensor
-    a2_v: Tensor
-    log_sums: Tensor
-    inverse_norms: Tensor | None
+def _by_queries(blocks: Blocks) -> dict[str, int]:
+    """The sizes for a kernel whose programs hold a block of queries each."""
+    return {"QUERIES": blocks.rows, "KEYS": blocks.columns, "EDGE_KEYS": edge_of(blocks.columns)}
 
 
 def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch], Tensor, SavedForBackward | None]:
     """The forward's launch, its output (B, H, N, dv), and what it saves."""
-    q, v = p.readable.q, p.readable.v
-    batch, heads, _, n, _ = q.shape
-    out = empty_output(q, v)
+    r = p.readable
+    batch, heads, _, n, _ = r.q.shape
+    out = empty_output(r.q, r.v)
     blocks = p.blocks("save" if save else "forward")
-    saved = None
-    if save:
-        floats: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
-        saved = SavedForBackward(
-            out if norm is None else empty_output(q, v),
-            empty_output(q, v),
-            torch.empty(1 + has_addends(p.readable.attn_mask), batch, heads, 2, n, **floats),
-            None if norm is None else torch.empty(batch, heads, n, **floats),
-        )
+    saved = empty_saved(r.q, r.v, r.attn_mask, norm is not None) if save else None
+    if saved is not None and norm is None:
+        saved = saved._replace(plain=out)
     arguments = {
-        **block_arguments(p.readable),
-        **norm_arguments(norm),
-        "factor": p.readable.scale,
-        "out": out,
+        **arguments_of(r, norm),
         **(dict.fromkeys(SavedForBackward._fields) if saved is None else saved._asdict()),
-        **named("out", "batch head row", out.stride()[:3]),
-        "QUERIES": blocks.rows,
-        "KEYS": blocks.columns,
-        "EDGE_KEYS": edge_of(blocks.columns),
+        "inverse_norms": None if saved is None or norm is None else saved.inverse_norms,
+        "out": out,
+        **strides("out", out),
+        **_by_queries(blocks),
         "SAVE": save,
         "TWO_PASSES": blocks.two_passes and not save,  # which do not have A2·V
     }
-    grid = (triton.cdiv(n, blocks.rows), heads, batch)
-    return [Launch(forward_kernel, grid, arguments, blocks.num_warps, blocks.num_stages)], out, saved
+    return [_launch(forward_kernel, blocks, (cdiv(n, blocks.rows), heads, batch), arguments)], out, saved
 
 
 def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Launch], Tensor]:
     """Decoding's two launches and its output (B, H, N, dv); the cache in parts, for at least ``programs`` in all."""
     r = p.readable
-    batch, n, s, key_heads, dv = r.q.shape[0], r.n, r.s, r.k.shape[1], r.v.shape[-1]
-    rows = r.groups * n
+    batch, n, s, key_heads, rows = r.q.shape[0], r.n, r.s, r.k.shape[1], r.groups * r.n
     out = empty_output(r.q, r.v)
     blocks = p.blocks("decode")
     start = 0 if r.window is None else max(0, s - n - r.window + 1) // blocks.columns * blocks.columns
-    steps = triton.cdiv(s - start, blocks.columns)
-    most_parts = max(1, triton.cdiv(programs, batch * key_heads))
-    parts = min(steps, most_parts)
-    keys_a_part = triton.cdiv(steps, parts) * blocks.columns
-    parts = triton.cdiv(s - start, keys_a_part)
-    floats: dict[str, Any] = {"dtype": torch.float32, "device": r.q.device}
-    tops, totals = (torch.empty(batch, key_heads, parts, 2, rows, **floats) for _ in range(2))
-    sums = torch.empty(batch, key_heads, parts, 2, rows, dv, **floats)
-    partial = {"tops": tops, "totals": totals, "sums": sums, "key_heads": key_heads, "rows": rows}
-    of_parts = {
-        **arguments_of(r),
-        **partial,
+    steps = cdiv(s - start, blocks.columns)
+    most_parts = max(1, cdiv(programs, batch * key_heads))
+    keys_a_part = cdiv(steps, min(steps, most_parts)) * blocks.columns
+    parts = cdiv(s - start, keys_a_part)
+    tops, totals = (r.q.new_empty(batch, key_heads, parts, 2, rows, dtype=torch.float32) for _ in range(2))
+    arguments = {
+        **arguments_of(r, norm),
+        "tops": tops,
+        "totals": totals,
+        "sums": r.q.new_empty(batch, key_heads, parts, 2, rows, r.v.shape[-1], dtype=torch.float32),
+        "rows": rows,
+        "parts": parts,
         "start": start,
         "keys_a_part": keys_a_part,
-        "factor": r.scale,
         "ALIKE": sees_alike(p.original),
         "ROWS": blocks.rows,
         "KEYS": blocks.columns,
-    }
-    of_combination = {
-        **partial,
-        **lambda_arguments(r),
-        **norm_arguments(norm),
         "out": out,
-        "groups": r.groups,
-        "n": n,
-        "parts": parts,
-        **named("out", "batch head row", out.stride()[:3]),
-        "DV": dv,
-        "BLOCK_DV": padded(dv),
+        **strides("out", out),
         # Of the most there can be, so that a growing cache needs no other kernel.
-        "PARTS": triton.next_power_of_2(most_parts),
-        "CHUNK": min(16, triton.next_power_of_2(most_parts)),
+        "PARTS": next_power_of_2(most_parts),
+        "CHUNK": min(16, next_power_of_2(most_parts)),
     }
     launches = [
-        Launch(parts_kernel, (parts, key_heads, batch), of_parts, blocks.num_warps, blocks.num_stages),
-        Launch(combine_kernel, (rows, key_heads, batch), of_combination, 4, 1),
+        _launch(parts_kernel, blocks, (parts, key_heads, batch), arguments),
+        _launch(combine_kernel, Blocks(1, 1, 4, 1), (rows, key_heads, batch), arguments),
     ]
     return launches, out
 
@@ -159,78 +135,53 @@ def plan_backward(
     key_heads, key_maps, s = r.k.shape[1:4]
     dv = r.v.shape[-1]
     grad_out = with_rows(grad_out)
-    by_rows, by_queries = ROWS_BLOCKS, p.blocks("queries")
-    floats: dict[str, Any] = {"dtype": torch.float32, "device": r.q.device}
-    row_sums = torch.empty(batch, heads, 2, n, **floats)
+    row_sums = r.q.new_empty(batch, heads, 2, n, dtype=torch.float32)
+    programs = cdiv(n, ROWS_BLOCKS.rows)
     gradients = Gradients(
         gradient_like(original.q),
         gradient_like(original.k),
         gradient_like(original.v),
-        torch.empty(batch, heads, n, **floats),
-        None if norm is None else torch.empty(batch, heads, triton.cdiv(n, by_rows.rows), dv, **floats),
+        r.q.new_empty(batch, heads, n, dtype=torch.float32),
+        None if norm is None else r.q.new_empty(batch, heads, programs, dv, dtype=torch.float32),
     )
     grad_plain = grad_out if norm is None else torch.empty_like(saved.plain)
-    of_norm = norm_arguments(norm)
-    del of_norm["norm_eps"]  # the forward has saved what came of it
+    common = {**arguments_of(r, norm), **saved._asdict(), "row_sums": row_sums, "SHARED": key_maps == 1}
     of_rows = {
+        **common,
+        "inverse_norms": None if norm is None else saved.inverse_norms,
         "grad_out": grad_out,
-        "plain": saved.plain,
-        "a2_v": saved.a2_v,
-        "inverse_norms": saved.inverse_norms,
-        **lambda_arguments(r),
-        **of_norm,
         "grad_plain": None if norm is None else grad_plain,
-        "row_sums": row_sums,
         "grad_lam": gradients.lam,
         "grad_weight": gradients.norm_weight,
-        "heads": heads,
-        "n": n,
-        **named("grad", "batch head row", grad_out.stride()[:3]),
-        **named("out", "batch head row", saved.plain.stride()[:3]),
-        "DV": dv,
-        "BLOCK_DV": padded(dv),
-        "QUERIES": by_rows.rows,
+        **strides("grad", grad_out),
+        **strides("out", saved.plain),
+        "QUERIES": ROWS_BLOCKS.rows,
     }
-    common = {
-        **block_arguments(r),
+    common |= {
         "grad_out": grad_plain,
-        "log_sums": saved.log_sums,
-        "row_sums": row_sums,
-        "scale": r.scale,
-        **named("grad", "batch head row", grad_plain.stride()[:3]),
-    }
-    of_keys = {
-        **common,
+        "grad_q": gradients.q,
         "grad_k": gradients.k,
         "grad_v": gradients.v,
-        **named("grad_k", "batch head map row", gradients.k.stride()[:4]),
-        **named("grad_v", "batch head row", gradients.v.stride()[:3]),
-        "SHARED": key_maps == 1,
+        **strides("grad", grad_plain),
+        **strides("grad_q", gradients.q),
+        **strides("grad_k", gradients.k),
+        **strides("grad_v", gradients.v),
     }
 
     def by_keys(kernel: str, of_k: bool, of_v: bool) -> Launch:
         blocks = p.blocks(kernel)
         sizes = {"QUERIES": blocks.columns, "KEYS": blocks.rows, "RAGGED": n % blocks.columns != 0}
-        arguments = {**of_keys, **sizes, "OF_KEYS": of_k, "OF_VALUES": of_v}
-        grid = (triton.cdiv(s, blocks.rows), key_heads, batch)
-        return Launch(keys_kernel, grid, arguments, blocks.num_warps, blocks.num_stages)
+        arguments = {**common, **sizes, "OF_KEYS": of_k, "OF_VALUES": of_v}
+        return _launch(keys_kernel, blocks, (cdiv(s, blocks.rows), key_heads, batch), arguments)
 
     if are_wide(d, dv):
         launches_by_keys = [by_keys("keys", True, False), by_keys("values", False, True)]
     else:
         launches_by_keys = [by_keys("keys", True, True)]
-    of_queries = {
-        **common,
-        "grad_q": gradients.q,
-        **named("grad_q", "batch head map row", gradients.q.stride()[:4]),
-        "QUERIES": by_queries.rows,
-        "KEYS": by_queries.columns,
-        "EDGE_KEYS": edge_of(by_queries.columns),
-    }
-    rows_grid, queries_grid = ((triton.cdiv(n, blocks.rows), heads, batch) for blocks in (by_rows, by_queries))
+    blocks = p.blocks("queries")
     launches = [
-        Launch(rows_kernel, rows_grid, of_rows, by_rows.num_warps, by_rows.num_stages),
+        _launch(rows_kernel, ROWS_BLOCKS, (programs, heads, batch), of_rows),
         *launches_by_keys,
-        Launch(queries_kernel, queries_grid, of_queries, by_queries.num_warps, by_queries.num_stages),
+        _launch(queries_kernel, blocks, (cdiv(n, blocks.rows), heads, batch), common | _by_queries(blocks)),
     ]
     return launches, gradients

@@ -17,8 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from diff_transformer.ops.attention_request import Norm, Request
-from diff_transformer.ops.triton.block_sizes import are_wide
-from diff_transformer.ops.triton.kernel_arguments import problem_of
+from diff_transformer.ops.triton.kernel_arguments import are_wide, problem_of
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
 
 # Bytes of shared memory that a program may have, by compute capability.

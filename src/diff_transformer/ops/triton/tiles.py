@@ -97,7 +97,7 @@ def queries_seeing(
 
 @triton.jit
 def block_ranges(low, high, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """Which keys a block of queries meets: begin, lower, edges, inner_begin, inner_end.
+    """Which keys a block of queries meets: (begin, lower, edges, inner_begin, inner_end).
 
     Blocks inner_begin // BLOCK … inner_end // BLOCK − 1 are seen by all of them. Before these, ``lower`` steps from
     ``begin`` on are an edge, and after them those from ``inner_end`` on; there are ``edges`` steps in both together.
@@ -113,8 +113,20 @@ def block_ranges(low, high, BLOCK: tl.constexpr, STEP: tl.constexpr):
 
 
 @triton.jit
-def block_start(i, begin, lower, inner_end, BLOCK: tl.constexpr, EDGE: tl.constexpr):
+def steps_of(ranges, BLOCK: tl.constexpr, EDGE: tl.constexpr):
+    """The first step of the loop over the edges, or over the blocks that are seen whole, and the one past its last."""
+    _begin, _lower, edges, inner_begin, inner_end = ranges
+    if EDGE:
+        first, last = 0, edges
+    else:
+        first, last = inner_begin // BLOCK, inner_end // BLOCK
+    return first, last
+
+
+@triton.jit
+def block_start(i, ranges, BLOCK: tl.constexpr, EDGE: tl.constexpr):
     """Where the i-th step of the edges begins, or the i-th block of all."""
+    begin, lower, _edges, _inner_begin, inner_end = ranges
     if EDGE:
         start = tl.where(i < lower, begin + i * BLOCK, inner_end + (i - lower) * BLOCK)
     else:
@@ -123,12 +135,19 @@ def block_start(i, begin, lower, inner_end, BLOCK: tl.constexpr, EDGE: tl.conste
 
 
 @triton.jit
-def masked(scores, mask, queries, keys, n, s, mask_query, mask_key, MASK: tl.constexpr, BY_QUERY: tl.constexpr):
-    """Scores under a mask: MASK 0 for none, 1 for a boolean one (as bytes), 2 for an additive one.
+def scores_of(
+    rows, columns, positions, queries, keys, view,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """rows · columnsᵀ · factor under the mask, −∞ where hidden. ``view`` is what does not change from block to block.
 
-    ``queries`` and ``keys`` are numbers along the axes of ``scores``, with an axis of 1 for the other. BY_QUERY: the
-    mask differs between queries; if not, one row of it serves them all.
+    Of the ``positions`` (1, …) of the columns, those from low to high − 1 (…, 1) are seen; EDGE: some may not be.
+    ``queries`` and ``keys`` are numbers along the axes of the scores, with an axis of 1 for the other. MASK is 0 for
+    none, 1 for a boolean one (as bytes), 2 for an additive one. BY_QUERY: the mask differs between queries; if not, one
+    row of it serves them all.
     """
+    factor, low, high, mask, n, s, mask_query, mask_key = view
+    scores = tl.dot(rows, tl.trans(columns), input_precision=PRECISION) * factor
     if MASK != 0:
         if BY_QUERY:
             offsets = queries.to(tl.int64) * mask_query + keys.to(tl.int64) * mask_key
@@ -141,20 +160,6 @@ def masked(scores, mask, queries, keys, n, s, mask_query, mask_key, MASK: tl.con
             addends = values.to(tl.float32)
             finite = tl.minimum(tl.maximum(addends, -LARGEST), LARGEST) * LOG2_E
             scores = tl.where(addends == float("-inf"), addends, scores + finite)  # a NaN would stay one in a sum
-    return scores
-
-
-@triton.jit
-def scores_of(
-    rows, columns, factor, positions, low, high, queries, keys, mask, n, s, mask_query, mask_key,
-    MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """rows · columnsᵀ · factor, −∞ where hidden.
-
-    Of the ``positions`` (1, …) of the columns, those from low to high − 1 (…, 1) are seen; EDGE: some may not be.
-    """
-    scores = tl.dot(rows, tl.trans(columns), input_precision=PRECISION) * factor
-    scores = masked(scores, mask, queries, keys, n, s, mask_query, mask_key, MASK, BY_QUERY)
     if EDGE:
         scores = tl.where((positions >= low) & (positions < high), scores, float("-inf"))
     return scores

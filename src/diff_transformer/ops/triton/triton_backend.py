@@ -1,12 +1,35 @@
-"""The fused Triton kernels as a backend. Neither triton nor the kernels are imported before they are used."""
+"""The fused Triton kernels as a backend: what they take, and the operators that torch knows them by.
+
+Neither triton nor the kernels are imported before they are used.
+"""
 
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Norm, Request, is_ordinary, reason_against_dtype, triton_is_installed
+from diff_transformer.ops.attention_request import (
+    REQUEST_SCHEMA,
+    Norm,
+    Request,
+    is_ordinary,
+    reason_against_dtype,
+    refuse_second_order,
+    triton_is_installed,
+)
 from diff_transformer.ops.nonfinite import confined
+from diff_transformer.ops.triton.kernel_arguments import (
+    SavedForBackward,
+    empty_output,
+    empty_saved,
+    gradient_like,
+    has_few_queries,
+    on_device_of,
+    problem_of,
+    programs_wanted,
+    sees_alike,
+)
 
 WIDEST_KEY, WIDEST_VALUE = 128, 256
 LARGEST_GRID = 65535  # programs along the second and third axis of a grid
@@ -52,8 +75,6 @@ def interpreted() -> bool:
 
 def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
     """(A1 − λA2) V, (B, H, N, dv), and the norm of it where there is one, in one kernel."""
-    from diff_transformer.ops.triton.kernel_arguments import sees_alike
-
     differentiable = request.needs_gradient or (
         norm is not None and norm.weight.requires_grad and torch.is_grad_enabled()
     )
@@ -63,8 +84,6 @@ def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
 
 
 def _attend(request: Request, norm: Norm | None, differentiable: bool) -> Tensor:
-    from diff_transformer.ops.triton.torch_ops import forward, run_forward
-
     norm_weight, norm_eps, norm_factor = (None, 0.0, 1.0) if norm is None else norm
     ordinary = is_ordinary(*request[:5], request.segment_bounds, norm_weight)
     if differentiable or not ordinary or torch._C._len_torch_dispatch_stack():  # whose modes must see the operator
@@ -74,3 +93,118 @@ def _attend(request: Request, norm: Norm | None, differentiable: bool) -> Tensor
 
 
 _attend_confined = confined(_attend)
+
+
+# The output, and what the backward needs as in `SavedForBackward`, empty where it is not needed: plain, a2_v, log-sums,
+# inverse norms.
+Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+_RESULTS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
+
+
+def _only(out: Tensor) -> Results:
+    """An output with nothing saved. No two results of an operator may be the same tensor, not even an empty one."""
+    return out, out.new_empty(0), out.new_empty(0), out.new_empty(0), out.new_empty(0)
+
+
+def _norm(weight: Tensor | None, eps: float, factor: float) -> Norm | None:
+    return None if weight is None else Norm(weight, eps, factor)
+
+
+def run_forward(request: Request, norm: Norm | None, save: bool) -> Results:
+    """The kernels themselves, unknown to autograd."""
+    from diff_transformer.ops.triton.launch import plan_decode, plan_forward
+
+    q, v = request.q, request.v
+    if q.shape[0] == 0:
+        return _only(empty_output(q, v))
+    with on_device_of(q):
+        problem = problem_of(request)
+        if not save and has_few_queries(request):
+            launches, out = plan_decode(problem, norm, programs_wanted(q.device))
+            saved = None
+        else:
+            launches, out, saved = plan_forward(problem, norm, save)
+        for launch in launches:
+            launch.run()
+    if saved is None:
+        return _only(out)
+    return out, q.new_empty(0) if norm is None else saved.plain, *saved[1:]
+
+
+@torch.library.custom_op(
+    "diff_transformer::triton_forward",
+    mutates_args=(),
+    schema=f"({REQUEST_SCHEMA}, Tensor? norm_weight, float norm_eps, float norm_scale, bool keep) -> {_RESULTS}",
+)
+def forward(*inputs: Any) -> Results:
+    """The fields of a :class:`Request`, those of a :class:`Norm`, and whether to save what the backward needs."""
+    *fields, norm_weight, norm_eps, norm_factor, save = inputs
+    return run_forward(Request(*fields), _norm(norm_weight, norm_eps, norm_factor), save)
+
+
+@forward.register_fake
+def _(*inputs: Any) -> Results:
+    *fields, norm_weight, _norm_eps, _norm_factor, save = inputs
+    q, _k, v, _lam, attn_mask, *_ = fields
+    if not save or q.shape[0] == 0:
+        return _only(empty_output(q, v))
+    return empty_output(q, v), *empty_saved(q, v, attn_mask, norm_weight is not None)
+
+
+@torch.library.custom_op(
+    "diff_transformer::triton_backward",
+    mutates_args=(),
+    schema="(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, Tensor? documents, "
+    "Tensor? norm_weight, Tensor plain, Tensor second, Tensor log_sums, Tensor inverse_norms, bool is_causal, "
+    f"float scale, SymInt? window, float norm_eps, float norm_scale) -> {_RESULTS}",
+)
+def backward(grad_out: Tensor, *inputs: Any) -> Results:
+    """Gradients of q, k, v and lam, and of the norm's weight (empty without one); ``plain`` is the output before it."""
+    from diff_transformer.ops.triton.launch import plan_backward
+
+    q, k, v, lam, attn_mask, segment_bounds, norm_weight, *of_forward = inputs
+    plain, a2_v, log_sums, inverse_norms, is_causal, scale, window, norm_eps, norm_factor = of_forward
+    if q.shape[0] == 0:
+        weight = q.new_zeros(0) if norm_weight is None else torch.zeros_like(norm_weight)
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(lam), weight
+    norm = _norm(norm_weight, norm_eps, norm_factor)
+    saved = SavedForBackward(plain, a2_v, log_sums, inverse_norms)
+    with on_device_of(q):
+        problem = problem_of(Request(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds))
+        launches, gradients = plan_backward(grad_out, problem, norm, saved)
+        for launch in launches:
+            launch.run()
+    if norm_weight is None or gradients.norm_weight is None:
+        grad_weight = q.new_empty(0)
+    else:
+        grad_weight = gradients.norm_weight.flatten(0, 2).sum(0).to(norm_weight.dtype)
+    return gradients.q, gradients.k, gradients.v, gradients.lam, grad_weight
+
+
+@backward.register_fake
+def _(grad_out: Tensor, *inputs: Any) -> Results:
+    q, k, v, lam, _attn_mask, _segment_bounds, norm_weight, *_ = inputs
+    grad_weight = q.new_empty(0) if norm_weight is None else norm_weight.new_empty(norm_weight.shape)
+    return gradient_like(q), gradient_like(k), gradient_like(v), lam.new_empty(lam.shape), grad_weight
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, norm_weight, norm_eps, norm_factor, _ = inputs
+    out, plain, a2_v, log_sums, inverse_norms = output
+    ctx.mark_non_differentiable(plain, a2_v, log_sums, inverse_norms)
+    plain = out if norm_weight is None else plain
+    ctx.save_for_backward(
+        q, k, v, lam, attn_mask, segment_bounds, norm_weight, plain, a2_v, log_sums, inverse_norms
+    )  # fmt: skip
+    ctx.settings = (is_causal, scale, window, norm_eps, norm_factor)
+
+
+def _differentiate(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # once: under activation checkpointing, looking again would compute them again
+    *gradients, grad_weight = backward(grad_out, *saved, *ctx.settings)
+    has_norm = saved[6] is not None
+    return (*gradients, None, None, None, None, None, grad_weight if has_norm else None, None, None, None)
+
+
+forward.register_autograd(_differentiate, setup_context=_save)
+backward.register_autograd(refuse_second_order("triton"))
