@@ -8,8 +8,7 @@ from triton import cdiv
 
 from diff_transformer.ops.attention_request import Norm
 from diff_transformer.ops.triton.backward import keys_kernel, queries_kernel, rows_kernel
-from diff_transformer.ops.triton.decode import combine_kernel, parts_kernel
-from diff_transformer.ops.triton.forward import forward_kernel
+from diff_transformer.ops.triton.forward import combine_kernel, forward_kernel, parts_kernel
 from diff_transformer.ops.triton.kernel_arguments import (
     ROWS_BLOCKS,
     Blocks,
