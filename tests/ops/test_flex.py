@@ -42,6 +42,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "20 queries, cache layout": {"queries": 20, "is_causal": True, "window": 7, "layout": "cache"},
     "20 keys, negative scale": {"keys": 20, "is_causal": True, "scale": -0.5},
     "odd widths": {"d": 5, "dv": 7, "is_causal": True},
+    "20 queries, cache layout, shared keys, odd widths, scale": {
+        "queries": 20,
+        "key_maps": 1,
+        "d": 5,
+        "dv": 7,
+        "is_causal": True,
+        "window": 7,
+        "layout": "cache",
+        "scale": 0.3,
+    },
     "bool (B, 1, 1, S), causal": {"mask": "bool (B, 1, 1, S)", "is_causal": True},
     "bool (B, 1, 1, S), window": {"mask": "bool (B, 1, 1, S)", "window": 9},
     "bool (B, H, N, S)": {"mask": "bool (B, H, N, S)"},
@@ -60,6 +70,10 @@ CASES = {name: replace(TWO_BLOCKS, **what) for name, what in OPTIONS.items()} | 
 }
 # Those for which torch compiles kernels that differ little from those of the others.
 COMPILED_IN_FULL_RUN = (
+    "shared keys, projection layout",
+    "one query, scale 0",
+    "20 queries, cache layout",
+    "odd widths",
     "20 keys, negative scale",
     "bool (B, H, N, S)",
     "bool (H, 1, S), expanded layout",
@@ -386,6 +400,7 @@ def test_part_of_the_callers_compilation(name: str, compiled_calls: list[Tensor]
     torch.testing.assert_close(out, torch.from_numpy(expected.values["out"]).float(), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("cold")
 def test_lengths_and_numbers_may_change_in_the_callers_compilation() -> None:
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from budget import BACKENDS, Case, build, expect, random_cases, takes
 from diff_transformer import diff_attention, diff_attention_maps
+from full_run import short_run
 
 
 @settings(max_examples=200)
@@ -19,10 +20,15 @@ def test_every_backend_is_within_budget(case: Case) -> None:
 
 
 @pytest.mark.skipif(not takes("triton", torch.float32), reason="triton does not run here on the CPU")
-@settings(max_examples=25)
-@given(random_cases(dtypes=(torch.float32, torch.float16)))
-def test_triton_is_within_budget(case: Case) -> None:
+@pytest.mark.parametrize("examples", short_run([8, 25], [8]))
+def test_triton_is_within_budget(examples: int) -> None:
     """Fewer examples: the interpreter is slow. And without gradients, which other kernels compute."""
+    settings(max_examples=examples)(
+        given(random_cases(dtypes=(torch.float32, torch.float16)))(triton_is_within_budget)
+    )()
+
+
+def triton_is_within_budget(case: Case) -> None:
     problem = build(case)
     expected = expect(problem)
     answer = problem.solve(diff_attention, backend="triton")

@@ -16,6 +16,7 @@ from budget import Case, build, expect, prepared
 from diff_transformer import diff_attention
 from diff_transformer.ops import backends, sdpa
 from diff_transformer.ops.attention_request import Request
+from full_run import short_run
 
 
 def calls(monkeypatch: pytest.MonkeyPatch, case: Case) -> list[tuple[int, int]]:
@@ -294,7 +295,7 @@ def test_cudnn_first_is_for_these_calls_alone(monkeypatch: pytest.MonkeyPatch) -
     assert order() == before
 
 
-@pytest.mark.parametrize("cudnn", [True, False])
+@pytest.mark.parametrize("cudnn", short_run([True, False], [True]))
 def test_each_way_compiles_in_one_graph(monkeypatch: pytest.MonkeyPatch, cudnn: bool) -> None:
     torch._dynamo.reset()
     monkeypatch.setattr(sdpa, "_plan", lambda case: sdpa.SdpaPlan(True, cudnn=cudnn, repeat_keys=True))

@@ -19,6 +19,7 @@ from diff_transformer import diff_attention
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.backends import choose
 from diff_transformer.ops.cpu.cpu_backend import reason_against_cpu_kernel
+from full_run import short_run
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_memory"),
@@ -100,6 +101,15 @@ def using_threads(count: int) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+# In `make test` float32 with one thread, and with two bfloat16, which other instructions multiply.
+WAYS = [
+    pytest.param(dtype, threads, marks=() if (dtype, threads) in in_short_run else pytest.mark.all)
+    for in_short_run in [((torch.float32, 1), (torch.bfloat16, 2))]
+    for dtype in DTYPES
+    for threads in (1, 2)
+]
+
+
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     with using_threads(request.param):
@@ -138,14 +148,14 @@ def attend(problem: Problem) -> torch.Tensor:
     return diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="cpu")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "threads"), WAYS, indirect=["threads"], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_output_and_gradients(name: str, dtype: torch.dtype, threads: int) -> None:
     problem, expected = prepared(replace(CASES[name], dtype=dtype))
     expected.check(solve(problem))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "threads"), WAYS, indirect=["threads"], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_output_without_gradients(name: str, dtype: torch.dtype, threads: int) -> None:
     """What takes the path for few queries: with gradients, scores are summed up as the backward does."""
@@ -238,9 +248,12 @@ def test_twice_the_same(name: str, threads: int) -> None:
 REQUESTS = random_cases(batch=2, key_heads=2, queries=140, keys=300, d=20, dv=70, window=150, dtypes=DTYPES)
 
 
-@settings(max_examples=100)
-@given(REQUESTS, st.integers(1, 3))
-def test_any_request_is_within_budget(case: Case, count: int) -> None:
+@pytest.mark.parametrize("examples", short_run([30, 100], [30]))
+def test_any_request_is_within_budget(examples: int) -> None:
+    settings(max_examples=examples)(given(REQUESTS, st.integers(1, 3))(any_request_is_within_budget))()
+
+
+def any_request_is_within_budget(case: Case, count: int) -> None:
     problem = build(case)
     expected = expect(problem)
     with using_threads(count):

@@ -110,8 +110,18 @@ def in_turn(names: Iterable[str], *ways: Sequence[Any]) -> list[Any]:
     ]
 
 
+# Their kinds of blocks and of inputs are among those of the others. Without gradients, all run in `make test`.
+IN_FULL_RUN = ("window, not causal", "130 of 63", "mask and documents", "expanded", "documents and window, not causal")
+
+
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize(("request_", "blocks"), in_turn(LONG, ["32 × 16", "16 × 32"]))
+@pytest.mark.parametrize(
+    ("request_", "blocks"),
+    [
+        *in_turn((name for name in LONG if name not in IN_FULL_RUN), ["32 × 16", "16 × 32"]),
+        *(pytest.param(*way, marks=pytest.mark.all) for way in itertools.product(IN_FULL_RUN, ["32 × 16", "16 × 32"])),
+    ],
+)
 def test_many_blocks(monkeypatch: pytest.MonkeyPatch, request_: str, blocks: str) -> None:
     """Output and every gradient."""
     problem, expected = prepared(LONG[request_])
@@ -816,10 +826,10 @@ def test_reasons_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     ("settings", "precision"),
     [
         ({"fp32_precision": "tf32"}, "tf32"),
-        ({"fp32_precision": "ieee"}, "ieee"),
+        pytest.param({"fp32_precision": "ieee"}, "ieee", marks=pytest.mark.all),
         ({"fp32_precision": "none"}, "ieee"),
         ({"allow_tf32": True}, "tf32"),
-        ({"allow_tf32": False}, "ieee"),
+        pytest.param({"allow_tf32": False}, "ieee", marks=pytest.mark.all),
     ],
     ids=str,
 )
