@@ -31,8 +31,8 @@ CASES = {
 }
 
 
-# What is left open between calls is for the operators to say; test_sdpa.py has lengths that change under "sdpa". Triton's
-# interpreter takes long for every compilation: tests/ops/triton compiles it once in `make test`.
+# What is left open between calls is for the operators to say; test_sdpa.py has lengths that change under "sdpa".
+# Triton's interpreter takes long for every compilation: tests/ops/triton compiles it once in `make test`.
 LEFT_OPEN = short_run(BACKENDS, ["blockwise", "cpu"])
 
 

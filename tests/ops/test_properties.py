@@ -23,19 +23,19 @@ def test_every_backend_is_within_budget(case: Case) -> None:
 @pytest.mark.parametrize("examples", short_run([8, 25], [8]))
 def test_triton_is_within_budget(examples: int) -> None:
     """Fewer examples: the interpreter is slow. And without gradients, which other kernels compute."""
-    settings(max_examples=examples)(
-        given(random_cases(dtypes=(torch.float32, torch.float16)))(triton_is_within_budget)
-    )()
 
+    @settings(max_examples=examples)
+    @given(random_cases(dtypes=(torch.float32, torch.float16)))
+    def check(case: Case) -> None:
+        problem = build(case)
+        expected = expect(problem)
+        answer = problem.solve(diff_attention, backend="triton")
+        expected.check(answer)
+        with torch.no_grad():
+            out = diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="triton")
+        expected.check({**answer, "out": out})
 
-def triton_is_within_budget(case: Case) -> None:
-    problem = build(case)
-    expected = expect(problem)
-    answer = problem.solve(diff_attention, backend="triton")
-    expected.check(answer)
-    with torch.no_grad():
-        out = diff_attention(problem.q, problem.k, problem.v, problem.lam, **problem.options, backend="triton")
-    expected.check({**answer, "out": out})
+    check()
 
 
 @given(random_cases(), st.floats(-2, 2), st.floats(-2, 2))

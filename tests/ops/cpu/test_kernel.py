@@ -250,14 +250,16 @@ REQUESTS = random_cases(batch=2, key_heads=2, queries=140, keys=300, d=20, dv=70
 
 @pytest.mark.parametrize("examples", short_run([30, 100], [30]))
 def test_any_request_is_within_budget(examples: int) -> None:
-    settings(max_examples=examples)(given(REQUESTS, st.integers(1, 3))(any_request_is_within_budget))()
 
+    @settings(max_examples=examples)
+    @given(REQUESTS, st.integers(1, 3))
+    def check(case: Case, count: int) -> None:
+        problem = build(case)
+        expected = expect(problem)
+        with using_threads(count):
+            expected.check(solve(problem))
 
-def any_request_is_within_budget(case: Case, count: int) -> None:
-    problem = build(case)
-    expected = expect(problem)
-    with using_threads(count):
-        expected.check(solve(problem))
+    check()
 
 
 @pytest.mark.parametrize("shift", [-200.0, -89.0, 89.0, 500.0])
