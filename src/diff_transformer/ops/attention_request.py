@@ -5,7 +5,6 @@ Operators registered with torch take the request's fields one by one, under the 
 
 import functools
 import importlib.util
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -103,19 +102,41 @@ def triton_is_installed() -> bool:
         return False
 
 
-def fake_gradients(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v and lam as torch.compile sees them: contiguous, of the inputs' shapes and dtypes."""
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), lam.new_empty(lam.shape)
+def register_gradient(backend: str, forward: Any, backward: Any) -> None:
+    """Make one operator the gradient of another, and refuse to differentiate it in turn.
+
+    Args:
+        backend: named where a second derivative is refused.
+        forward: takes the fields of a :class:`Request` first; what it gives after its output is saved.
+        backward: takes the gradient of the output, the request's first five fields, what was saved, and the other
+            fields; gives the gradients of q, k, v and λ.
+    """
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, is_causal, scale, window, segment_bounds = inputs[: len(Request._fields)]
+        saved = output[1:] if isinstance(output, tuple) else ()
+        ctx.save_for_backward(*tensors, *saved, segment_bounds)
+        ctx.mark_non_differentiable(*saved)
+        ctx.settings, ctx.others = (is_causal, scale, window), (None,) * (len(inputs) - 4)
+
+    def differentiate(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        *tensors, segment_bounds = ctx.saved_tensors
+        return (*backward(grad_out, *tensors, *ctx.settings, segment_bounds), *ctx.others)
+
+    def fake(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+        return tuple(x.new_empty(x.shape) for x in inputs[:4])
+
+    torch.library.register_autograd(forward, differentiate, setup_context=save)
+    torch.library.register_fake(backward, fake)
+    refuse_second_order(backend, backward)
 
 
-def refuse_second_order(backend: str) -> Callable[..., None]:
-    """The derivative of a backward that has none: it raises, where torch would take the gradients for constants."""
+def refuse_second_order(backend: str, backward: Any) -> None:
+    """Make the derivative of an operator raise, where torch would take its results for constants."""
 
     def refuse(ctx: Any, *gradients: Tensor) -> None:
         raise RuntimeError(
             f"backend {backend!r} cannot be differentiated twice; use backend='reference' for second-order gradients."
         )
 
-    return refuse
+    torch.library.register_autograd(backward, refuse)

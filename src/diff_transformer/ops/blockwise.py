@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, fake_gradients, refuse_second_order
+from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, register_gradient
 from diff_transformer.ops.visibility import (
     Limit,
     hide,
@@ -245,20 +245,7 @@ def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, 
     return grad_q, grad_k, grad_v, grad_lam
 
 
-def _save_inputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    q, k, v, lam, attn_mask, *settings, segment_bounds = inputs
-    ctx.save_for_backward(q, k, v, lam, attn_mask, segment_bounds)
-    ctx.settings = settings
-
-
-def _differentiate(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    *tensors, segment_bounds = ctx.saved_tensors
-    return (*blockwise_backward(grad_out, *tensors, *ctx.settings, segment_bounds), None, None, None, None, None)
-
-
-blockwise_forward.register_autograd(_differentiate, setup_context=_save_inputs)
-blockwise_backward.register_fake(fake_gradients)
-blockwise_backward.register_autograd(refuse_second_order("blockwise"))
+register_gradient("blockwise", blockwise_forward, blockwise_backward)
 
 
 def blockwise_attention(request: Request) -> Tensor:

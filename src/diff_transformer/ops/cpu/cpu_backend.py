@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request, fake_gradients, refuse_second_order
+from diff_transformer.ops.attention_request import Request, register_gradient
 from diff_transformer.ops.cpu.cpu_build import SWITCH, BuildError, KernelDisabledError, load, unavailable_reason
 
 
@@ -89,31 +89,15 @@ def is_faster() -> bool:
 
 def _register() -> None:
     """Fakes and gradients of the two operators that the library has brought."""
-    forward, backward = "diff_transformer_cpu::forward", "diff_transformer_cpu::backward"
-    torch.library.register_fake(forward, _fake_forward)
-    torch.library.register_fake(backward, fake_gradients)
-    torch.library.register_autograd(forward, _differentiate, setup_context=_save)
-    torch.library.register_autograd(backward, refuse_second_order("cpu"))
+    operators = torch.ops.diff_transformer_cpu
+    torch.library.register_fake(operators.forward.default, _fake_forward)
+    register_gradient("cpu", operators.forward.default, operators.backward.default)
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     batch, heads, maps, n, _width = q.shape
     out = q.new_empty(batch, heads, n, v.shape[-1])
     return out, q.new_empty(batch, heads, maps, 2, n, dtype=torch.float32)
-
-
-def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, lam, attn_mask, *settings, segment_bounds, _ = inputs
-    _, statistics = output
-    ctx.save_for_backward(q, k, v, lam, attn_mask, statistics, segment_bounds)
-    ctx.mark_non_differentiable(statistics)
-    ctx.settings = settings
-
-
-def _differentiate(ctx: Any, grad_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, segment_bounds = ctx.saved_tensors
-    backward = torch.ops.diff_transformer_cpu.backward.default
-    return (*backward(grad_out, *tensors, *ctx.settings, segment_bounds), None, None, None, None, None, None)
 
 
 def cpu_attention(request: Request) -> Tensor:

@@ -156,13 +156,8 @@ def load() -> None:
         BuildError: if it cannot be had. A build that failed before is not tried again: :func:`compile_library` does.
     """
     build = describe()
-    if _loads(build):
+    if _compile_if_missing(build) is None:
         return
-    with _one_at_a_time(build):
-        if _loads(build):  # another process has compiled it in the meantime
-            return
-        _raise_earlier_failure(build)
-        _compile(build)
     try:
         torch.ops.load_library(build.library)
     except OSError as error:
@@ -177,12 +172,19 @@ def compile_library(*, force: bool = False) -> Compiled:
         BuildError: if it cannot be compiled.
     """
     build = describe()
+    return Compiled(build.library, build.capability, _compile_if_missing(build, force=force, again=True))
+
+
+def _compile_if_missing(build: Build, *, force: bool = False, again: bool = False) -> float | None:
+    """The seconds that compiling took, or None where the library was there, and is loaded now."""
     if not force and _loads(build):
-        return Compiled(build.library, build.capability, None)
+        return None
     with _one_at_a_time(build):
-        if not force and _loads(build):
-            return Compiled(build.library, build.capability, None)
-        return Compiled(build.library, build.capability, _compile(build))
+        if not force and _loads(build):  # another process has compiled it in the meantime
+            return None
+        if not again:
+            _raise_earlier_failure(build)
+        return _compile(build)
 
 
 def _is_there(build: Build) -> bool:

@@ -207,4 +207,4 @@ def _differentiate(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, 
 
 
 forward.register_autograd(_differentiate, setup_context=_save)
-backward.register_autograd(refuse_second_order("triton"))
+refuse_second_order("triton", backward)
