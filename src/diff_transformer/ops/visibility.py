@@ -81,24 +81,14 @@ def position_limits(
     Only the columns at the two edges of the block can be hidden, and only these are in the limits, which have the dtype
     and device of ``like``. Query i stands at i + ``offset`` among the keys.
     """
-    limits = []
     start, stop = start + offset, stop + offset
-    if is_causal and max(low, start + 1) < high:
-        limits.append(_limit(start, stop, max(low, start + 1), high, None, like))
-    if window is not None and low < min(high, stop - window):
-        limits.append(_limit(start, stop, low, min(high, stop - window), window, like))
+    limits = []
+    if is_causal:
+        limits += _limit(max(low, start + 1), high, range(start + 1, stop + 1), like, before=False)
+    if window is not None:
+        begins = range(start - window + 1, stop - window + 1)
+        limits += _limit(low, min(high, stop - window), begins, like, before=True)
     return limits
-
-
-def _limit(start: int, stop: int, first: int, last: int, window: int | None, like: Tensor) -> Limit:
-    """Positions start … stop − 1 against keys first … last − 1: what lies ahead, or what is beyond the window."""
-    queries = torch.arange(start, stop, device=like.device).unsqueeze(1)
-    keys = torch.arange(first, last, device=like.device)
-    return _hiding(first, keys > queries if window is None else keys <= queries - window, like)
-
-
-def _hiding(first: int, hidden: Tensor, like: Tensor) -> Limit:
-    return Limit(first, like.new_full(hidden.shape, math.inf).masked_fill_(hidden, -math.inf))
 
 
 def segment_limits(segment_bounds: Tensor, low: int, high: int, like: Tensor) -> list[Limit]:
@@ -109,14 +99,22 @@ def segment_limits(segment_bounds: Tensor, low: int, high: int, like: Tensor) ->
     begin, end = segment_bounds.unsqueeze(-1)
     on_cpu = segment_bounds.device.type == "cpu"
     last_begin, first_end = (int(begin.max()), int(end.min())) if on_cpu else (high, low)
-    limits = []
-    if low < min(last_begin, high):
-        keys = torch.arange(low, min(last_begin, high), device=like.device)
-        limits.append(_hiding(low, keys < begin, like))
-    if max(first_end, low) < high:
-        keys = torch.arange(max(first_end, low), high, device=like.device)
-        limits.append(_hiding(max(first_end, low), keys >= end, like))
-    return limits
+    before = _limit(low, min(last_begin, high), begin, like, before=True)
+    return before + _limit(max(first_end, low), high, end, like, before=False)
+
+
+def _limit(low: int, high: int, bounds: Tensor | range, like: Tensor, *, before: bool) -> list[Limit]:
+    """Of keys low … high − 1, if there are any, those ``before`` each query's bound are hidden, or those from it on.
+
+    ``bounds`` is (rows, 1), or the range of its numbers.
+    """
+    if low >= high:
+        return []
+    if isinstance(bounds, range):
+        bounds = torch.arange(bounds.start, bounds.stop, device=like.device).unsqueeze(1)
+    keys = torch.arange(low, high, device=like.device)
+    hidden = keys < bounds if before else keys >= bounds
+    return [Limit(low, like.new_full(hidden.shape, math.inf).masked_fill_(hidden, -math.inf))]
 
 
 def hide(scores: Tensor, low: int, limits: list[Limit]) -> None:
