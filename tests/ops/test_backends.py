@@ -3,32 +3,16 @@
 import subprocess
 import sys
 import textwrap
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from budget import Case, Problem, build, expect
+from counted_operators import Operators
 from diff_transformer import diff_attention
 from diff_transformer.ops import backends
 from diff_transformer.ops.cpu.cpu_backend import is_faster
-
-
-class Operators(TorchDispatchMode):
-    """Counts the operators that run inside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count[func.name()] += 1
-        return func(*args, **(kwargs or {}))
-
-    def named(self, part: str) -> int:
-        return sum(count for name, count in self.count.items() if part in name)
 
 
 def operators(problem: Problem, **options: Any) -> Operators:

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from budget import Case, Expected, Problem, build, float64, prepared
+from counted_operators import Operators
 from diff_transformer import diff_attention
 from diff_transformer.ops import operator as operator_module
 from diff_transformer.ops.functional import rms_norm
@@ -750,18 +750,6 @@ def test_forward_mode_takes_reference() -> None:
 
 
 # Which backend runs, and what it says where it does not.
-
-
-class Operators(TorchDispatchMode):
-    """Counts the operators that run inside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count[func.name()] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("request_", SMALL_CASES)

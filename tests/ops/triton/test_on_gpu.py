@@ -4,7 +4,6 @@ Nearly every case compiles kernels of its own, on one core: `pytest -n 8 tests/o
 """
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from budget import Case, Problem, build, prepared
 from cases import CASES, case
+from counted_operators import Operators
 from diff_transformer import diff_attention
 from diff_transformer.ops.triton import triton_backend
 from diff_transformer.ops.triton.triton_backend import interpreted
@@ -457,18 +456,6 @@ def test_memory_grows_with_the_length_alone() -> None:
 
 
 # Which backend runs.
-
-
-class Operators(TorchDispatchMode):
-    """Counts the operators that run inside it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count[func.name()] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
