@@ -222,7 +222,7 @@ def _show_paper(experiment: "Experiment", needed: Mapping[str, Sequence[str]]) -
     lines += preset.remarks
     for found in variants:
         sizes = f"{found.counts.total:,} parameters, {found.counts.shared:,} without λ and norms"
-        lines.append(f"{found.variant.label}: {sizes}, {found.heads.count} heads of {found.heads.width}")
+        lines.append(f"{found.variant.label}: {sizes}, {found.heads.heads} heads of {found.heads.head_dim}")
         for training in found.trainings:
             planned = training.plan
             others = [name for name in needed.get(training.folder, ()) if name != experiment.name]

@@ -14,7 +14,7 @@ from diff_transformer.lab.experiments.experiment import ACCURACY, EXPERIMENTS, L
 from diff_transformer.lab.experiments.fairness import check_counts, check_recipes, count
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
 from diff_transformer.lab.experiments.runner import SweepProgress, choose_rate, run_experiment, sweep_notes
-from diff_transformer.train import build_config, load_recipe
+from diff_transformer.train import build_config, build_data, load_recipe
 from diff_transformer.train.training_plan import vocabulary
 from small_experiment import SIZES, SMALL, TINY, Heard
 
@@ -173,7 +173,7 @@ def test_two_commands_do_not_train_one_run_at_a_time(tmp_path: Path) -> None:
     from filelock import FileLock
 
     recipe = TINY.variant_recipe(TWINS[0])
-    data = SMALL.build_data(recipe)
+    data = build_data(recipe)
     key = run_store.run_key(recipe, data.batches)
     place = tmp_path / "runs" / key
     place.mkdir(parents=True)
@@ -187,7 +187,7 @@ def other_log(model: Any, step: int) -> dict[str, float]:
 
 def test_a_run_is_known_by_all_that_made_it() -> None:
     recipe = TINY.variant_recipe(TWINS[0])
-    batches = SMALL.build_data(recipe).batches
+    batches = build_data(recipe).batches
     key = run_store.run_key(recipe, batches)
     assert key == run_store.run_key(TINY.variant_recipe(TWINS[0]), batches)
     others = [
@@ -199,7 +199,7 @@ def test_a_run_is_known_by_all_that_made_it() -> None:
         *(run_store.run_key(other, batches) for other in others),
     }
     reseeded = TINY.variant_recipe(TWINS[0], "train.seed=1")
-    keys.add(run_store.run_key(recipe, SMALL.build_data(reseeded).batches))
+    keys.add(run_store.run_key(recipe, build_data(reseeded).batches))
     keys.add(run_store.run_key(recipe, batches, logs="other"))
     assert len(keys) == 7
     assert SMALL.logs == ""

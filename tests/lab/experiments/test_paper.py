@@ -157,7 +157,7 @@ def test_the_papers_training_and_its_own_settings() -> None:
     assert tokens["runs/paper-3b-64k-softmax"] == pytest.approx(1.5e9, rel=2e-3)
     assert tokens["runs/paper-3b-mathematics-softmax"] == pytest.approx(20e9, rel=1e-3)
     (variant,) = checked("table1")  # the paper trained no Transformer on as many tokens
-    assert variant.heads.settings() == {"heads": 12, "head_dim": 128, "differential": True}
+    assert variant.heads == (12, 128, True)
     assert [command.split("eval runs/paper-3b-64k-diff ")[1] for command in checked("fig5")[0].evaluations] == [
         f"--measure needles --option needles=8 --option queried=1 --option length={1024 * thousand} --option samples=50"
         for thousand in (8, 16, 24, 32, 40, 48, 56, 64)
@@ -179,7 +179,7 @@ def test_the_papers_size_is_counted_and_told() -> None:
     assert [variant.counts.shared for variant in found] == [found[0].counts.shared] * 2
     assert 1.3e9 < found[0].counts.total < 1.5e9
     assert found[0].counts.total - found[1].counts.total == 24 * 6 * 128
-    assert [(variant.heads.count, variant.heads.width) for variant in found] == [(8, 128), (16, 128)]
+    assert [variant.heads[:2] for variant in found] == [(8, 128), (16, 128)]
     assert found[1].trainings[0].command == (
         "torchrun --nproc-per-node 8 -m diff_transformer.train paper-1.4b model.attention_type=softmax "
         "--output runs/paper-1.4b-softmax"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from diff_transformer.lab.experiments.scaling_fit import Fit, fit, ratio_interval, tokens_ratio
+from diff_transformer.lab.experiments.scaling_experiment import Fit, fit, ratio_interval, tokens_ratio
 
 SIZES = np.array([1e5, 3e5, 1e6, 4e6, 1e7])
 SHARE = 0.62  # the first variant at N is as good as the second at N / 0.62

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from diff_transformer.data import RetrievalBatches, TextBatches
+from diff_transformer.lab.experiments.experiment import section
 from diff_transformer.lab.measure.retrieval import retrieval_baselines
 from diff_transformer.lab.measure.standard import evaluate, validation_callback
 from diff_transformer.lab.record import Result
@@ -32,19 +33,13 @@ SAMPLES = "samples.json"
 LEFTOVERS = (RESULTS, ATTENTION, SAMPLES, "report.html")
 
 # A setting that ends in seconds and shows nothing but that everything runs.
-_TINY = [
-    "train.steps=6",
-    "train.log_every=2",
-    "train.warmup_steps=1",
-    "train.checkpoint_every=3",
-    "model.hidden_size=32",
-    "model.head_dim=8",
-    "model.num_hidden_layers=2",
-    "data.batch_size=4",
-]
+_TINY = (
+    *section("train", steps=6, log_every=2, warmup_steps=1, checkpoint_every=3),
+    *section("model", hidden_size=32, head_dim=8, num_hidden_layers=2),
+)
 FAST = {
-    "retrieval": [*_TINY, "data.length=48"],
-    "language": [*_TINY, "data.length=64", "data.validation_tokens=1024"],
+    "retrieval": (*_TINY, *section("data", batch_size=4, length=48)),
+    "language": (*_TINY, *section("data", batch_size=4, length=64, validation_tokens=1024)),
 }
 SEQUENCES = {False: 512, True: 16}
 SAMPLE_PROMPT, SAMPLE_LENGTH = 64, 160  # tokens
@@ -62,8 +57,8 @@ def run_demo(
 ) -> Path:
     """Train both twins on both tasks, measure them, and write what a report needs.
 
-    Writes into ``output_dir``: a run folder for each task and variant ("retrieval-diff", …, with its model),
-    ``results.json``, ``attention.json`` and ``samples.json``.
+    Writes into ``output_dir``, which is returned: a run folder for each task and variant ("retrieval-diff", …, with its
+    model), ``results.json``, ``attention.json`` and ``samples.json``.
 
     Args:
         output_dir: new or empty, unless one of the next says otherwise.
@@ -73,9 +68,6 @@ def run_demo(
         resume: keep what an earlier demo in the folder has finished, and go on from there.
         overwrite: replace an earlier demo in the folder.
         progress: is told about every step.
-
-    Returns:
-        ``output_dir``.
 
     Raises:
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
@@ -184,14 +176,13 @@ def attention_example(
         layer, head = divmod(int(shares.argmax()), shares.shape[1])
         chosen = layers[layer]
         example["layers"][variant], example["heads"][variant] = layer + 1, head + 1
-        if chosen.first is None or chosen.second is None:
-            example["maps"][variant] = {"A": _rounded(chosen.difference[0, head])}
-        else:
-            example["maps"][variant] = {
-                "A1": _rounded(chosen.first[0, head]),
-                "A2": _rounded(chosen.second[0, head]),
-                "difference": _rounded(chosen.difference[0, head]),
-            }
+        maps = {"A": chosen.difference}
+        if chosen.first is not None and chosen.second is not None:
+            maps = {"A1": chosen.first, "A2": chosen.second, "difference": chosen.difference}
+        example["maps"][variant] = {
+            name: [[round(weight, 5) for weight in row] for row in weights[0, head].tolist()]
+            for name, weights in maps.items()
+        }
         lambdas = model.lambdas()
         if lambdas is not None:
             example["lambda"] = lambdas[layer]
@@ -207,10 +198,6 @@ def _answer_share(maps: Tensor, queries: Tensor, answers: Tensor) -> Tensor:
     """(H, N, N) → (H,): share of each query's absolute weight that lies on its answer, averaged over the queries."""
     rows = maps[:, queries].abs()
     return (rows[:, torch.arange(len(queries)), answers] / rows.sum(-1)).mean(-1)
-
-
-def _rounded(matrix: Tensor) -> list[list[float]]:
-    return [[round(weight, 5) for weight in row] for row in matrix.tolist()]
 
 
 def text_samples(models: dict[str, DiffTransformerForCausalLM], data: Data, seed: int) -> dict[str, str]:

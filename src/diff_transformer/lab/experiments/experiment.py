@@ -16,7 +16,7 @@ from diff_transformer.lab.measure.standard import validation_callback
 from diff_transformer.lab.record import Better, Comparison, Headline, Result
 from diff_transformer.lab.statistics import compare
 from diff_transformer.suggestions import did_you_mean
-from diff_transformer.train import Data, Progress, Recipe, build_data, load_recipe
+from diff_transformer.train import Progress, Recipe, load_recipe
 from diff_transformer.train.data_kinds import TextData
 
 # Of the commands `reproduce --preset`; "paper" is counted on the meta device and never run.
@@ -180,7 +180,6 @@ class Experiment:
         measure_once: instead of measurements, takes all numbers of an experiment that trains nothing; with each of the
             preset's seeds it repeats them.
         validation: by what learning rates are chosen.
-        build_data: a recipe's data, where it is not what the recipe itself says.
         on_evaluate: what training logs about its validation data.
         logs: a name for it, where it is not the usual. The keys of runs hold it, so one that was chosen stays.
         notes: sentences that a reader of the numbers must know, whatever they are.
@@ -196,7 +195,6 @@ class Experiment:
     options: type[Options] | None = None
     measure_once: Callable[[Preset, Progress], list[Result]] | None = None
     validation: Validation = LOSS
-    build_data: Callable[[Recipe], Data] = build_data
     on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]] = validation_callback
     logs: str = ""
     notes: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import Preset, Variant
@@ -12,17 +13,12 @@ from diff_transformer.train.step_costs import meta_model
 from diff_transformer.variants import ATTENTION_TYPES, head_dim
 
 
-@dataclass(frozen=True)
-class Heads:
+class Heads(NamedTuple):
     """The heads of a layer: how many, the width d of a query, and whether each has two maps and values of 2d."""
 
-    count: int
-    width: int
+    heads: int
+    head_dim: int
     differential: bool
-
-    def settings(self) -> dict[str, int]:
-        """As a variant's entry in results has them."""
-        return {"heads": self.count, "head_dim": self.width, "differential": self.differential}
 
 
 def heads_of(recipe: Recipe) -> Heads:

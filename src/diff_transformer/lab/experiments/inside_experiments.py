@@ -10,7 +10,7 @@ from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import TWINS, ComparisonRule, Experiment, Preset, compared_by, section
 from diff_transformer.lab.experiments.language_experiments import FIXED_TEXT, LANGUAGE_CPU, LANGUAGE_GPU, language_twins
-from diff_transformer.lab.experiments.paper_preset import THREE_BILLION, Evaluation, PaperPreset
+from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset
 from diff_transformer.lab.measure.gradients import ERROR, gradient_callback
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.outliers import MEDIAN, TOKENS
@@ -206,7 +206,6 @@ APPENDIX_G = Experiment(
             minutes=10,
         ),
         "paper": PaperPreset(
-            stages=(THREE_BILLION,),
             evaluations=(Evaluation(name="gradients"), Evaluation(name="closed_forms")),
             remarks=("The appendix argues and measures nothing; this is of the trained models alone.",),
         ),

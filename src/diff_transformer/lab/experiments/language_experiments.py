@@ -140,7 +140,7 @@ def language_twins(
 ) -> dict[str, Preset]:
     """The presets of an experiment that measures them: its options, what is measured on the paper's models, remarks on
     that, and how long measuring all models takes."""
-    found: dict[str, Preset] = {"paper": PaperPreset(stages=(THREE_BILLION,), evaluations=paper, remarks=remarks)}
+    found: dict[str, Preset] = {"paper": PaperPreset(evaluations=paper, remarks=remarks)}
     for name, options, minutes in (("cpu", cpu, CPU_MINUTES + cpu_minutes), ("gpu", gpu, GPU_MINUTES + gpu_minutes)):
         found[name] = replace(FIG_4.presets[name], extension=(), options=options, minutes=minutes)
     return found

@@ -128,7 +128,6 @@ TABLE_2 = Experiment(
             minutes=25,
         ),
         "paper": PaperPreset(
-            stages=(THREE_BILLION,),
             evaluations=tuple(
                 Evaluation(
                     name="needles",
@@ -201,7 +200,6 @@ TABLE_3 = Experiment(
         "cpu": replace(NEEDLE_CPU, options={"needles": 4, "samples": 200}, minutes=7),
         "gpu": replace(NEEDLE_GPU, options={"needles": 6, "samples": 20}, minutes=25),
         "paper": PaperPreset(
-            stages=(THREE_BILLION,),
             evaluations=(
                 Evaluation(
                     name="needle_attention", options={"needles": 6, "queried": 1, "length": 4096, "samples": 50}

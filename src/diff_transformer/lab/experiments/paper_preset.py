@@ -35,6 +35,11 @@ class Stage:
     name: str = ""
 
 
+# The 3B models of Section 3.1, and their contexts of 64K tokens (Section 3.3).
+THREE_BILLION = Stage(recipe="paper-3b")
+LONG_CONTEXTS = Stage(recipe="paper-3b-64k")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(MeasurementRequest):
     """What `diff-transformer eval` measures on a checkpoint, and on which text if not what the run was trained on."""
@@ -62,14 +67,14 @@ class PaperPreset(Preset):
     """An experiment at the paper's size, for a cluster.
 
     Attributes:
-        stages: of training, in their order.
+        stages: of training, in their order; the 3B models' unless given.
         recipes: coordinates → the recipe of the first stage, where sizes have recipes of their own.
         evaluations: what is measured on every variant's last checkpoint.
         commands: what is run besides; each is one command line.
         remarks: what a reader must know of the commands: what the paper does not say, and what cannot be had.
     """
 
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[Stage, ...] = (THREE_BILLION,)
     recipes: Mapping[Coordinates, str] = field(default_factory=dict)
     evaluations: tuple[Evaluation, ...] = ()
     commands: tuple[str, ...] = ()
@@ -87,10 +92,6 @@ class PaperPreset(Preset):
         """What replaces that recipe's own settings."""
         return [*self.overrides, *stage.overrides, *variant.overrides, *more]
 
-
-# The 3B models of Section 3.1, and their contexts of 64K tokens (Section 3.3).
-THREE_BILLION = Stage(recipe="paper-3b")
-LONG_CONTEXTS = Stage(recipe="paper-3b-64k")
 
 GPU = "h200"
 NODE = 8  # GPUs of a machine

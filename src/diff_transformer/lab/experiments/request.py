@@ -76,12 +76,8 @@ def request_experiment(
 ) -> ExperimentRequest:
     """Check what is requested, and put it into the preset.
 
-    Args:
-        experiment: which.
-        preset: "cpu" or "gpu"; "paper" is only checked, see `diff_transformer.lab.experiments.paper_preset`.
-        seeds: how many; the preset's own number unless given.
-        text: files or folders in place of the standard library's source.
-        options: settings of the measurement in place of the preset's.
+    The preset is "cpu" or "gpu"; "paper" is only checked, see `diff_transformer.lab.experiments.paper_preset`. Seeds
+    and options stand in place of the preset's, text (files or folders) in place of the standard library's source.
 
     Raises:
         FileNotFoundError: a text that is not there.
@@ -154,26 +150,26 @@ def check_results(path: Path, request: ExperimentRequest, *, resume: bool, overw
             )
 
 
-def _differences(before: object, now: Mapping[str, Any], within: str = "") -> str:
+def _differences(before: object, now: Mapping[str, Any]) -> str:
     """Where two requests differ: "seeds: 10 there, 3 asked for; options.sequences: …"; empty where they do not."""
     if not isinstance(before, Mapping):
         return "they do not tell how"
+    there, here = _flat(before), _flat(now)
     told = []
-    for name in dict.fromkeys((*before, *now)):
-        there, here = (side[name] if name in side else _Absent() for side in (before, now))
-        if there == here:
+    for name in dict.fromkeys((*there, *here)):
+        # A setting may be None, which is a value; one that is not there is told as "none".
+        if name in there and name in here and there[name] == here[name]:
             continue
-        if isinstance(there, Mapping) and isinstance(here, Mapping):
-            told.append(_differences(there, here, f"{within}{name}."))
-            continue
-        shown = [str(there), str(here)]
+        shown = [str(side.get(name, "none")) for side in (there, here)]
         values = "" if max(map(len, shown)) > _SHOWN else f": {shown[0]} there, {shown[1]} asked for"
-        told.append(f"{within}{name}{values}")
+        told.append(f"{name}{values}")
     return "; ".join(told)
 
 
-class _Absent:
-    """In place of a setting that is not there; None is a value that one may have."""
-
-    def __str__(self) -> str:
-        return "none"
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with those of their own sections by dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        within = _flat(value) if isinstance(value, Mapping) else {}
+        flat |= {f"{name}.{key}": one for key, one in within.items()} if isinstance(value, Mapping) else {name: value}
+    return flat

@@ -84,62 +84,50 @@ class Store:
     ) -> Stored:
         """The finished run of that key: as it lies there, or trained, from where an interrupted training stopped.
 
-        Args:
-            key: see `run_key`.
-            recipe, data, on_evaluate, progress: as `train` takes them.
-            commit: of the code, to be remembered.
-
-        Raises:
-            ValueError: another process is training it.
-            TrainingInterrupted: as `train`; the next call goes on.
+        The commit is of the code, to be remembered. Raises ValueError where another process is training it, and
+        TrainingInterrupted as `train`; the next call goes on.
         """
-        place = self._folder / key
-        place.mkdir(parents=True, exist_ok=True)
+        folder = self._folder / key / RUN
+        folder.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with FileLock(place / ".lock", timeout=0):
-                found = self.find(key)
-                return found if found is not None else self._train(key, recipe, data, on_evaluate, progress, commit)
+            with FileLock(folder.parent / ".lock", timeout=0):
+                if self.find(key) is None:
+                    outcome = _outcome(
+                        recipe,
+                        folder,
+                        resume=is_run_folder(folder),
+                        data=data,
+                        on_evaluate=on_evaluate,
+                        progress=progress,
+                    )
+                    write_json(folder.parent / TRAINED, {**vars(capture_environment()), "commit": commit, **outcome})
+                    # They hold the optimizer's state, twice the size of the model, and nothing goes on from a finished
+                    # run's.
+                    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         except Timeout:
             raise ValueError(
-                f"Another command is training the run in {str(place)!r}; wait for it, or choose another --output."
+                f"Another command is training the run in {str(folder.parent)!r}; wait for it, or choose another "
+                "--output."
             ) from None
-
-    def _train(
-        self,
-        key: str,
-        recipe: Recipe,
-        data: Data,
-        on_evaluate: Callable[[Any, int], dict[str, float]],
-        progress: Progress | None,
-        commit: str | None,
-    ) -> Stored:
-        folder = self._folder / key / RUN
-        diverged, seconds = None, 0.0
-        try:
-            run = train(
-                recipe, folder, resume=is_run_folder(folder), progress=progress, on_evaluate=on_evaluate, data=data
-            )
-            seconds = run.seconds
-        except DivergenceError as error:
-            diverged = str(error)
-        told = {**vars(capture_environment()), "commit": commit, "diverged": diverged, "seconds": seconds}
-        write_json(folder.parent / TRAINED, told)
-        # They hold the optimizer's state, twice the size of the model, and nothing goes on from a finished run's.
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         found = self.find(key)
-        assert found is not None  # it has just been written
+        assert found is not None  # it has been there, or was just written
         return found
+
+
+def _outcome(*arguments: Any, **settings: Any) -> dict[str, Any]:
+    """What `train` comes to: the seconds it took, or why the run diverged."""
+    try:
+        return {"diverged": None, "seconds": train(*arguments, **settings).seconds}
+    except DivergenceError as error:
+        return {"diverged": str(error), "seconds": 0.0}
 
 
 def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: str = "") -> str:
     """16 hexadecimal digits for what makes a run: every setting of its recipe, its data, the run it starts from, and
-    what it logs of its validation.
+    what it logs of its validation, where that is not the usual.
 
-    Args:
-        recipe: with all defaults; where it starts from another run's model, `before` stands for the folder.
-        batches: the recipe's data, known by what they are made of and by the first batch of training and of validation.
-        before: the key of the run that this one starts from.
-        logs: a name for what is logged, where that is not the usual.
+    Data are known by what they are made of and by the first batch of training and of validation. Where a recipe starts
+    from another run's model, that run's key, `before`, stands for the folder.
     """
     settings = recipe.model_dump(mode="json")
     # The key's former name stays in the digest, so that runs of earlier versions are found.

@@ -17,7 +17,7 @@ from diff_transformer.lab.measure.measurement import EvalInput, TrainingRecord
 from diff_transformer.lab.record import Result, ResultsFile
 from diff_transformer.lab.results_files import capture_environment, capture_results, number_of, read_results, write_json
 from diff_transformer.lab.statistics import remark_on_seeds
-from diff_transformer.train import Data, Progress, Recipe, build_config, build_model
+from diff_transformer.train import Data, Progress, Recipe, build_config, build_data, build_model
 from diff_transformer.train.training_progress import Silent
 
 
@@ -37,14 +37,11 @@ def missing_records(variant: Variant, seed: int, measured: Mapping[Variant, Sequ
     those are taken that are at its own.
     """
     like = next((other for other in measured if other.coordinates == variant.coordinates), None)
-    if like is not None:
-        template = list(measured[like])
-    else:
-        pairs = [(other, record) for other in list(measured)[:1] for record in measured[other]]
+    template = list(measured[like]) if like is not None else []
+    if like is None and measured:
+        other, records = next(iter(measured.items()))
         template = [
-            replace(record, coordinates=variant.coordinates)
-            for other, record in pairs
-            if record.coordinates == other.coordinates
+            replace(one, coordinates=variant.coordinates) for one in records if one.coordinates == other.coordinates
         ]
     lost: dict[str, Any] = {"value": math.nan, "interval": None, "documents": (), "n": None}
     return [replace(record, variant=variant.name, seed=seed, **lost) for record in template]
@@ -104,9 +101,9 @@ class SweepProgress:
         """The next training is called `title`; `found` where an earlier command has finished it."""
         self._number += 1
         self._done += self._cost
-        self._cost = self._left.pop(0)
+        cost = self._left.pop(0)
+        self._cost = 0.0 if found else cost
         if found:
-            self._cost = 0.0
             return
         if self._began is None:
             self._began = self._clock()
@@ -135,10 +132,6 @@ class SweepProgress:
         self._progress.stop()
 
 
-RUNS = "runs"
-SECONDS = "training/seconds"
-
-
 def run_experiment(
     request: ExperimentRequest,
     output: str | Path,
@@ -152,18 +145,13 @@ def run_experiment(
     Trained runs lie in `output`/runs, each in a folder named by a hash of what made it. One that is finished is used
     again, one that was interrupted goes on, whatever else is asked for.
 
-    Args:
-        request: which experiment, and how.
-        output: the folder of all that is written; made where it is not there.
-        resume: keep existing results, which must be of the same request, and measurements of runs that the same code
-            has made.
-        overwrite: replace results that are there.
-        progress: is told about every step of training.
+    `resume` keeps existing results, which must be of the same request, and measurements of runs that the same code has
+    made; `overwrite` replaces results that are there.
 
     Raises:
         FileExistsError: there are results already, with neither `resume` nor `overwrite`; or with `resume`, and they
             are of another request.
-        ValueError: the variants are not alike; `resume` and `overwrite` together; or as the experiment's own `check`.
+        ValueError: the variants are not alike; `resume` and `overwrite` together; what a measurement's `check` says.
         TrainingInterrupted: as `train`; the same call goes on.
     """
     folder = Path(output)
@@ -177,25 +165,19 @@ def run_experiment(
         return found
     began = time.monotonic()
     runner = ExperimentRunner(request.experiment, request.preset, folder, resume, progress or Silent())
-    if request.preset.variants:
-        runner.train_and_measure()
+    if request.experiment.measure_once is not None:
+        runner.records += request.experiment.measure_once(request.preset, runner.progress)
     else:
-        runner.measure_once()
+        runner.train_and_measure()
     comparisons = request.experiment.compare(runner.records, request.preset) if runner.has_numbers else []
     if (remark := remark_on_seeds(comparisons)) is not None:
         runner.notes.append(remark)
-    settings = {
-        "request": request.settings(),
-        "variants": runner.variants,
-        "seconds": round(time.monotonic() - began, 1),
-    }
+    seconds = round(time.monotonic() - began, 1)
+    settings = {"request": request.settings(), "variants": runner.variants, "seconds": seconds}
+    records = [replace(record, documents=()) for record in runner.records]
+    notes = list(dict.fromkeys(runner.notes))
     results = capture_results(
-        request.experiment.shows,
-        settings,
-        [replace(record, documents=()) for record in runner.records],
-        runner.device,
-        comparisons=comparisons,
-        notes=list(dict.fromkeys(runner.notes)),
+        request.experiment.shows, settings, records, runner.device, comparisons=comparisons, notes=notes
     )
     results = replace(results, commit=runner.commit)
     if runner.device is None and runner.existing_device is not None:
@@ -226,7 +208,7 @@ class ExperimentRunner:
 
     def __post_init__(self) -> None:
         self.notes += self.experiment.notes
-        self._store = Store(self.folder / RUNS)
+        self._store = Store(self.folder / "runs")
         # Of the code that runs: the checkout may change meanwhile.
         self.commit = capture_environment("cpu").commit
 
@@ -235,16 +217,14 @@ class ExperimentRunner:
         """Whether anything was measured: not where every run diverged."""
         return any(not record.name.startswith("training/") for record in self.records)
 
-    def measure_once(self) -> None:
-        """Take the numbers of an experiment that trains nothing."""
-        assert self.experiment.measure_once is not None  # Experiment's own check
-        self.records += self.experiment.measure_once(self.preset, self.progress)
-
     def train_and_measure(self) -> None:
         """Train every variant with every seed, after choosing its learning rate, and take the numbers of each."""
         recipes = {variant: self.preset.variant_recipe(variant) for variant in self.preset.variants}
         check_recipes(recipes)
-        counts = {variant: self._count(recipe) for variant, recipe in recipes.items()}
+        counts = {}
+        for variant, recipe in recipes.items():
+            data = self._build_data(recipe)
+            counts[variant] = count(build_config(recipe, data.batches.vocab_size, data.tokenizer))
         check_counts(counts, self.preset)
         self._check_measurement()
         for variant, sizes in counts.items():
@@ -255,14 +235,18 @@ class ExperimentRunner:
         for variant in self.preset.variants:
             tried = self._try_rates(variant)
             rates[variant] = self._choose_rate(variant, tried, recipes[variant])
-            overrides = {"name": variant.name, "coordinates": variant.coordinates, "overrides": variant.overrides}
-            numbers = {
-                "parameters": counts[variant].total,
-                "shared_parameters": counts[variant].shared,
-                **heads_of(recipes[variant]).settings(),
-            }
-            chosen = {"learning_rate": rates[variant], "tried": {f"{rate:g}": value for rate, value in tried.items()}}
-            self.variants.append({**overrides, **numbers, **chosen, "runs": {}, "diverged": []})
+            self.variants.append(
+                {
+                    **vars(variant),
+                    "parameters": counts[variant].total,
+                    "shared_parameters": counts[variant].shared,
+                    **heads_of(recipes[variant])._asdict(),
+                    "learning_rate": rates[variant],
+                    "tried": {f"{rate:g}": value for rate, value in tried.items()},
+                    "runs": {},
+                    "diverged": [],
+                }
+            )
         self.notes += sweep_notes(self.preset, self._remarks)
         measured: dict[Variant, Sequence[Result]] = {}
         diverged: list[tuple[Variant, int]] = []
@@ -284,23 +268,17 @@ class ExperimentRunner:
 
     def _check_measurement(self) -> None:
         """What can be known to fail after hours of training fails before it."""
-        recipes = [
-            self.preset.variant_recipe(variant, "train.seed=0", *self.preset.extension)
-            for variant in self.preset.variants
-        ]
+        last = ("train.seed=0", *self.preset.extension)
+        recipes = [self.preset.variant_recipe(variant, *last) for variant in self.preset.variants]
         for data in {id(data): data for data in map(self._build_data, recipes)}.values():
             for requested in self.experiment.requests(self.preset):
                 requested.check(data.batches, data.tokenizer)
-
-    def _count(self, recipe: Recipe) -> Counts:
-        data = self._build_data(recipe)
-        return count(build_config(recipe, data.batches.vocab_size, data.tokenizer))
 
     def _build_data(self, recipe: Recipe) -> Data:
         """The data of a recipe: one object for all recipes with the same data and seed."""
         name = json.dumps([recipe.data.model_dump(mode="json"), recipe.train.seed])
         if name not in self._data:
-            self._data[name] = self.experiment.build_data(recipe)
+            self._data[name] = build_data(recipe)
         return self._data[name]
 
     def _costs(self, counts: Mapping[Variant, Counts]) -> list[float]:
@@ -310,14 +288,12 @@ class ExperimentRunner:
             recipe = self.preset.variant_recipe(variant, *more)
             return float(counts[variant].total * recipe.train.steps * recipe.data.batch_size * recipe.data.length)
 
-        preset, costs = self.preset, []
-        for variant in preset.variants:
-            costs += [cost(variant, *preset.sweep)] * (
-                len(preset.learning_rates) if len(preset.learning_rates) > 1 else 0
-            )
+        preset = self.preset
+        trials = len(preset.learning_rates) if len(preset.learning_rates) > 1 else 0
+        costs = [cost(variant, *preset.sweep) for variant in preset.variants for _ in range(trials)]
         for seed in range(preset.seeds):
             for variant in preset.variants:
-                is_trial = seed == 0 and len(preset.learning_rates) > 1 and not preset.sweep
+                is_trial = seed == 0 and trials and not preset.sweep
                 costs.append(0.0 if is_trial else cost(variant))
                 if preset.extension:
                     costs.append(cost(variant, *preset.extension))
@@ -402,20 +378,14 @@ class ExperimentRunner:
             ),
         )
         found = [record for requested in self.experiment.requests(self.preset) for record in requested.run(measured)]
-        records: list[Result] = [
+        of_run: dict[str, Any] = {"variant": variant.name, "coordinates": variant.coordinates, "seed": seed}
+        records = [
             # Where a variant stands, all of its numbers do.
             *(
                 replace(record, seed=seed, coordinates=Coordinates(variant.coordinates, **record.coordinates))
                 for record in found
             ),
-            Result(
-                name=SECONDS,
-                variant=variant.name,
-                coordinates=variant.coordinates,
-                value=run.seconds,
-                unit="s",
-                seed=seed,
-            ),
+            Result(name="training/seconds", value=run.seconds, unit="s", **of_run),
         ]
         run.measured.mkdir(exist_ok=True)
         write_json(path, capture_results(self.experiment.shows, settings, records, self.device))

@@ -76,25 +76,16 @@ def throughput_records(rows: Sequence[BenchRow], seed: int) -> list[Result]:
     for row in rows:
         if row.tokens_per_second is None or row.ratio is None:
             raise ValueError(f"{row.candidate} could not be timed ({row.pass_}, {row.sizes}): {row.reason}.")
-        name, place = NAMES[row.pass_], Coordinates(length=row.shape["length"])
-        share: dict[str, Any] = {"name": f"{name}_share", "coordinates": place, "seed": seed}
-        records.append(
-            Result(
-                name=name,
-                variant=VARIANTS[row.candidate],
-                value=row.tokens_per_second,
-                n=row.rounds,
-                unit="tokens/s",
-                seed=seed,
-                better="higher",
-                coordinates=place,
-            )
-        )
+        name, place, variant = NAMES[row.pass_], Coordinates(length=row.shape["length"]), VARIANTS[row.candidate]
+        shared: dict[str, Any] = {"coordinates": place, "seed": seed, "better": "higher"}
+        speed = row.tokens_per_second
+        records.append(Result(name=name, variant=variant, value=speed, n=row.rounds, unit="tokens/s", **shared))
         if row.candidate == DIFF:
-            records.append(Result(variant="diff", value=1 / row.ratio, n=row.rounds, better="higher", **share))
-            paper = PAPER[name].get(place)
-            if paper is not None:
-                records.append(Result(variant=PAPER_VARIANT, value=paper[0] / paper[1], better="higher", **share))
+            shared["name"] = f"{name}_share"
+            records.append(Result(variant=variant, value=1 / row.ratio, n=row.rounds, **shared))
+            if place in PAPER[name]:
+                diff, transformer = PAPER[name][place]
+                records.append(Result(variant=PAPER_VARIANT, value=diff / transformer, **shared))
     return records
 
 

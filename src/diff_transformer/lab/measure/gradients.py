@@ -170,27 +170,19 @@ def _heads(layer: Attention, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> list
 ERROR = "closed_form/error"
 
 
-@torch.no_grad()
-def _inputs(model: Any, tokens: Tensor) -> list[tuple[Any, Tensor]]:
-    """Each layer with what its attention gets, (N, D)."""
-    found: list[tuple[Any, Tensor]] = []
-    hooks = [
-        layer.input_layernorm.register_forward_hook(lambda _, __, x, layer=layer: found.append((layer, x[0])))
-        for layer in model.model.layers
-    ]
-    try:
-        model(tokens, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
-
-
 def _run_closed_forms(measured: EvalInput, _: Options) -> list[Result]:
     """The largest error of the closed forms in any layer, on the first validation sequence."""
     assert measured.batches is not None  # needs="recipe"
     tokens = next(iter(measured.batches.validation_batches()))["input_ids"][:1].to(measured.model.device)
-    worst = max(closed_form_error(layer.self_attn, x) for layer, x in _inputs(measured.model, tokens))
+    with torch.no_grad():
+        states = measured.model(tokens, use_cache=False, output_hidden_states=True).hidden_states
+        layers = [
+            (layer.self_attn, layer.input_layernorm(state)[0])
+            for layer, state in zip(
+                measured.model.model.layers, states, strict=False
+            )  # the last state leaves the model
+        ]
+    worst = max(closed_form_error(attention, x) for attention, x in layers)
     return [Result(name=ERROR, variant=measured.variant, value=worst, seed=measured.seed, better="lower")]
 
 
