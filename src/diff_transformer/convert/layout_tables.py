@@ -5,7 +5,6 @@ docs/converting.md explains them, and how to add one.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -54,8 +53,8 @@ FIXED: dict[str, tuple[Any, str]] = {
 
 # What a config.json in the authors' layout may hold: the arguments of their attention module, and Llama's names for
 # the rest; `first_depth` is the `depth` that the first layer's module was made with.
-MICROSOFT_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "num_heads")
-MICROSOFT_OPTIONAL = (
+AUTHORS_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "num_heads")
+AUTHORS_OPTIONAL = (
     "num_kv_heads",
     "rope_theta",
     "model_type",
@@ -91,7 +90,7 @@ def write_transformers(config: DiffTransformerConfig, config_class: type[PreTrai
 
 def read_microsoft(raw: Mapping[str, Any]) -> DiffTransformerConfig:
     """Settings in the authors' layout: `num_heads` and `num_kv_heads` are half of what ours are."""
-    _check_keys(raw, (*MICROSOFT_OPTIONAL, "first_depth"))
+    _check_keys(raw, (*AUTHORS_OPTIONAL, "first_depth"))
     heads, width = raw["num_heads"], raw["hidden_size"]
     kv_heads = raw.get("num_kv_heads") or heads
     if width % (2 * heads):
@@ -121,7 +120,7 @@ def write_microsoft(config: DiffTransformerConfig) -> dict[str, Any]:
 
 def read_microsoft_v2(raw: Mapping[str, Any]) -> DiffTransformerConfig:
     """Settings in the authors' second layout: `num_heads` counts output heads, as ours does."""
-    _check_keys(raw, (*MICROSOFT_OPTIONAL, "head_dim"))
+    _check_keys(raw, (*AUTHORS_OPTIONAL, "head_dim"))
     heads = raw["num_heads"]
     return _from_authors(
         raw,
@@ -210,16 +209,16 @@ def _check_model_type(config_class: type[PreTrainedConfig], raw: Mapping[str, An
 
 
 def _check_keys(raw: Mapping[str, Any], optional: tuple[str, ...]) -> None:
-    missing = [name for name in MICROSOFT_REQUIRED if name not in raw]
-    unknown = sorted(raw.keys() - {*MICROSOFT_REQUIRED, *SHARED, *optional})
+    missing = [name for name in AUTHORS_REQUIRED if name not in raw]
+    unknown = sorted(raw.keys() - {*AUTHORS_REQUIRED, *SHARED, *optional})
     if missing or unknown:
         kinds = {"missing": missing, "unknown": unknown}
         raise ValueError("; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names) + ".")
     if raw.get("rope_theta") is not None and raw.get("rope_parameters") is not None:
         raise ValueError("rope_theta and rope_parameters are both given, and only one can hold.")
-    for name in (*MICROSOFT_REQUIRED, "num_kv_heads", "head_dim"):
+    for name in (*AUTHORS_REQUIRED, "num_kv_heads", "head_dim"):
         value = raw.get(name)
-        if (value is not None or name in MICROSOFT_REQUIRED) and (type(value) is not int or value < 1):
+        if (value is not None or name in AUTHORS_REQUIRED) and (type(value) is not int or value < 1):
             raise ValueError(f"{name} must be a whole number, 1 or more, got {value!r}.")
 
 
@@ -233,8 +232,19 @@ def _valid(build: Callable[[], Config]) -> Config:
         raise ValueError("a size that others are divided by, such as num_attention_heads, is 0.") from None
 
 
-# A buffer that old versions of transformers saved; it follows from the settings.
-ROTARY_BUFFER = "rotary_emb.inv_freq"
+def transformers_layout(
+    config_class: type[PreTrainedConfig], attention_type: str, *rows: Row, writable: bool = True
+) -> Layout:
+    """The layout of a model of transformers' own as one of our attention types."""
+    return Layout(
+        name=config_class.model_type,
+        attention_type=attention_type,
+        rows=rows,
+        read=partial(read_transformers, config_class=config_class, attention_type=attention_type),
+        write=partial(write_transformers, config_class=config_class) if writable else None,
+        # A buffer that old versions of transformers saved; it follows from the settings.
+        ignored=("rotary_emb.inv_freq",),
+    )
 
 
 # λ's vectors: DiffLlama took the authors' names.
@@ -266,58 +276,33 @@ MICROSOFT = Layout(
     write=write_microsoft,
 )
 
-DIFFLLAMA = Layout(
-    name="diffllama",
-    attention_type="diff",
-    rows=(
-        *(Row(target=key, source=key, source_rows=interleave_heads) for key in (QUERY, KEY, VALUE)),
-        *LAMBDAS,
-        # DiffLlama's norm has no weight: norm(x)·w·W_O takes it into W_O.
-        Row(target=NORM, source=None, constant=1.0, folded_into=OUTPUT),
-    ),
-    read=partial(read_transformers, config_class=DiffLlamaConfig, attention_type="diff"),
-    write=partial(write_transformers, config_class=DiffLlamaConfig),
-    ignored=(ROTARY_BUFFER,),
+DIFFLLAMA = transformers_layout(
+    DiffLlamaConfig,
+    "diff",
+    *(Row(target=key, source=key, source_rows=interleave_heads) for key in (QUERY, KEY, VALUE)),
+    *LAMBDAS,
+    # DiffLlama's norm has no weight: norm(x)·w·W_O takes it into W_O.
+    Row(target=NORM, source=None, constant=1.0, folded_into=OUTPUT),
 )
 
-LLAMA = Layout(
-    name="llama",
-    attention_type="softmax",
-    rows=(),
-    read=partial(read_transformers, config_class=LlamaConfig, attention_type="softmax"),
-    write=partial(write_transformers, config_class=LlamaConfig),
-    ignored=(ROTARY_BUFFER,),
-)
+LLAMA = transformers_layout(LlamaConfig, "softmax")
 
 # DIFF V2 that computes what the Llama did: with both maps equal and λ = sigmoid(0) = ½, half of the attention's output
-# is left, and 2·W_O restores it. Doubling is exact. The gradients of the two queries are 1 : −½, and that of
-# W_λ is not 0, so the first step of training parts the maps.
-LLAMA_AS_DIFF_V2 = replace(
-    LLAMA,
-    attention_type="diff_v2",
-    rows=(
-        Row(target=QUERY, source=QUERY, source_rows=repeat_heads),
-        Row(target=OUTPUT, source=OUTPUT, scale=2.0),
-        Row(target=f"{ATTENTION}lambda_proj.weight", source=None, constant=0.0),
-    ),
-    read=partial(read_transformers, config_class=LlamaConfig, attention_type="diff_v2"),
-    write=None,
+# is left, and 2·W_O restores it. Doubling is exact. The gradients of the two queries are 1 : −½, and that of W_λ is
+# not 0, so the first step of training parts the maps.
+LLAMA_AS_DIFF_V2 = transformers_layout(
+    LlamaConfig,
+    "diff_v2",
+    Row(target=QUERY, source=QUERY, source_rows=repeat_heads),
+    Row(target=OUTPUT, source=OUTPUT, scale=2.0),
+    Row(target=f"{ATTENTION}lambda_proj.weight", source=None, constant=0.0),
+    writable=False,
 )
 
 # The Llama and W_D = 0 (arXiv 2505.16333). The way back takes (I − λ W_D) into W_O.
-LLAMA_AS_DEX = replace(
-    LLAMA,
-    attention_type="dex",
-    read=partial(read_transformers, config_class=LlamaConfig, attention_type="dex"),
-)
+LLAMA_AS_DEX = transformers_layout(LlamaConfig, "dex")
 
 # Name → layouts, by the attention type that each becomes here. The first is the default.
-LAYOUTS: dict[str, dict[str, Layout]] = {
-    name: {layout.attention_type: layout for layout in layouts}
-    for name, layouts in {
-        "microsoft": (MICROSOFT,),
-        "microsoft-v2": (MICROSOFT_V2,),
-        "diffllama": (DIFFLLAMA,),
-        "llama": (LLAMA, LLAMA_AS_DIFF_V2, LLAMA_AS_DEX),
-    }.items()
-}
+LAYOUTS: dict[str, dict[str, Layout]] = {}
+for _layout in (MICROSOFT, MICROSOFT_V2, DIFFLLAMA, LLAMA, LLAMA_AS_DIFF_V2, LLAMA_AS_DEX):
+    LAYOUTS.setdefault(_layout.name, {})[_layout.attention_type] = _layout
