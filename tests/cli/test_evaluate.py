@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from commands import fails
-from diff_transformer.cli.eval_command import batches_of, task_names
+from diff_transformer.cli.eval_command import batches_of
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.report.measured_tables import harness_table
@@ -161,12 +161,6 @@ def test_without_lm_eval_the_extra_is_named(
         monkeypatch.setitem(sys.modules, name, None)
     result = run("eval", text_run, "--tasks", questions)
     fails(result, 'lm-eval, which is not installed: pip install ".[harness]"')
-
-
-def test_table1_stands_for_the_papers_seven() -> None:
-    seven = ["arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande"]
-    assert task_names(["table1"]) == seven
-    assert task_names(["mine.jsonl, table1", "mmlu"]) == ["mine.jsonl", *seven, "mmlu"]
 
 
 def test_a_measurement_is_taken_by_its_name(run: Run, text_run: Path, tmp_path: Path) -> None:

@@ -40,9 +40,7 @@ READ_BY_TRANSFORMERS = (
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
     """The folder that holds the model: `path` itself, a run folder's `model/`, or its newest checkpoint.
 
-    Args:
-        path: what the user names.
-        ours: whether the model must belong to this project; otherwise any causal language model will do.
+    The model must belong to this project, or (`ours` false) be any causal language model.
 
     Raises:
         FileNotFoundError: there is nothing at `path`, or no model in it.
@@ -70,11 +68,7 @@ def load_model(
 ) -> Any:
     """Load the model in a folder that `find_checkpoint` found, in evaluation mode.
 
-    Args:
-        folder: the folder.
-        device: torch's name of a device; a GPU unless given, if there is one.
-        auto_class: transformers' class that loads the model.
-        dtype: the weights' own unless given.
+    It goes to the GPU, if there is one, unless a device is given; its dtype is the weights' own unless one is given.
 
     Raises:
         ValueError: the weights cannot be read, are incomplete, or differ from the checkpoint's manifest; or the
@@ -101,7 +95,7 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing more specific
-        raise ValueError(f"{str(file)!r} is not a valid tokenizer: {_one_line(error)}") from None
+        raise ValueError(f"{str(file)!r} is not a valid tokenizer: {' '.join(str(error).split())}") from None
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
@@ -136,7 +130,7 @@ def _check_model(folder: Path, ours: bool) -> None:
     try:
         loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"{str(config)!r} is not valid: {_one_line(error)}") from None
+        raise ValueError(f"{str(config)!r} is not valid: {' '.join(str(error).split())}") from None
     if type(loaded) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"The model in {str(folder)!r} is no causal language model: its model_type is {kind!r}.")
     if not any(folder.glob("*.safetensors")):
@@ -151,10 +145,6 @@ def _convert_command(folder: Path, settings: Any) -> str:
     unnamed = "microsoft|microsoft-v2" if "model_type" not in settings and "num_heads" in settings else None
     layout = LAYOUT_OF_TYPE.get(str(settings.get("model_type")), unnamed)
     return f" `diff-transformer convert {shlex.quote(str(folder))} DST --from {layout}` makes it one." if layout else ""
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _usable_device(name: str | None) -> str:

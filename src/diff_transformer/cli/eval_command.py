@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,13 +27,15 @@ def evaluate_tasks(
     """Measure and print the table. The results are written after each task, so that what is done is never lost."""
     from diff_transformer.cli import console
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
-    from diff_transformer.lab.measure.harness import load_tasks, measure_tasks, published, table_1_average
+    from diff_transformer.lab.measure.harness import load_tasks, measure_tasks, published, table_1_average, task_names
     from diff_transformer.lab.record import ResultsFile
     from diff_transformer.lab.report.measured_tables import harness_table
     from diff_transformer.lab.results_files import capture_results, write_json
 
     console.quiet_libraries()
     names = task_names(tasks)
+    if not names:
+        raise ValueError("--tasks names no task.")
     folder = find_checkpoint(checkpoint, ours=False)
     tokenizer = load_tokenizer(folder)
     loaded = load_tasks(names, include)
@@ -61,22 +64,6 @@ def evaluate_tasks(
             console.output().print(harness_table(results))
 
 
-def task_names(given: list[str]) -> list[str]:
-    """The names in what was given with --tasks: separated by commas, "table1" standing for the paper's seven.
-
-    Raises:
-        ValueError: there are none.
-    """
-    from diff_transformer.lab.measure.harness import TABLE_1_MEASURES
-
-    names: list[str] = []
-    for name in (part.strip() for text in given for part in text.split(",")):
-        names += TABLE_1_MEASURES if name == "table1" else [name] if name else []
-    if not names:
-        raise ValueError("--tasks names no task.")
-    return names
-
-
 def evaluate_measures(
     checkpoint: Path,
     text: list[Path] | None,
@@ -85,18 +72,25 @@ def evaluate_measures(
     output: Path | None,
     device: str | None,
 ) -> None:
-    """Measure, print the table, and write the results where a file is asked for."""
+    """Measure, print the table, and write the results where a file is wanted.
+
+    The names are of measurements; without any, or with names of single numbers, the standard measurement is taken, and
+    the table shows the chance and the floor of the run's task.
+    """
     from diff_transformer.cli import console
     from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
-    from diff_transformer.cli.console import parse_options
     from diff_transformer.data import NeedleBatches, TextBatches
     from diff_transformer.lab.measure.measurement import EvalInput, find_measurement
-    from diff_transformer.lab.report.measured_tables import measure_table
+    from diff_transformer.lab.report.measured_tables import demo_table, measure_table
     from diff_transformer.lab.results_files import capture_results, write_json
 
-    measures = {name: find_measurement(name) for name in names}
-    options = _options(measures, parse_options(given))
-    if text and not any(measure.needs for measure in measures.values()):
+    named = _are_measurements(names)
+    if not named:
+        _refuse("a measurement without a name", {"--option": given})
+    measures = {name: find_measurement(name) for name in (names if named else ["standard"])}
+    options = read_measure_options(measures, given)
+    takes_data = any(measure.needs for measure in measures.values())
+    if text and not takes_data:
         raise ValueError(f"--text does not go with the measure {', '.join(measures)}, which takes no text.")
     console.quiet_libraries()
     folder = find_checkpoint(checkpoint, ours=not all(measure.any_model for measure in measures.values()))
@@ -104,7 +98,7 @@ def evaluate_measures(
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
     variant = getattr(model.config, "attention_type", model.config.model_type)
     context = getattr(model.config, "max_position_embeddings", None)
-    batches = batches_of(folder, text, context) if any(measure.needs for measure in measures.values()) else None
+    batches = batches_of(folder, text, context) if takes_data else None
     if batches is not None and not isinstance(batches, TextBatches | NeedleBatches):
         for name, measure in measures.items():
             if measure.needs == "text":
@@ -116,34 +110,61 @@ def evaluate_measures(
         data = batches if measure.needs else None
         measured = EvalInput(model=model, variant=variant, batches=data, tokenizer=tokenizer)
         records += measure.run(measured, options[name])
-    settings = {
-        "checkpoint": folder,
-        "text": text,
-        "measures": {name: chosen.model_dump(mode="json") for name, chosen in options.items()},
-    }
-    records = [replace(record, documents=()) for record in records]
-    results = capture_results(f"{', '.join(measures)} of {folder}", settings, records, str(model.device))
+    settings: dict[str, Any] = {"checkpoint": folder, "text": text}
+    title = f"{', '.join(measures)} of {folder}" if named else f"Evaluation of {folder}"
+    if named:
+        settings["measures"] = {name: chosen.model_dump(mode="json") for name, chosen in options.items()}
+        records = [replace(record, documents=()) for record in records]
+    elif names:
+        taken = dict.fromkeys(record.name for record in records)
+        records = [record for record in records if record.name in names]
+        if not records:
+            raise ValueError(f"Nothing of {', '.join(names)} is measured on this data, only {', '.join(taken)}.")
+    results = capture_results(title, settings, records, str(model.device))
     recipe = None if text else find_recipe(folder)
     if recipe is not None:  # the data is the run's own, so chance and floor of its task are known
         known = [one.baselines(options[name], recipe) for name, one in measures.items() if one.baselines is not None]
-        results = replace(results, baselines=tuple(baseline for some in known for baseline in some))
-    console.output().print(measure_table(results))
+        results = replace(results, baselines=tuple(chain(*known)))
+    console.output().print(measure_table(results) if named else demo_table(results))
     if output is not None:
         write_json(output, results)
 
 
-def _options(measures: "dict[str, Measurement[Any]]", given: dict[str, Any]) -> "dict[str, Options]":
-    """The settings of each measure, with what the user gave.
+def _are_measurements(names: list[str]) -> bool:
+    """Whether the names are of measurements; if not, there are none or they are of the standard one's numbers.
 
     Raises:
-        ValueError: one that no measure has, or a value that a measure that has it does not allow.
+        ValueError: a name that means nothing, or names of both kinds.
     """
+    from diff_transformer.lab.measure.measurement import MEASUREMENTS
+    from diff_transformer.lab.report.measured_tables import LABELS
+    from diff_transformer.suggestions import did_you_mean
+
+    known = [*MEASUREMENTS, *LABELS]
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known, f"; known are {', '.join(known)}.")
+            raise ValueError(f"There is no measure {name!r}{hint}")
+    kinds = {name in MEASUREMENTS for name in names}
+    if len(kinds) > 1:
+        raise ValueError(f"--measure names measurements or single numbers, not both: {', '.join(names)}.")
+    return kinds == {True}
+
+
+def read_measure_options(measures: "dict[str, Measurement[Any]]", given: list[str]) -> "dict[str, Options]":
+    """The settings of each measurement, with what the user gave as NAME=VALUE.
+
+    Raises:
+        ValueError: one that no measurement has, or a value that a measurement that has it does not allow.
+    """
+    from diff_transformer.cli.console import parse_options
     from diff_transformer.lab.measure.measurement import refuse_unknown
 
-    known = list(dict.fromkeys(option for measure in measures.values() for option in measure.options.model_fields))
-    refuse_unknown(given, known, f"The measure {', '.join(measures)}")
+    values = parse_options(given)
+    known = {name: measure.options.model_fields for name, measure in measures.items()}
+    refuse_unknown(values, list(dict.fromkeys(chain(*known.values()))), f"The measure {', '.join(measures)}")
     return {
-        name: measure.read({option: value for option, value in given.items() if option in measure.options.model_fields})
+        name: measure.read({option: value for option, value in values.items() if option in known[name]})
         for name, measure in measures.items()
     }
 
@@ -205,81 +226,24 @@ def evaluate(
     """
     if tasks:
         _refuse("--tasks", {"--text": text, "--measure": measure, "--option": option})
-        _check_output(output)
+    else:
+        only_tasks = {"--limit": limit, "--num-fewshot": num_fewshot, "--batch-size": batch_size}
+        _refuse("a measurement without --tasks", {**only_tasks, "--include-path": include_path})
+    if output is not None and (output.exists() or not output.parent.is_dir()):
+        raise FileExistsError(f"--output must be a new file in a folder that exists, got {str(output)!r}.")
+    if tasks:
         require_extra("harness")
 
         options = {"limit": limit, "num_fewshot": num_fewshot, "batch_size": batch_size or BATCH_SIZE}
         evaluate_tasks(checkpoint, tasks, include_path or [], output, device, options)
-        return
-    only_tasks = {"--limit": limit, "--num-fewshot": num_fewshot, "--batch-size": batch_size}
-    _refuse("a measurement without --tasks", {**only_tasks, "--include-path": include_path})
-
-    kinds = _check_measures(measure or [])
-    if kinds == {"measure"}:
-        _check_output(output)
-
+    else:
         evaluate_measures(checkpoint, text, list(dict.fromkeys(measure or [])), option or [], output, device)
-        return
-    _refuse("a measurement without a name", {"--option": option})
-
-    from diff_transformer.cli import console
-    from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model
-    from diff_transformer.lab.measure.retrieval import retrieval_baselines
-    from diff_transformer.lab.measure.standard import evaluate as evaluate_model
-    from diff_transformer.lab.report.measured_tables import demo_table
-    from diff_transformer.lab.results_files import capture_results, write_json
-
-    _check_output(output)
-    console.quiet_libraries()
-    folder = find_checkpoint(checkpoint, ours=False)
-    model = load_model(folder, device)
-    batches = batches_of(folder, text, getattr(model.config, "max_position_embeddings", None))
-    records = evaluate_model(model, batches, getattr(model.config, "attention_type", model.config.model_type))
-    if measure:
-        found = dict.fromkeys(record.name for record in records)
-        records = [record for record in records if record.name in measure]
-        if not records:
-            raise ValueError(f"Nothing of {', '.join(measure)} is measured on this data, only {', '.join(found)}.")
-    settings = {"checkpoint": folder, "text": text}
-    results = capture_results(f"Evaluation of {folder}", settings, records, str(model.device))
-    recipe = None if text else find_recipe(folder)
-    if recipe is not None:  # the data is the run's own, so chance and floor of its task are known
-        results = replace(results, baselines=tuple(retrieval_baselines(recipe)))
-    console.output().print(demo_table(results))
-    if output is not None:
-        write_json(output, results)
 
 
 def _refuse(what: str, options: dict[str, object]) -> None:
     for option, value in options.items():
         if value not in (None, []):
             raise ValueError(f"{option} does not go with {what}.")
-
-
-def _check_output(output: Path | None) -> None:
-    if output is not None and (output.exists() or not output.parent.is_dir()):
-        raise FileExistsError(f"--output must be a new file in a folder that exists, got {str(output)!r}.")
-
-
-def _check_measures(names: list[str]) -> set[str]:
-    """What the names mean: "measure" for measurements, "number" for numbers of the one that needs no name.
-
-    Raises:
-        ValueError: a name that means nothing, or names of both kinds.
-    """
-    from diff_transformer.lab.measure.measurement import MEASUREMENTS
-    from diff_transformer.lab.report.measured_tables import LABELS
-    from diff_transformer.suggestions import did_you_mean
-
-    for name in names:
-        if name not in LABELS and name not in MEASUREMENTS:
-            known = [*MEASUREMENTS, *LABELS]
-            hint = did_you_mean(name, known, f"; known are {', '.join(known)}.")
-            raise ValueError(f"There is no measure {name!r}{hint}")
-    kinds = {"measure" if name in MEASUREMENTS else "number" for name in names}
-    if len(kinds) > 1:
-        raise ValueError(f"--measure names measurements or single numbers, not both: {', '.join(names)}.")
-    return kinds
 
 
 def batches_of(folder: Path, text: list[Path] | None, context: int | None) -> "Batches":

@@ -10,8 +10,7 @@ import pytest
 import typer
 
 from diff_transformer.cli.app import app
-from diff_transformer.cli.console import parse_options
-from diff_transformer.cli.eval_command import _check_measures, _options, task_names
+from diff_transformer.cli.eval_command import read_measure_options
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, TWINS, Variant, find_experiment
 from diff_transformer.lab.experiments.paper_preset import (
@@ -23,7 +22,7 @@ from diff_transformer.lab.experiments.paper_preset import (
     experiments_by_run,
     paper_preset,
 )
-from diff_transformer.lab.measure.harness import TABLE_1_MEASURES
+from diff_transformer.lab.measure.harness import TABLE_1_MEASURES, task_names
 from diff_transformer.lab.measure.measurement import find_measurement
 from diff_transformer.train import Recipe, build_config, load_recipe
 from diff_transformer.train.run_setup import check_init_from
@@ -113,9 +112,8 @@ def test_every_measuring_command_can_be_read(name: str) -> None:
                 assert task_names(given["tasks"]) == list(TABLE_1_MEASURES)
                 continue
             assert list(given["measure"]) == [meant.name]
-            assert _check_measures(given["measure"]) == {"measure"}
             measure = find_measurement(meant.name)
-            options = _options({meant.name: measure}, parse_options(list(given["option"] or ())))
+            options = read_measure_options({meant.name: measure}, list(given["option"] or ()))
             assert options[meant.name] == measure.read(meant.options)
     assert bool(checked(name)) != bool(preset.commands)
     for command in preset.commands:

@@ -15,6 +15,7 @@ from diff_transformer.lab.measure.arithmetic import (
     ANSWER_LENGTH,
     ARITHMETIC,
     EXACT_MATCH,
+    ArithmeticOptions,
     Solved,
     arithmetic_records,
     solve,
@@ -59,7 +60,7 @@ def test_lengths_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer ends with the text, with the line, or not at all."""
     prompts: list[str] = []
 
-    def write(model: Any, tokenizer: Any, rows: Any, new_tokens: int, batch_size: int) -> Iterator[list[int]]:
+    def write(model: Any, tokenizer: Any, rows: Any, new_tokens: int, *, batch_size: int) -> Iterator[list[int]]:
         prompts.extend(tokenizer.decode(row) for row in rows)
         assert new_tokens == 6
         for text in ("#13", "#13\n2", "#13;;;"):
@@ -91,9 +92,8 @@ def test_records_of_problems_that_are_held_out(kind: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(arithmetic, "solve", know)
     batches = ArithmeticBatches(3)
-    records = arithmetic_records(
-        make(kind), byte_tokenizer(), batches, kind, problems=12, examples=2, seed=4, model_seed=7
-    )
+    options = ArithmeticOptions(problems=12, examples=2)
+    records = arithmetic_records(make(kind), byte_tokenizer(), batches, kind, options, seed=4)
     assert len({problem.question for problem in asked}) == 36
     assert all(is_held_out(problem.question) for problem in asked)
     found = {(record.name, record.coordinates.label): record for record in records}
@@ -102,7 +102,7 @@ def test_records_of_problems_that_are_held_out(kind: str, monkeypatch: pytest.Mo
         for label in ("", "1 operation", "2 operations", "3 operations")
         for name in (EXACT_MATCH, ANSWER_LENGTH)
     ]
-    assert {(record.variant, record.seed) for record in records} == {(kind, 7)}
+    assert {(record.variant, record.seed) for record in records} == {(kind, None)}
     whole = found[EXACT_MATCH, ""]
     assert (whole.value, whole.interval, whole.n) == (24 / 36, proportion_interval(24, 36), 36)
     assert found[EXACT_MATCH, "2 operations"].value == 0

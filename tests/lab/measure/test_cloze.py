@@ -6,7 +6,7 @@ import pytest
 
 from corpora import written
 from diff_transformer.data import TextBatches, byte_tokenizer, prepare
-from diff_transformer.lab.measure.harness_questions import read_questions, write_cloze
+from diff_transformer.lab.measure.question_files import read_questions, write_cloze
 
 
 def batches_of(folder: Path, count: int) -> TextBatches:

@@ -16,16 +16,27 @@ from diff_transformer.lab.measure import hallucination
 from diff_transformer.lab.measure.decoding import greedy_answers, prompt_tokens
 from diff_transformer.lab.measure.hallucination import (
     HALLUCINATION,
+    Account,
+    Judgements,
     Outcome,
     answer_of,
     hallucination_records,
     judged_answers,
     prompt_of,
 )
-from diff_transformer.lab.measure.hallucination_data import Source
-from diff_transformer.lab.measure.judge import TASK, Account, JudgeError, Judgement, Judgements, LocalJudge, evidence
-from diff_transformer.lab.measure.judge_endpoint import EndpointJudge, JudgeOptions, WordsJudge, judge_of
+from diff_transformer.lab.measure.judge import (
+    TASK,
+    EndpointJudge,
+    JudgeError,
+    Judgement,
+    JudgeOptions,
+    LocalJudge,
+    WordsJudge,
+    evidence,
+    judge_of,
+)
 from diff_transformer.lab.measure.measurement import EvalInput, read_options
+from diff_transformer.lab.measure.question_files import Source
 from diff_transformer.lab.statistics import compare, proportion_interval
 from harness_tasks import write_lines
 from judge_server import JudgeServer, fails, judge_server, says
@@ -155,23 +166,17 @@ def test_silence_is_not_support(written: list[str]) -> None:
     outcomes = judged_answers(make("diff"), byte_tokenizer(), SOURCES, Judgements(judge), new_tokens=8)
     assert [outcome.supported for outcome in outcomes] == [True, False, None]
     assert [answer for _, answer in judge.asked] == ["Bergen", "The sun"]
-    (record,) = hallucination_records(outcomes, "diff", "mine", judge.name, 5)[:1]
-    assert (record.name, record.variant, record.value, record.n, record.seed) == (
-        "hallucination/mine",
-        "diff",
-        0.5,
-        2,
-        5,
-    )
+    (record,) = hallucination_records(outcomes, "diff", "mine", judge.name)[:1]
+    assert (record.name, record.variant, record.value, record.n) == ("hallucination/mine", "diff", 0.5, 2)
     assert record.interval == proportion_interval(1, 2)
     assert record.better == "higher"
     assert record.documents == ((1, 1), (0, 1), (0, 0))
-    silent = hallucination_records(outcomes, "diff", "mine", judge.name, 5)[1]
+    silent = hallucination_records(outcomes, "diff", "mine", judge.name)[1]
     assert (silent.name, silent.value, silent.n) == ("hallucination/mine/silent_answers", 1 / 3, 3)
     assert "judge: scripted; 1 answers state nothing" in record.method
     assert "1 replies without a verdict are left out" in record.method
     with pytest.raises(ValueError, match="None of the 2 replies of the judge 'scripted' holds a verdict"):
-        hallucination_records([Outcome(answer="a", supported=None)] * 2, "diff", "mine", "scripted", None)
+        hallucination_records([Outcome(answer="a", supported=None)] * 2, "diff", "mine", "scripted")
 
 
 def test_models_are_compared_document_by_document() -> None:
@@ -180,7 +185,9 @@ def test_models_are_compared_document_by_document() -> None:
         "diff": [Outcome(answer="a", supported=place % 2 == 0 or place % 5 == 0) for place in range(60)],
         "softmax": [Outcome(answer="a", supported=place % 2 == 0) for place in range(60)],
     }
-    records = [hallucination_records(found, variant, "mine", "j", 0)[0] for variant, found in outcomes.items()]
+    records = [
+        replace(hallucination_records(found, variant, "mine", "j")[0], seed=0) for variant, found in outcomes.items()
+    ]
     found = compare(records, "hallucination/mine", "diff", "softmax", claimed=False)
     assert found.difference == pytest.approx(0.1)
     low, high = found.interval or (0, 0)
@@ -288,18 +295,14 @@ def test_a_local_judge_that_chats_is_asked_in_its_own_form() -> None:
         "{% for message in messages %}<u>{{ message.content }}</u>{% endfor %}"
         "{% if add_generation_prompt %}<a>{% endif %}"
     )
-    seen: list[str] = []
-    score = LocalJudge._score
-
-    class Watched(LocalJudge):
-        def _score(self, before: list[int], word: list[int]) -> float:
-            seen.append(tokenizer.decode(before + word))
-            return score(self, before, word)
-
-    Watched(model, tokenizer, "mine").judge(SOURCES[0], "Bergen")
-    assert seen[0].endswith("</u><a>yes")
-    assert seen[0].startswith("<u>You compare")
-    assert seen[1].endswith("</u><a>no")
+    read: list[Any] = []
+    model.register_forward_pre_hook(lambda _, args, named: read.append(named["input_ids"]), with_kwargs=True)
+    LocalJudge(model, tokenizer, "mine").judge(SOURCES[0], "Bergen")
+    question, replies = read
+    assert tokenizer.decode(question[0]).startswith("<u>You compare")
+    assert tokenizer.decode(question[0]).endswith("</u><a>")
+    # The last letter of "yes" is predicted, never read.
+    assert [tokenizer.decode(row) for row in replies] == ["ye", "no"]
 
 
 def test_a_local_judge_with_a_short_context_says_so() -> None:
@@ -339,7 +342,7 @@ def test_end_to_end_against_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert [outcome.supported for outcome in outcomes] == [True, None, False]
     assert (judgements.account.asked, judgements.account.kept) == (1, 2)
     assert "sk-hidden" not in path.read_text()
-    accuracy, _, cost = hallucination_records(outcomes, "diff", "mine", judgements.judge.name, None)
+    accuracy, _, cost = hallucination_records(outcomes, "diff", "mine", judgements.judge.name)
     assert (accuracy.value, accuracy.n) == (0.5, 2)
     assert (cost.name, cost.value, cost.unit) == ("hallucination/mine/judge_tokens", 79, "tokens")
 

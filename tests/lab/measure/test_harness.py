@@ -27,9 +27,10 @@ from diff_transformer.lab.measure.harness import (
     measure_tasks,
     published,
     table_1_average,
+    task_names,
     wrap_model,
 )
-from diff_transformer.lab.measure.harness_questions import read_questions
+from diff_transformer.lab.measure.question_files import read_questions
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.statistics import proportion_interval
 from harness_tasks import write_lines, write_task
@@ -144,7 +145,6 @@ def test_a_tokenizer_with_a_bos_token_begins_with_it(small: Any, tmp_path: Path)
 def test_records_say_what_was_measured(small: Any, file: str) -> None:
     result = only(measure_tasks(small, byte_tokenizer(), load_tasks([file]), "diff"))
     assert result.name == file
-    assert result.fewshot == {"mine": 0}
     assert [record.name for record in result.records] == ["harness/mine/acc", "harness/mine/acc_norm"]
     for record in result.records:
         assert (record.variant, record.n, record.better, record.seed) == ("diff", 5, "higher", None)
@@ -165,7 +165,7 @@ def test_examples_stand_before_a_question_and_are_never_the_question(small: Any,
         tasks = load_tasks([file])
         language_model = wrap_model(small, byte_tokenizer(), 4)
         result = only(measure_tasks(small, byte_tokenizer(), tasks, "diff", num_fewshot=2))
-        assert result.fewshot == {"mine": 2}
+        assert {record.method.partition(";")[0] for record in result.records} == {"2-shot"}
         assert {record.seed for record in result.records} == {FEWSHOT_SEED}
         answer = evaluate(language_model, tasks[file], bootstrap_iters=0, log_samples=True)
         seen.append([sample["arguments"][0][0] for sample in answer["samples"]["mine"]])
@@ -222,7 +222,7 @@ def test_questions_are_read_as_they_stand(tmp_path: Path) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl' is no file"):
+    with pytest.raises(FileNotFoundError, match=r"questions '.*nowhere\.jsonl' is no file"):
         load_tasks([str(tmp_path / "nowhere.jsonl")])
     (tmp_path / "empty.jsonl").write_text("\n\n", encoding="utf-8")
     with pytest.raises(ValueError, match="holds no questions"):
@@ -283,7 +283,7 @@ def test_own_yaml_tasks_are_found(small: Any, file: str, tmp_path: Path) -> None
     assert {(record.value, record.n) for record in piqa.records} == {(float(scores[0] > scores[1]), 4)}
     assert mine.records[0].n == 5
     # The first says in its definition that it cannot do with examples.
-    assert (piqa.fewshot, mine.fewshot) == ({"piqa": 0}, {"mine": 1})
+    assert [done.records[0].method.partition(";")[0] for done in (piqa, mine)] == ["0-shot", "1-shot"]
 
 
 def test_data_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,3 +359,10 @@ def test_table_1_and_its_average() -> None:
         "StableLM-base-alpha-3B-v2": {"harness/piqa/acc": 0.76},
     }
     assert published([Result(name="harness/mine/acc", variant="diff", value=0.5)]) == {}
+
+
+def test_table1_stands_for_the_papers_seven() -> None:
+    seven = ["arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande"]
+    assert task_names(["table1"]) == seven
+    assert task_names(["mine.jsonl, table1", "mmlu"]) == ["mine.jsonl", *seven, "mmlu"]
+    assert task_names([" , "]) == []

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from diff_transformer.lab.measure.hallucination_data import Source
-from diff_transformer.lab.measure.judge import JudgeError, evidence, read_verdict
-from diff_transformer.lab.measure.judge_endpoint import LONGEST_WAIT, EndpointJudge
+from diff_transformer.lab.measure.judge import LONGEST_WAIT, EndpointJudge, JudgeError, evidence, read_verdict
+from diff_transformer.lab.measure.question_files import Source
 from judge_server import JudgeServer, Reply, fails, judge_server, says
 
 KEY = "sk-a-very-secret-key"
@@ -69,7 +68,6 @@ def test_what_is_asked_and_what_comes_back(server: JudgeServer) -> None:
     # A reply without a verdict is a judgement that cannot be read; it is not asked for again.
     assert judge.judge(SOURCE, "x").supported is None
     assert len(server.requests) == 2
-    assert judge.repeated == 0
 
 
 def test_a_judge_sees_the_reference_of_a_question_alone() -> None:
@@ -106,7 +104,7 @@ def test_what_may_pass_is_asked_again_with_growing_waits(server: JudgeServer, ki
     judge = a_judge(server, waits)
     assert judge.judge(SOURCE, "x").supported is True
     assert waits == [1, 2, 4]
-    assert judge.repeated == 3
+    assert len(server.requests) == 4
     server.replies = [TRANSIENT[kind]] * 2
     with pytest.raises(JudgeError, match=r"http://127.0.0.1:\d+/v1 failed 2 times, at last: "):
         a_judge(server, waits, attempts=2).judge(SOURCE, "x")

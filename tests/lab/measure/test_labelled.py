@@ -10,16 +10,15 @@ import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from diff_transformer.data import LabelledText, byte_tokenizer
-from diff_transformer.lab.measure.decoding import label_log_likelihoods, label_trie
-from diff_transformer.lab.measure.labelled_questions import (
+from diff_transformer.lab.measure import many_shot
+from diff_transformer.lab.measure.decoding import LabelTrie, label_log_likelihoods
+from diff_transformer.lab.measure.many_shot import (
     MANY_SHOT,
     MANY_SHOT_ORDERS,
+    drawn_orders,
     labelled_answers,
-    labelled_order_records,
     labelled_prompt,
-    labelled_records,
 )
-from diff_transformer.lab.measure.many_shot import drawn_orders
 from diff_transformer.lab.measure.measurement import EvalInput, Measurement, find_measurement
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
@@ -51,10 +50,21 @@ def reader(request: pytest.FixtureRequest) -> Any:
     return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
 
 
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Options that name a folder, which holds QUESTIONS."""
+    monkeypatch.setattr(many_shot, "read_labelled", lambda task, folder: QUESTIONS)
+    return {"folder": "here"}
+
+
+def of_model(model: Any, tokenizer: Any = None, seed: int = 0) -> EvalInput:
+    return EvalInput(model=model, variant="it", tokenizer=tokenizer or byte_tokenizer(), seed=seed)
+
+
 def test_labelled_answers_equal_those_of_whole_prompts(reader: Any) -> None:
     """The prompt of shared demonstrations, read once, against the whole text of each question."""
     shown, asked = QUESTIONS.train[2:6], QUESTIONS.test
-    prompt = labelled_prompt(reader, byte_tokenizer(), QUESTIONS, shown, asked)
+    prompt = labelled_prompt(of_model(reader), QUESTIONS, shown, asked)
     right = labelled_answers(reader, prompt, exact=True)
     assert len(labelled_answers(reader, prompt)) == 6
     assert right == of_whole_prompts(reader, shown, asked)
@@ -63,7 +73,7 @@ def test_labelled_answers_equal_those_of_whole_prompts(reader: Any) -> None:
 def of_whole_prompts(reader: Any, shown: Rows, asked: Rows) -> list[bool]:
     """Whether the likeliest label is right, after a text that is read from its beginning for each question."""
     tokenizer = byte_tokenizer()
-    trie = label_trie(tokenizer.encode, QUESTIONS.labels)
+    trie = LabelTrie([tokenizer.encode(f" {label}\n") for label in QUESTIONS.labels])
     before = "".join(QUESTIONS.demonstration(*row) for row in shown)
     assert before.count("\n==\n") == len(shown)
     right = []
@@ -97,10 +107,10 @@ def written(shown: Rows, asked: Rows) -> tuple[str, list[str]]:
     ]
 
 
-def test_fewer_shots_are_the_first_of_more(reader: Any) -> None:
+def test_fewer_shots_are_the_first_of_more(reader: Any, questions: dict[str, Any]) -> None:
     heard = Listening()
-    settings: dict[str, Any] = {"queries": 6, "seed": 2, "exact": True}
-    records = labelled_records(reader, heard, QUESTIONS, "it", shots=[2, 4], **settings)
+    options = MANY_SHOT.read({**questions, "shots": [2, 4], "queries": 6, "exact": True})
+    records = MANY_SHOT.run(of_model(reader, heard, seed=2), options)
     random = np.random.default_rng(2)
     shown = [QUESTIONS.train[n] for n in random.permutation(9)]
     asked = [QUESTIONS.test[n] for n in random.permutation(6)]
@@ -110,11 +120,11 @@ def test_fewer_shots_are_the_first_of_more(reader: Any) -> None:
         assert (record.n, record.coordinates.label, record.seed) == (6, f"{count} shots", 2)
 
 
-def test_orders_of_the_same_demonstrations(reader: Any) -> None:
+def test_orders_of_the_same_demonstrations(reader: Any, questions: dict[str, Any]) -> None:
     """Against whole prompts, one for each order and each of its own questions; the statistics written out."""
     heard = Listening()
-    settings: dict[str, Any] = {"shots": 6, "orders": 3, "queries": 5, "sets": 2, "seed": 7, "exact": True}
-    records = labelled_order_records(reader, heard, QUESTIONS, "it", **settings)
+    options = {**questions, "shots": 6, "orders": 3, "queries": 5, "sets": 2, "exact": True}
+    records = MANY_SHOT_ORDERS.run(of_model(reader, heard, seed=7), MANY_SHOT_ORDERS.read(options))
     prompts, shares = [], np.zeros((2, 2, 3))  # kinds, sets, orders
     for number in range(2):
         random = np.random.default_rng((7, number))
@@ -167,24 +177,24 @@ def test_the_measure_reads_a_folder(reader: Any, tmp_path: Path) -> None:
     assert MANY_SHOT_ORDERS.any_model
 
 
-def test_what_is_refused(reader: Any) -> None:
-    of = (reader, byte_tokenizer(), QUESTIONS, "it")
-    with pytest.raises(ValueError, match="shots is between 1 and the 9 texts of trec, got 10"):
-        labelled_records(*of, shots=[1, 10], queries=1)
-    with pytest.raises(ValueError, match="queries is between 1 and the 6 texts of trec, got 0"):
-        labelled_records(*of, shots=[1], queries=0)
+def test_what_is_refused(reader: Any, questions: dict[str, Any]) -> None:
+    def refused(measure: Measurement[Any], message: str, **options: Any) -> None:
+        with pytest.raises(ValueError, match=message):
+            measure.run(of_model(reader), measure.read({**questions, **options}))
+
+    refused(MANY_SHOT, "shots is between 1 and the 9 texts of trec, got 10", shots=[1, 10], queries=1)
+    refused(MANY_SHOT, "queries is between 1 and the 6 texts of trec, got 7", shots=[1], queries=7)
+    refused(MANY_SHOT, "many_shot cannot take 0 for queries", queries=0)
     enough = {"shots": 3, "orders": 2, "queries": 2, "sets": 1}
-    with pytest.raises(ValueError, match="shots is between 1 and the 9 texts of trec, got 10"):
-        labelled_order_records(*of, **{**enough, "shots": 10})
+    refused(MANY_SHOT_ORDERS, "shots is between 1 and the 9 texts of trec, got 10", **{**enough, "shots": 10})
     for name, count in enough.items():
-        with pytest.raises(ValueError, match=rf"^{name} must be {min(count, 2)} or more, got {min(count, 2) - 1}\.$"):
-            labelled_order_records(*of, **{**enough, name: min(count, 2) - 1})
+        least = min(count, 2)
+        message = f"many_shot_orders cannot take {least - 1} for {name} .* or equal to {least}"
+        refused(MANY_SHOT_ORDERS, message, **{**enough, name: least - 1})
     reader.config.max_position_embeddings = 100
     long = r"^9 shots of trec take .* tokens and the model has 100 positions; ask for fewer shots\.$"
-    with pytest.raises(ValueError, match=long):
-        labelled_records(*of, shots=[1, 9], queries=1)
-    with pytest.raises(ValueError, match=long):
-        labelled_order_records(*of, **{**enough, "shots": 9})
+    refused(MANY_SHOT, long, shots=[1, 9], queries=1)
+    refused(MANY_SHOT_ORDERS, long, **{**enough, "shots": 9})
 
 
 @pytest.mark.parametrize(("name", "measure"), [("many_shot", MANY_SHOT), ("many_shot_orders", MANY_SHOT_ORDERS)])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from diff_transformer.lab.measure.decoding import AlongTrie, LabelTrie, greedy_labels, label_log_likelihoods
+from diff_transformer.lab.measure.decoding import LabelTrie, greedy_label, label_log_likelihoods
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 # Four labels: one is another's beginning but for its last token, 9, which ends them all.
@@ -73,18 +73,8 @@ def test_likelihoods_and_greedy_answers(model: Any) -> None:
         assert constrained.exp().sum().item() == pytest.approx(1, abs=1e-5)
         assert free.exp().sum().item() < 1
         cache = model(input_ids=prompt[None, :5], use_cache=True).past_key_values
-        assert greedy_labels(model, trie, prompt[None]) == [greedy]
-        assert greedy_labels(model, trie, prompt[None], cache=copy.deepcopy(cache)) == [greedy]
-
-
-def test_a_padded_batch_decodes_as_its_rows(model: Any) -> None:
-    trie = LabelTrie(LABELS)
-    rows = [torch.randint(12, (size,), generator=torch.Generator().manual_seed(size)) for size in (3, 6, 8, 5)]
-    input_ids, mask = torch.zeros(4, 8, dtype=torch.long), torch.zeros(4, 8, dtype=torch.long)
-    for number, row in enumerate(rows):
-        input_ids[number, 8 - len(row) :], mask[number, 8 - len(row) :] = row, 1
-    alone = [greedy_labels(model, trie, row[None])[0] for row in rows]
-    assert greedy_labels(model, trie, input_ids, mask) == alone
+        assert greedy_label(model, trie, prompt) == greedy
+        assert greedy_label(model, trie, prompt, copy.deepcopy(cache)) == greedy
 
 
 def test_greedy_may_miss_the_likeliest() -> None:
@@ -109,16 +99,27 @@ def test_greedy_may_miss_the_likeliest() -> None:
     free, constrained = label_log_likelihoods(Made(), trie, torch.tensor([7]))
     assert int(constrained.argmax()) == 2
     assert int(free.argmax()) == 2
-    first = AlongTrie(trie, 1, 9)(torch.tensor([[7]]), Made()(torch.tensor([[7]])).logits[:, -1])
-    assert int(first.argmax()) == 1
+    first = trie.following(())
+    assert first[int(Made()(torch.tensor([[7]])).logits[0, -1, first].argmax())] == 1
 
 
-def test_all_other_tokens_are_impossible() -> None:
-    processor = AlongTrie(LabelTrie(LABELS), prompt_length=2, end=0)
-    prompts = torch.tensor([[7, 7, 1, 2], [7, 7, 4, 9], [7, 7, 1, 3]])
-    scores = processor(prompts, torch.zeros(3, 12))
-    assert [row.isfinite().nonzero().flatten().tolist() for row in scores] == [[5, 9], [0], [9]]
-    assert processor(prompts[:, :2], torch.zeros(3, 12)).isfinite().nonzero()[:, 1].tolist() == [1, 4] * 3
+def test_only_a_label_s_tokens_may_follow(model: Any) -> None:
+    trie = LabelTrie(LABELS)
+    beginnings: list[tuple[int, ...]] = [(), (1,), (1, 2), (1, 3), (4, 9)]
+    assert [trie.following(tokens) for tokens in beginnings] == [[1, 4], [2, 3], [9, 5], [9], []]
+    allowed: list[list[int]] = []
+
+    class Noting(LabelTrie):
+        def following(self, tokens: tuple[int, ...]) -> list[int]:
+            allowed.append(super().following(tokens))
+            return allowed[-1]
+
+    # A model that likes no label's token best: the others are impossible, however likely they are.
+    with torch.no_grad():
+        model.lm_head.weight[[1, 2, 3, 4, 5, 9]] *= 1e-3
+    assert 0 <= greedy_label(model, Noting(LABELS), torch.tensor([7, 8])) < len(LABELS)
+    assert allowed[0] == [1, 4]
+    assert len(allowed) == trie.depth
 
 
 @pytest.mark.parametrize("labels", [[], [()], [(1, 2), (1,)], [(1,), (1, 2)], [(3,), (3,)]], ids=str)

@@ -22,18 +22,16 @@ from diff_transformer.lab.measure.attention_logits import (
     attending,
     quantise,
     quantised_implementation,
-    quantised_records,
 )
 from diff_transformer.lab.measure.measurement import EvalInput, find_measurement
 from diff_transformer.lab.measure.outliers import (
     MEDIAN_ERROR,
-    RECORDED_LOGITS,
     TOPS,
     Magnitudes,
     activation_outliers,
-    outlier_records,
 )
 from diff_transformer.lab.measure.standard import first_tokens, language_loss
+from diff_transformer.lab.record import Result
 from diff_transformer.nn import DifferentialAttention
 from tiny_model import KINDS, SIZES, check_rounding
 
@@ -70,6 +68,13 @@ def build(kind: str) -> Any:
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(len(name)))
     return model.eval().double()
+
+
+def records_of(name: str, model: Any, batches: Any, **options: Any) -> dict[tuple[str, str], Result]:
+    """What the measurement of this name says of a model called "ours", by name and label."""
+    measure = find_measurement(name)
+    records = measure.run(EvalInput(model=model, variant="ours", batches=batches), measure.read(options))
+    return {(record.name, record.coordinates.label): record for record in records}
 
 
 @pytest.fixture(params=[*KINDS, *THEIRS])
@@ -132,7 +137,7 @@ def logits_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
 def test_outliers_are_those_of_all_visible_logits(kind: str, small_blocks: None) -> None:
     model, data = build(kind), Windows()
     logits = torch.cat([logits_of(model, batch) for batch in data.validation_batches()]).abs().sort().values
-    records = {(r.name, r.coordinates.label): r for r in outlier_records(model, data, "ours")}
+    records = records_of("outliers", model, data)
     for rank in TOPS:
         found = records["outliers/attention_logits", f"top-{rank}"]
         assert found.value == pytest.approx(logits[-rank].item(), rel=1e-6)
@@ -281,7 +286,7 @@ def test_records_of_the_retrieval_task() -> None:
     batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4)
     sizes = {**SIZES, "vocab_size": batches.vocab_size}
     model = DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).eval()
-    records = {(r.name, r.coordinates.label): r for r in quantised_records(model, batches, "diff", sequences=8)}
+    records = records_of("quantised", model, batches, sequences=8)
     assert len(records) == 1 + 2 * len(BITS) * len(GRANULARITIES)
     whole = records["quantised/accuracy", "whole"]
     four = records["quantised/accuracy", "4 bits, per row"]
@@ -298,7 +303,7 @@ def test_records_of_text(tmp_path: Path) -> None:
     batches = TextBatches(cache, tokenizer, length=16, batch_size=3, validation_fraction=0.5)
     config = DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size}, initializer_range=0.5)
     model = DiffTransformerForCausalLM(config).eval()
-    records = {(r.name, r.coordinates.label): r for r in quantised_records(model, batches, "diff")}
+    records = records_of("quantised", model, batches)
     whole, loss = records["quantised/loss", "whole"], language_loss(model, batches)
     assert whole.n == loss.targets
     assert whole.value == pytest.approx(loss.per_token, rel=1e-5)
@@ -314,7 +319,7 @@ def test_records_of_text(tmp_path: Path) -> None:
     assert increase.value == four.value - whole.value != 0
     assert (four.better, increase.better, increase.unit) == ("lower", "lower", "nats/token")
     assert abs(records["quantised/loss_increase", "16 bits, per row"].value) < 1e-3 * abs(increase.value)
-    fewer = {(r.name, r.coordinates.label): r for r in quantised_records(model, batches, "diff", tokens=40)}
+    fewer = records_of("quantised", model, batches, tokens=40)
     assert fewer["quantised/loss", "whole"].n is not None
     assert fewer["quantised/loss", "whole"].n <= 40 - 3
 
@@ -335,8 +340,6 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"16, 8, 6, 4 bits per tensor or per row, got 5 bits per row\.$"):
         quantised_implementation(5, "row")
     model, tokens = build("softmax"), Windows().tokens[0]
-    with attending(model, RECORDED_LOGITS), pytest.raises(ValueError, match=r"hands it a recorder\.$"):
-        model(tokens, use_cache=False)
     with attending(model, WHOLE_LOGITS):
         with pytest.raises(ValueError, match=r"^'whole_logits' .* InterfaceSoftmaxAttention asks for softcap\.$"):
             model(tokens, use_cache=False, softcap=30.0)
@@ -346,4 +349,4 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"^DiffTransformerForCausalLM computes attention by itself"):
         activation_outliers(model, Windows())
     with pytest.raises(ValueError, match=r"^There is no measurement for data of type Windows\.$"):
-        quantised_records(build("diff"), Windows(), "diff")
+        records_of("quantised", build("diff"), Windows())

@@ -12,8 +12,8 @@ from diff_transformer.lab.measure.measurement import (
     MEASUREMENTS,
     Count,
     Counts,
-    Numbers,
     Options,
+    Shares,
     Text,
     check_counts,
     find_measurement,
@@ -29,7 +29,7 @@ class Some(Options):
     folder: Text = Field(default="", description="where")
     length: Count | None = Field(default=None, description="how long")
     shots: Counts = Field(default=(16, 64), description="how many each")
-    noises: Numbers = Field(default=(0.0, 0.1), description="how much each")
+    noises: Shares = Field(default=(0.0, 0.1), description="how much each")
     body: dict[str, Any] = Field(default={}, description="what else")
 
 
@@ -100,6 +100,11 @@ WHOLE = "it should be a valid integer"
             "It cannot take [16, 0] for shots (how many each): it should be greater than or equal to 1.",
         ),
         ("shots", [16, "x"], f"It cannot take [16, 'x'] for shots (how many each): {WHOLE}."),
+        (
+            "noises",
+            [0.1, 1.5],
+            "It cannot take [0.1, 1.5] for noises (how much each): it should be less than or equal to 1.",
+        ),
         ("noises", ["a"], "It cannot take ['a'] for noises (how much each): it should be a valid number."),
         ("body", "x", "It cannot take 'x' for body (what else): it should be an object."),
         ("counts", 1, "It has no option 'counts'; did you mean 'count'?"),

@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from diff_transformer.data import TextBatches, TextFiles, byte_tokenizer, prepare
-from diff_transformer.lab.measure.hallucination_data import PAPER_SETS, HubSet, Source, held_out_sources, read_sources
+from diff_transformer.lab.measure.question_files import PAPER_SETS, HubSet, Source, held_out_sources, read_sources
 from harness_tasks import write_lines
 
 LINES = [
@@ -80,7 +80,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_what_is_no_set_of_documents(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl' are no file"):
+    with pytest.raises(FileNotFoundError, match=r"documents '.*nowhere\.jsonl' is no file"):
         read_sources(str(tmp_path / "nowhere.jsonl"))
     (tmp_path / "empty.jsonl").write_text("\n \n", encoding="utf-8")
     with pytest.raises(ValueError, match="holds no documents"):

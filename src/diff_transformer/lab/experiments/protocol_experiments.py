@@ -22,10 +22,10 @@ from diff_transformer.lab.experiments.language_experiments import language_twins
 from diff_transformer.lab.experiments.paper_preset import THREE_BILLION, Evaluation, PaperPreset, Stage
 from diff_transformer.lab.measure import harness
 from diff_transformer.lab.measure.arithmetic import ANSWER_LENGTH, EXACT_MATCH
-from diff_transformer.lab.measure.hallucination_data import PAPER_SETS
 from diff_transformer.lab.measure.harness import AVERAGE, HarnessOptions
-from diff_transformer.lab.measure.judge_endpoint import JudgeOptions
+from diff_transformer.lab.measure.judge import JudgeOptions
 from diff_transformer.lab.measure.measurement import MeasurementRequest
+from diff_transformer.lab.measure.question_files import PAPER_SETS
 from diff_transformer.lab.record import Comparison, Result
 
 Pair = tuple[float, float]

@@ -21,13 +21,9 @@ _RESULT = re.compile(r"#\s*(-?\d+)\s*$")
 
 @dataclass(frozen=True)
 class Solved:
-    """What a model made of a problem.
+    """What a model wrote about a problem, up to a line break, and in how many tokens without the one that ends it.
 
-    Attributes:
-        problem: which.
-        text: all that the model wrote, up to a line break.
-        tokens: of that text, the one that ends it left out.
-        ended: whether the model ended it, by the end of the text or of the line; if not, it ran into the limit.
+    The model has ended it by the end of the text or of the line; if not, it ran into the limit.
     """
 
     problem: Problem
@@ -43,37 +39,35 @@ class Solved:
 
 
 def solve(
-    model: Any,
-    tokenizer: Any,
-    problems: Sequence[Problem],
-    *,
-    examples: Sequence[Problem] = (),
-    new_tokens: int = 64,
-    batch_size: int = 64,
+    model: Any, tokenizer: Any, problems: Sequence[Problem], *, examples: Sequence[Problem] = (), new_tokens: int = 64
 ) -> list[Solved]:
-    """Have a model answer problems greedily.
+    """Have a model answer problems greedily, in at most `new_tokens` tokens each.
 
-    Args:
-        model: any causal language model of transformers, in evaluation mode.
-        tokenizer: its tokenizer.
-        problems: what is asked.
-        examples: solved problems that stand before each, a line for each, for a model that was not trained on them.
-        new_tokens: the longest answer.
-        batch_size: answers that are written at a time.
+    Solved examples stand before each problem, a line for each, for a model that was not trained on them.
 
     Raises:
         ValueError: a problem with its examples does not fit the model's context.
     """
     before = "".join(f"{example.question}{example.solution}\n" for example in examples)
     rows = prompt_tokens(model, tokenizer, [before + problem.question for problem in problems], new_tokens)
+    answers = greedy_answers(model, tokenizer, rows, new_tokens, batch_size=64)
     found = []
-    for problem, tokens in zip(problems, greedy_answers(model, tokenizer, rows, new_tokens, batch_size), strict=True):
-        ended = len(tokens) < new_tokens
+    for problem, tokens in zip(problems, answers, strict=True):
         text = tokenizer.decode(tokens, skip_special_tokens=True)
         line, broken, _ = text.partition("\n")
         count = len(tokenizer(line, add_special_tokens=False)["input_ids"]) if broken else len(tokens)
-        found.append(Solved(problem, line, count, ended or bool(broken)))
+        found.append(Solved(problem, line, count, ended=bool(broken) or len(tokens) < new_tokens))
     return found
+
+
+class ArithmeticOptions(Options):
+    """Which sums are asked, and how. A run that was trained on sums is asked its own kind."""
+
+    operations: Count = Field(default=4, description="operations of the longest sums")
+    largest: Count = Field(default=9, description="the largest number in a sum")
+    problems: Count = Field(default=256, description="problems of each number of operations, at most")
+    examples: int = Field(default=0, ge=0, description="solved problems before each")
+    new_tokens: Count | None = Field(default=None, description="tokens of an answer; a solution's unless given")
 
 
 def arithmetic_records(
@@ -81,45 +75,35 @@ def arithmetic_records(
     tokenizer: Any,
     batches: ArithmeticBatches,
     variant: str,
+    options: ArithmeticOptions | None = None,
     *,
-    problems: int = 256,
-    examples: int = 0,
-    new_tokens: int | None = None,
     seed: int = 0,
-    model_seed: int | None = None,
 ) -> list[Result]:
     """Exact match and answer length on problems that are held out, in all and by the number of operations.
 
-    Args:
-        model: any causal language model of transformers, in evaluation mode.
-        tokenizer: its tokenizer.
-        batches: where the problems come from.
-        variant: what to call the model.
-        problems: at most so many of each number of operations, all different.
-        examples: solved problems before each; 0 for a model that was trained on them.
-        new_tokens: the longest answer; as long as a solution can be unless given.
-        seed: of the draw.
-        model_seed: of the model, for the records.
+    The problems are drawn with the seed from what the model was trained on, or could have been: `batches`.
     """
-    shown = batches.examples(examples, seed)
-    asked = [
-        problem
-        for operations in range(1, batches.operations + 1)
-        for problem in batches.sample(problems, operations, seed)
-    ]
-    found = solve(model, tokenizer, asked, examples=shown, new_tokens=new_tokens or batches.longest_solution)
-    records = _records(found, variant, NOWHERE, model_seed)
-    for operations in range(1, batches.operations + 1):
-        part = [solved for solved in found if solved.problem.operations == operations]
-        records += _records(part, variant, Coordinates(operations=operations), model_seed)
+    options = options or ArithmeticOptions()
+    numbers = range(1, batches.operations + 1)
+    solved = solve(
+        model,
+        tokenizer,
+        [problem for number in numbers for problem in batches.sample(options.problems, number, seed)],
+        examples=batches.examples(options.examples, seed),
+        new_tokens=options.new_tokens or batches.longest_solution,
+    )
+    records = _records(solved, variant, NOWHERE)
+    for number in numbers:
+        part = [one for one in solved if one.problem.operations == number]
+        records += _records(part, variant, Coordinates(operations=number))
     return records
 
 
-def _records(found: Sequence[Solved], variant: str, coordinates: Coordinates, seed: int | None) -> list[Result]:
-    right = [float(solved.right) for solved in found]
-    lengths = [float(solved.tokens) for solved in found]
-    endless = sum(not solved.ended for solved in found)
-    shared: dict[str, Any] = {"variant": variant, "coordinates": coordinates, "seed": seed, "n": len(found)}
+def _records(solved: Sequence[Solved], variant: str, coordinates: Coordinates) -> list[Result]:
+    right = [float(one.right) for one in solved]
+    lengths = [float(one.tokens) for one in solved]
+    endless = sum(not one.ended for one in solved)
+    shared: dict[str, Any] = {"variant": variant, "coordinates": coordinates, "n": len(solved)}
     return [
         Result(
             name=EXACT_MATCH,
@@ -143,25 +127,14 @@ def _records(found: Sequence[Solved], variant: str, coordinates: Coordinates, se
     ]
 
 
-class ArithmeticOptions(Options):
-    """Which sums are asked, and how. A run that was trained on sums is asked its own kind."""
-
-    operations: Count = Field(default=4, description="operations of the longest sums")
-    largest: Count = Field(default=9, description="the largest number in a sum")
-    problems: Count = Field(default=256, description="problems of each number of operations, at most")
-    examples: int = Field(default=0, ge=0, description="solved problems before each")
-    new_tokens: Count | None = Field(default=None, description="tokens of an answer; a solution's unless given")
-
-
 def _run(measured: EvalInput, options: ArithmeticOptions) -> list[Result]:
     if measured.tokenizer is None:
         raise ValueError("Arithmetic is asked in text, and this model has no tokenizer.")
-    settings = dict(options)
-    operations, largest = settings.pop("operations"), settings.pop("largest")
-    own = measured.batches
-    batches = own if isinstance(own, ArithmeticBatches) else ArithmeticBatches(operations, 1 << 20, largest=largest)
+    batches = measured.batches
+    if not isinstance(batches, ArithmeticBatches):
+        batches = ArithmeticBatches(options.operations, 1 << 20, largest=options.largest)
     # The same problems for all seeds, which the documents of the records need.
-    return arithmetic_records(measured.model, measured.tokenizer, batches, measured.variant, **settings)
+    return arithmetic_records(measured.model, measured.tokenizer, batches, measured.variant, options)
 
 
 ARITHMETIC = Measurement(

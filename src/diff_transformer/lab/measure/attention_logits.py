@@ -8,7 +8,7 @@ Each is an attention implementation that this module registers with transformers
 :func:`quantised_implementation` gives, so anything that runs a model can run it so: ``model.set_attn_implementation``.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -36,11 +36,9 @@ _NOT_ORDINARY = ("softcap", "s_aux")
 
 
 class LogitBlock(NamedTuple):
-    """The logits of some queries.
+    """The logits of some queries (B, H, rows, keys): q·k times the scale, in float32 at least, of hidden keys too.
 
-    Attributes:
-        logits: (B, H, rows, keys), q·k times the scale, in float32 at least, of the hidden ones too.
-        seen: broadcastable to that, which of them the queries see.
+    `seen`, which can be broadcast to that, says which keys the queries see.
     """
 
     logits: Tensor
@@ -48,26 +46,14 @@ class LogitBlock(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One call of an implementation.
-
-    Attributes:
-        query: (B, H, N, d), as the module gave them.
-        blocks: gives the logits, computed anew each time it is called.
-        arguments: what the model was called with besides.
-    """
+    """One call of an implementation: the queries (B, H, N, d), and the logits, computed anew each time."""
 
     query: Tensor
     blocks: Callable[[], Iterator[LogitBlock]]
-    arguments: Mapping[str, Any]
 
 
 def register_logits(name: str, logits_of: Callable[[Call], Iterator[LogitBlock]]) -> None:
-    """Make an attention known to transformers.
-
-    Args:
-        name: for ``attn_implementation`` and ``set_attn_implementation``.
-        logits_of: gives the blocks that the softmax is taken of, in the order of the queries.
-    """
+    """Make an attention known to transformers by a name: `logits_of` gives the blocks that the softmax is taken of."""
 
     def forward(
         module: nn.Module,
@@ -79,13 +65,18 @@ def register_logits(name: str, logits_of: Callable[[Call], Iterator[LogitBlock]]
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """transformers' signature: query (B, H, N, d), key and value (B, H_kv, S, …) → (B, N, H, dv), no weights."""
-        _check_call(name, module, attention_mask, kwargs)
+        for argument in _NOT_ORDINARY:
+            if kwargs.get(argument) is not None:
+                raise ValueError(f"{name!r} is ordinary attention, and {type(module).__name__} asks for {argument}.")
+        if attention_mask is not None and getattr(attention_mask, "dtype", None) != torch.bool:
+            kind = getattr(attention_mask, "dtype", type(attention_mask).__name__)
+            raise ValueError(f"{name!r} takes a boolean mask (True = may attend) or none, got {kind}.")
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
 
         def blocks() -> Iterator[LogitBlock]:
             return logit_blocks(query, key, attention_mask, scale)
 
-        return _weigh(logits_of(Call(query, blocks, kwargs)), value).transpose(1, 2), None
+        return _weigh(logits_of(Call(query, blocks)), value).transpose(1, 2), None
 
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -112,14 +103,10 @@ def attending(model: Any, name: str) -> Iterator[None]:
 
 
 def logit_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Iterator[LogitBlock]:
-    """The logits of some queries after the other, up to the last key that any of them sees.
+    """The logits of queries (B, H, N, d) and keys (B, H_kv, S, d), part by part, up to the last key that is seen.
 
-    Args:
-        query: (B, H, N, d).
-        key: (B, H_kv, S, d).
-        mask: boolean (B or 1, 1, N, S), True = may attend, or None: a single query sees all, of several each its own
-            key and those before, where the first key is the first query's.
-        scale: of the products.
+    The mask is boolean (B or 1, 1, N, S), True = may attend. Without one a single query sees all keys, of several each
+    its own key and those before, where the first key is the first query's.
     """
     n, s = query.shape[2], key.shape[2]
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -156,16 +143,6 @@ def _weigh(blocks: Iterator[LogitBlock], value: Tensor) -> Tensor:
         out = weights.unflatten(1, (groups, -1)).flatten(2, 3) @ value[:, :, :width]
         outs.append(out.unflatten(2, (-1, weights.shape[2])).flatten(1, 2))
     return torch.cat(outs, dim=2)
-
-
-def _check_call(name: str, module: nn.Module, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
-    owner = type(module).__name__
-    for argument in _NOT_ORDINARY:
-        if kwargs.get(argument) is not None:
-            raise ValueError(f"{name!r} is ordinary attention, and {owner} asks for {argument}.")
-    if mask is not None and (not isinstance(mask, Tensor) or mask.dtype != torch.bool):
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"{name!r} takes a boolean mask (True = may attend) or none, got {kind}.")
 
 
 Granularity = Literal["tensor", "row"]
@@ -221,68 +198,15 @@ for _bits in BITS:
         )
 
 
-def quantised_records(
-    model: Any, batches: Batches, variant: str, *, tokens: int = TOKENS, sequences: int = 512, seed: int = 0
-) -> list[Result]:
-    """Figure 8's measurements on text or on the retrieval task.
-
-    Args:
-        model: a causal language model of transformers that attends through its interface, in evaluation mode.
-        batches: text or the retrieval task.
-        variant: what to call the model in the records.
-        tokens: how many tokens of text.
-        sequences: how many sequences of the retrieval task.
-        seed: of these sequences, and for the records.
-
-    Returns:
-        "quantised/accuracy": the share of right answers, or of text the share of tokens that the model holds most
-        likely; "quantised/accuracy_drop", how much less than with the logits as they are. Of text also
-        "quantised/loss" and "quantised/loss_increase", in nats per token. They stand at numbers of bits and a
-        granularity, or at the word "whole" for the logits as they are.
-
-    Raises:
-        ValueError: data that is neither, or a model whose logits cannot be seen.
-    """
-    measure: Callable[[], dict[str, tuple[float, int]]]
-    if isinstance(batches, TextBatches):
-        measure = partial(_on_text, model, batches, tokens)
-    elif isinstance(batches, RetrievalBatches):
-        measure = partial(_on_retrieval, model, batches.sample(sequences, seed))
-    else:
-        raise ValueError(f"There is no measurement for data of type {type(batches).__name__}.")
-    implementations = {
-        Coordinates(bits=bits, granularity=granularity): quantised_implementation(bits, granularity)
-        for granularity in GRANULARITIES
-        for bits in BITS
-    }
-    records: list[Result] = []
-    whole: dict[str, tuple[float, int]] = {}
-    for place, implementation in {WHOLE: WHOLE_LOGITS, **implementations}.items():
-        with attending(model, implementation):
-            found = measure()
-        whole = whole or found
-        for name, (value, n) in found.items():
-            shared: dict[str, Any] = {
-                "variant": variant,
-                "coordinates": place,
-                "n": n,
-                "seed": seed,
-                "unit": _UNITS[name],
-            }
-            better: Better = "lower" if name == "loss" else "higher"
-            records.append(Result(name=f"quantised/{name}", value=value, better=better, **shared))
-            if place != WHOLE:
-                change = value - whole[name][0]
-                cost, word = (change, "increase") if better == "lower" else (-change, "drop")
-                records.append(Result(name=f"quantised/{name}_{word}", value=cost, better="lower", **shared))
-    return records
-
-
 @torch.no_grad()
-def _on_text(model: Any, batches: TextBatches, tokens: int) -> dict[str, tuple[float, int]]:
+def _values(model: Any, data: Batches, sample: RetrievalSample | None, tokens: int) -> dict[str, tuple[float, int]]:
+    """The accuracy on a sample of the retrieval task, or loss and accuracy on tokens of text; each with its n."""
+    if sample is not None:
+        answers = retrieval_answers(model, sample)
+        return {"accuracy": (answers.float().mean().item(), answers.numel())}
     device = next(model.parameters()).device
     nats, right, targets = 0.0, 0, 0
-    for batch in first_tokens(batches, tokens):
+    for batch in first_tokens(data, tokens):
         inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
         logits = model(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1).float()
         labels = batch["labels"][:, 1:].flatten().to(device)
@@ -290,11 +214,6 @@ def _on_text(model: Any, batches: TextBatches, tokens: int) -> dict[str, tuple[f
         right += int((logits.argmax(-1) == labels).sum())
         targets += int((labels != IGNORED).sum())
     return {"loss": (nats / targets, targets), "accuracy": (right / targets, targets)}
-
-
-def _on_retrieval(model: Any, sample: RetrievalSample) -> dict[str, tuple[float, int]]:
-    right = retrieval_answers(model, sample)
-    return {"accuracy": (right.float().mean().item(), right.numel())}
 
 
 class QuantisedOptions(Options):
@@ -305,8 +224,43 @@ class QuantisedOptions(Options):
 
 
 def _run(measured: EvalInput, options: QuantisedOptions) -> list[Result]:
-    assert measured.batches is not None  # needs="recipe"
-    return quantised_records(measured.model, measured.batches, measured.variant, seed=measured.seed, **dict(options))
+    """Figure 8's numbers on text or on the retrieval task.
+
+    "quantised/accuracy" is the share of right answers, or of text the share of tokens that the model holds most likely;
+    "quantised/accuracy_drop" how much less than with the logits as they are. Of text also "quantised/loss" and
+    "quantised/loss_increase", in nats per token. They stand at numbers of bits and a granularity, or at the word
+    "whole" for the logits as they are.
+    """
+    data = measured.batches
+    if not isinstance(data, TextBatches | RetrievalBatches):
+        raise ValueError(f"There is no measurement for data of type {type(data).__name__}.")
+    sample = data.sample(options.sequences, measured.seed) if isinstance(data, RetrievalBatches) else None
+    implementations = {
+        Coordinates(bits=bits, granularity=granularity): quantised_implementation(bits, granularity)
+        for granularity in GRANULARITIES
+        for bits in BITS
+    }
+    records: list[Result] = []
+    unquantised: dict[str, tuple[float, int]] = {}
+    for place, implementation in {WHOLE: WHOLE_LOGITS, **implementations}.items():
+        with attending(measured.model, implementation):
+            values = _values(measured.model, data, sample, options.tokens)
+        unquantised = unquantised or values
+        for name, (value, n) in values.items():
+            shared: dict[str, Any] = {
+                "variant": measured.variant,
+                "coordinates": place,
+                "n": n,
+                "seed": measured.seed,
+                "unit": _UNITS[name],
+            }
+            better: Better = "lower" if name == "loss" else "higher"
+            records.append(Result(name=f"quantised/{name}", value=value, better=better, **shared))
+            if place != WHOLE:
+                change = value - unquantised[name][0]
+                cost, word = (change, "increase") if better == "lower" else (-change, "drop")
+                records.append(Result(name=f"quantised/{name}_{word}", value=cost, better="lower", **shared))
+    return records
 
 
 QUANTISED = Measurement(

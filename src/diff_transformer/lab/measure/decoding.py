@@ -1,37 +1,36 @@
 """Decodes greedily, freely or along the tokens of given labels, and computes the exact likelihoods of labels."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig
+
+
+def check_vocabulary(model: Any, tokenizer: Any) -> None:
+    """Raises ValueError for a tokenizer with more tokens than the model."""
+    if len(tokenizer) > model.config.vocab_size:
+        raise ValueError(f"The tokenizer has {len(tokenizer)} tokens, the model only {model.config.vocab_size}.")
 
 
 def prompt_tokens(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int) -> list[list[int]]:
-    """The tokens of each prompt, checked before anything is generated.
-
-    Args:
-        model: a causal language model of transformers.
-        tokenizer: its tokenizer, whose own special tokens are put where it puts them.
-        prompts: texts.
-        new_tokens: how many tokens must have room after each.
+    """The tokens of each prompt, with room for `new_tokens` after each; checked before anything is generated.
 
     Raises:
         ValueError: a prompt is empty or leaves no room in the model's context, or the vocabulary is not the model's.
     """
-    if len(tokenizer) > model.config.vocab_size:
-        raise ValueError(f"The tokenizer has {len(tokenizer)} tokens, the model only {model.config.vocab_size}.")
+    check_vocabulary(model, tokenizer)
     rows = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
     if not all(rows):
         raise ValueError("A prompt has no tokens, and the model has nothing to go on from.")
-    room = model.config.max_position_embeddings - new_tokens
-    long = [len(row) for row in rows if len(row) > room]
+    most = model.config.max_position_embeddings - new_tokens
+    long = [len(row) for row in rows if len(row) > most]
     if long:
         raise ValueError(
             f"{len(long)} of {len(rows)} prompts are too long: the longest has {max(long)} tokens, and the model's "
-            f"context of {model.config.max_position_embeddings} has room for {max(room, 0)} before {new_tokens} new "
+            f"context of {model.config.max_position_embeddings} has room for {max(most, 0)} before {new_tokens} new "
             "ones."
         )
     return rows
@@ -44,13 +43,14 @@ def greedy_answers(
     """What the model adds to each row of tokens, always taking the likeliest; without the token that ends a text.
 
     Args:
-        model: in evaluation mode.
+        model: a causal language model of transformers in evaluation mode.
         tokenizer: its tokenizer.
         rows: tokens to go on from, at least one in each row.
         new_tokens: at most so many; fewer where the model ends the text.
         batch_size: rows at a time, padded on the left.
     """
-    ends = _ends(model, tokenizer)
+    own = model.generation_config.eos_token_id
+    ends = {*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id} - {None}
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
     # Not the model's own settings: they may ask to sample.
     settings = GenerationConfig(
@@ -69,17 +69,8 @@ def greedy_answers(
             yield answer[:stop]
 
 
-def _ends(model: Any, tokenizer: Any) -> set[int]:
-    own = model.generation_config.eos_token_id
-    found = own if isinstance(own, list) else [own]
-    return {token for token in (*found, tokenizer.eos_token_id) if token is not None}
-
-
 class LabelTrie:
     """The tokens of labels, by what they begin with. A label ends with a token that says so, such as a line's end.
-
-    Args:
-        labels: the tokens of each label.
 
     Raises:
         ValueError: no labels, an empty one, or one that another begins with.
@@ -90,92 +81,50 @@ class LabelTrie:
         if not self.labels or not all(self.labels):
             raise ValueError(f"A trie needs labels of one token or more, got {self.labels[:5]}.")
         self.depth = max(map(len, self.labels))
-        self._numbers = {label: number for number, label in enumerate(self.labels)}
         self._following: dict[tuple[int, ...], list[int]] = {}
-        for label in self._numbers:
+        for label in self.labels:
             for place, token in enumerate(label):
                 following = self._following.setdefault(label[:place], [])
                 if token not in following:
                     following.append(token)
         for number, label in enumerate(self.labels):
-            if self._numbers[label] != number or label in self._following:
+            if label in self._following or label in self.labels[:number]:
                 raise ValueError(f"Label {number} is another's, or another begins with it: tokens {label}.")
 
     def following(self, tokens: tuple[int, ...]) -> list[int]:
-        """The tokens that may follow; none after a whole label. Raises KeyError for what no label begins with."""
-        return [] if tokens in self._numbers else self._following[tokens]
-
-    def number(self, tokens: tuple[int, ...]) -> int:
-        """Which label begins `tokens`. Raises KeyError if none does."""
-        for place in range(1, len(tokens) + 1):
-            if tokens[:place] in self._numbers:
-                return self._numbers[tokens[:place]]
-        raise KeyError(tokens)
-
-
-class AlongTrie(LogitsProcessor):
-    """Lets `generate` go on along the trie alone: every other token's logit is −∞.
-
-    Args:
-        trie: the labels.
-        prompt_length: tokens, padding included, after which the label begins.
-        end: the only token allowed after a whole label.
-    """
-
-    def __init__(self, trie: LabelTrie, prompt_length: int, end: int) -> None:
-        self.trie, self.prompt_length, self.end = trie, prompt_length, end
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        allowed = torch.full_like(scores, -torch.inf)
-        for row, tokens in enumerate(input_ids[:, self.prompt_length :].tolist()):
-            chosen = self._allowed(tuple(tokens))
-            allowed[row, chosen] = scores[row, chosen]
-        return allowed
-
-    def _allowed(self, tokens: tuple[int, ...]) -> list[int]:
-        for place in range(len(tokens) + 1):
-            following = self.trie.following(tokens[:place])
-            if not following:
-                return [self.end]
-            if place == len(tokens):
-                return following
-        raise AssertionError("unreachable: the last place returns")
+        """The tokens that may follow the beginning of a label; none after a complete label."""
+        return self._following.get(tokens, [])
 
 
 @torch.no_grad()
-def greedy_labels(
-    model: Any, trie: LabelTrie, input_ids: Tensor, attention_mask: Tensor | None = None, cache: Any = None
-) -> list[int]:
-    """The label that greedy decoding along the trie arrives at, for each prompt.
+def greedy_label(model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None) -> int:
+    """The number of the label that greedy decoding along the trie arrives at.
 
     Args:
         model: a causal language model of transformers in evaluation mode.
         trie: the labels.
-        input_ids: (B, N) prompts, padded on the left.
-        attention_mask: (B, N), 0 at padding, or None.
-        cache: of the first tokens of the prompts, from an earlier call of the model; it is changed.
+        prompt: (N,) tokens.
+        cache: of the prompt's first tokens, from an earlier call of the model; it is changed.
     """
-    end = model.generation_config.eos_token_id
-    end = end[0] if isinstance(end, list) else end
-    end = trie.labels[0][-1] if end is None else end  # a row that has its label waits for longer ones with anything
-    processor = AlongTrie(trie, input_ids.shape[1], end)
+    end = trie.labels[0][-1]  # what stands behind a label that is shorter than the longest
     output = model.generate(
-        input_ids.to(model.device),
-        attention_mask=(torch.ones_like(input_ids) if attention_mask is None else attention_mask).to(model.device),
+        prompt[None].to(model.device),
+        attention_mask=torch.ones_like(prompt)[None].to(model.device),
         past_key_values=cache,
-        logits_processor=LogitsProcessorList([processor]),
+        prefix_allowed_tokens_fn=lambda _, tokens: trie.following(tuple(tokens[len(prompt) :].tolist())) or [end],
         do_sample=False,
         num_beams=1,
         max_new_tokens=trie.depth,
         eos_token_id=None,
         pad_token_id=end,
     )
-    return [trie.number(tuple(row)) for row in output[:, input_ids.shape[1] :].tolist()]
+    answer = tuple(output[0, len(prompt) :].tolist())
+    return next(number for number, label in enumerate(trie.labels) if answer[: len(label)] == label)
 
 
 @torch.no_grad()
 def label_log_likelihoods(
-    model: Any, trie: LabelTrie, input_ids: Tensor, cache: Any = None, batch_size: int = 32
+    model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None, batch_size: int = 32
 ) -> tuple[Tensor, Tensor]:
     """The log-likelihood of every label after a prompt, exactly.
 
@@ -184,17 +133,14 @@ def label_log_likelihoods(
     add up to 1; greedy decoding takes its largest factor first and may miss its largest product.
 
     Args:
-        model: a causal language model of transformers in evaluation mode.
-        trie: the labels.
-        input_ids: (N,) the prompt.
-        cache: of the prompt's first tokens, from an earlier call of the model, for one sequence; it is changed.
+        model, trie, prompt, cache: as of `greedy_label`.
         batch_size: labels at a time; each takes a copy of the cache.
 
     Returns:
         Free and constrained, both (labels,) float32.
     """
     known = 0 if cache is None else cache.get_seq_length()
-    start = model(input_ids=input_ids[None, known:].to(model.device), past_key_values=cache, use_cache=True)
+    start = model(input_ids=prompt[None, known:].to(model.device), past_key_values=cache, use_cache=True)
     first = start.logits[0, -1].float().log_softmax(-1).cpu()
     free, constrained = torch.zeros(2, len(trie.labels)).unbind()
     for begin in range(0, len(trie.labels), batch_size):
@@ -215,8 +161,3 @@ def label_log_likelihoods(
                 free[begin + row] += here[token]
                 constrained[begin + row] += here[token] - here[trie.following(label[:place])].logsumexp(0)
     return free, constrained
-
-
-def label_trie(encode: Callable[[str], list[int]], labels: Sequence[str]) -> LabelTrie:
-    """The trie of labels as they stand in a prompt: after a space, with the end of the line."""
-    return LabelTrie([encode(f" {label}\n") for label in labels])

@@ -1,6 +1,9 @@
 """Measures contextual hallucination: whether all of an answer follows from the document it is about (Table 4)."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +13,110 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
 
 from diff_transformer.data import Batches
 from diff_transformer.lab.measure.decoding import greedy_answers, prompt_tokens
-from diff_transformer.lab.measure.hallucination_data import PAPER_SETS, Source, held_out_sources, read_sources
-from diff_transformer.lab.measure.judge import Account, Judge, Judgements
-from diff_transformer.lab.measure.judge_endpoint import JudgeOptions, judge_of
+from diff_transformer.lab.measure.judge import FORM, TASK, Judge, Judgement, JudgeOptions, evidence, judge_of
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Text
+from diff_transformer.lab.measure.question_files import PAPER_SETS, Source, held_out_sources, read_sources
 from diff_transformer.lab.measure.standard import text_part
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.statistics import proportion_interval
+from diff_transformer.storage.files import parse_json
+
+
+@dataclass
+class Account:
+    """What the judging cost so far: judgements asked for, with what the judge read and wrote and how long it took, and
+    judgements that were kept from an earlier run or an equal answer.
+    """
+
+    asked: int = 0
+    kept: int = 0
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.asked:,} judgements asked for and {self.kept:,} kept from before; {self.prompt_tokens:,} tokens "
+            f"read and {self.reply_tokens:,} written in {self.seconds:,.0f} s"
+        )
+
+
+class Judgements:
+    """A judge with a memory: each judgement is written down, so that none is asked for twice.
+
+    Args:
+        judge: who is asked.
+        path: the .jsonl file of all judgements, which may exist: each is added, and on the disk, as soon as it is
+            made. A line holds the judge's name, what the judgement is of, the reply and what it cost. None keeps
+            nothing. Two processes that use one file at once lose nothing but may ask the same.
+        tell: is told the account after each judgement.
+
+    Raises:
+        FileNotFoundError: the file's folder does not exist.
+        ValueError: the file holds something else; names the line.
+    """
+
+    def __init__(self, judge: Judge, path: Path | None = None, tell: Callable[[Account], None] | None = None) -> None:
+        self.judge, self.path, self.account = judge, path, Account()
+        self._tell = tell
+        self._known = {} if path is None else _read(path)
+
+    def of(self, source: Source, answer: str) -> Judgement:
+        """The judgement of one answer, asked for where it is not known. Raises JudgeError as the judge."""
+        # All that is shown, and to whom.
+        shown = json.dumps([self.judge.name, TASK, FORM, evidence(source, answer)])
+        key = hashlib.sha256(shown.encode()).hexdigest()
+        known = self._known.get(key)
+        if known is not None:
+            self.account.kept += 1
+        else:
+            begun = time.monotonic()
+            known = self._known[key] = self.judge.judge(source, answer)
+            seconds = time.monotonic() - begun
+            self.account.asked += 1
+            self.account.prompt_tokens += known.prompt_tokens
+            self.account.reply_tokens += known.reply_tokens
+            self.account.seconds += seconds
+            if self.path is not None:
+                line = {
+                    "key": key,
+                    "judge": self.judge.name,
+                    "question": source.question,
+                    "answer": answer,
+                    **vars(known),
+                    "seconds": round(seconds, 3),
+                }
+                with self.path.open("ab") as file:
+                    file.write(json.dumps(line, ensure_ascii=True).encode() + b"\n")
+        if self._tell is not None:
+            self._tell(self.account)
+        return known
+
+
+def _read(path: Path) -> dict[str, Judgement]:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"The judgements {str(path)!r} have no folder to lie in.")
+    if not path.exists():
+        return {}
+    data = path.read_bytes()
+    complete = data.rfind(b"\n") + 1
+    if complete < len(data):  # a kill in the middle of a line: that judgement is asked for again
+        with path.open("r+b") as file:
+            file.truncate(complete)
+    lines = data[:complete].split(b"\n")[:-1]
+    return dict(_judgement_of_line(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1))
+
+
+def _judgement_of_line(line: bytes, where: str) -> tuple[str, Judgement]:
+    try:
+        fields: dict[str, Any] = parse_json(line, where)
+        supported, reply = fields["supported"], fields["reply"]
+        if supported not in (True, False, None) or not isinstance(reply, str):
+            raise TypeError
+        counts = {name: int(fields[name]) for name in ("prompt_tokens", "reply_tokens")}
+        return str(fields["key"]), Judgement(supported=supported, reply=reply, **counts)
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{where} is no judgement; name a new file, or one that this command has written.") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +132,11 @@ class Outcome:
     answer: str
     supported: bool | None
     tokens: int = 0
+
+    @property
+    def silent(self) -> bool:
+        """Whether the answer has no letter and no digit, and so states nothing."""
+        return not any(map(str.isalnum, self.answer))
 
 
 def prompt_of(source: Source) -> str:
@@ -64,17 +169,6 @@ def judged_answers(
     An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that
     stays silent would be the best one otherwise.
 
-    Args:
-        model: any causal language model of transformers, in evaluation mode.
-        tokenizer: its tokenizer.
-        sources: the documents.
-        judgements: who judges, and what is known already.
-        new_tokens: the longest answer.
-        batch_size: answers that are written at a time.
-
-    Returns:
-        An outcome for each source, in their order.
-
     Raises:
         ValueError: before anything is written or asked, where a document does not fit the model's context.
         JudgeError: the judge cannot be asked. What it has said is kept; the same call goes on from there.
@@ -83,37 +177,25 @@ def judged_answers(
     outcomes = []
     for source, tokens in zip(sources, greedy_answers(model, tokenizer, rows, new_tokens, batch_size), strict=True):
         answer = answer_of(source, tokenizer.decode(tokens, skip_special_tokens=True))
-        states_something = any(character.isalnum() for character in answer)
-        if states_something:
+        outcome = Outcome(answer=answer, supported=False)
+        if not outcome.silent:
             judged = judgements.of(source, answer)
-            tokens_judged = judged.prompt_tokens + judged.reply_tokens
-            outcomes.append(Outcome(answer=answer, supported=judged.supported, tokens=tokens_judged))
-        else:
-            outcomes.append(Outcome(answer=answer, supported=False))
+            cost = judged.prompt_tokens + judged.reply_tokens
+            outcome = Outcome(answer=answer, supported=judged.supported, tokens=cost)
+        outcomes.append(outcome)
     return outcomes
 
 
-def hallucination_records(
-    outcomes: Sequence[Outcome], variant: str, name: str, judge: str, seed: int | None
-) -> list[Result]:
+def hallucination_records(outcomes: Sequence[Outcome], variant: str, name: str, judge: str) -> list[Result]:
     """The share of answers that are free of hallucination, among those whose judgement could be read.
 
-    With it, the share of answers that state nothing, and what the judge read and wrote.
-
-    Args:
-        outcomes: from :func:`judged_answers`.
-        variant: what to call the model.
-        name: of the set of documents.
-        judge: who judged.
-        seed: of the model.
-
-    Raises:
-        ValueError: no judgement could be read.
+    With it, the share of answers that state nothing, and what the judge read and wrote. Raises ValueError where no
+    judgement could be read.
     """
     read = [outcome.supported for outcome in outcomes if outcome.supported is not None]
     if not read:
         raise ValueError(f"None of the {len(outcomes)} replies of the judge {judge!r} holds a verdict.")
-    silent = sum(not any(map(str.isalnum, outcome.answer)) for outcome in outcomes)
+    silent = sum(outcome.silent for outcome in outcomes)
     cost = sum(outcome.tokens for outcome in outcomes)
     accuracy = Result(
         name=f"hallucination/{name}",
@@ -121,7 +203,6 @@ def hallucination_records(
         value=sum(read) / len(read),
         interval=proportion_interval(sum(read), len(read)),
         n=len(read),
-        seed=seed,
         better="higher",
         documents=tuple((float(bool(outcome.supported)), float(outcome.supported is not None)) for outcome in outcomes),
         method=(
@@ -129,56 +210,17 @@ def hallucination_records(
             f"supported; {len(outcomes) - len(read)} replies without a verdict are left out"
         ),
     )
-    shared: dict[str, Any] = {"variant": variant, "n": len(outcomes), "seed": seed}
+    shared: dict[str, Any] = {"variant": variant, "n": len(outcomes)}
     records = [accuracy, Result(name=f"{accuracy.name}/silent_answers", value=silent / len(outcomes), **shared)]
     if cost:  # not of a judge that costs nothing, or does not tell
         records.append(Result(name=f"{accuracy.name}/judge_tokens", value=float(cost), unit="tokens", **shared))
     return records
 
 
-def measure_hallucination(
-    model: Any,
-    tokenizer: Any,
-    sets: Mapping[str, Sequence[Source]],
-    judge: Judge,
-    variant: str,
-    *,
-    journal: Path | None,
-    new_tokens: int,
-    seed: int | None = None,
-) -> list[Result]:
-    """Table 4's protocol on sets of documents; what it costs is shown while it runs.
-
-    Args:
-        model, tokenizer, new_tokens: as in :func:`judged_answers`.
-        sets: name → documents.
-        judge: who judges.
-        variant: what to call the model.
-        journal: the file of all judgements, see `Judgements`; None forgets them.
-        seed: of the model, for the records.
-
-    Raises:
-        ValueError, JudgeError: as :func:`judged_answers`.
-    """
-    records = []
-    with tqdm(total=sum(map(len, sets.values())), desc=f"judging {variant}", disable=None) as bar:
-
-        def tell(account: Account) -> None:
-            bar.update(account.asked + account.kept - bar.n)
-            bar.set_postfix_str(str(account))
-
-        judgements = Judgements(judge, journal, tell)
-        for name, sources in sets.items():
-            outcomes = judged_answers(model, tokenizer, sources, judgements, new_tokens=new_tokens)
-            records += hallucination_records(outcomes, variant, name, judge.name, seed)
-    return records
-
-
 def read_sets(names: str, *, documents: int, characters: int) -> dict[str, list[Source]]:
-    """The sets in a list of names, separated by commas: :func:`read_sources` of each; a file is called by its stem.
+    """The sets in a list of names, separated by commas: `read_sources` of each; a file is called by its stem.
 
-    Raises:
-        ValueError: there are none, or two of one name.
+    Raises ValueError where there are none, or two of one name.
     """
     listed = [name.strip() for name in names.split(",") if name.strip()]
     called = [Path(name).stem if name.endswith(".jsonl") else name for name in listed]
@@ -214,18 +256,26 @@ def _sets(options: HallucinationOptions, batches: Batches | None, tokenizer: Any
 
 
 def _run(measured: EvalInput, options: HallucinationOptions) -> list[Result]:
+    """Table 4's protocol on each set of documents; what it costs is shown while it runs."""
     if measured.tokenizer is None:
         raise ValueError("Documents are read as text, and this model has no tokenizer.")
+    sets = _sets(options, measured.batches, measured.tokenizer)
+    judge = judge_of(options, str(measured.model.device))
     folder = Path() if measured.training is None else measured.training.folder
-    return measure_hallucination(
-        measured.model,
-        measured.tokenizer,
-        _sets(options, measured.batches, measured.tokenizer),
-        judge_of(options, str(measured.model.device)),
-        measured.variant,
-        journal=folder / options.judgements if options.judgements else None,
-        new_tokens=options.new_tokens,
-    )
+    records = []
+    with tqdm(total=sum(map(len, sets.values())), desc=f"judging {measured.variant}", disable=None) as bar:
+
+        def tell(account: Account) -> None:
+            bar.update(account.asked + account.kept - bar.n)
+            bar.set_postfix_str(str(account))
+
+        judgements = Judgements(judge, folder / options.judgements if options.judgements else None, tell)
+        for name, sources in sets.items():
+            outcomes = judged_answers(
+                measured.model, measured.tokenizer, sources, judgements, new_tokens=options.new_tokens
+            )
+            records += hallucination_records(outcomes, measured.variant, name, judge.name)
+    return records
 
 
 HALLUCINATION = Measurement(

@@ -17,8 +17,9 @@ from pydantic import Field
 
 from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.measure.harness_questions import CHOICES, read_questions, write_cloze
+from diff_transformer.lab.measure.decoding import check_vocabulary
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options, Text
+from diff_transformer.lab.measure.question_files import CHOICES, read_questions, write_cloze
 from diff_transformer.lab.measure.standard import text_part
 from diff_transformer.lab.record import Baseline, Interval, Result
 from diff_transformer.lab.statistics import proportion_interval
@@ -53,12 +54,12 @@ def table_1_average(records: Sequence[Result]) -> Result | None:
     value = math.fsum(part.value for part in parts) / len(parts)
     # Each is a share of n right answers, and the tasks are independent of each other.
     variances = [part.value * (1 - part.value) / (part.n - 1) for part in parts if part.n and part.n > 1]
-    half = NormalDist().inv_cdf(0.975) * math.sqrt(math.fsum(variances)) / len(parts)
+    error = math.sqrt(math.fsum(variances)) / len(parts)
     return Result(
         name=AVERAGE,
         variant=parts[0].variant,
         value=value,
-        interval=(max(0.0, value - half), min(1.0, value + half)) if len(variances) == len(parts) else None,
+        interval=_normal_interval(value, error, is_share=True) if len(variances) == len(parts) else None,
         n=sum(part.n or 0 for part in parts),
         better="higher",
         method="mean over tasks; value ± 1.96 of their standard errors combined",
@@ -75,6 +76,18 @@ def published(records: Sequence[Result]) -> dict[str, dict[str, float]]:
     return columns if any(columns.values()) else {}
 
 
+def _normal_interval(value: float, error: float, is_share: bool) -> Interval:
+    half = NormalDist().inv_cdf(0.975) * error
+    low, high = value - half, value + half
+    return (max(0.0, low), min(1.0, high)) if is_share else (low, high)
+
+
+def task_names(given: Sequence[str]) -> list[str]:
+    """The names in texts that separate them by commas, "table1" standing for the paper's seven."""
+    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    return [task for name in names for task in (TABLE_1_MEASURES if name == "table1" else [name])]
+
+
 # lm_eval's own, for the choice of examples.
 FEWSHOT_SEED = 1234
 # Resamplings for the few metrics that are no mean and so have no standard error in closed form.
@@ -83,21 +96,14 @@ BOOTSTRAP = 1000
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What one task gave.
-
-    Attributes:
-        name: as it was asked for.
-        records: a record for each metric, of a group of tasks also for its members.
-        requests: how many texts were scored.
-        cut: how many of them were too long for the model and lost their beginning.
-        fewshot: how many examples stood before each question, by task.
+    """A record for each metric of a task, of a group also for its members; how many texts were scored, and how many of
+    them were too long for the model and lost their beginning.
     """
 
     name: str
     records: tuple[Result, ...]
     requests: int
     cut: int
-    fewshot: Mapping[str, int]
 
 
 def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, Any]:
@@ -192,12 +198,12 @@ def measure_tasks(
     num_fewshot: int | None = None,
     batch_size: int = 16,
 ) -> Iterator[TaskResult]:
-    """Measure one task after the other; the results of each come as soon as it is done.
+    """Measure tasks from `load_tasks` one after the other; the results of each come as soon as it is done.
 
     Args:
         model: any causal language model of transformers, in evaluation mode.
         tokenizer: its tokenizer; without a token that begins a text, the one that ends a text takes its place.
-        tasks: from :func:`load_tasks`.
+        tasks: by name.
         variant: what to call the model in the records.
         limit: only the first so many questions of each task.
         num_fewshot: examples before each question, where the task does not rule them out; its own number unless given.
@@ -211,21 +217,16 @@ def measure_tasks(
     for loaded in tasks.values():
         for key, task in loaded["tasks"].items():
             _set_fewshot(key, task, num_fewshot)
-    for name, loaded in tasks.items():
-        language_model.requests = language_model.cut = 0
-        yield _measure(language_model, name, loaded, variant, limit)
-
-
-def _measure(language_model: Any, name: str, loaded: Any, variant: str, limit: int | None) -> TaskResult:
     from lm_eval.evaluator import evaluate
 
-    try:
-        with _only_errors():
-            outcome = evaluate(language_model, loaded, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False)
-    except (AssertionError, NotImplementedError) as error:  # how lm_eval says that a task does not suit a model
-        raise ValueError(f"lm_eval cannot run the task {name!r} with this model: {_one_line(error)}") from error
-    records = tuple(_records(outcome, variant))
-    return TaskResult(name, records, language_model.requests, language_model.cut, dict(outcome["n-shot"]))
+    for name, loaded in tasks.items():
+        language_model.requests = language_model.cut = 0
+        try:
+            with _only_errors():
+                outcome = evaluate(language_model, loaded, limit=limit, bootstrap_iters=BOOTSTRAP, log_samples=False)
+        except (AssertionError, NotImplementedError) as error:  # how lm_eval says that a task does not suit a model
+            raise ValueError(f"lm_eval cannot run the task {name!r} with this model: {_one_line(error)}") from error
+        yield TaskResult(name, tuple(_records(outcome, variant)), language_model.requests, language_model.cut)
 
 
 def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Any:
@@ -236,8 +237,7 @@ def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Any:
     """
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has neither a bos nor an eos token, and lm_eval begins a text with one.")
-    if len(tokenizer) > model.config.vocab_size:
-        raise ValueError(f"The tokenizer has {len(tokenizer)} tokens, the model only {model.config.vocab_size}.")
+    check_vocabulary(model, tokenizer)
 
     from lm_eval.models.huggingface import HFLM
 
@@ -307,9 +307,7 @@ def _interval(metric: str, value: float, error: Any, n: int | None) -> tuple[Int
         return proportion_interval(round(value * n), n), "Wilson's score interval"
     if not isinstance(error, int | float) or not math.isfinite(error):
         return None, ""
-    half = NormalDist().inv_cdf(0.975) * error
-    low, high = (max(0.0, value - half), min(1.0, value + half)) if share else (value - half, value + half)
-    return (low, high), "value ± 1.96 of lm_eval's standard error"
+    return _normal_interval(value, error, share), "value ± 1.96 of lm_eval's standard error"
 
 
 @contextmanager
@@ -349,12 +347,6 @@ def _tasks(options: HarnessOptions, batches: Batches | None, tokenizer: Any) -> 
         path = Path(folder) / "held_out_text.jsonl"
         write_cloze(path, text, tokenizer, questions=options.questions, characters=characters)
         return load_tasks([str(path)])
-
-
-def task_names(given: Sequence[str]) -> list[str]:
-    """The names in texts that separate them by commas, "table1" standing for the paper's seven."""
-    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
-    return [task for name in names for task in (TABLE_1_MEASURES if name == "table1" else [name])]
 
 
 def _run(measured: EvalInput, options: HarnessOptions) -> list[Result]:

@@ -1,17 +1,23 @@
-"""Asks judges whether an answer is supported, and writes each judgement down, so that none is asked for twice."""
+"""Judges whether a document supports an answer, by a model behind an address, a local model, or its words."""
 
-import hashlib
+import http.client
 import json
+import os
 import re
 import time
-from collections.abc import Callable
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from pydantic import Field, FiniteFloat
 
-from diff_transformer.lab.measure.hallucination_data import Source
+from diff_transformer.lab.measure.decoding import LabelTrie, check_vocabulary, label_log_likelihoods
+from diff_transformer.lab.measure.measurement import Options, Text
+from diff_transformer.lab.measure.question_files import Source
 from diff_transformer.storage.files import parse_json
 
 TASK = (
@@ -55,11 +61,7 @@ class Judge(Protocol):
         """Who judges and with which settings: what was judged under another name is judged again."""
 
     def judge(self, source: Source, answer: str) -> Judgement:
-        """Judge one answer.
-
-        Raises:
-            JudgeError: the judge does not answer, or does not let itself be asked.
-        """
+        """Judge one answer. Raises JudgeError where the judge does not answer, or cannot be asked."""
 
 
 def evidence(source: Source, answer: str) -> str:
@@ -83,6 +85,25 @@ def read_verdict(reply: str) -> bool | None:
     return None if found is None else found[1].lower() == "supported"
 
 
+WORDS = "words"
+_WORD = re.compile(r"\w+")
+
+
+class WordsJudge:
+    """Supports an answer all of whose words stand in the document: a stand-in where there is no model to judge.
+
+    Words are compared without their case. It sees no meaning: a copy is always supported, a fair paraphrase is not.
+    """
+
+    name = WORDS
+
+    def judge(self, source: Source, answer: str) -> Judgement:
+        """Look up every word of the answer."""
+        known = set(_WORD.findall(source.document.lower()))
+        missing = [word for word in dict.fromkeys(_WORD.findall(answer.lower())) if word not in known]
+        return Judgement(supported=not missing, reply=f"not in the document: {', '.join(missing) or 'nothing'}")
+
+
 class LocalJudge:
     """A causal language model of transformers, which finds "yes" or "no" likelier as the next words.
 
@@ -93,11 +114,9 @@ class LocalJudge:
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
-        if len(tokenizer) > model.config.vocab_size:
-            raise ValueError(f"The judge's tokenizer has {len(tokenizer)} tokens, it only {model.config.vocab_size}.")
+        check_vocabulary(model, tokenizer)
         self.model, self.tokenizer, self.name = model, tokenizer, f"{name} (yes or no by likelihood)"
 
-    @torch.no_grad()
     def judge(self, source: Source, answer: str) -> Judgement:
         """Compare log P(yes) with log P(no) after the question; on equal terms the answer is not supported.
 
@@ -112,145 +131,238 @@ class LocalJudge:
             asked = self.tokenizer.apply_chat_template(
                 [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
             )
-            before, words = self._tokens(asked, special=False), ("yes", "no")
+            prompt, words = self._tokens(asked, special=False), ("yes", "no")
         else:
-            before, words = self._tokens(f"{question}\nReply:"), (" yes", " no")
-        scores = [self._score(before, self._tokens(word, special=False)) for word in words]
+            prompt, words = self._tokens(f"{question}\nReply:"), (" yes", " no")
+        replies = LabelTrie([self._tokens(word, special=False) for word in words])
+        length, context = len(prompt) + replies.depth, self.model.config.max_position_embeddings
+        if length > context:
+            raise JudgeError(
+                f"A question to the judge has {length} tokens, and its context has room for {context}; have the "
+                "documents cut to fewer characters."
+            )
+        yes, no = label_log_likelihoods(self.model, replies, torch.tensor(prompt))[0].tolist()
         return Judgement(
-            supported=scores[0] > scores[1],
-            reply=f"log P(yes) − log P(no) = {scores[0] - scores[1]:.4f}",
-            prompt_tokens=len(before),
+            supported=yes > no, reply=f"log P(yes) − log P(no) = {yes - no:.4f}", prompt_tokens=len(prompt)
         )
 
     def _tokens(self, text: str, special: bool = True) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def _score(self, before: list[int], word: list[int]) -> float:
-        whole = before + word
-        if len(whole) > self.model.config.max_position_embeddings:
-            raise JudgeError(
-                f"A question to the judge has {len(whole)} tokens, and its context has room for "
-                f"{self.model.config.max_position_embeddings}; have the documents cut to fewer characters."
-            )
-        tokens = torch.tensor([whole], device=self.model.device)
-        logits = self.model(input_ids=tokens, use_cache=False).logits[0, len(before) - 1 : -1]
-        chosen = logits.float().log_softmax(-1).gather(1, tokens[0, len(before) :, None])
-        return float(chosen.sum())
+
+# What a server may say of an overload or of its own fault: asked again. Anything else would be said again.
+TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+LONGEST_WAIT = 60.0  # seconds between two attempts, whatever the server asks for
+LARGEST_REPLY = 1 << 20  # bytes
 
 
-@dataclass
-class Account:
-    """What the judging cost so far.
+class _AttemptError(Exception):
+    """An attempt that failed and may succeed when it is repeated, `after` so many seconds if the server says."""
 
-    Attributes:
-        asked: judgements that were asked for.
-        kept: judgements that an earlier run had asked for, or that were asked for about the same answer before.
-        prompt_tokens, reply_tokens: what the judge read and wrote for those that were asked for, if it tells.
-        seconds: how long they took.
-    """
-
-    asked: int = 0
-    kept: int = 0
-    prompt_tokens: int = 0
-    reply_tokens: int = 0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.asked:,} judgements asked for and {self.kept:,} kept from before; {self.prompt_tokens:,} tokens "
-            f"read and {self.reply_tokens:,} written in {self.seconds:,.0f} s"
-        )
+    def __init__(self, reason: str, after: float | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
 
 
-class Judgements:
-    """A judge with a memory.
+class _EveryStatus(urllib.request.HTTPErrorProcessor):
+    """Hands replies on whatever their status. Python's library would carry the key along to where a redirect leads."""
+
+    def http_response(self, request: Any, response: Any) -> Any:
+        return response
+
+    https_response = http_response
+
+
+class EndpointJudge:
+    """A chat model behind `URL/chat/completions`: OpenAI's own service, or any server that speaks its language.
 
     Args:
-        judge: who is asked.
-        path: the .jsonl file of all judgements, which may exist: each is added, and on the disk, as soon as it is
-            made. A line holds the judge's name, what the judgement is of, the reply and what it cost. None keeps
-            nothing. Two processes that use one file at once lose nothing but may ask the same.
-        tell: is told the account after each judgement.
+        url: up to and without "/chat/completions", for example "https://api.openai.com/v1".
+        model: the model's name there.
+        key_variable: the environment variable that holds the key; None for a server that needs none. The key is sent
+            to this address alone; it is in no message, no file and no representation of this object.
+        timeout: seconds that one attempt may take in all.
+        attempts: how often a question is put before it counts as failed. Between two attempts the judge waits one
+            second, two, four …, or as long as the server asks for, at most :data:`LONGEST_WAIT`.
+        body: more fields of the request, or other values for those it has; None takes one out. For example
+            `{"max_tokens": None, "max_completion_tokens": 500}`.
+        wait: what waits; `time.sleep`.
 
     Raises:
-        FileNotFoundError: the file's folder does not exist.
-        ValueError: the file holds something else; names the line.
+        ValueError: the address, the key or a number cannot be used.
     """
 
-    def __init__(self, judge: Judge, path: Path | None = None, tell: Callable[[Account], None] | None = None) -> None:
-        self.judge, self.path, self.account = judge, path, Account()
-        self._tell = tell
-        self._known = {} if path is None else _read(path)
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        key_variable: str | None = "OPENAI_API_KEY",
+        timeout: float = 60.0,
+        attempts: int = 6,
+        body: Mapping[str, Any] | None = None,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"A judge's address begins with http:// or https:// and a host, got {url!r}.")
+        if parts.username is not None or parts.query or parts.fragment:
+            raise ValueError("A judge's address holds neither a password nor a query; keys go into a variable.")
+        if not model.strip() or attempts < 1 or not 0 < timeout < float("inf"):
+            raise ValueError(
+                "A judge needs a model's name, at least one attempt and a time above 0, got "
+                f"model={model!r}, attempts={attempts}, timeout={timeout}."
+            )
+        self.url, self.model, self.timeout, self.attempts = url.rstrip("/"), model, timeout, attempts
+        self._key = None if key_variable is None else _key(key_variable)
+        self._settings = {"temperature": 0, "max_tokens": 300, **(body or {})}
+        self._wait = wait
+        self._opener = urllib.request.build_opener(_EveryStatus)
 
-    def of(self, source: Source, answer: str) -> Judgement:
-        """The judgement of one answer, asked for where it is not known.
+    @property
+    def name(self) -> str:
+        """The model and its settings: what was judged with others is judged again."""
+        return f"{self.model} {json.dumps(_without_none(self._settings), sort_keys=True)}"
+
+    def judge(self, source: Source, answer: str) -> Judgement:
+        """Ask until there is a reply; one without a verdict is not asked for again.
 
         Raises:
-            JudgeError: as the judge.
+            JudgeError: the server refuses, or all attempts failed.
         """
-        key = _key(self.judge.name, source, answer)
-        known = self._known.get(key)
-        if known is not None:
-            self.account.kept += 1
-        else:
-            begun = time.monotonic()
-            known = self._known[key] = self.judge.judge(source, answer)
-            seconds = time.monotonic() - begun
-            self.account.asked += 1
-            self.account.prompt_tokens += known.prompt_tokens
-            self.account.reply_tokens += known.reply_tokens
-            self.account.seconds += seconds
-            if self.path is not None:
-                self._append(key, source, answer, known, seconds)
-        if self._tell is not None:
-            self._tell(self.account)
-        return known
+        messages = [
+            {"role": "system", "content": f"{TASK} {FORM}"},
+            {"role": "user", "content": evidence(source, answer)},
+        ]
+        data = json.dumps(_without_none({"model": self.model, "messages": messages, **self._settings})).encode()
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return _judgement(self._post(data))
+            except _AttemptError as fault:
+                if attempt == self.attempts:
+                    raise JudgeError(
+                        f"The judge at {self.url} failed {attempt} time{'s' * (attempt > 1)}, at last: {fault}"
+                    ) from None
+                self._wait(min(LONGEST_WAIT, max(2.0 ** (attempt - 1), fault.after or 0.0)))
+        raise AssertionError("unreachable: there is at least one attempt")
 
-    def _append(self, key: str, source: Source, answer: str, judgement: Judgement, seconds: float) -> None:
-        line = {
-            "key": key,
-            "judge": self.judge.name,
-            "question": source.question,
-            "answer": answer,
-            **vars(judgement),
-            "seconds": round(seconds, 3),
-        }
-        assert self.path is not None
-        with self.path.open("ab") as file:
-            file.write(json.dumps(line, ensure_ascii=True).encode() + b"\n")
+    def _post(self, data: bytes) -> bytes:
+        headers = {"Content-Type": "application/json", "User-Agent": "diff-transformer"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(f"{self.url}/chat/completions", data=data, headers=headers, method="POST")
+        deadline = time.monotonic() + self.timeout
+        try:
+            with self._opener.open(request, timeout=self.timeout) as reply:
+                body = self._read(reply, deadline)
+        except (OSError, http.client.HTTPException) as error:  # no connection, a timeout, half a reply
+            raise _AttemptError(self._clean(str(error) or type(error).__name__)) from None
+        if 200 <= reply.status < 300:
+            return body
+        reason = self._clean(f"HTTP {reply.status} {reply.reason}: {_message(body)}".rstrip(": "))
+        if reply.status in TRANSIENT:
+            raise _AttemptError(reason, _seconds(reply.headers.get("Retry-After")))
+        raise JudgeError(f"The judge at {self.url} refuses: {reason}")
+
+    def _read(self, reply: Any, deadline: float) -> bytes:
+        """All of a reply. The socket's own limit is for each piece; a server may send ever smaller ones."""
+        whole = b""
+        while piece := reply.read1(1 << 16):
+            whole += piece
+            if time.monotonic() > deadline:
+                raise _AttemptError(f"the reply took longer than {self.timeout:g} seconds")
+            if len(whole) > LARGEST_REPLY:
+                raise _AttemptError(f"the reply is larger than {LARGEST_REPLY:,} bytes")
+        # Some servers repeat a key that they do not accept.
+        return whole.replace(self._key.encode(), b"[key]") if self._key else whole
+
+    def _clean(self, text: str) -> str:
+        """One short line without the key."""
+        if self._key:
+            text = text.replace(self._key, "[key]")
+        text = " ".join(text.split())
+        return text if len(text) <= 300 else f"{text[:300]}…"
 
 
-def _key(judge: str, source: Source, answer: str) -> str:
-    """Names one judgement: who is asked, and all that is shown."""
-    return hashlib.sha256(json.dumps([judge, TASK, FORM, evidence(source, answer)]).encode()).hexdigest()
+def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _read(path: Path) -> dict[str, Judgement]:
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"The judgements {str(path)!r} have no folder to lie in.")
-    if not path.exists():
-        return {}
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):  # a kill in the middle of a line: that judgement is asked for again
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    lines = data[:whole].split(b"\n")[:-1]
-    return dict(_judgement_of_line(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1))
+def _key(variable: str) -> str:
+    if not variable.isidentifier():  # it may be the key itself, which no message may show
+        raise ValueError("The judge's key is read from an environment variable; what was given is no name of one.")
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ValueError(f"The environment variable {variable!r} that holds the judge's key is not set.")
+    if not key.isascii() or not key.isprintable() or " " in key:  # Python's library would print it in its complaint
+        raise ValueError(f"The environment variable {variable!r} holds characters that no key has.")
+    return key
 
 
-def _judgement_of_line(line: bytes, where: str) -> tuple[str, Judgement]:
+def _message(body: bytes) -> str:
+    """What a server's error says, in OpenAI's form or in any."""
     try:
-        fields: dict[str, Any] = parse_json(line, where)
-        supported, reply = fields["supported"], fields["reply"]
-        if supported not in (True, False, None) or not isinstance(reply, str):
-            raise TypeError
-        judgement = Judgement(
-            supported=supported,
-            reply=reply,
-            prompt_tokens=int(fields["prompt_tokens"]),
-            reply_tokens=int(fields["reply_tokens"]),
-        )
-        return str(fields["key"]), judgement
+        error = parse_json(body, "the error")["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{where} is no judgement; name a new file, or one that this command has written.") from None
+        return body.decode("utf-8", "replace")
+
+
+def _seconds(header: str | None) -> float | None:
+    try:
+        seconds = float(header or "")
+    except ValueError:  # a date: the judge's own waiting time will do
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+def _judgement(data: bytes) -> Judgement:
+    try:
+        answer = parse_json(data, "the reply")
+        reply = answer["choices"][0]["message"]["content"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise _AttemptError(f"not a chat completion: {data[:80].decode('utf-8', 'replace')!r}") from None
+    if reply is not None and not isinstance(reply, str):
+        raise _AttemptError("a chat completion whose content is no text")
+    usage = answer.get("usage")
+    counts = [usage.get(f"{kind}_tokens") if isinstance(usage, dict) else None for kind in ("prompt", "completion")]
+    read, written = (count if isinstance(count, int) else 0 for count in counts)
+    return Judgement(supported=read_verdict(reply or ""), reply=reply or "", prompt_tokens=read, reply_tokens=written)
+
+
+class JudgeOptions(Options):
+    """How a judge is chosen; see `judge_of`."""
+
+    judge: Text = Field(default=WORDS, description='an address (http…), "words", or the folder of a local model')
+    judge_model: Text = Field(default="", description="the model's name behind the address")
+    judge_key: Text = Field(
+        default="OPENAI_API_KEY", description="the environment variable that holds its key; nothing for none"
+    )
+    judge_timeout: FiniteFloat = Field(default=60.0, description="seconds of one attempt, at most")
+    judge_body: dict[str, Any] = Field(default={}, description="more fields of the request")
+
+
+def judge_of(options: JudgeOptions, device: str = "cpu") -> Judge:
+    """The judge that options name, a local model on that device. Raises ValueError where they cannot be used."""
+    name = options.judge
+    if name == WORDS:
+        return WordsJudge()
+    if name.startswith(("http://", "https://")):
+        return EndpointJudge(
+            name,
+            options.judge_model,
+            key_variable=options.judge_key or None,
+            timeout=options.judge_timeout,
+            body=options.judge_body,
+        )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype="auto", use_safetensors=True, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"The judge {name!r} is neither an address, nor {WORDS!r}, nor the folder of a model with its tokenizer: "
+            f"{' '.join(str(error).split())}"
+        ) from None
+    return LocalJudge(model.eval().to(device), tokenizer, name)

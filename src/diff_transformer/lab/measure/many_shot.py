@@ -1,31 +1,30 @@
-"""Measures many-shot classification of synthetic words, and how much order matters in it (Figures 6 and 7)."""
+"""Measures classification after many labelled examples, and how much their order matters (Figures 6 and 7).
 
+`episodes` and `episode_orders` show synthetic words, on models that were trained on such data; `many_shot` and
+`many_shot_orders` show questions of TREC, Banking-77 and CLINC-150 to any language model.
+"""
+
+import copy
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
 from transformers import DynamicCache
 
-from diff_transformer.data import Episode, ManyShotBatches
+from diff_transformer.data import Episode, LabelledText, ManyShotBatches, read_labelled
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.accuracy import share_record
-from diff_transformer.lab.measure.measurement import (
-    Count,
-    Counts,
-    EvalInput,
-    Measurement,
-    Numbers,
-    Options,
-    check_counts,
-)
+from diff_transformer.lab.measure.decoding import LabelTrie, greedy_label, label_log_likelihoods
+from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Options, Shares, Text
 from diff_transformer.lab.record import Baseline, Better, Interval, Result
-from diff_transformer.lab.statistics import mean_interval, variance_beyond_chance
+from diff_transformer.lab.statistics import mean_interval, proportion_interval, variance_beyond_chance
 
 ACCURACY = "many_shot/accuracy"
 ORDER_VARIANCE, ORDER_MEAN = "many_shot/order_variance", "many_shot/order_mean"
@@ -33,38 +32,15 @@ ORDERS = ("random", "alternating")
 # The best less the worst grows with the number of orders: the paper has ten.
 RANGE_ORDERS = 10
 
-
-@torch.no_grad()
-def episode_answers(model: Any, episode: Episode, order: Tensor | None = None) -> Tensor:
-    """Which queries get their right label, the most likely of the episode's labels: (Q,) boolean.
-
-    The demonstrations are read once, and every query after them.
-
-    Args:
-        model: a causal language model of transformers in evaluation mode, with a cache.
-        episode: demonstrations and queries.
-        order: (shots,) of the demonstrations; as they were drawn unless given.
-    """
-    cache = DynamicCache(config=model.config)
-    model(input_ids=episode.prompt(order)[None].to(model.device), past_key_values=cache, use_cache=True)
-    cache.batch_repeat_interleave(len(episode.queries))
-    logits = model(input_ids=episode.queries.to(model.device), past_key_values=cache, use_cache=True).logits
-    chosen = logits[:, -1].cpu()[:, episode.candidates].argmax(-1)
-    return episode.candidates[chosen] == episode.answers
+# How many of something whose spread is measured.
+Several = Annotated[int, Field(ge=2)]
 
 
 def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tensor]:
-    """Different orders of demonstrations.
+    """Different orders of demonstrations of these classes (shots,): `count` of them, or fewer where there are no more.
 
-    Args:
-        classes: (shots,) the class of each.
-        count: how many orders; demonstrations that have no more get fewer.
-        kind: "random", or "alternating": one of each class in turn for as long as there are any, the classes in an
-            order of their own and each class' demonstrations as well.
-        seed: of the drawing.
-
-    Raises:
-        ValueError: another kind.
+    They are "random", or "alternating": one of each class in turn for as long as there are any, the classes in an order
+    of their own and each class' demonstrations as well. Raises ValueError for another kind.
     """
     if kind not in ORDERS:
         raise ValueError(f"The order of demonstrations is {' or '.join(map(repr, ORDERS))}, got {kind!r}.")
@@ -86,136 +62,6 @@ def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tens
     return list(found.values())
 
 
-def shots_records(
-    model: Any,
-    task: ManyShotBatches,
-    variant: str,
-    *,
-    shots: Sequence[int],
-    noises: Sequence[float],
-    episodes: int = 64,
-    queries: int = 16,
-    seed: int = 0,
-) -> list[Result]:
-    """Accuracy by the number of demonstrations and the share of wrong labels among them (Figure 6).
-
-    The queries of an episode share its demonstrations, so the interval is over episodes.
-
-    Args:
-        model: trained on `task`, in evaluation mode.
-        task: draws the episodes.
-        variant: what to call the model in the records.
-        shots: numbers of demonstrations.
-        noises: shares of labels drawn from all classes.
-        episodes, queries: episodes for each value, and queries in an episode.
-        seed: of the episodes.
-
-    Raises:
-        ValueError: a number below 1, or a share outside 0 … 1.
-    """
-    check_counts(1, shots=min(shots), episodes=episodes, queries=queries)
-    check_noises(noises)
-    records = []
-    for noise in noises:
-        for count in shots:
-            right = torch.stack(
-                [
-                    episode_answers(model, task.episode(seed, number, count, queries, noise))
-                    for number in range(episodes)
-                ]
-            )
-            records.append(
-                share_record(
-                    ACCURACY,
-                    right,
-                    variant=variant,
-                    coordinates=Coordinates(noise=noise, shots=count),
-                    seed=seed,
-                )
-            )
-    return records
-
-
-def order_accuracies(
-    model: Any,
-    task: ManyShotBatches,
-    *,
-    shots: int,
-    noise: float,
-    kind: str,
-    count: int,
-    queries: int,
-    seed: int,
-    number: int = 0,
-) -> list[int]:
-    """How many queries are answered right after each order of the same demonstrations; each order has its own queries.
-
-    Args:
-        model: trained on `task`, in evaluation mode.
-        task: draws the demonstrations.
-        shots: how many of them.
-        noise: the share of labels drawn from all classes.
-        kind, count: of the orders, see `orders`.
-        queries: for each order.
-        seed, number: of the demonstrations, orders and queries.
-    """
-    episode = task.episode(seed, number, shots, queries * count, noise)
-    found = zip(
-        drawn_orders(episode.classes, count, kind, seed),
-        episode.queries.split(queries),
-        episode.answers.split(queries),
-        strict=False,  # there may be fewer orders than asked for
-    )
-    return [
-        int(episode_answers(model, replace(episode, queries=asked, answers=answers), order).sum())
-        for order, asked, answers in found
-    ]
-
-
-def order_records(
-    model: Any,
-    task: ManyShotBatches,
-    variant: str,
-    *,
-    shots: int,
-    noises: Sequence[float],
-    orders: int,
-    queries: int,
-    sets: int,
-    seed: int = 0,
-) -> list[Result]:
-    """How accuracies over orders differ (Figure 7), for random and alternating orders, as means over sets.
-
-    The records are "many_shot/order_range", "…_variance", "…_spread" and "…_mean", see `order_results`.
-
-    Args:
-        model: trained on `task`, in evaluation mode.
-        task: draws the demonstrations.
-        variant: what to call the model in the records.
-        shots: demonstrations.
-        noises: shares of labels drawn from all classes.
-        orders: of each set of demonstrations, of either kind.
-        queries: for each order.
-        sets: of demonstrations.
-        seed: of all that is drawn.
-
-    Raises:
-        ValueError: fewer than two shots, orders or queries, no sets, or a share outside 0 … 1.
-    """
-    check_orders(shots=shots, noises=noises, orders=orders, queries=queries, sets=sets)
-    records = []
-    for noise in noises:
-        for kind in ORDERS:
-            settings: dict[str, Any] = {"shots": shots, "noise": noise, "kind": kind, "count": orders}
-            right = [
-                order_accuracies(model, task, **settings, queries=queries, seed=seed, number=number)
-                for number in range(sets)
-            ]
-            place = Coordinates(orders=kind, noise=noise)
-            records += order_results(right, queries, "many_shot/order", variant=variant, coordinates=place, seed=seed)
-    return records
-
-
 def order_results(right: Sequence[Sequence[int]], queries: int, name: str, **shared: Any) -> list[Result]:
     """What numbers of right answers after different orders say, as means over sets of demonstrations.
 
@@ -224,8 +70,8 @@ def order_results(right: Sequence[Sequence[int]], queries: int, name: str, **sha
     of the mean variance (0 where that is below 0), "_mean" their mean.
 
     Args:
-        right: for each set, after each of two orders or more.
-        queries: after each order, drawn for it alone.
+        right: for each set, after each of two orders or more, of `queries` that were drawn for this order alone.
+        queries: after each order.
         name: what the records' names begin with.
         shared: other fields of the records.
     """
@@ -258,25 +104,40 @@ def _root(variance: float) -> float:
     return math.sqrt(max(0.0, variance))
 
 
-def check_orders(*, shots: int, noises: Sequence[float], orders: int, queries: int, sets: int) -> None:
-    """Raises as `order_records` with the same settings, without a model."""
-    check_counts(2, shots=shots, orders=orders, queries=queries)
-    check_counts(1, sets=sets)
-    check_noises(noises)
+@torch.no_grad()
+def episode_answers(model: Any, episode: Episode, order: Tensor | None = None) -> Tensor:
+    """Which queries get their right label, the most likely of the episode's labels: (Q,) boolean.
+
+    The demonstrations are read once, in an order (shots,) or as they were drawn, and every query after them.
+    """
+    cache = DynamicCache(config=model.config)
+    model(input_ids=episode.prompt(order)[None].to(model.device), past_key_values=cache, use_cache=True)
+    cache.batch_repeat_interleave(len(episode.queries))
+    logits = model(input_ids=episode.queries.to(model.device), past_key_values=cache, use_cache=True).logits
+    chosen = logits[:, -1].cpu()[:, episode.candidates].argmax(-1)
+    return episode.candidates[chosen] == episode.answers
 
 
-def check_noises(noises: Sequence[float]) -> None:
-    """Raises ValueError for what is no share."""
-    for noise in noises:
-        if not 0 <= noise <= 1:
-            raise ValueError(f"noises are shares of wrong labels, 0 to 1, got {noise}.")
+def order_accuracies(model: Any, episode: Episode, count: int, kind: str, seed: int) -> list[int]:
+    """How many queries are answered right after each of `count` orders; each has its own share of the queries."""
+    queries = len(episode.queries) // count
+    parts = zip(
+        drawn_orders(episode.classes, count, kind, seed),
+        episode.queries.split(queries),
+        episode.answers.split(queries),
+        strict=False,  # there may be fewer orders than asked for
+    )
+    return [
+        int(episode_answers(model, replace(episode, queries=part, answers=answers), order).sum())
+        for order, part, answers in parts
+    ]
 
 
 class EpisodeOptions(Options):
     """How many demonstrations are shown, and how many of them are wrong."""
 
     shots: Counts = Field(default=(8, 16, 32), description="numbers of demonstrations")
-    noises: Numbers = Field(default=(0.0, 0.1, 0.3), description="shares of wrong labels, 0 to 1")
+    noises: Shares = Field(default=(0.0, 0.1, 0.3), description="shares of wrong labels, 0 to 1")
     episodes: Count = Field(default=64, description="sets of demonstrations")
     queries: Count = Field(default=32, description="questions after each set")
 
@@ -284,14 +145,14 @@ class EpisodeOptions(Options):
 class EpisodeOrderOptions(Options):
     """In how many orders how many demonstrations are shown."""
 
-    shots: Count = Field(default=32, description="demonstrations")
-    noises: Numbers = Field(default=(0.1, 0.3), description="shares of wrong labels, 0 to 1")
-    orders: Count = Field(default=30, description="orders of each set of demonstrations")
-    queries: Count = Field(default=200, description="questions after each order")
+    shots: Several = Field(default=32, description="demonstrations")
+    noises: Shares = Field(default=(0.1, 0.3), description="shares of wrong labels, 0 to 1")
+    orders: Several = Field(default=30, description="orders of each set of demonstrations")
+    queries: Several = Field(default=200, description="questions after each order")
     sets: Count = Field(default=4, description="sets of demonstrations")
 
 
-def _task(measured: EvalInput, name: str, of_text: str) -> ManyShotBatches:
+def _many_shot_data(measured: EvalInput, name: str, of_text: str) -> ManyShotBatches:
     if not isinstance(measured.batches, ManyShotBatches):
         raise ValueError(
             f"{name} is measured on many_shot data alone, which the model was not trained on; of a model of text, "
@@ -300,14 +161,30 @@ def _task(measured: EvalInput, name: str, of_text: str) -> ManyShotBatches:
     return measured.batches
 
 
-def _run_shots(measured: EvalInput, options: EpisodeOptions) -> list[Result]:
-    task = _task(measured, "episodes", "many_shot")
-    return shots_records(measured.model, task, measured.variant, seed=measured.seed, **dict(options))
+def _run_episodes(measured: EvalInput, options: EpisodeOptions) -> list[Result]:
+    task, seed = _many_shot_data(measured, "episodes", "many_shot"), measured.seed
+    records = []
+    for noise in options.noises:
+        for shots in options.shots:
+            drawn = (task.episode(seed, number, shots, options.queries, noise) for number in range(options.episodes))
+            right = torch.stack([episode_answers(measured.model, episode) for episode in drawn])
+            place = Coordinates(noise=noise, shots=shots)
+            # The queries of an episode share its demonstrations, so the interval is over episodes.
+            records.append(share_record(ACCURACY, right, variant=measured.variant, coordinates=place, seed=seed))
+    return records
 
 
-def _run_orders(measured: EvalInput, options: EpisodeOrderOptions) -> list[Result]:
-    task = _task(measured, "episode_orders", "many_shot_orders")
-    return order_records(measured.model, task, measured.variant, seed=measured.seed, **dict(options))
+def _run_episode_orders(measured: EvalInput, options: EpisodeOrderOptions) -> list[Result]:
+    task, seed = _many_shot_data(measured, "episode_orders", "many_shot_orders"), measured.seed
+    queries = options.queries * options.orders
+    records = []
+    for noise in options.noises:
+        for kind in ORDERS:
+            drawn = (task.episode(seed, number, options.shots, queries, noise) for number in range(options.sets))
+            right = [order_accuracies(measured.model, episode, options.orders, kind, seed) for episode in drawn]
+            shared = {"variant": measured.variant, "coordinates": Coordinates(orders=kind, noise=noise), "seed": seed}
+            records += order_results(right, options.queries, "many_shot/order", **shared)
+    return records
 
 
 def _guessing(name: str, place: Coordinates, recipe: Any, **more: Any) -> Baseline:
@@ -336,17 +213,201 @@ EPISODES = Measurement(
     name="episodes",
     description="many-shot classification of synthetic words by the number of shots and of wrong labels (Figure 6)",
     options=EpisodeOptions,
-    run=_run_shots,
+    run=_run_episodes,
     needs="recipe",
-    check=lambda options, *_: check_noises(options.noises),
     baselines=_shots_baselines,
 )
 EPISODE_ORDERS = Measurement(
     name="episode_orders",
     description="how much the answers to it depend on the order of the same demonstrations (Figure 7)",
     options=EpisodeOrderOptions,
-    run=_run_orders,
+    run=_run_episode_orders,
     needs="recipe",
-    check=lambda options, *_: check_orders(**dict(options)),
     baselines=_orders_baselines,
+)
+
+Rows = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class LabelledPrompt:
+    """Demonstrations (N,) and questions in a model's tokens, and the numbers of the right labels in a trie of all."""
+
+    shown: Tensor
+    questions: tuple[Tensor, ...]
+    answers: tuple[int, ...]
+    trie: LabelTrie
+
+
+def labelled_prompt(measured: EvalInput, task: LabelledText, shown: Rows, asked: Rows) -> LabelledPrompt:
+    """Write demonstrations and questions for a model. Raises ValueError where they are longer than its positions."""
+    tokenizer = measured.tokenizer
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    # A label stands after a space, with the end of the line.
+    trie = LabelTrie([encode(f" {label}\n") for label in task.labels])
+    # Some tokenizers, such as Llama's, begin a text with a token of their own.
+    begin = [token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id]
+    prefix = torch.tensor(begin + encode("".join(task.demonstration(*row) for row in shown)))
+    questions = tuple(torch.tensor(encode(task.query(text))) for text, _ in asked)
+    longest = len(prefix) + max(map(len, questions)) + trie.depth
+    positions = measured.model.config.max_position_embeddings
+    if longest > positions:
+        raise ValueError(
+            f"{len(shown)} shots of {task.name} take {longest} tokens and the model has {positions} positions; ask "
+            "for fewer shots."
+        )
+    return LabelledPrompt(prefix, questions, tuple(task.labels.index(label) for _, label in asked), trie)
+
+
+@torch.no_grad()
+def labelled_answers(model: Any, prompt: LabelledPrompt, *, exact: bool = False) -> list[bool]:
+    """Which questions get their right label. The demonstrations are read once, and every question after them.
+
+    The label is what greedy decoding along the labels finds, or (`exact`) that of the highest constrained likelihood.
+    """
+    read = DynamicCache(config=model.config)
+    model(input_ids=prompt.shown[None].to(model.device), past_key_values=read, use_cache=True)
+    right = []
+    for question, answer in zip(prompt.questions, prompt.answers, strict=True):
+        tokens, cache = torch.cat((prompt.shown, question)), copy.deepcopy(read)
+        if exact:
+            label = int(label_log_likelihoods(model, prompt.trie, tokens, cache)[1].argmax())
+        else:
+            label = greedy_label(model, prompt.trie, tokens, cache)
+        right.append(label == answer)
+    return right
+
+
+class LabelledOptions(Options):
+    """Which labelled questions are asked."""
+
+    task: Text = Field(default="trec", description="trec, trec-fine, banking77 or clinc150")
+    folder: Text = Field(default="", description="the folder of its files")
+    queries: Count = Field(default=100, description="questions")
+    exact: bool = Field(default=False, description="whether the likeliest label is taken, not the greedy one")
+
+
+class ManyShotOptions(LabelledOptions):
+    """After how many examples they are asked."""
+
+    shots: Counts = Field(default=(16, 64), description="numbers of examples before a question")
+
+
+class ManyShotOrderOptions(LabelledOptions):
+    """After how many orders of how many examples they are asked."""
+
+    queries: Several = Field(default=100, description="questions")
+    shots: Several = Field(default=64, description="examples before a question")
+    orders: Several = Field(default=10, description="orders of each set of examples")
+    sets: Count = Field(default=1, description="sets of examples")
+
+
+def _run_labelled(measured: EvalInput, options: ManyShotOptions) -> list[Result]:
+    """Accuracy by the number of demonstrations (Figure 6): records "many_shot/trec".
+
+    Demonstrations are drawn from the training part, more of them beginning with those that are fewer, and questions
+    from the test part, the same for all.
+
+    Raises:
+        ValueError: more shots or queries than there are texts, or a prompt longer than the model's positions.
+    """
+    task = _labelled_text(measured, options, "many_shot")
+    for shots in options.shots:
+        _check_texts(task, shots=shots, queries=options.queries)
+    random = np.random.default_rng(measured.seed)
+    shown = [task.train[number] for number in random.permutation(len(task.train))[: max(options.shots)]]
+    asked = [task.test[number] for number in random.permutation(len(task.test))[: options.queries]]
+    prompts = [labelled_prompt(measured, task, shown[:count], asked) for count in options.shots]
+    records = []
+    for shots, prompt in zip(options.shots, tqdm(prompts, desc=task.name, disable=None), strict=True):
+        right = labelled_answers(measured.model, prompt, exact=options.exact)
+        records.append(
+            Result(
+                name=f"many_shot/{task.name}",
+                variant=measured.variant,
+                value=sum(right) / len(right),
+                interval=proportion_interval(sum(right), len(right)),
+                n=len(right),
+                coordinates=Coordinates(shots=shots),
+                seed=measured.seed,
+                better="higher",
+                method="Wilson's score interval over questions after the same demonstrations",
+            )
+        )
+    return records
+
+
+def _run_labelled_orders(measured: EvalInput, options: ManyShotOrderOptions) -> list[Result]:
+    """How accuracies over orders of the same demonstrations differ (Figure 7), random ones and such that alternate.
+
+    The records are "many_shot/trec_order_range", "…_variance", "…_spread" and "…_mean", see `order_results`. The
+    demonstrations are read anew in each order. Each order has questions of its own, drawn from the test part with
+    replacement: shares of right answers then differ by chance as independent ones do, which the variance leaves out.
+
+    Raises:
+        ValueError: more shots than there are texts, or a prompt longer than the model's positions.
+    """
+    task = _labelled_text(measured, options, "many_shot_orders")
+    _check_texts(task, shots=options.shots)
+    prompts: dict[str, list[list[LabelledPrompt]]] = {kind: [] for kind in ORDERS}
+    for number in range(options.sets):
+        random = np.random.default_rng((measured.seed, number))
+        shown = [task.train[place] for place in random.permutation(len(task.train))[: options.shots]]
+        classes = torch.tensor([task.labels.index(label) for _, label in shown])
+        for kind, of_sets in prompts.items():
+            of_sets.append([])
+            for order in drawn_orders(classes, options.orders, kind, measured.seed):
+                asked = [task.test[place] for place in random.integers(len(task.test), size=options.queries)]
+                of_sets[-1].append(labelled_prompt(measured, task, [shown[place] for place in order.tolist()], asked))
+    records = []
+    for kind, of_sets in prompts.items():
+        right = [
+            [
+                sum(labelled_answers(measured.model, prompt, exact=options.exact))
+                for prompt in tqdm(of_set, desc=kind, disable=None)
+            ]
+            for of_set in of_sets
+        ]
+        place = Coordinates(orders=kind, shots=options.shots)
+        shared = {"variant": measured.variant, "coordinates": place, "seed": measured.seed}
+        records += order_results(right, options.queries, f"many_shot/{task.name}_order", **shared)
+    return records
+
+
+def _check_texts(task: LabelledText, *, shots: int, queries: int | None = None) -> None:
+    for name, count, rows in (("shots", shots, task.train), ("queries", queries, task.test)):
+        if count is not None and not 1 <= count <= len(rows):
+            raise ValueError(f"{name} is between 1 and the {len(rows)} texts of {task.name}, got {count}.")
+
+
+def _labelled_text(measured: EvalInput, options: LabelledOptions, name: str) -> LabelledText:
+    if not options.folder:
+        raise ValueError(
+            f"{name} reads labelled questions: name the folder of their files with --option folder=FOLDER, and "
+            "which they are with --option task=NAME."
+        )
+    if measured.tokenizer is None:
+        raise ValueError(f"{name} reads labelled questions as text, and this model has no tokenizer.")
+    return read_labelled(options.task, options.folder)
+
+
+MANY_SHOT = Measurement(
+    name="many_shot",
+    description="labelled questions after many examples, answers held to the labels: trec, trec-fine, banking77, "
+    "clinc150",
+    options=ManyShotOptions,
+    run=_run_labelled,
+    needs=None,
+    any_model=True,
+)
+MANY_SHOT_ORDERS = Measurement(
+    name="many_shot_orders",
+    description="how much the answers to them depend on the order of the same examples (Figure 7)",
+    options=ManyShotOrderOptions,
+    run=_run_labelled_orders,
+    needs=None,
+    any_model=True,
 )

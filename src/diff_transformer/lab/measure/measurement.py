@@ -23,7 +23,7 @@ class Options(BaseModel):
 # How many of something.
 Count = Annotated[int, Field(ge=1)]
 Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
-Numbers = Annotated[tuple[FiniteFloat, ...], Field(min_length=1)]
+Shares = Annotated[tuple[Annotated[FiniteFloat, Field(ge=0, le=1)], ...], Field(min_length=1)]
 # The command line reads `NAME=` as nothing.
 Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 
@@ -198,8 +198,8 @@ MEASUREMENTS: dict[str, str] = {
     "needle_lengths": "needles:NEEDLE_LENGTHS",
     "needle_attention": "needles:NEEDLE_ATTENTION",
     "needle_tokens": "needles:NEEDLE_TOKENS",
-    "many_shot": "labelled_questions:MANY_SHOT",
-    "many_shot_orders": "labelled_questions:MANY_SHOT_ORDERS",
+    "many_shot": "many_shot:MANY_SHOT",
+    "many_shot_orders": "many_shot:MANY_SHOT_ORDERS",
     "episodes": "many_shot:EPISODES",
     "episode_orders": "many_shot:EPISODE_ORDERS",
     "retrieval_lengths": "retrieval:RETRIEVAL_LENGTHS",

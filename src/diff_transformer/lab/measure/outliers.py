@@ -62,22 +62,14 @@ class Magnitudes:
         return int(self._counts[:_BINS].sum())
 
     def largest(self, rank: int) -> float:
-        """The value of a rank, counted from 1.
-
-        Raises:
-            ValueError: there are not so many values, or not so many were kept; one of the values was not finite.
-        """
+        """The value of a rank, counted from 1. Raises ValueError for one that was not kept, or values not finite."""
         self._check_finite()
         if not 1 <= rank <= len(self._largest):
             raise ValueError(f"of {self.count} values the {len(self._largest)} largest are kept, got rank {rank}.")
         return self._largest[rank - 1].item()
 
     def median(self) -> float:
-        """The median; of an even number of values, the lower of the two in the middle.
-
-        Raises:
-            ValueError: there is no value, or one was not finite.
-        """
+        """The median, or the lower of the two in the middle. Raises ValueError without values, or values not finite."""
         self._check_finite()
         if not self.count:
             raise ValueError("there is no median of no values.")
@@ -91,41 +83,11 @@ class Magnitudes:
             raise ValueError(f"{broken} of {self.count} values are not finite.")
 
 
-class _Recorder:
-    """Takes in the logits of every layer's call."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.found = Magnitudes(device)
-        self._last: Tensor | None = None
-
-    def blocks(self, call: Call) -> Iterator[LogitBlock]:
-        # DiffLlama attends twice by the very same queries, to one half of its values and to the other.
-        is_new = call.query is not self._last
-        self._last = call.query
-        for block in call.blocks():
-            if is_new:
-                self.found.add(*block)
-            yield block
-
-
-def _record(call: Call) -> Iterator[LogitBlock]:
-    recorder = call.arguments.get("recorder")
-    if not isinstance(recorder, _Recorder):
-        raise ValueError(f"{RECORDED_LOGITS!r} is the attention of activation_outliers, which hands it a recorder.")
-    return recorder.blocks(call)
-
-
-register_logits(RECORDED_LOGITS, _record)
-
-
 @torch.no_grad()
 def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> dict[str, Magnitudes]:
-    """The sizes of a model's attention logits and hidden states on validation data.
+    """The sizes of a model's attention logits and hidden states on the first so many tokens of validation data.
 
-    Args:
-        model: a causal language model of transformers that attends through its interface, in evaluation mode.
-        batches: what it reads.
-        tokens: how many of it; all there are if they are fewer.
+    The model is one of transformers that attends through its interface, in evaluation mode.
 
     Returns:
         "attention_logits": q·k/√d as the softmax gets them, of the keys that a query sees, of all heads (of both maps,
@@ -135,45 +97,30 @@ def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> d
         ValueError: a number of tokens below 1, or a model whose logits cannot be seen.
     """
     device = next(model.parameters()).device
-    recorder, hidden_states = _Recorder(device), Magnitudes(device)
+    logits, hidden_states = Magnitudes(device), Magnitudes(device)
+    last_query: Tensor | None = None
+
+    def record(call: Call) -> Iterator[LogitBlock]:
+        nonlocal last_query
+        # DiffLlama attends twice by the very same queries, to one half of its values and to the other.
+        is_new = call.query is not last_query
+        last_query = call.query
+        for block in call.blocks():
+            if is_new:
+                logits.add(*block)
+            yield block
 
     def note(_: nn.Module, __: Any, output: Any) -> None:
         hidden_states.add(output[0] if isinstance(output, tuple) else output)
 
+    register_logits(RECORDED_LOGITS, record)
     with attending(model, RECORDED_LOGITS), ExitStack() as undo:
         for layer in model.get_decoder().layers:
             undo.callback(layer.register_forward_hook(note).remove)
         for batch in first_tokens(batches, tokens):
             inputs = {name: value.to(device) for name, value in batch.items() if name != "labels"}
-            model(**inputs, use_cache=False, logits_to_keep=1, recorder=recorder)
-    return {"attention_logits": recorder.found, "hidden_states": hidden_states}
-
-
-def outlier_records(
-    model: Any, batches: Batches, variant: str, *, tokens: int = TOKENS, seed: int | None = None
-) -> list[Result]:
-    """Table 5's numbers: at the ranks 1, 2 … and at the rank "median".
-
-    Args: as :func:`activation_outliers`, and
-        variant, seed: for the records.
-    """
-    records = []
-    for name, sizes in activation_outliers(model, batches, tokens).items():
-        values: dict[int | str, float] = {rank: sizes.largest(rank) for rank in TOPS if rank <= sizes.count}
-        for rank, value in {**values, MEDIAN: sizes.median()}.items():
-            records.append(
-                Result(
-                    name=f"outliers/{name}",
-                    variant=variant,
-                    value=value,
-                    n=sizes.count,
-                    seed=seed,
-                    better=None if rank == MEDIAN else "lower",
-                    coordinates=Coordinates(rank=rank),
-                    method=METHOD,
-                )
-            )
-    return records
+            model(**inputs, use_cache=False, logits_to_keep=1)
+    return {"attention_logits": logits, "hidden_states": hidden_states}
 
 
 class OutlierOptions(Options):
@@ -183,10 +130,25 @@ class OutlierOptions(Options):
 
 
 def _run(measured: EvalInput, options: OutlierOptions) -> list[Result]:
+    """Table 5's numbers: at the ranks 1, 2 … and at the rank "median"."""
     assert measured.batches is not None  # needs="recipe"
-    return outlier_records(
-        measured.model, measured.batches, measured.variant, seed=measured.seed, tokens=options.tokens
-    )
+    records = []
+    for name, sizes in activation_outliers(measured.model, measured.batches, options.tokens).items():
+        values: dict[int | str, float] = {rank: sizes.largest(rank) for rank in TOPS if rank <= sizes.count}
+        for rank, value in {**values, MEDIAN: sizes.median()}.items():
+            records.append(
+                Result(
+                    name=f"outliers/{name}",
+                    variant=measured.variant,
+                    value=value,
+                    n=sizes.count,
+                    seed=measured.seed,
+                    better=None if rank == MEDIAN else "lower",
+                    coordinates=Coordinates(rank=rank),
+                    method=METHOD,
+                )
+            )
+    return records
 
 
 OUTLIERS = Measurement(

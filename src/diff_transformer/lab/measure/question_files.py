@@ -1,0 +1,282 @@
+"""Reads documents and multiple-choice questions from .jsonl files and the paper's sets, or makes them from text.
+
+Models answer about the documents or summarise them, and a judge decides (Table 4); lm-evaluation-harness asks the
+questions (Tables 1 and 8). Where there is no network, both come from held-out text.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from diff_transformer.data import TextBatches
+from diff_transformer.lab.results_files import write_text
+from diff_transformer.storage.files import parse_json
+
+# LongBench publishes four of the six sets, 200 documents of each, in one archive.
+LONG_BENCH = "https://huggingface.co/datasets/zai-org/LongBench/resolve/main/data.zip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A document, what is asked about it (None: a summary), and what a person answered, if that is known."""
+
+    document: str
+    question: str | None = None
+    reference: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSet:
+    """Where the `datasets` library finds one of the paper's sets, and what its columns are called.
+
+    `load` is what `datasets.load_dataset` is called with; `columns` names the columns of a document, a question
+    (None: a summary is asked for) and a reference.
+    """
+
+    load: Mapping[str, Any]
+    columns: tuple[str, str | None, str]
+
+
+def _long_bench(name: str, question: str | None = "input") -> HubSet:
+    return HubSet(
+        load={"path": "json", "data_files": f"zip://data/{name}.jsonl::{LONG_BENCH}", "split": "train"},
+        columns=("context", question, "answers"),
+    )
+
+
+# Table 4's sets, by the paper's names. The paper does not say which of the published forms it took.
+PAPER_SETS: dict[str, HubSet] = {
+    "xsum": HubSet(
+        load={"path": "EdinburghNLP/xsum", "revision": "refs/convert/parquet", "split": "test"},
+        columns=("document", None, "summary"),
+    ),
+    "cnn_dm": HubSet(
+        load={"path": "abisee/cnn_dailymail", "name": "3.0.0", "split": "test"},
+        columns=("article", None, "highlights"),
+    ),
+    "multi_news": _long_bench("multi_news", None),
+    "qasper": _long_bench("qasper"),
+    "hotpotqa": _long_bench("hotpotqa"),
+    "2wikimqa": _long_bench("2wikimqa"),
+}
+
+
+def read_sources(name: str, *, limit: int = 100, characters: int | None = None, seed: int = 0) -> list[Source]:
+    """Documents of a file or of one of the paper's sets, drawn at random where there are more than are wanted.
+
+    Args:
+        name: a .jsonl file with the fields "document", "question" (left out: a summary is asked for) and "reference"
+            (may be left out), or one of :data:`PAPER_SETS`, which the `datasets` library fetches.
+        limit: at most so many documents (the paper takes 100), in the order of the set.
+        characters: longer documents are cut to so many, at the end of a sentence where there is one. Everybody reads
+            the document that was cut: the models that are compared, and the judge.
+        seed: of the draw.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: an unknown name, a set that cannot be had, a line that is wrong, or no documents.
+    """
+    if limit < 1 or (characters is not None and characters < 1):
+        raise ValueError(f"limit and characters are at least 1, got limit={limit}, characters={characters}.")
+    if name in PAPER_SETS:
+        sources = _from_hub(name, limit, seed)
+    elif name.endswith(".jsonl"):
+        lines = [_source(fields, where) for where, fields in _objects(Path(name), "documents", "the field 'document'")]
+        sources = [lines[place] for place in _drawn(len(lines), limit, seed)]
+    else:
+        raise ValueError(
+            f"There are no documents called {name!r}; name a .jsonl file, or one of {', '.join(PAPER_SETS)}."
+        )
+    return [replace(source, document=_cut(source.document, characters)) for source in sources]
+
+
+def held_out_sources(batches: TextBatches, tokenizer: Any, *, limit: int, characters: int) -> list[Source]:
+    """Documents to summarise: the first ones, or their parts, that stand in the validation blocks of a text.
+
+    Documents are cut to so many characters as in `read_sources`; shorter ones than half of it are left out.
+    """
+    sources: list[Source] = []
+    end = tokenizer.eos_token_id
+    for block in _blocks(batches):
+        start = block.index(end) + 1 if end in block else 0
+        stop = block.index(end, start) if end in block[start:] else len(block)
+        text = str(tokenizer.decode(block[start:stop], skip_special_tokens=True)).strip()
+        if len(text) >= characters / 2:
+            sources.append(Source(document=_cut(text, characters)))
+        if len(sources) == limit:
+            break
+    if not sources:
+        raise ValueError(f"No document of the validation text has {characters // 2} characters in its block.")
+    return sources
+
+
+def _blocks(batches: TextBatches) -> Iterator[list[int]]:
+    for batch in batches.validation_batches():
+        yield from batch["input_ids"].tolist()
+
+
+def _objects(path: Path, what: str, fields: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The JSON object of each line that is not empty, with the name of its place."""
+    if not path.is_file():
+        raise FileNotFoundError(f"The file of {what} {str(path)!r} is no file.")
+    try:
+        # Not splitlines(): JSON may hold other characters that it takes for the end of a line.
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
+    if not any(line.strip() for line in lines):
+        raise ValueError(f"{path} holds no {what}.")
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            parsed = parse_json(line, where)
+            if not isinstance(parsed, dict):
+                raise ValueError(f"{where} must be an object with {fields}.")
+            yield where, parsed
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _source(fields: Mapping[str, Any], where: str) -> Source:
+    if "document" not in fields:
+        raise ValueError(f"{where} must be an object with the field 'document'.")
+    for name in ("document", "question", "reference"):
+        value = fields.get(name)
+        if (name == "document" or value is not None) and not _is_text(value):
+            raise ValueError(f"{where}: {name!r} must be a text that is not empty, got {value!r:.60}.")
+    return Source(document=fields["document"], question=fields.get("question"), reference=fields.get("reference"))
+
+
+def _drawn(count: int, limit: int, seed: int) -> list[int]:
+    if count == 0:
+        raise ValueError("There are no documents.")
+    return sorted(random.Random(seed).sample(range(count), min(limit, count)))
+
+
+def _cut(document: str, characters: int | None) -> str:
+    if characters is None or len(document) <= characters:
+        return document
+    beginning = document[:characters]
+    ends = [beginning.rfind(end) for end in (". ", "! ", "? ", ".\n", "\n")]
+    # A sentence that ends in the first half would leave too little of the document.
+    return beginning[: max(ends) + 1].rstrip() if max(ends) >= characters // 2 else beginning
+
+
+def _from_hub(name: str, limit: int, seed: int) -> list[Source]:
+    from datasets import load_dataset  # takes a second to import, and a local file does without
+
+    load: Callable[..., Any] = load_dataset
+    try:
+        rows = load(**PAPER_SETS[name].load)
+    except Exception as error:  # the network, the Hub, a changed set: `datasets` raises what its parts raise
+        raise ValueError(
+            f"The set {name!r} cannot be had through the datasets library; write its documents to a .jsonl file with "
+            f"the fields document, question and reference, and name that file: {' '.join(str(error).split())}"
+        ) from error
+    document, question, reference = PAPER_SETS[name].columns
+    for column in (document, question, reference):
+        if column is not None and column not in rows.column_names:
+            raise ValueError(f"The set {name!r} has no column {column!r}, only {', '.join(rows.column_names)}.")
+    chosen: Iterable[Mapping[str, Any]] = rows.select(_drawn(len(rows), limit, seed))
+    return [
+        Source(
+            document=str(row[document]),
+            question=None if question is None else str(row[question]),
+            reference=_first(row[reference]),
+        )
+        for row in chosen
+        if row[document].strip()  # some articles of CNN/DM are empty
+    ]
+
+
+def _first(reference: Any) -> str | None:
+    """One text: of several answers that count as right, the first."""
+    if isinstance(reference, list | tuple):
+        return str(reference[0]) if reference else None
+    return None if reference is None else str(reference)
+
+
+def read_questions(path: Path) -> list[dict[str, Any]]:
+    """The questions of a file, one JSON object to a line; empty lines are skipped, other fields are left alone.
+
+    Fields: ``question`` (asked as "Question: …\\nAnswer:"), ``context`` (text that stands before it, or is itself what
+    the choices continue; "" scores the choices alone), ``choices`` (two or more different texts) and ``answer`` (the
+    number of the right one, counted from 0). One of ``question`` and ``context`` may be missing. A space comes between
+    the prompt and a choice, so those that a context ends with are dropped.
+
+    Returns:
+        For each question ``prompt``, ``choices`` and ``answer``.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it holds no questions, or a line is wrong; names the line and the field.
+    """
+    lines = _objects(path, "questions", "the fields question or context, choices and answer")
+    return [_question(fields, where) for where, fields in lines]
+
+
+def _question(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    for name in ("choices", "answer"):
+        if name not in fields:
+            raise ValueError(f"{where} lacks the field {name!r}.")
+    choices, answer = fields["choices"], fields["answer"]
+    if not isinstance(choices, list) or len(choices) < 2 or not all(_is_text(choice) for choice in choices):
+        raise ValueError(f"{where}: 'choices' must be a list of two or more texts that are not empty, got {choices!r}.")
+    if len(set(choices)) < len(choices):
+        raise ValueError(f"{where}: 'choices' must differ from each other, got {choices!r}.")
+    if type(answer) is not int or not 0 <= answer < len(choices):
+        raise ValueError(f"{where}: 'answer' must be the number of a choice, 0 to {len(choices) - 1}, got {answer!r}.")
+    context, question = fields.get("context"), fields.get("question")
+    if context is None and question is None:
+        raise ValueError(f"{where} lacks a field 'question' or 'context'.")
+    if context is not None and not isinstance(context, str):
+        raise ValueError(f"{where}: 'context' must be a text, got {context!r}.")
+    if question is None:
+        prompt = str(context).rstrip(" ")
+    elif _is_text(question):
+        prompt = (f"{context}\n" if context else "") + f"Question: {question}\nAnswer:"
+    else:
+        raise ValueError(f"{where}: 'question' must be a text that is not empty, got {question!r}.")
+    return {"prompt": prompt, "choices": choices, "answer": answer}
+
+
+CHOICES = 4
+
+
+def write_cloze(path: Path, batches: TextBatches, tokenizer: Any, *, questions: int, characters: int) -> Path:
+    """Write a file of questions as `read_questions` takes it, from validation text.
+
+    A question is the beginning of a block; its choices are what follows there and what stands at the same place of
+    other blocks, in random order. Of the characters of a question with its answer two thirds are the beginning.
+
+    Raises:
+        ValueError: the text has fewer pieces than a question has choices.
+    """
+    pieces: dict[str, str] = {}
+    count = 0
+    for block in _blocks(batches):
+        text = " ".join(str(tokenizer.decode(block, skip_special_tokens=True)).split())[:characters]
+        # Divided at a blank: the harness puts one between a question and its answer.
+        beginning, _, rest = text[: characters * 2 // 3].rpartition(" ")
+        right = (rest + text[characters * 2 // 3 :]).strip()
+        if len(text) == characters and beginning and right:
+            pieces[beginning] = right
+            count += 1
+        if count == questions:
+            break
+    if len(pieces) < CHOICES:
+        raise ValueError(f"The validation text has {len(pieces)} pieces of {characters} characters, too few to choose.")
+    stream, lines = random.Random(0), []
+    for beginning, right in pieces.items():
+        others = sorted(set(pieces.values()) - {right})
+        if len(others) < CHOICES - 1:
+            continue
+        choices = [right, *stream.sample(others, CHOICES - 1)]
+        stream.shuffle(choices)
+        lines.append(json.dumps({"context": beginning, "choices": choices, "answer": choices.index(right)}))
+    return write_text(path, "\n".join(lines) + "\n")
