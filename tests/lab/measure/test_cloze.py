@@ -6,7 +6,7 @@ import pytest
 
 from corpora import written
 from diff_transformer.data import TextBatches, byte_tokenizer, prepare
-from diff_transformer.lab.measure.question_files import read_questions, write_cloze
+from diff_transformer.lab.measure.question_files import cloze_questions
 
 
 def batches_of(folder: Path, count: int) -> TextBatches:
@@ -20,8 +20,7 @@ def batches_of(folder: Path, count: int) -> TextBatches:
 
 def test_the_right_choice_goes_on_from_the_beginning(tmp_path: Path) -> None:
     batches, tokenizer = batches_of(tmp_path / "text", 60), byte_tokenizer()
-    path = write_cloze(tmp_path / "q.jsonl", batches, tokenizer, questions=20, characters=45)
-    questions = read_questions(path)
+    questions = cloze_questions(batches, tokenizer, count=20, characters=45)
     assert len(questions) == 20
     text = " ".join(
         " ".join(tokenizer.decode(row).replace("<|endoftext|>", "").split())
@@ -36,12 +35,10 @@ def test_the_right_choice_goes_on_from_the_beginning(tmp_path: Path) -> None:
         assert len(question["choices"]) == len(set(question["choices"])) == 4
         places.add(question["answer"])
     assert places == {0, 1, 2, 3}
-    again = write_cloze(tmp_path / "again.jsonl", batches, tokenizer, questions=20, characters=45)
-    assert again.read_text() == path.read_text()
+    assert cloze_questions(batches, tokenizer, count=20, characters=45) == questions
 
 
 def test_too_little_text(tmp_path: Path) -> None:
     batches = batches_of(tmp_path / "text", 60)
     with pytest.raises(ValueError, match="has 0 pieces of 500 characters, too few to choose"):
-        write_cloze(tmp_path / "q.jsonl", batches, byte_tokenizer(), questions=20, characters=500)
-    assert not (tmp_path / "q.jsonl").exists()
+        cloze_questions(batches, byte_tokenizer(), count=20, characters=500)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import Field
@@ -19,7 +18,7 @@ from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.decoding import check_vocabulary
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options, Text
-from diff_transformer.lab.measure.question_files import CHOICES, read_questions, write_cloze
+from diff_transformer.lab.measure.question_files import CHOICES, cloze_questions, read_questions
 from diff_transformer.lab.measure.standard import text_part
 from diff_transformer.lab.record import Baseline, Interval, Result
 from diff_transformer.lab.statistics import proportion_interval
@@ -142,7 +141,8 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
                 hint = did_you_mean(name, known)
                 raise ValueError(f"lm_eval has no task {name!r}{hint} A file of questions ends in .jsonl.")
         return {
-            name: _load(manager, name, _task_of(Path(name), files[name]) if name in files else name) for name in names
+            name: _load(manager, name, _task_of(_task_name(name), files[name]) if name in files else name)
+            for name in names
         }
 
 
@@ -165,7 +165,7 @@ def _load(manager: Any, name: str, task: str | dict[str, Any]) -> Any:
     return loaded
 
 
-def _task_of(path: Path, questions: list[dict[str, Any]]) -> dict[str, Any]:
+def _task_of(name: str, questions: list[dict[str, Any]]) -> dict[str, Any]:
     """lm_eval's definition of a task whose questions are in memory: nothing is fetched and nothing cached."""
 
     def data(**kwargs: Any) -> Any:
@@ -174,7 +174,7 @@ def _task_of(path: Path, questions: list[dict[str, Any]]) -> dict[str, Any]:
         return DatasetDict({"test": Dataset.from_list(questions)})
 
     return {
-        "task": _task_name(path.name),
+        "task": name,
         "custom_dataset": data,
         "test_split": "test",
         "fewshot_split": "test",
@@ -326,6 +326,9 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+HELD_OUT = "held_out_text"
+
+
 class HarnessOptions(Options):
     """Which questions are asked."""
 
@@ -337,16 +340,17 @@ class HarnessOptions(Options):
 
 
 def _tasks(options: HarnessOptions, batches: Batches | None, tokenizer: Any) -> dict[str, Any]:
-    """The tasks that the options name, or questions from the held-out text. Raises as `load_tasks`, `write_cloze`."""
+    """The tasks that the options name, or questions from the held-out text. Raises ValueError where there are none."""
     if names := task_names([options.tasks]):
         return load_tasks(names)
     text = text_part(batches)
     # As many as a question has examples fit the context beside it, if a token is no longer than a character.
     characters = text.length // 6 - 6
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "held_out_text.jsonl"
-        write_cloze(path, text, tokenizer, questions=options.questions, characters=characters)
-        return load_tasks([str(path)])
+    questions = cloze_questions(text, tokenizer, count=options.questions, characters=characters)
+    from lm_eval.tasks import TaskManager
+
+    with _only_errors():
+        return {HELD_OUT: _load(TaskManager(include_defaults=False), HELD_OUT, _task_of(HELD_OUT, questions))}
 
 
 def _run(measured: EvalInput, options: HarnessOptions) -> list[Result]:
@@ -364,7 +368,7 @@ def _baselines(options: HarnessOptions, recipe: Any) -> list[Baseline]:
     names = [] if task_names([options.tasks]) else ["acc", "acc_norm"]
     levels: dict[str, Any] = {"chance": 1 / CHOICES, "floor": 1 / CHOICES, "steps": recipe.train.steps}
     place = Coordinates(examples=options.examples)
-    return [Baseline(name=f"harness/held_out_text/{name}", coordinates=place, **levels) for name in names]
+    return [Baseline(name=f"harness/{HELD_OUT}/{name}", coordinates=place, **levels) for name in names]
 
 
 HARNESS = Measurement(

@@ -4,7 +4,6 @@ Models answer about the documents or summarise them, and a judge decides (Table 
 questions (Tables 1 and 8). Where there is no network, both come from held-out text.
 """
 
-import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from diff_transformer.data import TextBatches
-from diff_transformer.lab.results_files import write_text
 from diff_transformer.storage.files import parse_json
 
 # LongBench publishes four of the six sets, 200 documents of each, in one archive.
@@ -248,8 +246,8 @@ def _question(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
 CHOICES = 4
 
 
-def write_cloze(path: Path, batches: TextBatches, tokenizer: Any, *, questions: int, characters: int) -> Path:
-    """Write a file of questions as `read_questions` takes it, from validation text.
+def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, characters: int) -> list[dict[str, Any]]:
+    """At most so many questions as `read_questions` gives them, from the validation blocks of a text.
 
     A question is the beginning of a block; its choices are what follows there and what stands at the same place of
     other blocks, in random order. Of the characters of a question with its answer two thirds are the beginning.
@@ -258,7 +256,7 @@ def write_cloze(path: Path, batches: TextBatches, tokenizer: Any, *, questions: 
         ValueError: the text has fewer pieces than a question has choices.
     """
     pieces: dict[str, str] = {}
-    count = 0
+    taken = 0
     for block in _blocks(batches):
         text = " ".join(str(tokenizer.decode(block, skip_special_tokens=True)).split())[:characters]
         # Divided at a blank: the harness puts one between a question and its answer.
@@ -266,17 +264,16 @@ def write_cloze(path: Path, batches: TextBatches, tokenizer: Any, *, questions: 
         right = (rest + text[characters * 2 // 3 :]).strip()
         if len(text) == characters and beginning and right:
             pieces[beginning] = right
-            count += 1
-        if count == questions:
+            taken += 1
+        if taken == count:
             break
-    if len(pieces) < CHOICES:
-        raise ValueError(f"The validation text has {len(pieces)} pieces of {characters} characters, too few to choose.")
-    stream, lines = random.Random(0), []
+    stream, questions = random.Random(0), []
     for beginning, right in pieces.items():
         others = sorted(set(pieces.values()) - {right})
-        if len(others) < CHOICES - 1:
-            continue
-        choices = [right, *stream.sample(others, CHOICES - 1)]
-        stream.shuffle(choices)
-        lines.append(json.dumps({"context": beginning, "choices": choices, "answer": choices.index(right)}))
-    return write_text(path, "\n".join(lines) + "\n")
+        if len(others) >= CHOICES - 1:
+            choices = [right, *stream.sample(others, CHOICES - 1)]
+            stream.shuffle(choices)
+            questions.append({"prompt": beginning, "choices": choices, "answer": choices.index(right)})
+    if not questions:
+        raise ValueError(f"The validation text has {len(pieces)} pieces of {characters} characters, too few to choose.")
+    return questions
