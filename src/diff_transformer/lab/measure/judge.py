@@ -128,10 +128,10 @@ class LocalJudge:
             "Reply with yes or no."
         )
         if self.tokenizer.chat_template:
-            asked = self.tokenizer.apply_chat_template(
+            chat = self.tokenizer.apply_chat_template(
                 [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
             )
-            prompt, words = self._tokens(asked, special=False), ("yes", "no")
+            prompt, words = self._tokens(chat, special=False), ("yes", "no")
         else:
             prompt, words = self._tokens(f"{question}\nReply:"), (" yes", " no")
         replies = LabelTrie([self._tokens(word, special=False) for word in words])
@@ -266,15 +266,15 @@ class EndpointJudge:
 
     def _read(self, reply: Any, deadline: float) -> bytes:
         """All of a reply. The socket's own limit is for each piece; a server may send ever smaller ones."""
-        whole = b""
+        body = b""
         while piece := reply.read1(1 << 16):
-            whole += piece
+            body += piece
             if time.monotonic() > deadline:
                 raise _AttemptError(f"the reply took longer than {self.timeout:g} seconds")
-            if len(whole) > LARGEST_REPLY:
+            if len(body) > LARGEST_REPLY:
                 raise _AttemptError(f"the reply is larger than {LARGEST_REPLY:,} bytes")
         # Some servers repeat a key that they do not accept.
-        return whole.replace(self._key.encode(), b"[key]") if self._key else whole
+        return body.replace(self._key.encode(), b"[key]") if self._key else body
 
     def _clean(self, text: str) -> str:
         """One short line without the key."""

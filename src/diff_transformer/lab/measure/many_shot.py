@@ -46,7 +46,7 @@ def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tens
         raise ValueError(f"The order of demonstrations is {' or '.join(map(repr, ORDERS))}, got {kind!r}.")
     random = np.random.default_rng(seed)
     shown = classes.numpy()
-    found: dict[tuple[int, ...], Tensor] = {}
+    orders: dict[tuple[int, ...], Tensor] = {}
     for _ in range(20 * count):
         order = random.permutation(len(shown))
         if kind == "alternating":
@@ -56,10 +56,10 @@ def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tens
                 mine = order[shown[order] == number]
                 rounds[mine] = np.arange(len(mine))
             order = np.lexsort((place_of_class[shown], rounds))
-        found.setdefault(tuple(order.tolist()), torch.from_numpy(order))
-        if len(found) == count:
+        orders.setdefault(tuple(order.tolist()), torch.from_numpy(order))
+        if len(orders) == count:
             break
-    return list(found.values())
+    return list(orders.values())
 
 
 def order_results(right: Sequence[Sequence[int]], queries: int, name: str, **shared: Any) -> list[Result]:
