@@ -94,7 +94,7 @@ def test_building_leaves_the_random_numbers_as_they_are(small: ModelSettings) ->
     [
         ({"passes": ("forward+backward",)}, "pass must be one of 'forward', 'step', 'decode', got 'forward.backward'"),
         ({"candidates": ("auto",)}, "candidate must be one of 'softmax', 'diff', .* got 'auto'"),
-        ({"lengths": (0,)}, "length must be 1 or more, got 0"),
+        ({"lengths": (0,)}, "lengths must be 1 or more, got 0"),
         ({"batch": -2}, "batch must be 1 or more, got -2"),
         ({"rounds": 2}, "rounds must be 5 or more, got 2"),
     ],

@@ -174,10 +174,10 @@ def test_a_threshold_without_rows_is_not_measured() -> None:
         ({"rounds": 4}, "rounds must be 5 or more, got 4"),
         ({"heads": 3}, "heads must be even, .* got 3"),
         ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"head_dims": (64, -1)}, "head_dim must be 1 or more, got -1"),
+        ({"head_dims": (64, -1)}, "head_dims must be 1 or more, got -1"),
         ({"batch": 0}, "batch must be 1 or more, got 0"),
-        ({"lengths": (64, 0)}, "length must be 1 or more, got 0"),
-        ({"memory_length": -1}, "0 for none, got -1"),
+        ({"lengths": (64, 0)}, "lengths must be 1 or more, got 0"),
+        ({"memory_length": -1}, "memory_length must be 0 or more, got -1"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:

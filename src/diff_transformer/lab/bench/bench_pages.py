@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,21 @@ from diff_transformer.storage.files import read_json
 
 Document = dict[str, Any]
 Row = dict[str, Any]
-Case = dict[str, Row]  # the rows of a case by candidate
+# Columns of a table, each with the template of its cells, which takes a row's fields.
+Columns = Mapping[str, str]
 
 MEMORY_NOTE = (
     "MiB in a process of its own, above what it held before the inputs. Total: the peak with inputs, output and "
     "gradients. Own: the peak above the inputs. The ratio is of the totals."
 )
+_SPAN = "[{quartiles[0]:.2f}–{quartiles[1]:.2f}]"
+_PASS_AND_DTYPE = {"pass": "{pass}", "dtype": "{dtype}"}
+_SIZES = "{shape[batch]} × {shape[heads]} × {shape[width]}, {shape[keys]}"
+# The columns that say which case a line is, by the kind of benchmark.
+_CASE: Mapping[str, Columns] = {
+    "bench operator": {"batch × heads × width, length": _SIZES, **_PASS_AND_DTYPE},
+    "bench model": {**_PASS_AND_DTYPE, "length": "{shape[length]}"},
+}
 
 
 def results_path(folder: Path, kind: str, device: str) -> Path:
@@ -72,28 +82,27 @@ def read_document(path: Path) -> Document:
 
 
 def page(document: Document) -> str:
-    """The whole page of one document."""
-    operator = document["title"] == "bench operator"
+    """The whole page of one document: a section of each kind that it has."""
     base = base_of(document)
-    sections = {"Thresholds": thresholds_table(document)}
-    if operator:
-        sections["Times"] = ratio_table(document, quartiles=True)
-        sections["TFLOP/s, and the share of the peak"] = throughput_table(document)
-        sections["Decoding: GB/s of keys and values"] = bandwidth_table(document)
-        sections["One differential head on all threads"] = one_head_table(document)
-        sections["Peak memory"] = memory_table(document)
-    else:
-        sections["Times"] = model_table(document, quartiles=True)
-        sections["Tokens per second"] = tokens_table(document)
-    sections["Candidates"] = _candidates(document)
-    sections["Not measured"] = _reasons(document["rows"])
+    sections: dict[str, Callable[[Document], str]] = {
+        "Thresholds": thresholds_table,
+        "Times": partial(ratio_table, quartiles=True),
+        "TFLOP/s, and the share of the peak": throughput_table,
+        "Decoding: GB/s of keys and values": bandwidth_table,
+        "Tokens per second": tokens_table,
+        "One differential head on all threads": one_head_table,
+        "Peak memory": memory_table,
+        "Candidates": _candidates,
+        "Not measured": _reasons,
+    }
+    texts = {heading: section(document) for heading, section in sections.items()}
     parts = [
-        f"# {'The operator' if operator else 'The whole model'}, relative to `{base}`",
+        f"# {'The operator' if document['title'] == 'bench operator' else 'The whole model'}, relative to `{base}`",
         f"Each cell is a ratio of times: the median over the rounds of (time / time of `{base}` in the same round), "
         "with the quartiles in brackets. All candidates run once a round, in one process. Below 1 is faster.",
         provenance(document),
         *document.get("notes", ()),
-        *(f"## {heading}\n\n{text}" for heading, text in sections.items() if text),
+        *(f"## {heading}\n\n{text}" for heading, text in texts.items() if text),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -115,12 +124,14 @@ def provenance(document: Document) -> str:
 
 def thresholds_table(document: Document) -> str:
     """Each limit, the value furthest from it, and whether it holds."""
-    holds = {None: "not measured", True: "yes", False: "**no**"}
-    lines = [
-        (one["text"], f"{one['limit']:.2f}", _number(one["worst"]), one["where"] or "–", holds[one["holds"]])
+    answers = {None: "not measured", True: "yes", False: "**no**"}
+    columns = {"threshold": "{text}", "limit": "{limit:.2f}"}
+    columns |= {"measured": "{measured}", "where": "{place}", "holds": "{answer}"}
+    rows = [
+        {**one, "measured": _number(one["worst"]), "place": one["where"] or "–", "answer": answers[one["holds"]]}
         for one in document["thresholds"]
     ]
-    return markdown_table(("threshold", "limit", "measured", "where", "holds"), lines)
+    return _table(columns, rows)
 
 
 def ratio_table(
@@ -131,24 +142,33 @@ def ratio_table(
     candidates: Collection[str] | None = None,
     quartiles: bool = False,
 ) -> str:
-    """The operator's times: a line for each case, a column for each candidate; optionally a selection of them."""
-    rows, base = document["rows"], base_of(document)
-    rows = [row for row in rows if lengths is None or row["shape"]["keys"] in lengths]
-    rows = [row for row in rows if batches is None or row["shape"]["batch"] in batches]
+    """Times: a line for each case, a column for each candidate; of the operator optionally a selection of them.
+
+    A candidate that is measured against another one than the base has a column "a / b" for it.
+    """
+    base = base_of(document)
+    chosen = [row for row in document["rows"] if lengths is None or row["shape"]["keys"] in lengths]
+    rows = [
+        row if row["against"] == base else {**row, "candidate": f"{row['candidate']} / {row['against']}"}
+        for row in chosen
+        if batches is None or row["shape"]["batch"] in batches
+    ]
     # A backend that no case here can run has no column; its reason is on the page.
     shown = _names(row for row in rows if row["ratio"] is not None or row["reason"] == WRONG)
     names = [name for name in shown if name != base and (candidates is None or name in candidates)]
-    return _case_table(rows, _OPERATOR_CASE, names, lambda row: _ratio(row, quartiles), base=(document, base))
+    template = "{ratio:.2f}" + (f" {_SPAN}" if quartiles else "")
+    digits = 3 if document["settings"]["device"].startswith("cuda") else 1
 
+    def cell(row: Row) -> str:
+        if row["ratio"] is None:
+            return "wrong" if row["reason"] == WRONG else "–"
+        return template.format_map(row)
 
-def model_table(document: Document, *, quartiles: bool = False) -> str:
-    """The whole model's times; "a / b" is relative to b instead of the baseline."""
-    rows = [
-        row if row["against"] == BASELINE else {**row, "candidate": f"{row['candidate']} / {row['against']}"}
-        for row in document["rows"]
-    ]
-    names = [name for name in _names(rows) if name != BASELINE]
-    return _case_table(rows, _MODEL_CASE, names, lambda row: _ratio(row, quartiles), base=(document, BASELINE))
+    def milliseconds(case: Mapping[str, Row]) -> str:
+        time = case[base]["milliseconds"] if base in case else None
+        return "–" if time is None else f"{time:.{digits}f}"
+
+    return _case_table(rows, _CASE[document["title"]], cell, names, {f"{base}, ms": milliseconds})
 
 
 def throughput_table(document: Document) -> str:
@@ -160,49 +180,42 @@ def throughput_table(document: Document) -> str:
         return f"{row['teraflops_per_second']:.0f}{share}"
 
     note = ", ".join(f"{dtype} {peak:.0f} TFLOP/s" for dtype, peak in peaks.items())
-    table = _case_table(rows, _OPERATOR_CASE, _names(rows), cell)
+    table = _case_table(rows, _CASE["bench operator"], cell)
     return f"{table}\n\nPeak of a matrix product: {note}." if table else ""
 
 
 def tokens_table(document: Document) -> str:
     """Tokens per second of every model in every case."""
-    rows = [row for row in _with(document, "tokens_per_second") if row["against"] == BASELINE]
-    return _case_table(rows, _MODEL_CASE, _names(rows), lambda row: f"{row['tokens_per_second']:,.0f}")
+    rows = _with(document, "tokens_per_second")
+    return _case_table(rows, _CASE["bench model"], "{tokens_per_second:,.0f}".format_map)
 
 
 def bandwidth_table(document: Document) -> str:
     """Bytes of the cache by time, of every decoding case."""
     rows = _with(document, "gigabytes_per_second")
-    columns = {**_sizes("batch", "keys", *_width(rows)), "dtype": lambda row: row["dtype"]}
-    return _case_table(rows, columns, _names(rows), lambda row: f"{row['gigabytes_per_second']:.1f}")
+    columns = {"batch": "{shape[batch]}", "keys": "{shape[keys]}", **_width(rows), "dtype": "{dtype}"}
+    return _case_table(rows, columns, "{gigabytes_per_second:.1f}".format_map)
 
 
 def one_head_table(document: Document) -> str:
     """How much faster all threads are than one, for one differential head (two of the Transformer's)."""
-    fields = ("candidate", "pass", "dtype", "length", "threads")
-    lines = [
-        (
-            *(str(part[name]) for name in fields),
-            f"{part['speed_up']:.2f} [{_span(part['quartiles'])}]",
-            f"{part['milliseconds']:.1f}",
-        )
-        for part in document["one_head"]
-    ]
-    return markdown_table((*fields, "speed-up", "ms on all"), lines)
+    columns = {name: f"{{{name}}}" for name in ("candidate", "pass", "dtype", "length", "threads")}
+    columns |= {"speed-up": f"{{speed_up:.2f}} {_SPAN}", "ms on all": "{milliseconds:.1f}"}
+    return _table(columns, document.get("one_head", ()))
 
 
 def memory_table(document: Document) -> str:
     """Peak memory in MiB."""
-    width = _width(document["memory"])
-    lines = []
-    for part in document["memory"]:
-        sizes = [str(part["shape"][name]) for name in ("keys", *width)]
-        measured = [part.get("reason", ""), "–", "–"]
-        if "total" in part:
-            measured = [f"{part['total']:.0f}", f"{part['own']:.0f}", _number(part["ratio"])]
-        lines.append((part["candidate"], part["pass"], part["dtype"], *sizes, *measured))
-    header = ("candidate", "pass", "dtype", "length", *width, "total", "own", f"ratio to {BASELINE}")
-    return f"{markdown_table(header, lines)}\n\n{MEMORY_NOTE}" if lines else ""
+    columns = {"candidate": "{candidate}", **_PASS_AND_DTYPE, "length": "{shape[keys]}"}
+    columns |= {**_width(document.get("memory", ())), "total": "{total}", "own": "{own}"}
+    rows = []
+    for row in document.get("memory", ()):
+        sizes = {"total": row.get("reason", ""), "own": "–", "ratio": "–"}
+        if "total" in row:
+            sizes = {"total": f"{row['total']:.0f}", "own": f"{row['own']:.0f}", "ratio": _number(row["ratio"])}
+        rows.append({**row, **sizes})
+    table = _table({**columns, f"ratio to {BASELINE}": "{ratio}"}, rows)
+    return f"{table}\n\n{MEMORY_NOTE}" if table else ""
 
 
 def row_line(row: BenchRow) -> str:
@@ -214,7 +227,7 @@ def row_line(row: BenchRow) -> str:
     base = "" if row.against == BASELINE else f"   (relative to {row.against})"
     rates = {"TFLOP/s": row.teraflops_per_second, "GB/s": row.gigabytes_per_second, "tokens/s": row.tokens_per_second}
     rate = "".join(f"   {value:,.1f} {unit}" for unit, value in rates.items() if value is not None)
-    return f"{name:24} {row.ratio:6.2f} [{_span(row.quartiles)}] {row.milliseconds:10.3f} ms{rate}{error}{base}"
+    return f"{name:24} {row.ratio:6.2f} {_SPAN.format_map(vars(row))} {row.milliseconds:10.3f} ms{rate}{error}{base}"
 
 
 def threshold_line(one: Threshold) -> str:
@@ -224,61 +237,30 @@ def threshold_line(one: Threshold) -> str:
     return f"threshold: {one.text}: {_number(one.worst)}, limit {one.limit:.2f}: {verdict}{where}"
 
 
-# The columns that say which case a line is, each with its cell.
-CaseColumns = Mapping[str, Callable[[Row], str]]
-
-
-def _sizes(*names: str) -> CaseColumns:
-    """A column for each of the named sizes."""
-
-    def column(name: str) -> Callable[[Row], str]:
-        return lambda row: str(row["shape"][name])
-
-    return {name: column(name) for name in names}
-
-
-def _all_sizes(row: Row) -> str:
-    shape = row["shape"]
-    return f"{shape['batch']} × {shape['heads']} × {shape['width']}, {shape['keys']}"
-
-
-_PASS_AND_DTYPE: CaseColumns = {"pass": lambda row: row["pass"], "dtype": lambda row: row["dtype"]}
-_OPERATOR_CASE: CaseColumns = {"batch × heads × width, length": _all_sizes, **_PASS_AND_DTYPE}
-_MODEL_CASE: CaseColumns = {**_PASS_AND_DTYPE, **_sizes("length")}
+def _table(columns: Columns, rows: Iterable[Row]) -> str:
+    """A line for each row."""
+    return markdown_table(list(columns), [[cell.format_map(row) for cell in columns.values()] for row in rows])
 
 
 def _case_table(
     rows: Sequence[Row],
-    case_columns: CaseColumns,
-    names: Sequence[str],
+    case_columns: Columns,
     cell: Callable[[Row], str],
-    *,
-    base: tuple[Document, str] | None = None,
+    names: Sequence[str] | None = None,
+    last_columns: Mapping[str, Callable[[Mapping[str, Row]], str]] | None = None,
 ) -> str:
-    """A line for each case: its columns, a cell for each named candidate, and the milliseconds of the base."""
-    cases: dict[str, Case] = {}
+    """A line for each case: its columns, a cell for each named candidate (by default for all), and the last columns."""
+    cases: dict[str, dict[str, Row]] = {}
     for row in rows:
         cases.setdefault(f"{row['pass']} {row['dtype']} {row['shape']}", {})[row["candidate"]] = row
+    names, last = _names(rows) if names is None else names, last_columns or {}
     lines = []
     for case in cases.values():
         first = next(iter(case.values()))
         cells = [cell(case[name]) if name in case else "–" for name in names]
-        if base is not None:
-            cells.append(_milliseconds(base[0], case.get(base[1])))
-        lines.append((*(value(first) for value in case_columns.values()), *cells))
-    header = [*case_columns, *(_title(rows, name) for name in names)]
-    return markdown_table(header if base is None else [*header, f"{base[1]}, ms"], lines)
-
-
-def _ratio(row: Row, quartiles: bool) -> str:
-    if row["ratio"] is None:
-        return "wrong" if row["reason"] == WRONG else "–"
-    return f"{row['ratio']:.2f}" + (f" [{_span(row['quartiles'])}]" if quartiles else "")
-
-
-def _milliseconds(document: Document, row: Row | None) -> str:
-    digits = 3 if document["settings"]["device"].startswith("cuda") else 1
-    return "–" if row is None or row["milliseconds"] is None else f"{row['milliseconds']:.{digits}f}"
+        cells += [value(case) for value in last.values()]
+        lines.append([*(column.format_map(first) for column in case_columns.values()), *cells])
+    return markdown_table([*case_columns, *(_title(rows, name) for name in names), *last], lines)
 
 
 def _with(document: Document, field: str) -> list[Row]:
@@ -286,9 +268,9 @@ def _with(document: Document, field: str) -> list[Row]:
     return [row for row in document["rows"] if row.get(field) is not None]
 
 
-def _width(rows: Sequence[Row]) -> tuple[str, ...]:
+def _width(rows: Sequence[Row]) -> Columns:
     """The column of the width, where there are several."""
-    return ("width",) if len({row["shape"]["width"] for row in rows}) > 1 else ()
+    return {"width": "{shape[width]}"} if len({row["shape"]["width"] for row in rows}) > 1 else {}
 
 
 def _names(rows: Iterable[Row]) -> list[str]:
@@ -306,18 +288,14 @@ def _candidates(document: Document) -> str:
     return "\n".join(f"- {name}: {about}{sizes.get(name, '')}" for name, about in document["candidates"].items())
 
 
-def _reasons(rows: Iterable[Row]) -> str:
+def _reasons(document: Document) -> str:
     """Each reason once, with the candidate and the number of cases that it kept from running."""
-    found = Counter((row["candidate"], row["reason"]) for row in rows if row["reason"] is not None)
+    found = Counter((row["candidate"], row["reason"]) for row in _with(document, "reason"))
     return "\n".join(f"- {name}: {reason} (cases: {count})" for (name, reason), count in found.items())
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
-
-
-def _span(ends: Sequence[float]) -> str:
-    return f"{ends[0]:.2f}–{ends[1]:.2f}"
 
 
 def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -46,6 +46,8 @@ class BenchSettings:
     # Names on the command line → the names in results; and the defaults that differ on CUDA.
     PASSES: ClassVar[Mapping[str, str]] = {}
     ON_CUDA: ClassVar[Mapping[str, Any]] = {}
+    # The smallest values of the numbers that need not be just 1 or more.
+    LEAST: ClassVar[Mapping[str, int]] = {"rounds": LEAST_ROUNDS, "memory_length": 0}
 
     device: str = "cpu"
     dtypes: tuple[str, ...] = tuple(DTYPES)
@@ -70,15 +72,12 @@ class BenchSettings:
     def __post_init__(self) -> None:
         check_device(self.device)
         check_choice("dtype", self.dtypes, DTYPES)
-        if self.rounds is not None and self.rounds < LEAST_ROUNDS:
-            raise ValueError(f"the number of rounds must be {LEAST_ROUNDS} or more, got {self.rounds}.")
         check_choice("pass", self.passes, self.PASSES)
-        check_choice("candidate", self.candidates or (), self.candidate_names())
-        check_sizes(batch=self.batch, tokens=self.tokens)
-
-    def candidate_names(self) -> Iterable[str]:
-        """All names that `candidates` may hold."""
-        raise NotImplementedError
+        for name, value in vars(self).items():
+            least = self.LEAST.get(name, 1)
+            for size in value if isinstance(value, tuple) else (value,):
+                if type(size) is int and size < least:  # not a bool
+                    raise ValueError(f"{name} must be {least} or more, got {size}.")
 
     @property
     def torch_device(self) -> torch.device:
@@ -92,10 +91,12 @@ class BenchSettings:
         """Sequences at a time, of a length."""
         return self.batch if self.tokens is None else max(1, self.tokens // length)
 
-    def document(self, title: str, **parts: Any) -> dict[str, Any]:
+    def document(self, title: str, notes: Iterable[str], **parts: Any) -> dict[str, Any]:
         """What is written of a benchmark: where it was measured, the settings, and the given parts."""
         settings = {**vars(self), "threads": torch.get_num_threads()}
-        return {**vars(capture_environment(self.device)), "title": title, "settings": settings, **parts}
+        versions = [cuda_versions()] if self.on_cuda else []
+        document = {**vars(capture_environment(self.device)), "title": title, "settings": settings}
+        return {**document, "notes": [*notes, *versions], **parts}
 
 
 def check_choice(what: str, chosen: Sequence[str], allowed: Iterable[str]) -> None:
@@ -104,14 +105,6 @@ def check_choice(what: str, chosen: Sequence[str], allowed: Iterable[str]) -> No
     for name in chosen:
         if name not in names:
             raise ValueError(f"{what} must be one of {', '.join(map(repr, names))}, got {name!r}.")
-
-
-def check_sizes(**sizes: int | Sequence[int] | None) -> None:
-    """Raises ValueError for a size below 1, alone or in a sequence; None is no size."""
-    for name, given in sizes.items():
-        for size in given if isinstance(given, Sequence) else (given,):
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be 1 or more, got {size}.")
 
 
 def check_device(name: str) -> None:

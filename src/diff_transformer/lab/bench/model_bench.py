@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -22,8 +22,7 @@ from diff_transformer.lab.bench.benchmark import (
     Recorder,
     Threshold,
     Watcher,
-    check_sizes,
-    cuda_versions,
+    check_choice,
     row_threshold,
     share_of_allowed,
     time_case,
@@ -91,14 +90,9 @@ class ModelSettings(BenchSettings):
         passes = {"passes": ("forward", "step")} if given.get("compile") else {}
         return {**super().implied_by(given), **passes}
 
-    def candidate_names(self) -> Iterable[str]:
-        return MODELS
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = ("layers", "check_layers", "hidden_size", "intermediate_size", "head_dim", "vocabulary")
-        check_sizes(length=(*self.lengths, *self.contexts), **{name: getattr(self, name) for name in sizes})
-        check_sizes(check_vocabulary=self.check_vocabulary)
+        check_choice("candidate", self.candidates or (), MODELS)
         if self.layers is None and not self.on_cuda:
             raise ValueError("how many layers fit is known on CUDA alone; name a number of layers.")
         if self.compile and "decode" in self.passes:
@@ -187,7 +181,7 @@ def layers_that_fit(settings: ModelSettings, dtype: torch.dtype, free: int) -> i
 
 def build(name: str, settings: ModelSettings) -> nn.Module:
     """A model in float32 whose weights bfloat16 represents exactly, so that all dtypes have the same ones."""
-    device, measured = torch.device(settings.device), MODELS[name]
+    device, measured = settings.torch_device, MODELS[name]
     with torch.random.fork_rng(devices=[device] if settings.on_cuda else []), device:
         torch.manual_seed(0)
         config = measured.config_class(**settings.config(), **measured.options)
@@ -287,12 +281,10 @@ def measure_model(settings: ModelSettings, watcher: Watcher) -> tuple[dict[str, 
     if for_check != settings:
         layers, vocabulary = for_check.layers, for_check.vocabulary
         notes.append(f"Results were checked with {layers} of the layers and a vocabulary of {vocabulary:,}.")
-    if settings.on_cuda:
-        notes.append(cuda_versions())
     document = settings.document(
         "bench model",
+        notes,
         candidates={name: MODELS[name].about for name in parameters},
-        notes=notes,
         parameters=parameters,
         thresholds=step_thresholds(recorder.rows, on_cuda=settings.on_cuda),
         rows=recorder.rows,

@@ -20,8 +20,7 @@ from diff_transformer.lab.bench.benchmark import (
     Recorder,
     Threshold,
     Watcher,
-    check_sizes,
-    cuda_versions,
+    check_choice,
     row_threshold,
     threshold,
     time_case,
@@ -92,19 +91,13 @@ class OperatorSettings(BenchSettings):
         batches = {"decode_batches": (given["batch"],)} if "batch" in given else {}
         return {**super().implied_by(given), **batches}
 
-    def candidate_names(self) -> Iterable[str]:
-        return candidates(self.device)
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes(heads=self.heads, head_dim=self.head_dims, length=(*self.lengths, *self.caches))
-        check_sizes(batch=self.decode_batches)
+        check_choice("candidate", self.candidates or (), candidates(self.device))
         if self.heads % 2:
             raise ValueError(
                 f"heads must be even, since two of the Transformer's make a differential head, got {self.heads}."
             )
-        if self.memory_length < 0:
-            raise ValueError(f"the length for the memory must be 1 or more, or 0 for none, got {self.memory_length}.")
 
     @property
     def causal_passes(self) -> list[str]:
@@ -166,8 +159,8 @@ def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict
     cpu = [*cpu_thresholds(recorder.rows), one_head_threshold(one_head), memory_threshold(memory)]
     document = settings.document(
         "bench operator",
+        CUDA_NOTES if settings.on_cuda else (),
         candidates={name: candidate.about for name, candidate in candidates(device).items()},
-        notes=(*CUDA_NOTES, cuda_versions()) if settings.on_cuda else (),
         peak_teraflops_per_second=peak,
         thresholds=cuda_thresholds(recorder.rows) if settings.on_cuda else cpu,
         rows=recorder.rows,
