@@ -111,10 +111,10 @@ def test_bench_sets_the_threads(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["layer"], "bench can measure 'operator' or 'model', got 'layer'"),
+        (["layer"], "'layer' is not one of 'operator', 'model'"),
         (["operator", "--dtype", "int8"], "dtype must be one of 'float32', 'bfloat16', got 'int8'"),
         (["operator", "--rounds", 0], "rounds must be 5 or more, got 0"),
-        (["operator", "--threads", 0], "--threads must be 1 or more, got 0"),
+        (["operator", "--threads", 0], "Invalid value for '--threads'"),
         (["operator", "--heads", 7], "heads must be even"),
         (["operator", "--length", 0], "must be 1 or more, got 0"),
         (["model", "--heads", 8], "--heads is an option of bench operator"),

@@ -1,9 +1,8 @@
 """The command `bench` measures the operator and whole models, relative to the Transformer."""
 
 import sys
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,13 +13,15 @@ if TYPE_CHECKING:
 
     from diff_transformer.lab.bench.benchmark import BenchRow
 
-# Options that one of the two benchmarks has alone. Whole models have one size.
-OPERATOR_ONLY = {"heads": "--heads", "head_dims": "--head-dim", "memory_length": "--memory-length"}
-MODEL_ONLY = {"compile": "--compile"}
+# Settings that one of the two benchmarks has alone, with their options. Whole models have one size.
+ONLY_ONE = {"heads": "--heads", "head_dims": "--head-dim", "memory_length": "--memory-length", "compile": "--compile"}
 
 
 def bench(
-    what: Annotated[str, typer.Argument(metavar="operator|model", help="The operator alone, or whole models.")],
+    what: Annotated[
+        Literal["operator", "model"],
+        typer.Argument(metavar="operator|model", help="The operator alone, or whole models."),
+    ],
     device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
     dtype: Annotated[
         list[str] | None, typer.Option(help="May be repeated.", show_default="float32 and bfloat16; on CUDA bfloat16")
@@ -64,7 +65,7 @@ def bench(
     rounds: Annotated[
         int | None, typer.Option(help="Alternated rounds, 5 or more.", show_default="5 to 25, by the time they take")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of torch.", show_default="all")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.", show_default="all")] = None,
     memory_length: Annotated[
         int | None, typer.Option(help="Length for peak memory, 0 for none (operator).", show_default="16384")
     ] = None,
@@ -85,12 +86,8 @@ def bench(
     sizes are larger; nobody has timed them on a GPU yet. A candidate with wrong results is not timed, and the command
     ends with an error that names it.
     """
-    if what not in ("operator", "model"):
-        raise ValueError(f"bench can measure 'operator' or 'model', got {what!r}.")
     if overwrite and output is None:
         raise ValueError("--overwrite goes with --output, which names the folder of the results.")
-    if threads is not None and threads < 1:
-        raise ValueError(f"--threads must be 1 or more, got {threads}.")
 
     import torch
 
@@ -99,21 +96,33 @@ def bench(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    options: dict[str, Any] = {"dtypes": dtype, "batch": batch, "heads": heads, "head_dims": head_dim}
-    options |= {"passes": pass_, "rounds": rounds, "memory_length": memory_length, "compile": compile_ or None}
-    options |= {"candidates": [RENAMED.get(name, name) for name in candidate or ()]}
+    options = {
+        "dtypes": tuple(dtype or ()),
+        "lengths": tuple(length or ()),
+        "batch": batch,
+        "heads": heads,
+        "head_dims": tuple(head_dim or ()),
+        "passes": tuple(pass_ or ()),
+        "candidates": tuple(RENAMED.get(name, name) for name in candidate or ()),
+        "rounds": rounds,
+        "memory_length": memory_length,
+        "compile": compile_ or None,
+    }
     # The settings have defaults for what was not given.
-    given = {name: value for name, value in options.items() if value not in (None, [])}
-    chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    measure = _measurement(what, device, chosen, tuple(length or ()))
+    chosen = {name: value for name, value in options.items() if value not in (None, ())}
+    settings, measure_with = _benchmark(what)
+    for name, option in ONLY_ONE.items():
+        if name in chosen and name not in settings.__dataclass_fields__:
+            raise ValueError(f"{option} is an option of bench {'model' if what == 'operator' else 'operator'}.")
+    measured = settings.on(device, **chosen)
     path = None if output is None else results_path(output, what, device)
     if path is None:
         console.messages().print("The results are printed and not written: --output names a folder for them.")
     else:
         console.refuse_existing((path, path.with_suffix(".md")), "results", overwrite=overwrite)
-    watcher = _BenchProgress(console.output(), console.messages())
+    watcher = _BenchProgress(console.messages())
     try:
-        document, rows = measure(watcher)
+        document, rows = measure_with(measured, watcher)
     finally:
         watcher.stop()
     for threshold in document["thresholds"]:
@@ -123,27 +132,21 @@ def bench(
     refuse_wrong(rows)
 
 
-def _measurement(what: str, device: str, options: dict[str, Any], lengths: tuple[int, ...]) -> Any:
-    """The measurement with its settings, which takes a watcher."""
-    only_elsewhere, where = (MODEL_ONLY, "bench model") if what == "operator" else (OPERATOR_ONLY, "bench operator")
-    for name, option in only_elsewhere.items():
-        if name in options:
-            raise ValueError(f"{option} is an option of {where}.")
+def _benchmark(what: str) -> tuple[type[Any], Any]:
+    """The settings of a benchmark and its measurement, which takes them and a watcher."""
     if what == "operator":
         from diff_transformer.lab.bench.operator_bench import OperatorSettings, measure_operator
 
-        chosen = {"lengths": lengths, "caches": lengths} if lengths else {}
-        return partial(measure_operator, OperatorSettings.on(device, **options, **chosen))
+        return OperatorSettings, measure_operator
     from diff_transformer.lab.bench.model_bench import ModelSettings, measure_model
 
-    chosen = {"lengths": lengths, "contexts": lengths} if lengths else {}
-    return partial(measure_model, ModelSettings.on(device, **options, **chosen))
+    return ModelSettings, measure_model
 
 
 class _BenchProgress:
     """A `diff_transformer.lab.bench.benchmark.Watcher` that prints rows to stdout, under a line for their case."""
 
-    def __init__(self, out: "Console", messages: "Console") -> None:
+    def __init__(self, messages: "Console") -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
         from diff_transformer.cli.terminal_progress import DESCRIPTION, TaskDisplay
@@ -153,8 +156,9 @@ class _BenchProgress:
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), DESCRIPTION)
         self._display = TaskDisplay(messages, *columns, **options)
         # If both are the same terminal, lines appear above the bar.
-        self._out = messages if messages.is_terminal and sys.stdout.isatty() else out
-        self._case: tuple[str, ...] = ()
+        self._out = messages if messages.is_terminal and sys.stdout.isatty() else console.output()
+        self._case = ""
+        self.stop = self._display.stop
         self._display.start()
 
     def stage(self, text: str, done: int, total: int) -> None:
@@ -164,11 +168,7 @@ class _BenchProgress:
     def row(self, row: "BenchRow") -> None:
         from diff_transformer.lab.bench.bench_pages import row_line
 
-        case = (row.pass_, row.dtype, row.sizes)
-        if case != self._case:
-            self._case = case
-            self._out.print(", ".join(case), markup=False, soft_wrap=True)
-        self._out.print(f"  {row_line(row)}", markup=False, soft_wrap=True)
-
-    def stop(self) -> None:
-        self._display.stop()
+        case, before = f"{row.pass_}, {row.dtype}, {row.sizes}", self._case
+        self._case = case
+        lines = [f"  {row_line(row)}"] if case == before else [case, f"  {row_line(row)}"]
+        self._out.print("\n".join(lines), markup=False, soft_wrap=True)

@@ -16,18 +16,12 @@ SEQUENCES, LENGTH = 16, 512
 def chosen_heads(choice: str, source: Path, text: list[Path] | None) -> list[list[int]] | None:
     """The heads of each layer that DEX corrects; None for all heads.
 
-    Args:
-        choice: "all"; "25%", the quarter of each layer's heads that looks most widely on ``text``; or a JSON list with
-            a list of heads for each layer.
-        source: the folder of the model, with its tokenizer where ``text`` is given.
-        text: files or folders of text, for a share of the heads.
-
-    Raises:
-        ValueError: `choice` is none of these, or a share and a text are not given together.
-        FileNotFoundError: there is no such text, model or tokenizer.
+    `choice` is "all"; "25%", the quarter of each layer's heads of the model in `source` that looks most widely on the
+    text; or a JSON list with a list of heads for each layer. Raises ValueError where it is none of these, or where a
+    share and a text are not given together.
     """
     if choice.endswith("%"):
-        return _widest_heads(_parse_share(choice), source, text)
+        return _widest_heads(choice, source, text)
     if text:
         raise ValueError(f"--dex-text ranks heads for --dex-heads like 25%, got --dex-heads {choice}.")
     if choice == "all":
@@ -43,17 +37,13 @@ def chosen_heads(choice: str, source: Path, text: list[Path] | None) -> list[lis
     return layers
 
 
-def _parse_share(choice: str) -> float:
+def _widest_heads(choice: str, source: Path, text: list[Path] | None) -> list[list[int]]:
     try:
         share = float(choice.removesuffix("%")) / 100
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
         raise ValueError(f"--dex-heads as a share must be more than 0% and up to 100%, got {choice}.")
-    return share
-
-
-def _widest_heads(share: float, source: Path, text: list[Path] | None) -> list[list[int]]:
     if not text:
         raise ValueError("--dex-heads as a share needs --dex-text, on which the heads are ranked.")
     import torch

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,10 +12,8 @@ from diff_transformer.cli.extras import require_extra
 
 if TYPE_CHECKING:
     from diff_transformer.lab.record import ResultsFile
-    from diff_transformer.lab.report.model_card import Form, SharedModel
     from diff_transformer.train import Recipe
 
-DTYPES = ("float32", "bfloat16", "float16")
 # Kind of data → the first part of the names of its measurements.
 SECTIONS = {"text": "language", "retrieval": "retrieval"}
 # Auto class → the name of its task on the Hub. The base model has no task.
@@ -34,8 +32,8 @@ def export(
         bool, typer.Option("--onnx", help="Write an ONNX graph with a cache instead; it is compared with the model.")
     ] = False,
     dtype: Annotated[
-        str | None,
-        typer.Option(help=f"The dtype of the weights: {', '.join(DTYPES)}.", show_default="the checkpoint's own"),
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="The dtype of the weights.", show_default="the checkpoint's own"),
     ] = None,
     max_shard_size: Annotated[
         str | None, typer.Option(help="The largest size of a weights file, such as 500MB.", show_default="5GB")
@@ -52,13 +50,17 @@ def export(
     ] = None,
 ) -> None:
     """Write a model as a folder to share, with weights, tokenizer and a model card that shows its measurements."""
-    _check_options(onnx, dtype, max_shard_size)
     if onnx:
+        if dtype not in (None, "float32"):
+            raise ValueError(f"--onnx writes float32, so --dtype cannot be {dtype}.")
+        if max_shard_size:
+            raise ValueError("--max-shard-size is for folders of safetensors, and --onnx writes none.")
         require_extra("onnx")
+    from diff_transformer._version import __version__
     from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
     from diff_transformer.convert import MAX_SHARD_SIZE, export_folder, export_onnx
     from diff_transformer.convert.shared_folder import check_shard_size
-    from diff_transformer.lab.report.model_card import model_card
+    from diff_transformer.lab.report.model_card import SharedModel, model_card
     from diff_transformer.storage.atomic import refuse_existing
 
     console.quiet_libraries()
@@ -73,8 +75,20 @@ def export(
     if onnx and auto_class != "AutoModelForCausalLM":
         raise ValueError(f"--onnx writes language models, and {str(folder)!r} loads with {auto_class}.")
     model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype)
-    form: Form = "onnx" if onnx else "package"
-    shared = _describe(model, form, target, folder, recipe, auto_class, tokenizer is not None)
+    step = folder.name.removeprefix("step-")
+    shared = SharedModel(
+        name=target.name,
+        form="onnx" if onnx else "package",
+        needed=__version__,
+        config=model.config.to_dict(),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        task=TASKS.get(auto_class),
+        auto_class=auto_class,
+        has_tokenizer=tokenizer is not None,
+        step=int(step) if step != folder.name and step.isdigit() else None,
+        data=recipe.data.describe() if recipe else None,
+        length=recipe.data.length if recipe else None,
+    )
     settings = recipe.model_dump(mode="json") if recipe else None
     card = model_card(shared, settings, measured, license=license_name)
     if onnx:
@@ -86,17 +100,6 @@ def export(
         console.output().print(f"{file} ({file.stat().st_size:,} bytes)")
 
 
-def _check_options(onnx: bool, dtype: str | None, max_shard_size: str | None) -> None:
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    if not onnx:
-        return
-    if dtype not in (None, "float32"):
-        raise ValueError(f"--onnx writes float32, so --dtype cannot be {dtype}.")
-    if max_shard_size:
-        raise ValueError("--max-shard-size is for folders of safetensors, and --onnx writes none.")
-
-
 def _auto_class(folder: Path) -> str:
     """The name of the Auto class of transformers that loads the model in a folder."""
     from diff_transformer.model.remote_code import AUTO_CLASSES
@@ -104,34 +107,6 @@ def _auto_class(folder: Path) -> str:
 
     named = read_json(folder / "config.json").get("architectures") or [""]
     return next((auto for auto, ours in AUTO_CLASSES.items() if ours == named[0]), "AutoModelForCausalLM")
-
-
-def _describe(
-    model: Any,
-    form: "Form",
-    target: Path,
-    folder: Path,
-    recipe: "Recipe | None",
-    auto_class: str,
-    tokenizer: bool,
-) -> "SharedModel":
-    from diff_transformer._version import __version__
-    from diff_transformer.lab.report.model_card import SharedModel
-
-    step = folder.name.removeprefix("step-")
-    return SharedModel(
-        name=target.name,
-        form=form,
-        needed=__version__,
-        config=model.config.to_dict(),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        task=TASKS.get(auto_class),
-        auto_class=auto_class,
-        has_tokenizer=tokenizer,
-        step=int(step) if step != folder.name and step.isdigit() else None,
-        data=recipe.data.describe() if recipe else None,
-        length=recipe.data.length if recipe else None,
-    )
 
 
 def _results(folder: Path, recipe: "Recipe | None", named: list[Path]) -> "list[ResultsFile]":

@@ -1,5 +1,6 @@
 """The command `plan` prints what a training run would take without running it."""
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,8 +53,9 @@ def plan(
     if json:
         console.print_line(_json(made))
         return
-    for line in _facts(made):
-        console.print_line(line)
+    console.print_line(f"{made.name} · {made.attention_type}")
+    for label, text in _facts(made):
+        console.print_line(f"{label:17}{text}")
     out.print(_table(made))
     for way in made.ways:
         console.print_line(_advice(made, way))
@@ -69,85 +71,64 @@ def _json(made: "Plan") -> str:
     return json.dumps(values, indent=1)
 
 
-def _facts(made: "Plan") -> list[str]:
-    how = {"single": "", "ddp": ", weights whole on each (ddp)", "fsdp": ", weights sharded (fsdp)"}
-    where = "this machine's processor" if made.device == "cpu" else f"{made.devices} × {made.device}"
-    lines = [
-        f"{made.name} · {made.attention_type}",
-        f"parameters       {made.parameters:,} ({_short(made.parameters)})",
-        f"operations       {made.flops_per_token:.3g} FLOPs per token, forward and backward, nothing twice",
-        f"run              {made.steps:,} steps of {made.tokens_per_step:,} tokens, "
-        f"{made.steps * made.tokens_per_step:.3g} tokens",
-        f"data             {made.data}",
-        f"on               {where}{how.get(made.kind, ', heads shared out (tensor)')}, precision {made.precision}",
-    ]
-    lines += _communication(made)
-    if made.peak is not None and made.days is not None:
-        peak = f"{made.utilisation:.0%} of {made.peak / 1e12:.3g} TFLOP/s"
-        lines.append(f"time             {_duration(made.days)} at {peak}; evaluation and saving come on top")
-        if made.utilisation < made.assumed:
-            lines.append(
-                f"{_INDENT}(at best: communication takes longer than what runs meanwhile, so {made.assumed:.0%} "
-                "cannot be reached)"
-            )
-    lines += _disk(made)
-    size, unit = _unit(made)
-    room = "" if made.device_memory is None else f", where {made.device_memory / size:,.0f} {unit} can be used"
-    lines.append(f"memory           {unit} on each when most is held{room};")
-    lines.append(f"                 {made.micro_batch} sequences at a time (train.accumulation={made.accumulation})")
-    if made.device == "cpu":
-        lines.append(
-            "                 (of tensors; glibc keeps freed blocks, up to 40 % more, unless the environment says "
-            "MALLOC_MMAP_THRESHOLD_=65536)"
-        )
-    return lines
-
-
-_INDENT = " " * 17
-_SENT = {
+# Units from the largest to the smallest.
+COUNTS = {"B": 1e9, "M": 1e6}
+BYTES = {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3, " bytes": 1}
+DAYS = {" days": 1, " hours": 1 / 24, " minutes": 1 / (24 * 60), " seconds": 1 / (24 * 60 * 60)}
+SHARED_HOW = {"single": "", "ddp": ", weights whole on each (ddp)", "fsdp": ", weights sharded (fsdp)"}
+SENT = {
     "ddp": "gradients are added up while the backward pass runs",
     "fsdp": "weights are gathered and gradients scattered while the layers compute",
     "tensor": "each layer's outputs and gradients are added up, and nothing can run meanwhile",
 }
-_UNKNOWN = ("", ", give it with --network GB/s")
 
 
-def _communication(made: "Plan") -> list[str]:
+def _facts(made: "Plan") -> Iterator[tuple[str, str]]:
+    """What is planned, a line for each fact; a line without a label belongs to the one above."""
+    tokens = f"{made.tokens_per_step:,} tokens, {made.steps * made.tokens_per_step:.3g} tokens"
+    where = "this machine's processor" if made.device == "cpu" else f"{made.devices} × {made.device}"
+    how = SHARED_HOW.get(made.kind, ", heads shared out (tensor)")
+    yield "parameters", f"{made.parameters:,} ({_scaled(made.parameters, COUNTS)})"
+    yield "operations", f"{made.flops_per_token:.3g} FLOPs per token, forward and backward, nothing twice"
+    yield "run", f"{made.steps:,} steps of {tokens}"
+    yield "data", made.data
+    yield "on", f"{where}{how}, precision {made.precision}"
+    yield from _communication(made)
+    if made.peak is not None and made.days is not None:
+        peak = f"{made.utilisation:.0%} of {made.peak / 1e12:.3g} TFLOP/s"
+        yield "time", f"{_scaled(made.days, DAYS)} at {peak}; evaluation and saving come on top"
+        if made.utilisation < made.assumed:
+            slow = "communication takes longer than what runs meanwhile"
+            yield "", f"(at best: {slow}, so {made.assumed:.0%} cannot be reached)"
+    size, kept = _scaled(made.checkpoint_bytes, BYTES), _scaled(made.checkpoints_bytes, BYTES)
+    yield "disk", f"{size} a checkpoint, {kept} with those that stay and one being written"
+    if made.token_cache_bytes is not None:
+        read = _scaled(made.token_cache_bytes, BYTES)
+        yield "", f"{read} of tokens are read; the cache (data.cache) holds the whole text"
+    mebi, unit = _unit(made)
+    usable = "" if made.device_memory is None else f", where {made.device_memory / mebi:,.0f} {unit} can be used"
+    yield "memory", f"{unit} on each when most is held{usable};"
+    yield "", f"{made.micro_batch} sequences at a time (train.accumulation={made.accumulation})"
+    if made.device == "cpu":
+        kept = "glibc keeps freed blocks, up to 40 % more, unless the environment says MALLOC_MMAP_THRESHOLD_=65536"
+        yield "", f"(of tensors; {kept})"
+
+
+def _communication(made: "Plan") -> Iterator[tuple[str, str]]:
     """What each GPU receives in a step, and which bandwidth that needs and has."""
     sent = made.communication
     if sent is None:
-        return []
-    lines = [f"communication    {sent.received / 1e9:.3g} GB to each GPU per step: {_SENT[made.kind]};"]
-    parts = [("inside a machine", sent.received - sent.through_network, sent.link)]
+        return
+    yield "communication", f"{sent.received / 1e9:.3g} GB to each GPU per step: {SENT[made.kind]};"
+    inside, outside = (None, None) if made.needed is None else (made.needed[0] - made.needed[1], made.needed[1])
+    parts = [("inside a machine", sent.received - sent.through_network, sent.link, inside, "")]
     if sent.through_network:
-        parts.append(("through its network card", sent.through_network, sent.network))
-    needed = None
-    if made.needed is not None:
-        needed = made.needed[0] - made.needed[1], made.needed[1]
-    for number, (where, size, bandwidth) in enumerate(parts):
-        wants = "" if needed is None else f", hidden behind the computation at {needed[number] / 1e9:.3g} GB/s or more"
-        has = f"a GPU has {bandwidth / 1e9:.3g}" if bandwidth else f"what a GPU has is unknown{_UNKNOWN[number]}"
-        lines.append(f"{_INDENT}{size / 1e9:.3g} GB {where}{wants}; {has}")
-    return lines
-
-
-def _disk(made: "Plan") -> list[str]:
-    lines = [
-        f"disk             {_bytes(made.checkpoint_bytes)} a checkpoint, {_bytes(made.checkpoints_bytes)} with those "
-        "that stay and one being written"
-    ]
-    if made.token_cache_bytes is not None:
-        tokens = _bytes(made.token_cache_bytes)
-        lines.append(f"{_INDENT}{tokens} of tokens are read; the cache (data.cache) holds the whole text")
-    return lines
-
-
-def _bytes(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+        ask = ", give it with --network GB/s"
+        parts.append(("through its network card", sent.through_network, sent.network, outside, ask))
+    for where, size, bandwidth, needed, ask in parts:
+        wants = "" if needed is None else f", hidden behind the computation at {needed / 1e9:.3g} GB/s or more"
+        has = f"a GPU has {bandwidth / 1e9:.3g}" if bandwidth else f"what a GPU has is unknown{ask}"
+        yield "", f"{size / 1e9:.3g} GB {where}{wants}; {has}"
 
 
 def _table(made: "Plan") -> "Table":
@@ -174,19 +155,12 @@ def _advice(made: "Plan", way: "Way") -> str:
     return f"{which}: fits with train.accumulation={way.accumulation}, {way.micro_batch} sequences at a time"
 
 
-def _short(count: int) -> str:
-    return f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M"
+def _scaled(value: float, units: Mapping[str, float]) -> str:
+    """A value in the largest unit that it reaches, or in the smallest one."""
+    unit = next((name for name, size in units.items() if value >= size), list(units)[-1])
+    return f"{value / units[unit]:.3g}{unit}"
 
 
 def _unit(made: "Plan") -> tuple[int, str]:
     """GiB, or MiB for what is small."""
     return (1 << 30, "GiB") if max(way.memory.total for way in made.ways) >= 1 << 30 else (1 << 20, "MiB")
-
-
-def _duration(days: float) -> str:
-    if days >= 1:
-        return f"{days:.3g} days"
-    hours = days * 24
-    if hours >= 1:
-        return f"{hours:.3g} hours"
-    return f"{hours * 60:.3g} minutes" if hours * 60 >= 1 else f"{hours * 3600:.2g} seconds"

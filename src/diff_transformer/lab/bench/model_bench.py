@@ -88,7 +88,8 @@ class ModelSettings(BenchSettings):
     @classmethod
     def implied_by(cls, given: Any) -> dict[str, Any]:
         passes = {"passes": ("forward", "step")} if given.get("compile") else {}
-        return {**super().implied_by(given), **passes}
+        contexts = {"contexts": given["lengths"]} if "lengths" in given else {}
+        return {**super().implied_by(given), **passes, **contexts}
 
     def __post_init__(self) -> None:
         super().__post_init__()

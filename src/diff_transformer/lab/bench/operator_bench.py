@@ -89,7 +89,8 @@ class OperatorSettings(BenchSettings):
     @classmethod
     def implied_by(cls, given: Any) -> dict[str, Any]:
         batches = {"decode_batches": (given["batch"],)} if "batch" in given else {}
-        return {**super().implied_by(given), **batches}
+        caches = {"caches": given["lengths"]} if "lengths" in given else {}
+        return {**super().implied_by(given), **batches, **caches}
 
     def __post_init__(self) -> None:
         super().__post_init__()
