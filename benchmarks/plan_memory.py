@@ -32,7 +32,7 @@ from diff_transformer.train.training_plan import plan
 from diff_transformer.train.training_progress import Silent
 
 HERE = Path(__file__).parent
-BAR = 0.15
+LIMIT = 0.15  # of the difference between plan and peak
 STEPS = 2
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
@@ -160,8 +160,8 @@ def main() -> None:
     if given.only is not None:
         return
     worst = max(abs(row["error"]) for row in rows)
-    print(f"MiB; the plan is within {worst:.1%} of the measured peak (bar {BAR:.0%}): {worst <= BAR}")
-    settings = {"steps": STEPS, "malloc": MALLOC if given.device == "cpu" else None, "bar": BAR, "recipes": RECIPES}
+    print(f"MiB; the plan is within {worst:.1%} of the measured peak (limit {LIMIT:.0%}): {worst <= LIMIT}")
+    settings = {"steps": STEPS, "malloc": MALLOC if given.device == "cpu" else None, "limit": LIMIT, "recipes": RECIPES}
     environment = vars(capture_environment(given.device))
     document = {**environment, "settings": {"model": MODEL, **settings}, "worst": worst, "rows": rows}
     given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

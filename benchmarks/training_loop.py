@@ -5,9 +5,9 @@
 
 Both train the same model from the same weights in one process, in turns of `--block` steps: whenever `train` reports
 the end of a block, the bare loop makes the same steps before `train` goes on. So a drift of the machine meets both
-alike. Every block of `train` holds a logged step; an inspection, which comes once in a hundred steps, is timed by
-itself and its share added. The bare loop has its batches ready, `train` makes them; how long one takes is said, too.
-Their losses must agree, or nothing is written.
+alike. Every block of `train` holds a logged step; the layer statistics, which come once in a hundred steps, are timed
+by themselves and their share added. The bare loop has its batches ready, while `train` makes them; the time that one
+takes is reported, too. The losses of both must agree, or nothing is written.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from diff_transformer.train.training_progress import Silent
 
 HERE = Path(__file__).parent
 WARM_UP = 3  # steps of either that are not timed: kernels are built, memory is found
-BAR = 0.03
+LIMIT = 0.03  # of the overhead
 # How far apart the losses of a step may be, relatively: rounding that grows from step to step.
 AGREEMENT = {"no": 1e-3, "bf16": 3e-2}
 
@@ -58,9 +58,9 @@ class Bare:
         wait_for(self.device)
         start = time.perf_counter()
         for batch in self.batches[len(self.losses) :][:steps]:
-            piece = {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
+            inputs = {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in batch.items()}
             with autocast(self.device, self.settings.precision):
-                loss = self.model(**piece, use_cache=False, chunked_loss=True).loss
+                loss = self.model(**inputs, use_cache=False, chunked_loss=True).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm or math.inf)
             for optimizer in self.optimizers:
@@ -149,15 +149,15 @@ def median_seconds(run: Callable[[], object], device: torch.device, times: int) 
     return statistics.median(samples)
 
 
-def check_agreement(found: list[float], expected: list[float], relative: float) -> None:
+def check_agreement(losses: list[float], bare_losses: list[float], tolerance: float) -> None:
     """Raises ValueError where the two loops have not done the same work."""
-    for step, (one, other) in enumerate(zip(found, expected, strict=True), start=1):
-        if not abs(one - other) <= relative * abs(other):
-            raise ValueError(f"The loops part: at step {step} the loss of train() is {one}, of the bare loop {other}.")
+    for step, (loss, bare) in enumerate(zip(losses, bare_losses, strict=True), start=1):
+        if not abs(loss - bare) <= tolerance * abs(bare):
+            raise ValueError(f"The loops part: at step {step} the loss of train() is {loss}, of the bare loop {bare}.")
 
 
 def measure(recipe: Recipe, block: int, device: torch.device) -> list[Result]:
-    """Run both loops; what is said of them."""
+    """Run both loops. The records are their times, and the overhead of `train` as shares of the bare loop's step."""
     data = build_data(recipe)
     steps, tokens = recipe.train.steps, recipe.data.batch_size * recipe.data.length
     started = time.perf_counter()
@@ -172,11 +172,12 @@ def measure(recipe: Recipe, block: int, device: torch.device) -> list[Result]:
     first_row = flattened({name: tensor[:1] for name, tensor in batches[0].items()})
     one = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in first_row.items()}
     with autocast(device, recipe.train.precision):
-        inspecting = median_seconds(lambda: measure_layers(run.model, one), device, 3)
+        statistics_seconds = median_seconds(lambda: measure_layers(run.model, one), device, 3)
     each = {variant: [seconds / block for seconds in turns.seconds[variant]] for variant in turns.seconds}
     step = {variant: statistics.median(values) for variant, values in each.items()}
     ratios = spread([ours / bare for ours, bare in zip(each["train"], each["bare"], strict=True)])
-    inspected = inspecting / (recipe.train.inspect_every or math.inf) / step["bare"]
+    every = recipe.train.inspect_every
+    statistics_share = statistics_seconds / (every or math.inf) / step["bare"]
     records = [
         Result(
             name="step",
@@ -203,23 +204,24 @@ def measure(recipe: Recipe, block: int, device: torch.device) -> list[Result]:
         )
 
     quartiles = (ratios.quartiles[0] - 1, ratios.quartiles[1] - 1)
-    every = recipe.train.inspect_every
     share("overhead of the steps", ratios.median - 1, "median over the blocks, between their quartiles", quartiles)
-    share("share of the inspections", inspected, f"{1e3 * inspecting:.1f} ms, once in {every} steps")
-    share("overhead", ratios.median - 1 + inspected, "the two together")
+    share(
+        "share of the layer statistics", statistics_share, f"{1e3 * statistics_seconds:.1f} ms, once in {every} steps"
+    )
+    share("overhead", ratios.median - 1 + statistics_share, "the sum of both")
     all_steps = sum(turns.seconds["train"]) / sum(turns.seconds["bare"]) - 1
-    share("overhead of all steps", all_steps, "total over total, with the inspections that fell into them")
+    share("overhead of all steps", all_steps, "total over total, with the layer statistics that fell into them")
     share("share of making a batch", making / step["bare"], f"{1e3 * making:.2f} ms, in a thread beside the step")
     return records
 
 
 def verdict(records: list[Result]) -> str:
-    """What the overhead is to the bar. Blocks that differ by more than twice the bar are those of a busy machine."""
-    found = {record.name: record for record in records if record.variant == "train"}
-    low, high = found["overhead of the steps"].interval or (math.nan, math.nan)
-    if not high - low <= 2 * BAR:
+    """Whether the overhead keeps the limit. Blocks that differ by more than twice the limit are a busy machine's."""
+    shares = {record.name: record for record in records if record.variant == "train"}
+    low, high = shares["overhead of the steps"].interval or (math.nan, math.nan)
+    if not high - low <= 2 * LIMIT:
         return "undecided, as the blocks differ by more: measure again on an idle machine"
-    return "held" if found["overhead"].value <= BAR else "missed"
+    return "held" if shares["overhead"].value <= LIMIT else "missed"
 
 
 def main() -> None:
@@ -248,7 +250,7 @@ def main() -> None:
         value = f"{100 * record.value:8.2f} %" if not record.unit else f"{record.value:8,.1f} {record.unit}"
         between = f", {100 * record.interval[0]:.2f} to {100 * record.interval[1]:.2f} %" if record.interval else ""
         print(f"{record.name:26} {record.variant:6} {value}{between}  {record.method}")
-    print(f"bar: at most {100 * BAR:.0f} %: {verdict(records)}")
+    print(f"limit: at most {100 * LIMIT:.0f} %: {verdict(records)}")
     sizes = ", ".join(f"{name} {vars(arguments)[name]}" for name in ("hidden", "layers", "length", "batch_size"))
     versions = ", ".join(f"{name} {version}" for name, version in document.versions.items())
     print(f"{document.device}; {sizes}, precision {arguments.precision}, compile {arguments.compile}; {versions}")

@@ -10,10 +10,9 @@ from diff_transformer.cli import console
 from diff_transformer.cli.console import Seed, TextPaths, parse_options
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from diff_transformer.lab.experiments.experiment import Experiment
     from diff_transformer.lab.record import ResultsFile
+    from diff_transformer.lab.report.table import Table
 
 ALL = "all"
 
@@ -165,45 +164,32 @@ def _shared_out(
     from diff_transformer.lab.experiments.request import preset_of
 
     presets = [preset_of(experiment, preset) for experiment in experiments]
-    known = [one.options for one in presets]
-    on_text = [one.trains_on_text for one in presets]
+    known = {name for one in presets for name in one.options}
+    on_text = any(one.trains_on_text for one in presets)
     return [
         {
-            "text": text if its or not any(on_text) else [],
-            "options": {
-                name: value
-                for name, value in options.items()
-                if name in own or not any(name in others for others in known)
-            },
+            "text": text if one.trains_on_text or not on_text else [],
+            "options": {name: value for name, value in options.items() if name in one.options or name not in known},
         }
-        for own, its in zip(known, on_text, strict=True)
+        for one in presets
     ]
 
 
 def _listing() -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
     from diff_transformer.lab.experiments.experiment import EXPERIMENTS, find_experiment
+    from diff_transformer.lab.report.table import Table
 
-    table = Table(
-        caption=Text("cpu: minutes on two processor cores. gpu: planned for one H200, not timed yet."),
-        caption_justify="left",
-    )
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it shows", overflow="fold")
-    for column in ("cpu", "gpu"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("paper", no_wrap=True)
+    rows = []
     for experiment in map(find_experiment, EXPERIMENTS):
-        presets = experiment.presets
-        times = [_minutes(presets[name].minutes) if name in presets else "–" for name in ("cpu", "gpu")]
-        table.add_row(experiment.name, Text(experiment.shows), *times, "checked" if "paper" in presets else "–")
-    return table
-
-
-def _minutes(minutes: float | None) -> str:
-    return "?" if minutes is None else f"{minutes:g} min"
+        cells = dict.fromkeys(("cpu", "gpu", "paper"), "–")
+        for name, preset in experiment.presets.items():
+            cells[name] = "checked" if name == "paper" else "?" if preset.minutes is None else f"{preset.minutes:g} min"
+        rows.append((experiment.name, experiment.shows, *cells.values()))
+    caption = "cpu: minutes on two processor cores. gpu: planned for one H200, not timed yet."
+    columns = ("name", "cpu", "gpu", "paper")
+    return Table.of_rows(
+        ("name", "what it shows", *columns[1:]), rows, caption=caption, right=("cpu", "gpu"), one_line=columns
+    )
 
 
 def _show_paper(experiment: "Experiment", needed: Mapping[str, Sequence[str]]) -> None:

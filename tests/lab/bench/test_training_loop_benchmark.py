@@ -44,7 +44,7 @@ def test_it_measures_and_writes(
     assert {variant: record["n"] for variant, record in steps.items()} == {"train": 3, "bare": 3}
     overhead = {record["name"]: record["value"] for record in document["records"] if "overhead" in record["name"]}
     assert overhead["overhead of the steps"] < overhead["overhead"]
-    assert "bar: at most 3 %" in printed
+    assert "limit: at most 3 %" in printed
     assert document["settings"]["train"]["steps"] == program.WARM_UP + 12
 
 
