@@ -49,11 +49,7 @@ def read_recipe(name: str, settings: list[str] | None) -> "Recipe":
 
 
 def parse_options(given: list[str]) -> dict[str, Any]:
-    """Options as a mapping of names to values, which are YAML: a number, a word or a list.
-
-    Raises:
-        ValueError: one that is not NAME=VALUE, or a name given twice.
-    """
+    """Options NAME=VALUE, each given once, as a mapping of names to values. These are YAML: a number, word or list."""
     import yaml
 
     from diff_transformer.train.recipe import read_yaml

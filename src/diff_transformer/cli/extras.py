@@ -24,12 +24,7 @@ EXTRAS = {"train": TRAIN_EXTRA, "onnx": ONNX_EXTRA, "harness": HARNESS_EXTRA}
 
 
 def require_extra(extra: str, without: Collection[str] = ()) -> None:
-    """Raise ModuleNotFoundError where a package of an extra is missing, before the slow import of torch.
-
-    Args:
-        extra: one of `EXTRAS`.
-        without: modules of the extra that are not needed.
-    """
+    """Raise ModuleNotFoundError where a module of an extra, except `without`, is missing, before torch is imported."""
     for name in EXTRAS[extra]:
         if name not in without and find_spec(name) is None:
             raise ModuleNotFoundError(name=name)

@@ -35,8 +35,7 @@ _CASE: Mapping[str, Columns] = {
 def results_path(folder: Path, kind: str, device: str) -> Path:
     """The JSON file of a benchmark ("operator" or "model") in a folder, which is made if it does not exist.
 
-    Raises:
-        ValueError: nothing can be written there, or the file there is not of this benchmark.
+    Raises ValueError where nothing can be written, or where the file that is there is not of this benchmark.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,29 +145,26 @@ def ratio_table(
 
     A candidate that is measured against another one than the base has a column "a / b" for it.
     """
-    base = base_of(document)
-    chosen = [row for row in document["rows"] if lengths is None or row["shape"]["keys"] in lengths]
-    rows = [
-        row if row["against"] == base else {**row, "candidate": f"{row['candidate']} / {row['against']}"}
-        for row in chosen
-        if batches is None or row["shape"]["batch"] in batches
-    ]
-    # A backend that no case here can run has no column; its reason is on the page.
-    shown = _names(row for row in rows if row["ratio"] is not None or row["reason"] == WRONG)
-    names = [name for name in shown if name != base and (candidates is None or name in candidates)]
-    template = "{ratio:.2f}" + (f" {_SPAN}" if quartiles else "")
-    digits = 3 if document["settings"]["device"].startswith("cuda") else 1
+    base, digits = base_of(document), 3 if document["settings"]["device"].startswith("cuda") else 1
+    last, template = f"{base}, ms", "{ratio:.2f}" + (f" {_SPAN}" if quartiles else "")
+
+    def column(row: Row) -> str:
+        if row["candidate"] == base:
+            return last
+        return row["candidate"] if row["against"] == base else f"{row['candidate']} / {row['against']}"
 
     def cell(row: Row) -> str:
         if row["ratio"] is None:
             return "wrong" if row["reason"] == WRONG else "–"
-        return template.format_map(row)
+        return f"{row['milliseconds']:.{digits}f}" if row["candidate"] == last else template.format_map(row)
 
-    def milliseconds(case: Mapping[str, Row]) -> str:
-        time = case[base]["milliseconds"] if base in case else None
-        return "–" if time is None else f"{time:.{digits}f}"
-
-    return _case_table(rows, _CASE[document["title"]], cell, names, {f"{base}, ms": milliseconds})
+    rows = [row for row in document["rows"] if lengths is None or row["shape"]["keys"] in lengths]
+    rows = [row for row in rows if batches is None or row["shape"]["batch"] in batches]
+    rows = [{**row, "candidate": column(row)} for row in rows]
+    # A backend that no case here can run has no column; its reason is on the page.
+    shown = _names(row for row in rows if row["ratio"] is not None or row["reason"] == WRONG)
+    names = [name for name in shown if name != last and (candidates is None or name in candidates)]
+    return _case_table(rows, _CASE[document["title"]], cell, [*names, last])
 
 
 def throughput_table(document: Document) -> str:
@@ -206,16 +202,15 @@ def one_head_table(document: Document) -> str:
 
 def memory_table(document: Document) -> str:
     """Peak memory in MiB."""
-    columns = {"candidate": "{candidate}", **_PASS_AND_DTYPE, "length": "{shape[keys]}"}
-    columns |= {**_width(document.get("memory", ())), "total": "{total}", "own": "{own}"}
-    rows = []
-    for row in document.get("memory", ()):
-        sizes = {"total": row.get("reason", ""), "own": "–", "ratio": "–"}
-        if "total" in row:
-            sizes = {"total": f"{row['total']:.0f}", "own": f"{row['own']:.0f}", "ratio": _number(row["ratio"])}
-        rows.append({**row, **sizes})
-    table = _table({**columns, f"ratio to {BASELINE}": "{ratio}"}, rows)
-    return f"{table}\n\n{MEMORY_NOTE}" if table else ""
+    rows = document.get("memory", ())
+    sizes = {"total": "{total:.0f}", "own": "{own:.0f}", f"ratio to {BASELINE}": "{shown}"}
+    columns = {"candidate": "{candidate}", **_PASS_AND_DTYPE, "length": "{shape[keys]}", **_width(rows), **sizes}
+    unmeasured = dict(zip(sizes, ("{reason}", "–", "–"), strict=True))
+    lines = []
+    for row in rows:
+        cells = columns if "total" in row else {**columns, **unmeasured}
+        lines.append([cell.format(**row, shown=_number(row.get("ratio"))) for cell in cells.values()])
+    return f"{markdown_table(list(columns), lines)}\n\n{MEMORY_NOTE}" if lines else ""
 
 
 def row_line(row: BenchRow) -> str:
@@ -243,24 +238,19 @@ def _table(columns: Columns, rows: Iterable[Row]) -> str:
 
 
 def _case_table(
-    rows: Sequence[Row],
-    case_columns: Columns,
-    cell: Callable[[Row], str],
-    names: Sequence[str] | None = None,
-    last_columns: Mapping[str, Callable[[Mapping[str, Row]], str]] | None = None,
+    rows: Sequence[Row], case_columns: Columns, cell: Callable[[Row], str], names: Sequence[str] | None = None
 ) -> str:
-    """A line for each case: its columns, a cell for each named candidate (by default for all), and the last columns."""
+    """A line for each case: its columns, and a cell for each named candidate, by default for all."""
     cases: dict[str, dict[str, Row]] = {}
     for row in rows:
         cases.setdefault(f"{row['pass']} {row['dtype']} {row['shape']}", {})[row["candidate"]] = row
-    names, last = _names(rows) if names is None else names, last_columns or {}
+    names = _names(rows) if names is None else names
     lines = []
     for case in cases.values():
         first = next(iter(case.values()))
         cells = [cell(case[name]) if name in case else "–" for name in names]
-        cells += [value(case) for value in last.values()]
         lines.append([*(column.format_map(first) for column in case_columns.values()), *cells])
-    return markdown_table([*case_columns, *(_title(rows, name) for name in names), *last], lines)
+    return markdown_table([*case_columns, *(_title(rows, name) for name in names)], lines)
 
 
 def _with(document: Document, field: str) -> list[Row]:
@@ -306,11 +296,7 @@ def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str
 
 
 def replace_sections(path: Path, sections: Mapping[str, str]) -> None:
-    """Write each text between ``<!-- name -->`` and ``<!-- /name -->`` of a Markdown file, in place of what is there.
-
-    Raises:
-        ValueError: the file does not hold the two marks of a name exactly once.
-    """
+    """Write each text between ``<!-- name -->`` and ``<!-- /name -->`` of a Markdown file, in place of the old one."""
     text = path.read_text(encoding="utf-8")
     for name, content in sections.items():
         start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"

@@ -138,20 +138,14 @@ def _difference(products: Iterable[Tensor], lam: Tensor) -> Tensor:
     return (first - lam.unsqueeze(-1) * second).to(first.dtype)
 
 
-def _full_v(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
+def _composed(inputs: Inputs, lam: Tensor, causal: bool, *, parts: int) -> Tensor:
+    """One call for each map and each part of the values."""
     q, k, v = inputs
-    maps = [F.scaled_dot_product_attention(q[:, :, c], k[:, :, c], v, is_causal=causal) for c in range(2)]
-    return _difference(maps, lam)
-
-
-def _split_v(inputs: Inputs, lam: Tensor, causal: bool) -> Tensor:
-    q, k, v = inputs
+    attend = functools.partial(F.scaled_dot_product_attention, is_causal=causal)
     maps = []
     for c in range(2):
-        halves = [
-            F.scaled_dot_product_attention(q[:, :, c], k[:, :, c], half, is_causal=causal) for half in v.chunk(2, -1)
-        ]
-        maps.append(torch.cat(halves, dim=-1))
+        outputs = [attend(q[:, :, c], k[:, :, c], part) for part in v.chunk(parts, dim=-1)]
+        maps.append(outputs[0] if parts == 1 else torch.cat(outputs, dim=-1))
     return _difference(maps, lam)
 
 
@@ -201,8 +195,9 @@ def backend_of_auto(problem: OperatorProblem, pass_: str) -> str:
 
 
 def _request(problem: OperatorProblem, pass_: str) -> Request:
-    given = (problem.q, problem.k, problem.v, problem.lam.expand(problem.grad.shape[:3]))
-    q, k, v, lam = (tensor.detach().requires_grad_(differentiates(pass_)) for tensor in given)
+    lam = problem.lam.expand(problem.grad.shape[:3])
+    inputs = (problem.q, problem.k, problem.v, lam)
+    q, k, v, lam = (tensor.detach().requires_grad_(differentiates(pass_)) for tensor in inputs)
     return Request(q, k, v, lam, None, True, 1.0, None, None)
 
 
@@ -220,8 +215,8 @@ def _backend(name: str) -> Candidate:
 
 _SOFTMAX_ABOUT = "the Transformer with the same parameters: A heads of d, torch's SDPA"
 _SOFTMAX = Candidate(BASELINE, _SOFTMAX_ABOUT, _softmax, _softmax_inputs, is_baseline=True)
-_FULL_V = Candidate(FULL_V, "SDPA once a map, values 2d wide", _full_v)
-_SPLIT_V = Candidate(SPLIT_V, "SDPA twice a map, each with half of the values", _split_v)
+_FULL_V = Candidate(FULL_V, "SDPA once a map, values 2d wide", functools.partial(_composed, parts=1))
+_SPLIT_V = Candidate(SPLIT_V, "SDPA twice a map, each with half of the values", functools.partial(_composed, parts=2))
 _DIFFLLAMA_ABOUT = "transformers' DiffLlamaAttention without projections, rotary embedding and norm"
 _OTHERS = (
     Candidate(PADDED_Q, "SDPA once, queries padded with zeros to 2d", _padded_q, _cached_keys),
@@ -250,21 +245,14 @@ def differentiates(pass_: str) -> bool:
     return pass_ in (BACKWARD, TRAINING)
 
 
-def timed_run(candidate: Candidate, problem: OperatorProblem, pass_: str) -> Callable[[], object]:
-    """One run of a candidate without arguments, as it is timed."""
+def timed_run(candidate: Candidate, problem: OperatorProblem, pass_: str) -> Callable[[], Any]:
+    """One run of a candidate without arguments, as it is timed: its output, or the gradients of its own inputs."""
     arranged = candidate.arrange(problem.q, problem.k, problem.v)
     leaves = tuple(tensor.detach().requires_grad_(differentiates(pass_)) for tensor in arranged)
     lam = problem.lam.detach().clone().requires_grad_(differentiates(pass_))
     size = problem.grad.shape[:3]
     if not differentiates(pass_):
-        with torch.no_grad():
-            expanded = lam.expand(size)
-
-        def forward() -> Tensor:
-            with torch.no_grad():
-                return candidate.attend(leaves, expanded, pass_ != DECODE)
-
-        return forward
+        return torch.no_grad()(functools.partial(candidate.attend, leaves, lam.expand(size), pass_ != DECODE))
     # The baseline has no λ, and the gradient arrives at heads of d.
     inputs = leaves if candidate.is_baseline else (*leaves, lam)
     grad = split_values(problem.grad).contiguous() if candidate.is_baseline else problem.grad
@@ -280,14 +268,11 @@ def timed_run(candidate: Candidate, problem: OperatorProblem, pass_: str) -> Cal
 
 def compute(candidate: Candidate, problem: OperatorProblem, pass_: str) -> dict[str, Tensor]:
     """The output and, with a backward, the gradients of q, k, v and of λ for each head and token."""
-    size = problem.grad.shape[:3]
     if not differentiates(pass_):
-        with torch.no_grad():
-            arranged = candidate.arrange(problem.q, problem.k, problem.v)
-            return {"out": candidate.attend(arranged, problem.lam.expand(size), pass_ != DECODE)}
+        return {"out": timed_run(candidate, problem, pass_)()}
     leaves = [tensor.detach().requires_grad_() for tensor in (problem.q, problem.k, problem.v)]
     # The expanded view and not λ itself: its gradient belongs to one head, so that a few heads can be checked.
-    lam = problem.lam.detach().requires_grad_().expand(size)
+    lam = problem.lam.detach().requires_grad_().expand(problem.grad.shape[:3])
     out = candidate.attend(candidate.arrange(*leaves), lam, True)
     gradients = torch.autograd.grad(out, [*leaves, lam], problem.grad)
     return {"out": out.detach(), **dict(zip(("q", "k", "v", "lam"), gradients, strict=True))}

@@ -9,6 +9,7 @@ All dtypes get the same numbers, which bfloat16 represents exactly, so one truth
 independent, so the first and the last head of the first and the last sequence stand for all.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ class Shape:
 
     def named(self) -> dict[str, int]:
         """The sizes by their names in results."""
-        return dict(zip(("batch", "heads", "width", "queries", "keys"), vars(self).values(), strict=True))
+        return {"width" if name == "head_dim" else name: size for name, size in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,7 @@ class AnswerCheck:
     def error(self, answer: dict[str, Tensor]) -> float:
         """The largest error of an answer as a share of what is allowed in its dtype.
 
-        Args:
-            answer: "out" of the whole problem and, where there are gradients, "q", "k", "v" and "lam" (B, H, N).
+        The answer is "out" of the whole problem and, where there are gradients, "q", "k", "v" and "lam" (B, H, N).
         """
         dtype, backward = answer["out"].dtype, len(answer) > 1
         if not self._truth.keys() >= answer.keys():
@@ -171,9 +171,7 @@ def matrix_peak(dtype: torch.dtype, device: torch.device, size: int = PEAK_SIZE)
     """TFLOP/s of one large product of two random matrices, the median of some rounds."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
 
-    def product() -> None:
-        torch.mm(left, right)
-
+    product = functools.partial(torch.mm, left, right)
     for _ in range(3):
         product()
     seconds = alternate({"product": product}, kernel_clock(device))["product"]

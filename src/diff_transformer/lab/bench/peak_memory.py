@@ -70,27 +70,26 @@ def measure_memory(
     `total` is the peak above a process that has imported torch and run the candidate once on a tiny shape: inputs,
     λ, the gradient that arrives, output, gradients, and what is held between. `own` is the peak above the inputs.
     """
-    part = {"pass": pass_, "dtype": dtype, "shape": shape.named()}
-    missing = unavailable_reason(device)
+    missing, case = unavailable_reason(device), {"pass": pass_, "dtype": dtype, "shape": shape.named()}
     parts: list[dict[str, Any]] = []
     for name in names:
         request = {"candidate": name, "dtype": dtype, "pass": pass_, "shape": vars(shape), "device": str(device)}
-        found, reason = (None, missing) if missing else _in_new_process({**request, "threads": torch.get_num_threads()})
-        if found is None:
-            parts.append({**part, "candidate": name, "reason": reason})
-            continue
-        first = parts[0].get("total") if parts else found["total"]
-        parts.append({**part, "candidate": name, **found, "ratio": found["total"] / first if first else None})
+        measured = {"reason": missing} if missing else _in_new_process(request)
+        parts.append({**case, "candidate": name, **measured})
+        first = parts[0].get("total")
+        if "total" in measured:
+            parts[-1]["ratio"] = measured["total"] / first if first else None
     return parts
 
 
-def _in_new_process(request: dict[str, Any]) -> tuple[dict[str, float] | None, str | None]:
-    """What a new process measures in MiB, or why it failed."""
+def _in_new_process(request: dict[str, Any]) -> dict[str, Any]:
+    """What a new process measures in MiB, or the reason why it failed."""
+    request = {**request, "threads": torch.get_num_threads()}
     command = [sys.executable, "-m", "diff_transformer.lab.bench.peak_memory", json.dumps(request)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        return None, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return {name: size / MIB for name, size in json.loads(done.stdout).items()}, None
+        return {"reason": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
+    return {name: size / MIB for name, size in json.loads(done.stdout).items()}
 
 
 def memory_threshold(parts: Sequence[dict[str, Any]]) -> Threshold:
