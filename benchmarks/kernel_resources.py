@@ -71,7 +71,7 @@ def measure(job: tuple[int, Configuration]) -> list[dict[str, Any]]:
     capability, configuration = job
     rows = []
     for name, launch in launches(configuration, capability):
-        found = resources(launch, capability)
+        measured = resources(launch, capability)
         sizes = {key.lower(): launch.arguments[key] for key in ("QUERIES", "KEYS", "ROWS") if key in launch.arguments}
         rows.append(
             {
@@ -81,7 +81,7 @@ def measure(job: tuple[int, Configuration]) -> list[dict[str, Any]]:
                 **sizes,
                 "num_warps": launch.num_warps,
                 "num_stages": launch.num_stages,
-                **found._asdict(),
+                **measured._asdict(),
                 "may_spill": configuration.dtype == torch.float32 and are_wide(configuration.d, configuration.dv),
             }
         )

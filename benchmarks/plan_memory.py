@@ -82,11 +82,11 @@ class Peak(Silent):
     """Ends a run after its second step, and remembers the most memory that was in use until then."""
 
     def __init__(self, device: torch.device) -> None:
-        self.meter, self.found = Meter(device), 0
+        self.meter, self.bytes = Meter(device), 0
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
         del loss, tokens_per_second
-        self.found = self.meter.peak()
+        self.bytes = self.meter.peak()
         if step == STEPS:
             raise Enough
 
@@ -101,7 +101,7 @@ def measure(name: str, attention_type: str, device: str) -> int:
         peak.meter.reset()
         with suppress(Enough):
             train(recipe_of(name, attention_type, device), Path(folder) / "run", progress=peak)
-    return peak.found - base
+    return peak.bytes - base
 
 
 def compare(name: str, attention_type: str, device: str, gpu: str) -> dict[str, Any]:

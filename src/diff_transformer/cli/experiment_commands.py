@@ -123,8 +123,8 @@ def reproduce(
     folder = output or Path("runs") / f"reproduce-{preset}"
     shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
     requests = [
-        request_experiment(experiment, preset, seeds=seeds, **own)
-        for experiment, own in zip(experiments, shared, strict=True)
+        request_experiment(experiment, preset, seeds=seeds, **given)
+        for experiment, given in zip(experiments, shared, strict=True)
     ]
     for request in requests:
         check_results(results_path(folder, request.experiment.name), request, resume=resume, overwrite=overwrite)
@@ -206,18 +206,18 @@ def _show_paper(experiment: "Experiment", needed: Mapping[str, Sequence[str]]) -
             "is trained once. Days are at 40 % of the GPUs' peak, or less where communication allows no more."
         )
     lines += preset.remarks
-    for found in variants:
-        sizes = f"{found.counts.total:,} parameters, {found.counts.shared:,} without λ and norms"
-        lines.append(f"{found.variant.label}: {sizes}, {found.heads.heads} heads of {found.heads.head_dim}")
-        for training in found.trainings:
+    for checked in variants:
+        sizes = f"{checked.counts.total:,} parameters, {checked.counts.shared:,} without λ and norms"
+        lines.append(f"{checked.variant.label}: {sizes}, {checked.heads.heads} heads of {checked.heads.head_dim}")
+        for training in checked.trainings:
             planned = training.plan
             others = [name for name in needed.get(training.folder, ()) if name != experiment.name]
             also = f"; also for {', '.join(others)}" if others else ""
             lines.append(f"  train on {planned.devices} × {planned.device}, about {planned.days:.2g} days{also}")
             lines.append(f"    {training.command}")
-        if found.evaluations:
+        if checked.evaluations:
             lines.append("  measure")
-            lines += [f"    {command}" for command in found.evaluations]
+            lines += [f"    {command}" for command in checked.evaluations]
     lines += preset.commands
     console.print_line("\n".join(lines))
 

@@ -66,8 +66,8 @@ def _json(made: "Plan") -> str:
     import json
 
     values = dataclasses.asdict(made)
-    for way, found in zip(values["ways"], made.ways, strict=True):
-        way["memory"]["total"] = found.memory.total
+    for written, way in zip(values["ways"], made.ways, strict=True):
+        written["memory"]["total"] = way.memory.total
     return json.dumps(values, indent=1)
 
 
@@ -100,8 +100,8 @@ def _facts(made: "Plan") -> Iterator[tuple[str, str]]:
         if made.utilisation < made.assumed:
             slow = "communication takes longer than what runs meanwhile"
             yield "", f"(at best: {slow}, so {made.assumed:.0%} cannot be reached)"
-    size, kept = _scaled(made.checkpoint_bytes, BYTES), _scaled(made.checkpoints_bytes, BYTES)
-    yield "disk", f"{size} a checkpoint, {kept} with those that stay and one being written"
+    one, several = _scaled(made.checkpoint_bytes, BYTES), _scaled(made.checkpoints_bytes, BYTES)
+    yield "disk", f"{one} a checkpoint, {several} with those that stay and one being written"
     if made.token_cache_bytes is not None:
         read = _scaled(made.token_cache_bytes, BYTES)
         yield "", f"{read} of tokens are read; the cache (data.cache) holds the whole text"
@@ -110,8 +110,8 @@ def _facts(made: "Plan") -> Iterator[tuple[str, str]]:
     yield "memory", f"{unit} on each when most is held{usable};"
     yield "", f"{made.micro_batch} sequences at a time (train.accumulation={made.accumulation})"
     if made.device == "cpu":
-        kept = "glibc keeps freed blocks, up to 40 % more, unless the environment says MALLOC_MMAP_THRESHOLD_=65536"
-        yield "", f"(of tensors; {kept})"
+        glibc = "glibc keeps freed blocks, up to 40 % more, unless the environment says MALLOC_MMAP_THRESHOLD_=65536"
+        yield "", f"(of tensors; {glibc})"
 
 
 def _communication(made: "Plan") -> Iterator[tuple[str, str]]:

@@ -29,9 +29,9 @@ def small() -> ModelSettings:
 def test_a_run_has_every_model_in_every_pass(small: ModelSettings, notes: Any, tmp_path: Any) -> None:
     document, rows = measure_model(small, notes)
     assert rows == notes.rows == document["rows"]
-    found = {(row.candidate, row.pass_, row.dtype, row.against) for row in rows}
+    timed = {(row.candidate, row.pass_, row.dtype, row.against) for row in rows}
     cases = [(pass_, dtype) for pass_ in (FORWARD, STEP, DECODE) for dtype in ("float32", "bfloat16")]
-    assert found == {(name, *case, "softmax") for name in MODELS for case in cases} | {
+    assert timed == {(name, *case, "softmax") for name in MODELS for case in cases} | {
         ("DiffLlama", *case, "Llama") for case in cases
     }
     for row in rows:
@@ -60,8 +60,8 @@ def test_a_wrong_model_gets_no_time(small: ModelSettings, notes: Any, monkeypatc
     monkeypatch.setattr(interface_attention, "diff_attention", wrong)
     settings = dataclasses.replace(small, dtypes=("float32",), passes=("forward", "decode"), candidates=("diff",))
     _, rows = measure_model(settings, notes)
-    found = [row for row in rows if row.candidate == "diff"]
-    assert [(row.ratio, row.reason) for row in found] == [(None, "its results are wrong")] * 2
+    timed = [row for row in rows if row.candidate == "diff"]
+    assert [(row.ratio, row.reason) for row in timed] == [(None, "its results are wrong")] * 2
     assert [row.ratio for row in rows if row.candidate == "softmax"] == [1.0, 1.0]
     with pytest.raises(ValueError, match=r"diff \(forward, float32"):
         refuse_wrong(rows)

@@ -145,8 +145,8 @@ def test_the_thresholds_of_the_cpu() -> None:
     rows = [row(1.05, 256), row(0.99, 512), row(1.01, 2048), row(1.09, 8192)]
     rows += [row(1.0, 1024, TRAINING), row(1.2, 8192, FORWARD, "bfloat16"), row(1.06, 512, DECODE)]
     rows += [dataclasses.replace(row(9.0, 1024), candidate="sdpa_split_v")]
-    found = {one.text: (one.limit, one.worst, one.holds) for one in cpu_thresholds(rows)}
-    assert found == {
+    thresholds = {one.text: (one.limit, one.worst, one.holds) for one in cpu_thresholds(rows)}
+    assert thresholds == {
         "forward, float32, N 512 to 2048": (1.0, 1.01, False),
         "forward + backward, float32, N 512 to 2048": (0.95, 1.0, False),
         "forward, float32, all lengths": (1.1, 1.09, True),
@@ -157,8 +157,8 @@ def test_the_thresholds_of_the_cpu() -> None:
 
 
 def test_a_threshold_without_rows_is_not_measured() -> None:
-    found = row_threshold("text", 1.0, [])
-    assert found == Threshold(text="text", limit=1.0, worst=None, where=None, holds=None)
+    unmeasured = row_threshold("text", 1.0, [])
+    assert unmeasured == Threshold(text="text", limit=1.0, worst=None, where=None, holds=None)
 
 
 @pytest.mark.parametrize(

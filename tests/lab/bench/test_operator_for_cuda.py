@@ -198,8 +198,8 @@ def test_a_candidate_that_does_not_fit_has_a_reason(
     monkeypatch.setattr(operator_candidates, "diff_attention", attention)
     chosen = tiny(passes=("forward",), candidates=("reference", "sdpa"))
     _, rows = measure_operator(chosen, notes)
-    found = {row.candidate: row.reason for row in rows}
-    assert found == {BASELINE: None, BASELINE_FLASH: None, AUTO: None, "reference": NO_MEMORY, "sdpa": NO_MEMORY}
+    reasons = {row.candidate: row.reason for row in rows}
+    assert reasons == {BASELINE: None, BASELINE_FLASH: None, AUTO: None, "reference": NO_MEMORY, "sdpa": NO_MEMORY}
 
 
 def test_a_case_that_does_not_fit_at_all(believed: None, notes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,9 +233,9 @@ def test_the_thresholds_of_cuda() -> None:
     rows += [row(AUTO, 9.0, keys=2048), row(BASELINE_FLASH, 1.0, keys=2048), row("sdpa_padded_q", 0.1)]
     rows += [row(BASELINE_FLASH, 1.0, width=128), row(AUTO, 1.3, width=128), row("sdpa", 1.3, width=128)]
     rows += [row(BASELINE, 0.9, DECODE), row(AUTO, 0.98, DECODE), row(BASELINE_FLASH, 1.0, DECODE)]
-    found = [(one.text, one.limit, one.worst, one.holds) for one in cuda_thresholds(rows)]
+    thresholds = [(one.text, one.limit, one.worst, one.holds) for one in cuda_thresholds(rows)]
     narrow, wide = (f"forward + backward, d {width}, N 4096 to 16384" for width in (64, 128))
-    assert found == [
+    assert thresholds == [
         (f"{narrow}, relative to softmax flash", 1.25, 1.2, True),
         (f"{narrow}, times faster than the best composition, at least", 1.4, pytest.approx(1.5), True),
         ("decode, d 64, relative to softmax", 1.1, pytest.approx(0.98 / 0.9), True),
@@ -320,14 +320,14 @@ def test_widths_have_a_column_where_there_are_several() -> None:
         assert "| 128 |" in table(two)
 
 
-def test_a_process_is_asked_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_a_process_is_requests_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[Any] = []
 
     def compute(command: list[str], **options: Any) -> Any:
-        asked.append(command[-1])
+        requests.append(command[-1])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(peak_memory.subprocess, "run", compute)
     with pytest.raises(KeyboardInterrupt):
         peak_memory.measure_memory(("softmax",), Shape(1, 2, 8, 4, 4), "bfloat16", FORWARD, CUDA)
-    assert '"device": "cuda"' in asked[0]
+    assert '"device": "cuda"' in requests[0]

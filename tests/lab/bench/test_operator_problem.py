@@ -19,7 +19,7 @@ def problem() -> OperatorProblem:
 
 
 @pytest.fixture(scope="module")
-def judge(problem: OperatorProblem) -> AnswerCheck:
+def check(problem: OperatorProblem) -> AnswerCheck:
     return AnswerCheck(problem)
 
 
@@ -29,9 +29,9 @@ def judge(problem: OperatorProblem) -> AnswerCheck:
 @pytest.mark.parametrize("pass_", [FORWARD, TRAINING])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_right_answers_pass(
-    problem: OperatorProblem, judge: AnswerCheck, name: str, pass_: str, dtype: torch.dtype
+    problem: OperatorProblem, check: AnswerCheck, name: str, pass_: str, dtype: torch.dtype
 ) -> None:
-    assert judge.error(compute(candidates()[name], problem.to(dtype), pass_)) < 1
+    assert check.error(compute(candidates()[name], problem.to(dtype), pass_)) < 1
 
 
 @pytest.mark.parametrize(
@@ -44,37 +44,37 @@ def test_right_decoding_passes(name: str, dtype: torch.dtype) -> None:
 
 
 def _scaled(name: str) -> Callable[[dict[str, Tensor]], None]:
-    def spoil(found: dict[str, Tensor]) -> None:
-        found[name] *= 1.00002
+    def spoil(answer: dict[str, Tensor]) -> None:
+        answer[name] *= 1.00002
 
     return spoil
 
 
-def _last_row(found: dict[str, Tensor]) -> None:
-    found["out"][:, :, -1] *= 1.001
+def _last_row(answer: dict[str, Tensor]) -> None:
+    answer["out"][:, :, -1] *= 1.001
 
 
-def _hole(found: dict[str, Tensor]) -> None:
-    found["q"][0, 0, 0, 5, 3] = float("nan")
+def _hole(answer: dict[str, Tensor]) -> None:
+    answer["q"][0, 0, 0, 5, 3] = float("nan")
 
 
-def _last_head(found: dict[str, Tensor]) -> None:
-    found["k"][-1, -1] = 0
+def _last_head(answer: dict[str, Tensor]) -> None:
+    answer["k"][-1, -1] = 0
 
 
 @pytest.mark.parametrize("spoil", [*map(_scaled, ("out", "q", "k", "v", "lam")), _last_row, _hole, _last_head])
 def test_wrong_answers_do_not(
-    problem: OperatorProblem, judge: AnswerCheck, spoil: Callable[[dict[str, Tensor]], None]
+    problem: OperatorProblem, check: AnswerCheck, spoil: Callable[[dict[str, Tensor]], None]
 ) -> None:
-    found = compute(candidates()["reference"], problem, TRAINING)
-    assert judge.error(found) < 1
-    spoil(found)
-    assert not judge.error(found) <= 1
+    answer = compute(candidates()["reference"], problem, TRAINING)
+    assert check.error(answer) < 1
+    spoil(answer)
+    assert not check.error(answer) <= 1
 
 
-def test_another_lambda_is_seen_in_bfloat16(problem: OperatorProblem, judge: AnswerCheck) -> None:
+def test_another_lambda_is_seen_in_bfloat16(problem: OperatorProblem, check: AnswerCheck) -> None:
     other = OperatorProblem(problem.q, problem.k, problem.v, problem.lam * 1.2, problem.grad).to(torch.bfloat16)
-    assert judge.error(compute(candidates()["reference"], other, FORWARD)) > 1
+    assert check.error(compute(candidates()["reference"], other, FORWARD)) > 1
 
 
 def test_all_dtypes_get_the_same_numbers(problem: OperatorProblem) -> None:

@@ -125,9 +125,9 @@ def thresholds_table(document: Document) -> str:
     """Each limit, the value furthest from it, and whether it holds."""
     answers = {None: "not measured", True: "yes", False: "**no**"}
     columns = {"threshold": "{text}", "limit": "{limit:.2f}"}
-    columns |= {"measured": "{measured}", "where": "{place}", "holds": "{answer}"}
+    columns |= {"measured": "{measured}", "where": "{case}", "holds": "{answer}"}
     rows = [
-        {**one, "measured": _number(one["worst"]), "place": one["where"] or "–", "answer": answers[one["holds"]]}
+        {**one, "measured": _number(one["worst"]), "case": one["where"] or "–", "answer": answers[one["holds"]]}
         for one in document["thresholds"]
     ]
     return _table(columns, rows)
@@ -280,8 +280,8 @@ def _candidates(document: Document) -> str:
 
 def _reasons(document: Document) -> str:
     """Each reason once, with the candidate and the number of cases that it kept from running."""
-    found = Counter((row["candidate"], row["reason"]) for row in _with(document, "reason"))
-    return "\n".join(f"- {name}: {reason} (cases: {count})" for (name, reason), count in found.items())
+    counts = Counter((row["candidate"], row["reason"]) for row in _with(document, "reason"))
+    return "\n".join(f"- {name}: {reason} (cases: {count})" for (name, reason), count in counts.items())
 
 
 def _number(value: float | None) -> str:

@@ -239,7 +239,7 @@ def time_case(
     for name, row in rows.items():
         for against in (base, (other_bases or {}).get(name)):
             if name in times and against in times:
-                ratios = spread([own / other for own, other in zip(times[name], times[against], strict=True)])
+                ratios = spread([seconds / other for seconds, other in zip(times[name], times[against], strict=True)])
                 median = spread(times[name]).median
                 fields: dict[str, Any] = {"ratio": ratios.median, "quartiles": ratios.quartiles}
                 fields |= {"extremes": ratios.extremes, "rounds": len(times[name]), "milliseconds": median * 1e3}

@@ -245,11 +245,11 @@ class ModelCheck:
         """The model's error as a share of what is allowed: twice the plain formula's in `dtype`, and a band."""
         plain = _answer(copy.deepcopy(self._plain).to(dtype), self._pass, self._tokens, cached=False)
         model = in_dtype(copy.deepcopy(self._model), dtype, self._settings)
-        found = _answer(model, self._pass, self._tokens, cached=True)
+        outputs = _answer(model, self._pass, self._tokens, cached=True)
         relative = (ROUNDINGS * torch.finfo(dtype).eps + self._length**0.5 * ACCUMULATOR_EPS) / 2
         return max(
             share_of_allowed(_rms(value.double() - truth), _rms(other.double() - truth), relative * _rms(truth))
-            for value, other, truth in zip(found, plain, self._truth, strict=True)
+            for value, other, truth in zip(outputs, plain, self._truth, strict=True)
         )
 
 

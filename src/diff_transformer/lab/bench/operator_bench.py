@@ -138,9 +138,9 @@ class OperatorSettings(BenchSettings):
 def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
     """The document to write, and its rows. The last parts are one head on all threads (on the CPU), and memory."""
     device, cases = settings.torch_device, list(settings.cases())
-    whole = [(dtype, pass_) for dtype in settings.dtypes for pass_ in settings.whole_passes]
-    one_head_parts = [] if settings.on_cuda else whole
-    memory_parts = [(dtype, pass_, shape) for dtype, pass_ in whole for shape in settings.memory_shapes()]
+    from_inputs = [(dtype, pass_) for dtype in settings.dtypes for pass_ in settings.whole_passes]
+    one_head_parts = [] if settings.on_cuda else from_inputs
+    memory_parts = [(dtype, pass_, shape) for dtype, pass_ in from_inputs for shape in settings.memory_shapes()]
     timed = sum(len(passes) for _, passes in cases) * len(settings.dtypes)
     recorder = Recorder(watcher, timed + len(one_head_parts) + len(memory_parts))
     peak = {dtype: matrix_peak(DTYPES[dtype], device) for dtype in settings.dtypes} if settings.on_cuda else {}
@@ -298,12 +298,12 @@ def cpu_thresholds(rows: Sequence[BenchRow]) -> list[Threshold]:
     limits = [(FORWARD, "float32", MIDDLE, 1.0), (TRAINING, "float32", MIDDLE, 0.95)]
     for dtype in DTYPES:
         limits += [(FORWARD, dtype, ALL, 1.1), (TRAINING, dtype, ALL, 1.1), (DECODE, dtype, ALL, 1.05)]
-    found = []
+    thresholds = []
     for pass_, dtype, (text, shortest, longest), limit in limits:
         concerned = [row for row in rows if (row.candidate, row.pass_, row.dtype) == (AUTO, pass_, dtype)]
         in_range = [row for row in concerned if shortest <= row.shape["keys"] <= longest]
-        found.append(row_threshold(f"{pass_}, {dtype}, {text}", limit, in_range))
-    return [one for one in found if one.holds is not None]
+        thresholds.append(row_threshold(f"{pass_}, {dtype}, {text}", limit, in_range))
+    return [one for one in thresholds if one.holds is not None]
 
 
 def cuda_thresholds(rows: Iterable[BenchRow]) -> list[Threshold]:
@@ -322,19 +322,19 @@ def cuda_thresholds(rows: Iterable[BenchRow]) -> list[Threshold]:
         gains = [_quotient(case[name], row) for name in COMPOSITIONS if name in case]
         return min((gain for gain in gains if gain is not None), default=None)
 
-    found = []
+    thresholds = []
     for width in CUDA_WIDTHS:
         of_width = [case[AUTO] for case in cases.values() if AUTO in case and case[AUTO].shape["width"] == width]
         long = [row for row in of_width if row.pass_ == TRAINING and row.shape["keys"] in CUDA_LENGTHS]
         decoding = [row for row in of_width if row.pass_ == DECODE]
         span = f"{TRAINING}, d {width}, N {CUDA_LENGTHS[0]} to {CUDA_LENGTHS[-1]}"
         faster = f"{span}, times faster than the best composition, at least"
-        found += [
+        thresholds += [
             row_threshold(f"{span}, relative to {BASELINE_FLASH}", 1.25, long, relative_to(BASELINE_FLASH)),
             row_threshold(faster, 1.4, long, gain, at_least=True),
             row_threshold(f"{DECODE}, d {width}, relative to {BASELINE}", 1.1, decoding, relative_to(BASELINE)),
         ]
-    return found
+    return thresholds
 
 
 def _quotient(row: BenchRow, base: BenchRow | None) -> float | None:
