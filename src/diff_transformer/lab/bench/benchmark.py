@@ -210,31 +210,28 @@ def time_case(
         expected_errors: by which a candidate may say that it cannot run.
     """
     device, rows = settings.torch_device, dict(checked)
-    runs: dict[str, Run] = {}
 
     def attempt(name: str, work: Callable[..., Any], *arguments: Any) -> Any:
         value, reason = try_run(device, work, *arguments, expected_errors=expected_errors(name))
         rows[name] = replace(rows[name], reason=reason)
         return value
 
-    for name in [name for name, row in checked.items() if row.reason is None]:
-        run = attempt(name, prepare, name)
-        if run is not None:
-            runs[name] = run
+    runs = {name: attempt(name, prepare, name) for name, row in checked.items() if row.reason is None}
     # The first run, with the inputs of all candidates held: what compiles, tunes, makes state, or does not fit.
     for name in list(runs):
-        attempt(name, _run_once, runs[name])
+        if runs[name] is not None:
+            attempt(name, _run_once, runs[name])
         if rows[name].reason is not None:
             del runs[name]
             free_memory(device)
 
     base = next((name for name in bases if name in runs), bases[-1])
-    missing = None if base in runs else f"{base} has no time: {rows[base].reason}"
-    times: dict[str, list[float]] | None = {}
-    if missing is None:
-        times, missing = try_run(device, alternate, runs, clock, settings.rounds)
-    if not times:
-        return [replace(row, against=base, reason=row.reason or missing) for row in rows.values()]
+    failure: str | None = f"{base} has no time: {rows[base].reason}"
+    times = None
+    if base in runs:
+        times, failure = try_run(device, alternate, runs, clock, settings.rounds)
+    if times is None:
+        return [replace(row, against=base, reason=row.reason or failure) for row in rows.values()]
     finished = []
     for name, row in rows.items():
         for against in (base, (other_bases or {}).get(name)):
