@@ -1,6 +1,8 @@
 """The command `plan` prints what a training run would take without running it."""
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,7 +38,7 @@ def plan(
         str | None,
         typer.Option(help="How the run is parallel: ddp, fsdp or tensor.", show_default="the recipe's train.parallel"),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the parameters, operations, memory, communication, time and disk space that a recipe would take."""
     from diff_transformer.train.training_plan import plan as plan_recipe
@@ -49,26 +51,17 @@ def plan(
         utilisation=utilisation,
         network=None if network is None else network * 1e9,
     )
-    out = console.output()
-    if json:
-        console.print_line(_json(made))
+    if as_json:
+        memory = [{**asdict(way.memory), "total": way.memory.total} for way in made.ways]
+        ways = [{**asdict(way), "memory": held} for way, held in zip(made.ways, memory, strict=True)]
+        console.print_line(json.dumps({**asdict(made), "ways": ways}, indent=1))
         return
     console.print_line(f"{made.name} · {made.attention_type}")
     for label, text in _facts(made):
         console.print_line(f"{label:17}{text}")
-    out.print(_table(made))
+    console.output().print(_table(made))
     for way in made.ways:
         console.print_line(_advice(made, way))
-
-
-def _json(made: "Plan") -> str:
-    import dataclasses
-    import json
-
-    values = dataclasses.asdict(made)
-    for written, way in zip(values["ways"], made.ways, strict=True):
-        written["memory"]["total"] = way.memory.total
-    return json.dumps(values, indent=1)
 
 
 # Units from the largest to the smallest.
