@@ -32,16 +32,15 @@ from diff_transformer.lab.experiments.request import as_defined
 from diff_transformer.lab.record import Comparison
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, read_experiments
 from diff_transformer.lab.report.figures import svg, svg_file
-from diff_transformer.lab.report.result_figures import ForestRow, forest
+from diff_transformer.lab.report.forest_figures import ForestRow, forest
 from diff_transformer.lab.report.wording import (
     LEVELS,
-    chance_cell,
-    floor_cell,
     floor_mark,
     format_difference,
     format_number,
-    has_levels,
+    level_cells,
     levels_mark,
+    levels_of,
     measure_label,
     variant_label,
     verdict_text,
@@ -88,7 +87,7 @@ def results_table(experiments: Sequence[ExperimentResults]) -> str:
     ]
     for results, row in headlines(experiments):
         paper = "–" if row.paper is None else _pair(row.paper)
-        levels = f"{chance_cell(row)}; {floor_cell(row)}" if has_levels([row]) else "–"
+        levels = "; ".join(level_cells(row)) if levels_of(row) else "–"
         here = f"{_pair(row.ours)} | {levels} | {format_difference(row)} | {verdict_text(row)}"
         pair = f"{variant_label(row.variant)} − {variant_label(row.against)}"
         lines.append(f"| {results.title} | {pair} | {measure_label(row)} | {paper} | {here} |")

@@ -16,19 +16,18 @@ from markupsafe import escape
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS
 from diff_transformer.lab.record import Baseline, Better, Comparison, Headline, Result, ResultsFile
-from diff_transformer.lab.report import experiment_figures
+from diff_transformer.lab.report.coordinate_figures import line_figures, panels
 from diff_transformer.lab.report.experiment_tables import (
     ExperimentResults,
     comparison_table,
     holds_experiments,
     overview,
     read_experiments,
-    tallies,
     variants_table,
     verdict_counts,
 )
 from diff_transformer.lab.report.experiments_report import build_results_report
-from diff_transformer.lab.report.series import panels
+from diff_transformer.lab.report.forest_figures import overview_figure
 from diff_transformer.lab.report.wording import few_heads
 from diff_transformer.lab.results_files import read_results, write_json
 from diff_transformer.lab.statistics import compare
@@ -445,7 +444,7 @@ def test_titles_and_order(tmp_path: Path) -> None:
 def test_an_experiment_without_comparisons_is_counted() -> None:
     assert verdict_counts([]) == "Nothing could be compared."
     empty = ExperimentResults("v2", "cpu", file([], [], "v2"))
-    assert [[cell.text for cell in row[2:9]] for row in overview(tallies([empty])).rows] == [
+    assert [[cell.text for cell in row[2:9]] for row in overview([empty]).rows] == [
         ["the paper's", "0", "0", "0", "0", "0", "0"]
     ]
 
@@ -490,7 +489,7 @@ def test_the_overview_names_every_experiment_in_full() -> None:
     found = records("a", (0.1, 0.2))
     asked = [compare(found, "a", *TWINS, exploratory=True)]
     all_results = [ExperimentResults(name, "cpu", file(found, asked, name)) for name in EXPERIMENTS]
-    drawn = experiment_figures.overview_figure(all_results).svg
+    drawn = overview_figure(all_results).svg
     assert [one.title for one in all_results if f"{one.title}, cpu, our questions<" not in drawn] == []
 
 
@@ -527,7 +526,7 @@ def test_chance_and_floor_are_lines_of_a_figure() -> None:
         for place in places
     ]
     results = replace(file(found, [], "fig6", variants=[]), baselines=tuple(baselines))
-    (drawn,) = experiment_figures.figures_of(ExperimentResults("fig6", "cpu", results), "Figure 6")
+    (drawn,) = line_figures(ExperimentResults("fig6", "cpu", results), "Figure 6")
     # What is equal to another level is drawn once.
     assert "by elimination goes from 0.200 to 0.200; chance goes from 0.100 to 0.100" in drawn.alt
     assert "floor" not in drawn.svg

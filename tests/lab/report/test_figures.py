@@ -119,14 +119,3 @@ def test_lambdas_label_their_layers_without_covering_each_other() -> None:
     assert all(upper - lower > 0.0001 for lower, upper in itertools.pairwise(heights))
     many = figures.lambdas([1], [[0.1 * layer] for layer in range(28)], None, title="λ")
     assert 4 <= len(many.axes[0].texts) <= 8
-
-
-def test_places_show_zero_values_and_intervals() -> None:
-    lines = [Series("DIFF", [0, 1], [0.5, 0.6], intervals=[(0.4, 0.7), None]), Series("Transformer", [1], [0.2])]
-    figure = figures.by_place(lines, ["near", "far"], {"chance": 0.1}, title="t", xlabel="depth")
-    axes = figure.axes[0]
-    assert [(text.get_text(), text.get_position()[1]) for text in axes.texts] == [("chance", 0.1)]
-    assert any(list(line.get_ydata()) == [0.1, 0.1] for line in axes.lines)
-    assert axes.get_ylim()[0] == 0
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["near", "far"]
-    assert any(list(line.get_ydata()) == [0.4, 0.7] for line in axes.lines)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.record import Comparison, Result
+from diff_transformer.lab.record import Baseline, Comparison, Result
+from diff_transformer.lab.report.coordinate_figures import Panel, bands, panel_along, panels
 from diff_transformer.lab.report.figures import axes_of
-from diff_transformer.lab.report.result_figures import ForestRow, bands, forest
-from diff_transformer.lab.report.series import Panel, panels
+from diff_transformer.lab.report.forest_figures import ForestRow, forest
 
 
 def records(places: Sequence[Coordinates], values: Sequence[float] = (1.0, 2.0), name: str = "a/b") -> list[Result]:
@@ -59,29 +59,29 @@ def test_a_measure_is_drawn_along_a_coordinate(
     name: str, values: tuple[Any, ...], label: str, numbers: tuple[float, ...], texts: tuple[str, ...] | None
 ) -> None:
     (panel,) = found(along(name, *values))
-    assert (panel.places.label, panel.part) == (label, "")
-    assert panel.places.numbers == pytest.approx(numbers)
-    assert texts is None or panel.places.texts == texts
-    assert all(list(line.x) == list(panel.places.numbers) for line in panel.lines)
+    assert (panel.axis, panel.part) == (label, "")
+    assert panel.numbers == pytest.approx(numbers)
+    assert texts is None or panel.texts == texts
+    assert all(list(line.x) == list(panel.numbers) for line in panel.lines)
 
 
 def test_what_else_coordinates_say_is_a_figure_of_its_own() -> None:
     drawn = found([Coordinates(parameters=size, tokens=count) for size in (6e4, 5e5) for count in (100, 2000, 30_000)])
     axis = "tokens of training"
-    assert [(panel.part, panel.places.label) for panel in drawn] == [("0.06M", axis), ("0.5M", axis)]
+    assert [(panel.part, panel.axis) for panel in drawn] == [("0.06M", axis), ("0.5M", axis)]
     noisy = found([Coordinates(noise=noise, shots=count) for noise in (0, 0.4) for count in (2, 8, 32)])
-    assert [(panel.part, panel.places.label) for panel in noisy] == [("noise 0", "shots"), ("noise 0.4", "shots")]
+    assert [(panel.part, panel.axis) for panel in noisy] == [("noise 0", "shots"), ("noise 0.4", "shots")]
 
 
 def test_needles_are_drawn_for_each_number_asked_for() -> None:
     cells = [Coordinates(needles=n, queries=r) for n, r in ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (6, 2))]
     drawn = found(cells)
-    assert [(panel.part, panel.places.label, panel.places.numbers) for panel in drawn] == [
+    assert [(panel.part, panel.axis, panel.numbers) for panel in drawn] == [
         ("1 queried", "needles", (1, 2, 4)),
         ("2 queried", "needles", (2, 4, 6)),
     ]
     by_depth = found([Coordinates(cell, depth=depth) for cell in (cells[0], cells[2]) for depth in (0.0, 0.5, 1.0)])
-    assert [(panel.part, panel.places.label) for panel in by_depth] == [
+    assert [(panel.part, panel.axis) for panel in by_depth] == [
         ("1 needle, 1 queried", "depth in the context"),
         ("2 needles, 2 queried", "depth in the context"),
     ]
@@ -121,7 +121,7 @@ def test_lines_are_means_with_bands_over_seeds_and_the_papers_beside_them() -> N
     (panel,) = panels(lost, ())
     assert math.isnan(panel.lines[0].y[2])
     assert panel.lines[0].intervals[2] is None
-    axes = bands(panel.lines, panel.places, title="t", ylabel="y").axes[0]
+    axes = bands(panel, title="t").axes[0]
     crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
     assert [list(line.get_xdata()) for line in crosses] == [[3.0]]
 
@@ -146,7 +146,7 @@ def test_one_seed_has_the_intervals_of_its_measurement() -> None:
 def test_axes_are_logarithmic_where_numbers_span_much() -> None:
     (wide,) = found(along("bits", 1, 10, 100))
     (narrow,) = found(along("bits", 1, 2, 4))
-    drawn = [bands(panel.lines, panel.places, title="t", ylabel="y").axes[0] for panel in (wide, narrow)]
+    drawn = [bands(panel, title="t").axes[0] for panel in (wide, narrow)]
     assert [axes.get_xscale() for axes in drawn] == ["log", "linear"]
     assert [text.get_text() for text in drawn[0].get_xticklabels()] == ["1", "10", "100"]
 
@@ -215,6 +215,25 @@ def test_a_long_label_has_lines_of_its_own_and_none_covers_its_verdict() -> None
 
 def test_shares_of_a_whole_lie_evenly() -> None:
     (depths,) = found(along("depth", *((fifth / 5, (fifth + 1) / 5) for fifth in range(5))))
-    axes = bands(depths.lines, depths.places, title="t", ylabel="y").axes[0]
+    axes = bands(depths, title="t").axes[0]
     assert axes.get_xscale() == "linear"
     assert [text.get_text() for text in axes.get_xticklabels()][-1] == "80–100 %"
+
+
+def test_shares_are_drawn_from_zero_with_chance_and_intervals_beside_them() -> None:
+    shares = [
+        Result(name="a", variant=variant, value=value, interval=(value - 0.1, value + 0.1), coordinates=place)
+        for variant, value in (("diff", 0.6), ("softmax", 0.2))
+        for place in along("depth", (0.0, 0.5), (0.5, 1.0))
+    ]
+    panel = panel_along("depth", shares[:3], baselines=[Baseline(name="a", chance=0.1, floor=0.1, steps=1)])
+    axes = bands(panel, title="t", from_zero=True).axes[0]
+    assert axes.get_ylim()[0] == 0
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0–50 %", "50–100 %"]
+    (chance,) = [line for line in axes.lines if list(line.get_ydata()) == [0.1, 0.1]]
+    assert chance.get_label() == "floor"
+    low, high = axes.collections[0].get_paths()[0].get_extents().get_points()[:, 1]
+    assert (low, high) == pytest.approx((0.5, 0.7))
+    assert list(axes.lines[2].get_xdata()) == [0.25]
+    one = bands(panel_along("depth", shares[:1]), title="t", from_zero=True).axes[0]
+    assert [label.get_text() for label in one.get_xticklabels()] == ["0–50 %"]

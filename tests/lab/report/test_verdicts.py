@@ -10,10 +10,9 @@ from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.record import Baseline, Comparison, Interval, ResultsFile
 from diff_transformer.lab.report.experiment_tables import comparison_table, verdict_table
 from diff_transformer.lab.report.wording import (
-    chance_cell,
-    floor_cell,
     floor_mark,
     format_difference,
+    level_cells,
     levels_mark,
     missing_word,
     variant_label,
@@ -176,7 +175,7 @@ def test_a_verdict_says_who_has_not_begun_to_learn(settings: dict[str, Any], tex
 
 def test_chance_and_floor_stand_beside_accuracies_alone() -> None:
     row = judged(verdict="reproduced", baseline=LEVELS)
-    assert (chance_cell(row), floor_cell(row)) == ("0.062", "0.531; 0.766 by elimination")
+    assert level_cells(row) == ("0.062", "0.531; 0.766 by elimination")
     assert levels_mark(row) == " (0.06,\N{NO-BREAK SPACE}0.77)"
     assert comparison_table([row]).column("Chance") == ["0.062"]
     assert comparison_table([row]).column("Floor") == ["0.531; 0.766 by elimination"]
@@ -184,7 +183,7 @@ def test_chance_and_floor_stand_beside_accuracies_alone() -> None:
         judged(verdict="reproduced"),
         judged(verdict="reproduced", baseline=replace(LEVELS, is_accuracy=False)),
     ):
-        assert (chance_cell(other), floor_cell(other), levels_mark(other)) == ("–", "–", "")
+        assert (*level_cells(other), levels_mark(other)) == ("–", "–", "")
         assert "Chance" not in comparison_table([other]).head
     environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
     table = verdict_table(ResultsFile(title="t", settings={}, records=(), comparisons=(row,), **environment))

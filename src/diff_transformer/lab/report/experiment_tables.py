@@ -3,14 +3,14 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diff_transformer.lab.old_results import translated
 from diff_transformer.lab.record import Comparison, ResultsFile, Verdict
-from diff_transformer.lab.report.table import Cell, Table
+from diff_transformer.lab.report.documents import Cell, Table
 from diff_transformer.lab.report.wording import (
     ANSWERS,
     DIRECTIONS,
@@ -18,13 +18,11 @@ from diff_transformer.lab.report.wording import (
     LEVELS,
     NOT_KNOWN,
     UNCORRECTED,
-    chance_cell,
     few_heads,
-    floor_cell,
     format_difference,
     format_number,
-    has_levels,
-    judged_word,
+    level_cells,
+    levels_of,
     measure_label,
     missing_word,
     pair_label,
@@ -38,25 +36,11 @@ from diff_transformer.lab.statistics import judge
 from diff_transformer.storage.files import read_json
 
 _KINDS = {"table": "Table", "fig": "Figure", "appendix": "Appendix"}
-# Verdict → what it is called, in the order of the columns.
-VERDICTS: dict[Verdict | None, str] = {
-    "reproduced": "reproduced",
-    "inconclusive": "inconclusive",
-    "contrary": "contrary",
-    "not comparable": "not comparable",
-    None: "nothing claimed",
-}
 
 
 @dataclass(frozen=True)
 class ExperimentResults:
-    """What an experiment found with one preset.
-
-    Attributes:
-        name: the experiment's.
-        preset: "cpu" or "gpu".
-        file: everything that was measured, compared and noted.
-    """
+    """What an experiment found with one preset: everything that was measured, compared and noted."""
 
     name: str
     preset: str
@@ -113,9 +97,8 @@ def holds_experiments(path: Path) -> bool:
 
     Raises ValueError for broken JSON.
     """
-    if (path / "metrics.jsonl").is_file() or (path / "results.json").is_file():
-        return False
-    return any(map(_is_experiment, [path] if path.is_file() else _candidates(path)))
+    is_run = (path / "metrics.jsonl").is_file() or (path / "results.json").is_file()
+    return not is_run and any(True for _ in _experiment_files(path))
 
 
 def read_experiments(
@@ -132,35 +115,33 @@ def read_experiments(
         FileNotFoundError: a path that does not exist.
         ValueError: one without results of an experiment, a broken file, or two results of one experiment and preset.
     """
-    found: dict[Path, ResultsFile] = {}
+    files: dict[Path, ResultsFile] = {}
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{str(path)!r} does not exist")
-        files = [file for file in ([path] if path.is_file() else _candidates(path)) if _is_experiment(file)]
-        if not files:
+        inside = list(_experiment_files(path))
+        if not inside:
             raise ValueError(f"{str(path)!r} holds no results of an experiment, as `diff-transformer reproduce` leaves")
-        found.update({file.resolve(): read_results(file) for file in files})
-    named: dict[tuple[str, str], Path] = {}
-    results = []
-    for place, file in found.items():
-        request = file.settings["request"]
-        key = (request["experiment"], request["preset"])
-        if key in named:
+        files.update({file.resolve(): read_results(file) for file in inside})
+    read: dict[tuple[str, str], Path] = {}
+    for path, file in files.items():
+        key = (file.settings["request"]["experiment"], file.settings["request"]["preset"])
+        if key in read:
             raise ValueError(
-                f"{str(named[key])!r} and {str(place)!r} are both results of {key[0]!r} with the preset {key[1]!r}; "
+                f"{str(read[key])!r} and {str(path)!r} are both results of {key[0]!r} with the preset {key[1]!r}; "
                 "give one of them."
             )
-        named[key] = place
-        results.append(ExperimentResults(*key, complete(file)))
-    return sorted(results, key=_order)
+        read[key] = path
+    return sorted((ExperimentResults(*key, complete(files[path])) for key, path in read.items()), key=_order)
 
 
-def _candidates(folder: Path) -> list[Path]:
-    return sorted([*folder.glob("*.json"), *folder.glob("*/*.json")])
+def _experiment_files(path: Path) -> Iterator[Path]:
+    """The file, or the files in a folder, whose settings say which experiment was requested."""
+    files = [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*/*.json")])
+    return filter(_is_experiment, files)
 
 
 def _is_experiment(path: Path) -> bool:
-    """Whether a file holds the results of an experiment: its settings say which experiment was requested."""
     data = translated(read_json(path))
     settings = data.get("settings") if isinstance(data, dict) else None
     request = settings.get("request") if isinstance(settings, dict) else None
@@ -180,44 +161,34 @@ def _order(results: ExperimentResults) -> tuple[int, int, str, str]:
     return place, int(number) if number.isdigit() else 0, number, results.preset
 
 
-@dataclass(frozen=True)
-class Tally:
-    """How often each verdict came out in an experiment: on the paper's claims, or on exploratory questions."""
+def count_verdicts(comparisons: Sequence[Comparison]) -> dict[bool, Counter[Verdict | None]]:
+    """How often each verdict came out on the paper's claims (False) and on exploratory questions (True), if any.
 
-    results: ExperimentResults
-    exploratory: bool
-    counts: Counter[Verdict | None]
-
-
-def tallies(all_results: Sequence[ExperimentResults]) -> list[Tally]:
-    """One or two for each experiment; comparisons without a claim are counted with the paper's claims, if any."""
-    found = []
-    for results in all_results:
-        comparisons = results.file.comparisons
-        judged = {row.exploratory for row in comparisons if row.verdict is not None} or {False}
-        for exploratory in sorted(judged):
-            own = [
-                row.verdict for row in comparisons if (row.exploratory if row.verdict else min(judged)) == exploratory
-            ]
-            found.append(Tally(results, exploratory, Counter(own)))
-    return found
+    Comparisons without a claim are counted with the paper's claims, or with the questions where there are no claims.
+    """
+    kinds = sorted({row.exploratory for row in comparisons if row.verdict is not None} or {False})
+    return {
+        kind: Counter(row.verdict for row in comparisons if (row.exploratory if row.verdict else kinds[0]) == kind)
+        for kind in kinds
+    }
 
 
-def overview(counted: Sequence[Tally]) -> Table:
+def overview(all_results: Sequence[ExperimentResults]) -> Table:
     """A row for each count of verdicts. There is no sum: comparisons are not independent of each other."""
     verdicts = ("Reproduced, or yes", "Inconclusive", "Contrary, or no", "Not comparable", "Nothing claimed")
     head = ("Experiment", "Preset", "Claims", *verdicts, "Seeds", "What it shows", "Device")
     rows = [
         (
-            Cell(tally.results.title, anchor=tally.results.anchor),
-            tally.results.preset,
-            "our questions" if tally.exploratory else "the paper's",
-            *(str(tally.counts[verdict]) for verdict in VERDICTS),
-            str(tally.results.seeds),
-            tally.results.file.title,
-            tally.results.file.device,
+            Cell(results.title, anchor=results.anchor),
+            results.preset,
+            "our questions" if exploratory else "the paper's",
+            *(str(counts[verdict]) for verdict in ANSWERS),
+            str(results.seeds),
+            results.file.title,
+            results.file.device,
         )
-        for tally in counted
+        for results in all_results
+        for exploratory, counts in count_verdicts(results.file.comparisons).items()
     ]
     return Table.of_rows(head, rows)
 
@@ -245,12 +216,11 @@ def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mappin
     for side, name in enumerate((first, second)):
         here = zip(comparisons, words, strict=True)
         columns[f"Here, {name}"] = [format_number(row.ours[side], missing=word) for row, word in here]
-    if has_levels(comparisons):
-        columns["Chance"] = list(map(chance_cell, comparisons))
-        columns["Floor"] = list(map(floor_cell, comparisons))
+    if any(map(levels_of, comparisons)):
+        columns["Chance"], columns["Floor"] = map(list, zip(*map(level_cells, comparisons), strict=True))
     columns["Here, difference"] = list(map(format_difference, comparisons, words))
     columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
-    columns["Verdict"] = list(map(judged_word, comparisons))
+    columns["Verdict"] = [verdict_text(row, needs=False) for row in comparisons]
     if any(row.verdict == "inconclusive" for row in comparisons):
         columns["Seeds needed"] = list(map(_seeds_needed, comparisons))
     return Table.of_columns(columns)
@@ -265,17 +235,18 @@ def verdict_table(results: ResultsFile) -> Table:
         "variants": [f"{variant_label(row.variant)} / {variant_label(row.against)}" for row in comparisons],
         "paper": ["–" if row.paper is None else _pair(row.paper, "–") for row in comparisons],
         "here": [_pair(row.ours, word) for row, word in zip(comparisons, words, strict=True)],
-        "chance / floor": [f"{chance_cell(row)} / {floor_cell(row)}" for row in comparisons],
+        "chance / floor": [" / ".join(level_cells(row)) for row in comparisons],
         "difference": list(map(format_difference, comparisons, words)),
         "verdict": [Cell(verdict_text(row), strong=row.verdict in ("reproduced", "contrary")) for row in comparisons],
     }
-    if not has_levels(comparisons):
+    has_levels = any(map(levels_of, comparisons))
+    if not has_levels:
         del columns["chance / floor"]
     caption = (
         f"{DIRECTIONS} Difference: first − second, the mean over paired seeds, with its 95 % interval. The claim is "
         "reproduced when the whole interval lies on its side of 0, contrary when it lies on the other side, else "
         f"inconclusive; a question that is ours is answered with yes or no. {UNCORRECTED}\n"
-        f"{LEVELS + chr(10) if has_levels(comparisons) else ''}Measured on {results.device}."
+        f"{LEVELS + chr(10) if has_levels else ''}Measured on {results.device}."
     )
     return Table.of_columns(columns, title=results.title, caption=caption, one_line=("paper", "here", "difference"))
 
@@ -299,15 +270,14 @@ def verdict_counts(comparisons: Sequence[Comparison]) -> str:
     """How often each verdict came out, including those that never did."""
     if not comparisons:
         return "Nothing could be compared."
-    counts = Counter((row.verdict, row.exploratory if row.verdict else None) for row in comparisons)
-    kinds = {exploratory for _, exploratory in counts}
+    kinds = count_verdicts(comparisons)
     parts = []
-    if False in kinds or True not in kinds:
-        parts.append(_counted(counts, False, {verdict: word for verdict, word in VERDICTS.items() if verdict}))
-    if True in kinds:
-        parts.append(f"to our own questions {_counted(counts, True, ANSWERS)}")
-    if counts[None, None]:
-        parts.append(f"{counts[None, None]} {VERDICTS[None]}")
+    for exploratory, counts in kinds.items():
+        shown = [verdict for verdict in ANSWERS if verdict and (verdict != "not comparable" or counts[verdict])]
+        words = ", ".join(f"{counts[verdict]} {ANSWERS[verdict] if exploratory else verdict}" for verdict in shown)
+        parts.append(f"to our own questions {words}" if exploratory else words)
+    if unclaimed := sum(counts[None] for counts in kinds.values()):
+        parts.append(f"{unclaimed} {ANSWERS[None]}")
     return f"Of {len(comparisons)} comparisons: {('; ' if True in kinds else ', ').join(parts)}."
 
 
@@ -323,12 +293,6 @@ def reasons_unknown(comparisons: Sequence[Comparison]) -> str:
     lost = [row for row in comparisons if row.reason]
     reasons = [", ".join(filter(None, (row.name, row.coordinates.label))) + f": {row.reason}" for row in lost]
     return f"Not known: {'; '.join(reasons)}." if reasons else ""
-
-
-def _counted(counts: Counter[tuple[Verdict | None, bool | None]], exploratory: bool, words: Mapping[Any, str]) -> str:
-    """Each verdict with its number, 0 too; "not comparable" only where there is any."""
-    shown = [verdict for verdict in words if verdict != "not comparable" or counts[verdict, exploratory]]
-    return ", ".join(f"{counts[verdict, exploratory]} {words[verdict]}" for verdict in shown)
 
 
 def _tried(rates: Mapping[str, float | None]) -> str:

@@ -3,11 +3,12 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from diff_transformer.lab.record import ResultsFile
-from diff_transformer.lab.report.experiment_figures import figures_of, overview_figure
+from diff_transformer.lab.report.coordinate_figures import line_figures
+from diff_transformer.lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill_markdown, fill_page, refuse_others
 from diff_transformer.lab.report.experiment_tables import (
     ExperimentResults,
     comparison_table,
@@ -15,19 +16,11 @@ from diff_transformer.lab.report.experiment_tables import (
     overview,
     read_experiments,
     reasons_unknown,
-    tallies,
     variants_table,
     verdict_counts,
 )
 from diff_transformer.lab.report.figures import FIGURE_MARK, Drawing, svg_file
-from diff_transformer.lab.report.pages import (
-    HTML_MARK,
-    MARKDOWN_MARK,
-    fill_markdown,
-    fill_page,
-    refuse_others,
-)
-from diff_transformer.lab.report.table import Table
+from diff_transformer.lab.report.forest_figures import forest_figures, overview_figure
 from diff_transformer.lab.report.wording import DIRECTIONS, LEVELS, UNCORRECTED
 from diff_transformer.lab.results_files import write_text
 from diff_transformer.lab.statistics import judge
@@ -62,30 +55,6 @@ DOCUMENT = "RESULTS.md"
 _HALF_WIDTH = 410
 
 
-@dataclass(frozen=True)
-class Section:
-    """What the report shows of one experiment."""
-
-    results: ExperimentResults
-    counts: str
-    wide: list[Drawing]
-    narrow: list[Drawing]
-    comparisons: Table | None
-    methods: str
-    unknown: str
-    trained: Table | None
-
-    @property
-    def summary(self) -> str:
-        """What the experiment shows, as a sentence."""
-        title = self.results.file.title
-        return f"{title[:1].upper()}{title[1:]}."
-
-    @property
-    def figures(self) -> list[Drawing]:
-        return [*self.wide, *self.narrow]
-
-
 def build_results_report(
     paths: Sequence[str | Path],
     output: str | Path | None = None,
@@ -112,27 +81,24 @@ def build_results_report(
     all_results = read_experiments(given, complete)
     document = _document_path(given, output)
     page = document.with_suffix(".html")
-    page_alone = document == page
-    if not page_alone:
+    if document != page:
         refuse_others(document, MARKDOWN_MARK)
     refuse_others(page, HTML_MARK)
     often = Counter(results.name for results in all_results)
+    summary = overview_figure(all_results)
     sections = [
         _section(results, results.heading if often[results.name] > 1 else results.title) for results in all_results
     ]
-    summary = overview_figure(all_results)
     values = {
         "title": TITLE,
         "introduction": (ABOUT, RULE, LEVELS, CHANGED, READING),
         "overview": summary,
-        "verdicts": overview(tallies(all_results)),
+        "verdicts": overview(all_results),
         "sections": sections,
     }
-    if page_alone:
+    if document == page:
         return (write_text(page, fill_page("results.html", **values)),)
-    _write_figures(
-        document.parent / FIGURES, [summary, *(figure for section in sections for figure in section.figures)]
-    )
+    _write_figures(document.parent / FIGURES, [summary, *(one for section in sections for one in section["figures"])])
     write_text(page, fill_page("results.html", **values))
     write_text(document, fill_markdown("results.md", **values, page=page.name, folder=FIGURES))
     return document, page
@@ -151,19 +117,22 @@ def results_report_files(paths: Sequence[str | Path], output: str | Path | None 
     return [*texts, *filter(_is_figure, figures)]
 
 
-def _section(results: ExperimentResults, called: str) -> Section:
-    comparisons = results.file.comparisons
-    figures = figures_of(results, called)
-    return Section(
-        results=results,
-        counts=verdict_counts(comparisons),
-        wide=[figure for figure in figures if figure.wide],
-        narrow=[figure for figure in figures if not figure.wide],
-        comparisons=comparison_table(comparisons, results.variants) if comparisons else None,
-        methods=interval_methods(comparisons),
-        unknown=reasons_unknown(comparisons),
-        trained=variants_table(results.variants) if results.variants else None,
-    )
+def _section(results: ExperimentResults, called: str) -> dict[str, Any]:
+    """What the report shows of one experiment, by the names that its templates use."""
+    title, comparisons = results.file.title, results.file.comparisons
+    wide, narrow = list(forest_figures(results, called)), list(line_figures(results, called))
+    return {
+        "results": results,
+        "summary": f"{title[:1].upper()}{title[1:]}.",
+        "counts": verdict_counts(comparisons),
+        "wide": wide,
+        "narrow": narrow,
+        "figures": wide + narrow,
+        "comparisons": comparison_table(comparisons, results.variants) if comparisons else None,
+        "methods": interval_methods(comparisons),
+        "unknown": reasons_unknown(comparisons),
+        "trained": variants_table(results.variants) if results.variants else None,
+    }
 
 
 def _document_path(paths: Sequence[Path], output: str | Path | None) -> Path:

@@ -113,15 +113,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of a page.
+    """A figure of a page, as an <svg> element.
 
-    Attributes:
-        svg: the figure, as an <svg> element.
-        alt: what it shows in words, for those who do not see it.
-        caption: what a reader must know to read it.
-        title: one line.
-        name: for its file; no two figures of a report have the same.
-        wide: whether it takes the width of a page, or stands beside others.
+    `alt` says what it shows in words, `caption` what a reader must know to read it. `name` is that of its file, of
+    which no report has two. A `wide` one takes the width of a page, others stand side by side.
     """
 
     svg: str
@@ -132,11 +127,9 @@ class Drawing:
     wide: bool = False
 
 
-def drawing(
-    figure: Figure, alt: str, caption: str = "", *, title: str = "", name: str = "", wide: bool = False
-) -> Drawing:
-    """A matplotlib figure as a `Drawing`."""
-    return Drawing(svg(figure), alt, caption, title, name, wide)
+def drawing(figure: Figure, alt: str, caption: str = "", **more: Any) -> Drawing:
+    """A matplotlib figure as a `Drawing`, of which `more` are the other attributes."""
+    return Drawing(svg(figure), alt, caption, **more)
 
 
 @styled
@@ -161,41 +154,6 @@ def curves(
         style = {"color": colour, "linestyle": "--", "linewidth": 1, "marker": line.marker, "markersize": 4}
         axes.plot(line.x, line.y, label=line.label, **style)
     legend(axes)
-    return figure
-
-
-@styled
-def by_place(
-    series: Sequence[Series],
-    places: Sequence[str],
-    levels: Mapping[str, float] | None = None,
-    *,
-    title: str,
-    xlabel: str,
-) -> Figure:
-    """A measure at each place (depth): a dodged point with its 95 % interval per variant; `x` counts places.
-
-    `levels`, by name, are what the measure is read against.
-    """
-    figure, axes = axes_of(title, xlabel, "")
-    for number, (line, colour) in enumerate(zip(series, colours_of(series), strict=True)):
-        x = [place + 0.14 * (number - (len(series) - 1) / 2) for place in line.x]
-        axes.plot(x, line.y, color=colour, linewidth=0.8, alpha=0.5)
-        for place, value, interval in zip(x, line.y, line.intervals or [None] * len(x), strict=True):
-            if interval is not None:
-                axes.plot([place, place], interval, color=colour, linewidth=1.8, solid_capstyle="butt")
-            axes.plot([place], [value], color=colour, marker=line.marker, markersize=6)
-        axes.plot([], [], color=colour, marker=line.marker, markersize=6, linewidth=1.8, label=line.label)
-    axes.set_xticks(range(len(places)), [short(place, 16) for place in places])
-    axes.set_xlim(-0.5, len(places) - 0.5)
-    low, high = axes.get_ylim()
-    high = max(high, *(levels or {"": high}).values())
-    for (name, height), dash in zip((levels or {}).items(), (":", "-.", "--"), strict=False):
-        axes.axhline(height, color=MUTED, linestyle=dash, linewidth=1.2, zorder=1)
-        axes.text(len(places) - 0.5, height, name, color=MUTED, fontsize=8, ha="right", va="bottom")
-    # A share is read against nothing at all: the axis shows zero and leaves space for the legend above.
-    axes.set_ylim(min(low, 0.0), max(high, 0.0) + 0.22 * (max(high, 0.0) - min(low, 0.0)))
-    legend(axes, loc="upper center", ncols=max(1, len(series)))
     return figure
 
 
@@ -242,8 +200,9 @@ def attention_map(
     bar.ax.set_yticklabels([f"{tick:.2f}".replace("-", "−") for tick in ticks])
     size = len(rows)
     above = -0.02 * size
-    for places, colour in ((needles, MUTED), (answers, INK)):
-        axes.plot(places, [above] * len(places), linestyle="", marker="v", markersize=5, color=colour, clip_on=False)
+    for positions, colour in ((needles, MUTED), (answers, INK)):
+        marks: dict[str, Any] = {"linestyle": "", "marker": "v", "markersize": 5, "clip_on": False}
+        axes.plot(positions, [above] * len(positions), color=colour, **marks)
     axes.plot([above], [query], linestyle="", marker=">", color=INK, clip_on=False)
     axes.set(xlabel="position attended to", ylabel="position attending", xlim=(-0.5, size - 0.5))
     axes.set_ylim(size - 0.5, -0.5)
@@ -349,12 +308,11 @@ def svg_file(element: str, description: str, *, width: int | None = None) -> str
     The page's own colour lies behind it: a host may be dark where the browser is told to be light.
     It is `width` pixels wide where it is shown as it is, by default as wide as it was drawn.
     """
-    text = element
-    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', element)
     assert box is not None  # matplotlib's own
     drawn_width, drawn_height = (float(side) * _PIXELS_PER_POINT for side in box.groups())
     height = round(drawn_height * (width or drawn_width) / drawn_width)
-    text = text.replace("'DejaVu Sans'", _FONTS)
+    text = element.replace("'DejaVu Sans'", _FONTS)
     size = f'width="{width or round(drawn_width)}" height="{height}"'
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" {box[0]} {size}>'
     inside = text[text.index(">") + 1 :]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.record import Baseline, Result, ResultsFile
-from diff_transformer.lab.report.table import Cell, Table
+from diff_transformer.lab.report.documents import Cell, Table
 from diff_transformer.lab.report.wording import (
     ARROWS,
     DIRECTIONS,

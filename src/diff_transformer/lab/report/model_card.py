@@ -11,9 +11,8 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from diff_transformer._version import INSTALL
 from diff_transformer.lab.record import Result, ResultsFile
+from diff_transformer.lab.report.documents import Table, fill_markdown
 from diff_transformer.lab.report.measured_tables import NOTE, UNPAIRED, lines_of, rows_of
-from diff_transformer.lab.report.pages import fill_markdown
-from diff_transformer.lab.report.table import Table
 from diff_transformer.lab.report.wording import variant_label, variants_of
 from diff_transformer.variants import ATTENTION_TYPES
 

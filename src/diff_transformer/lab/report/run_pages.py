@@ -2,24 +2,18 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 from diff_transformer.lab.record import AttentionExample, Baseline, Result
 from diff_transformer.lab.report import figures
+from diff_transformer.lab.report.coordinate_figures import bands, panel_along
+from diff_transformer.lab.report.documents import Table, fill_page, write_page
 from diff_transformer.lab.report.figures import CYCLE, MUTED, THEME, Drawing, Series, variant_colour, variant_marker
-from diff_transformer.lab.report.measured_tables import demo_table, every_number, rows_of
-from diff_transformer.lab.report.pages import fill_page, write_page
-from diff_transformer.lab.report.table import Table
-from diff_transformer.lab.report.wording import (
-    DIVERGED,
-    format_number,
-    levels_text,
-    variant_label,
-    variants_of,
-)
+from diff_transformer.lab.report.measured_tables import demo_table, every_number
+from diff_transformer.lab.report.wording import DIVERGED, format_number, levels_text, variant_label
 from diff_transformer.lab.results_files import read_attention, read_results, read_samples
 from diff_transformer.storage.files import read_json, read_metrics
 from diff_transformer.variants import ATTENTION_TYPES
@@ -184,24 +178,21 @@ def _summary(logs: Mapping[str, Metrics]) -> Table:
 
 
 def _run_curves(logs: Mapping[str, Metrics]) -> Iterator[Drawing]:
-    validation = {key: ("Validation: " + key.partition("/")[2], key) for key in _validation_keys(list(logs.values()))}
+    validation = {key: ("Validation: " + key.partition("/")[2], key) for key in _validation_keys(logs.values())}
     for key, (title, label) in {**CURVES, **validation}.items():
         lines = [line for name, metrics in logs.items() if (line := _series(metrics, key, name))]
         # One evaluation, at the end, is no curve.
         if not lines or (key in validation and all(len(line.x) == 1 for line in lines)):
             continue
-        if key in validation:
-            figure = figures.curves([], checks=lines, title=title, ylabel=label)
-        else:
-            figure = figures.curves(lines, title=title, ylabel=label, noisy=key != "learning_rate")
+        curves, checks = ([], lines) if key in validation else (lines, [])
+        figure = figures.curves(curves, checks=checks, title=title, ylabel=label, noisy=key != "learning_rate")
         yield figures.drawing(figure, f"{title}: {_ends_in_words(lines)}.")
 
 
 def _demo_page(run_dir: Path) -> str:
     results = _if_there(run_dir / "results.json", read_results)
     example = _if_there(run_dir / "attention.json", read_attention)
-    records = results.records if results else ()
-    baselines = results.baselines if results else ()
+    records, baselines = (results.records, results.baselines) if results else ((), ())
     folders = _task_runs(run_dir)
     runs: dict[tuple[str, str], Metrics] = {key: read_metrics(run / "metrics.jsonl") for key, run in folders.items()}
     maps = {
@@ -241,9 +232,8 @@ def _task_curves(task: str, runs: Mapping[tuple[str, str], Metrics]) -> Iterator
     logs = {variant: metrics for (name, variant), metrics in runs.items() if name == task}
 
     def lines(key: str, suffix: str = "") -> list[Series]:
-        styles = {name: (variant_colour(name), variant_marker(name)) for name in logs}
-        found = [_series(logs[name], key, variant_label(name) + suffix, *styles[name]) for name in logs]
-        return [line for line in found if line is not None]
+        drawn = (_series(metrics, key, variant_label(name) + suffix, name) for name, metrics in logs.items())
+        return [line for line in drawn if line is not None]
 
     loss, checks = lines("loss"), lines("validation/loss", ", validation")
     if loss or checks:
@@ -253,48 +243,36 @@ def _task_curves(task: str, runs: Mapping[tuple[str, str], Metrics]) -> Iterator
             f"Loss of the {task} task over training: {_ends_in_words([*loss, *checks])}.",
             "Training loss: faint as logged, bold its running mean." if faint else "Training loss as logged.",
         )
-    for key in _validation_keys(list(logs.values())):
+    for key in _validation_keys(logs.values()):
         name = key.removeprefix("validation/").replace("_", " ")
-        found = lines(key)
+        checks = lines(key)
         # One evaluation, at the end, is no curve: the table has it.
-        if key != "validation/loss" and any(len(line.x) > 1 for line in found):
+        if key != "validation/loss" and any(len(line.x) > 1 for line in checks):
             yield figures.drawing(
-                figures.curves([], checks=found, title=f"Validation: {name}", ylabel=name),
-                f"{name} of the {task} task over training: {_ends_in_words(found)}.",
+                figures.curves([], checks=checks, title=f"Validation: {name}", ylabel=name),
+                f"{name} of the {task} task over training: {_ends_in_words(checks)}.",
             )
 
 
 def _depth_figure(
     records: Sequence[Result], name: str, title: str, baselines: Sequence[Baseline] = ()
 ) -> Iterator[Drawing]:
-    rows = [row for row in rows_of(records) if row.name == name and row.coordinates]
-    if not rows:
+    own = [one for one in records if one.name == name and not isinstance(one.coordinates.get("depth", ""), str)]
+    if not own:
         return
-    parts = list(dict.fromkeys(row.coordinates.label for row in rows))
-    series, words = [], []
-    for variant in variants_of([result for row in rows for result in row.cells.values()]):
-        results = {row.coordinates.label: row.cells[variant] for row in rows if variant in row.cells}
-        series.append(
-            Series(
-                variant_label(variant),
-                [parts.index(part) for part in results],
-                [result.value for result in results.values()],
-                colour=variant_colour(variant),
-                marker=variant_marker(variant, "D"),
-                intervals=[result.interval for result in results.values()],
-            )
-        )
-        values = ", ".join(f"{part}: {result.value:.3g}" for part, result in results.items())
-        words.append(f"{variant_label(variant)} {values}")
+    panel = panel_along("depth", own, baselines=baselines)
+    texts = dict(zip(panel.numbers, panel.texts, strict=True))
+    words = [
+        f"{line.label} " + ", ".join(f"depth {texts[x]}: {y:.3g}" for x, y in zip(line.x, line.y, strict=True))
+        for line in panel.lines
+    ]
     # The same at every depth.
-    baseline = next((one for one in baselines if one.name == name), None)
-    words += [] if baseline is None else [levels_text(baseline)]
-    levels = {} if baseline is None else baseline.levels()
-    methods = dict.fromkeys(one.method for row in rows for one in row.cells.values() if one.interval and one.method)
+    words += [levels_text(one) for one in baselines if one.name == name][:1]
+    methods = dict.fromkeys(one.method for one in own if one.interval and one.method)
     yield figures.drawing(
-        figures.by_place(series, parts, levels, title=title, xlabel="depth of the answer in the context"),
+        bands(panel, title=title, from_zero=True),
         f"{title} by depth of the answer: {'; '.join(words)}.",
-        f"Bars: 95 % intervals, {'; '.join(methods)}." if methods else "",
+        f"Bands: 95 % intervals, {'; '.join(methods)}." if methods else "",
     )
 
 
@@ -371,18 +349,18 @@ def _lambda_figure(metrics: Metrics, run: Path, title: str) -> list[Drawing]:
     return [figures.drawing(figure, f"{title} by layer over training: {ends}.", caption)]
 
 
-def _series(metrics: Metrics, key: str, label: str, colour: str | None = None, marker: str = "o") -> Series | None:
+def _series(metrics: Metrics, key: str, label: str, variant: str = "") -> Series | None:
     """The values of `key` over steps, where they were logged; None if they never were."""
     points = [(line["step"], line[key]) for line in metrics if isinstance(line.get(key), int | float)]
     if not points:
         return None
     steps, values = zip(*points, strict=True)
-    return Series(label, steps, values, colour=colour, marker=marker)
+    return Series(label, steps, values, colour=variant_colour(variant), marker=variant_marker(variant))
 
 
-def _validation_keys(runs: Sequence[Metrics]) -> list[str]:
+def _validation_keys(logs: Iterable[Metrics]) -> list[str]:
     """The names of what was measured by evaluations during training, as logged."""
-    keys = dict.fromkeys(key for metrics in runs for line in metrics for key in line)
+    keys = dict.fromkeys(key for metrics in logs for line in metrics for key in line)
     return [key for key in keys if key.startswith("validation/")]
 
 

@@ -12,12 +12,13 @@ ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
 DIRECTIONS = "↑ higher is better, ↓ lower is better."
 # A number that is not finite; "diverged" where that is known to be why.
 NOT_KNOWN, DIVERGED = "not known", "diverged"
-# The verdict on an exploratory question: there is no claim to reproduce or to contradict.
-ANSWERS: dict[Verdict, str] = {
+# Verdict → what it is called on an exploratory question, which is no claim to reproduce; in the order of reports.
+ANSWERS: dict[Verdict | None, str] = {
     "reproduced": "yes",
     "inconclusive": "inconclusive",
     "contrary": "no",
     "not comparable": "not comparable",
+    None: "nothing claimed",
 }
 LEVELS = (
     "Chance is the accuracy of guessing among all answers. The floor is the accuracy of knowing which answers occur in "
@@ -92,10 +93,7 @@ def format_result(result: Result) -> str:
 
 
 def format_difference(row: Comparison, missing: str = NOT_KNOWN) -> str:
-    """The difference and its interval, with the decimals that tell them apart: "−0.021 [−0.043, +0.001]".
-
-    `missing` stands for a difference that is not finite.
-    """
+    """The difference, `missing` if it is not finite, with its interval and telling decimals: "−0.02 [−0.04, +0.00]"."""
     if not math.isfinite(row.difference):
         return missing
     ends: Interval | tuple[()] = row.interval or ()
@@ -110,10 +108,7 @@ def format_difference(row: Comparison, missing: str = NOT_KNOWN) -> str:
 def missing_word(row: Comparison, trained: Sequence[Mapping[str, Any]]) -> str:
     """What stands for a number of a comparison that is not finite: "diverged" where a run of its variants diverged.
 
-    Args:
-        row: the comparison.
-        trained: the trained variants, as the settings of a results file describe them. Of variants of several sizes,
-            those of the comparison's own size count, if it has one.
+    Of trained variants of several sizes, those of the comparison's own size count, if it has one.
     """
     own = [one for one in trained if one["name"] in (row.variant, row.against)]
     same = [one for one in own if row.coordinates and Coordinates(one["coordinates"]) == row.coordinates]
@@ -146,27 +141,12 @@ def levels_of(row: Comparison) -> dict[str, float]:
     return row.baseline.levels() if row.baseline is not None and row.baseline.is_accuracy else {}
 
 
-def has_levels(comparisons: Sequence[Comparison]) -> bool:
-    """Whether chance and floor are known for any of the comparisons."""
-    return any(map(levels_of, comparisons))
-
-
-def chance_cell(row: Comparison) -> str:
-    """The accuracy of guessing; "–" where there are no levels."""
-    levels = levels_of(row)
-    return format_number(levels["chance"]) if levels else "–"
-
-
-def floor_cell(row: Comparison) -> str:
-    """The accuracy without any binding, "0.531; 0.766 by elimination"; "–" where there are no levels."""
-    return (
-        "; ".join(
-            format_number(value) + (" by elimination" if name == "by elimination" else "")
-            for name, value in levels_of(row).items()
-            if name != "chance"
-        )
-        or "–"
-    )
+def level_cells(row: Comparison) -> tuple[str, str]:
+    """Chance, and the accuracy without any binding ("0.531; 0.766 by elimination"); "–" where there are no levels."""
+    levels = {name: format_number(value) for name, value in levels_of(row).items()}
+    chance = levels.pop("chance", "–")
+    floor = [number + (" by elimination" if name == "by elimination" else "") for name, number in levels.items()]
+    return chance, "; ".join(floor) or "–"
 
 
 def levels_mark(row: Comparison) -> str:
@@ -183,8 +163,8 @@ def floor_mark(row: Comparison) -> str:
     if len(at_floor) == 2:
         return "both at floor"
     label = variant_label(at_floor[0])
-    short = label if len(label) <= _SHORT_NAME else "first" if at_floor[0] == row.variant else "second"
-    return f"{short} at floor"
+    short = "first" if at_floor[0] == row.variant else "second"
+    return f"{label if len(label) <= _SHORT_NAME else short} at floor"
 
 
 def floor_remark(row: Comparison) -> str:
@@ -204,32 +184,25 @@ def floor_remark(row: Comparison) -> str:
 def verdict_word(verdict: Verdict | None, exploratory: bool) -> str:
     """What a verdict is called: on a claim of the paper's, or on an exploratory question."""
     if verdict is None:
-        return "nothing claimed"
+        return ANSWERS[None]
     return f"our question: {ANSWERS[verdict]}" if exploratory else verdict
 
 
-def judged_word(row: Comparison) -> str:
-    """The verdict with what limits its meaning: "reproduced; the Transformer has not begun to learn …"."""
-    return _with_remark(row, verdict_word(row.verdict, row.exploratory))
+def verdict_text(row: Comparison, *, needs: bool = True) -> str:
+    """The verdict with what limits its meaning: "reproduced; the Transformer has not begun to learn …".
 
-
-def verdict_text(row: Comparison) -> str:
-    """The verdict in words; where it is inconclusive, with what would decide it."""
+    Where it is inconclusive, it stands with what would decide it, unless that has a place of its own (`needs` False).
+    """
     word = verdict_word(row.verdict, row.exploratory)
-    if row.verdict != "inconclusive":
-        return judged_word(row)
-    if row.reason:
-        word += f": {row.reason}"
-    elif len(row.differences) < 2:
-        word += ": one seed"
-    elif row.documents_needed:
-        word += ": needs more documents"
-    elif row.seeds_needed is not None:
-        word += f": 80 % power needs {row.seeds_needed:,} seeds"
-    return _with_remark(row, word)
-
-
-def _with_remark(row: Comparison, word: str) -> str:
+    if needs and row.verdict == "inconclusive":
+        if row.reason:
+            word += f": {row.reason}"
+        elif len(row.differences) < 2:
+            word += ": one seed"
+        elif row.documents_needed:
+            word += ": needs more documents"
+        elif row.seeds_needed is not None:
+            word += f": 80 % power needs {row.seeds_needed:,} seeds"
     remark = floor_remark(row)
     separator = ": " if row.verdict == "not comparable" else "; "
     return word + (separator + remark if remark else "")

@@ -1,0 +1,318 @@
+"""Finds the measures that were taken along a coordinate (sizes, tokens, bits), and draws them as lines over it."""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates, axis, value_text
+from diff_transformer.lab.record import Baseline, Comparison, Interval, Result
+from diff_transformer.lab.report.experiment_tables import ExperimentResults, slug
+from diff_transformer.lab.report.figures import (
+    DASHES,
+    MUTED,
+    PAGE,
+    Drawing,
+    Series,
+    axes_of,
+    colours_of,
+    drawing,
+    short,
+    styled,
+    variant_colour,
+    variant_marker,
+)
+from diff_transformer.lab.report.wording import (
+    ARROWS,
+    DIVERGED,
+    NOT_KNOWN,
+    format_number,
+    measure_words,
+    variant_label,
+    variants_of,
+)
+
+# Fewer are no line.
+FEWEST = 3
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# From this ratio of the largest to the smallest number on, an axis is logarithmic.
+_WIDE, _TALL = 8, 30
+_MOST_TICKS = 8
+# Of levels, the highest first.
+_LEVEL_DASHES = ("--", "-.", ":")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure: a measure of several variants over the numbers of a coordinate.
+
+    Attributes:
+        name: the measure.
+        part: the coordinates that are the same everywhere in it, as a reader is told of them; "" where there are none.
+        label: the measure as the vertical axis has it.
+        axis: the title of the horizontal axis.
+        numbers, texts: the places on it, ascending, and the text that stands for each.
+        lines: one for each variant: means over seeds, NaN where one is not known; intervals from the lowest to the
+            highest seed, or, with one seed, the measurement's own.
+        paper: the paper's values, where it gives as many.
+        levels: chance and floor, where they are known at every place.
+        seeds: over how many.
+        own_intervals: whether bands are the measurement's own intervals.
+    """
+
+    name: str
+    part: str
+    label: str
+    axis: str
+    numbers: tuple[float, ...]
+    texts: tuple[str, ...]
+    lines: tuple[Series, ...]
+    paper: tuple[Series, ...]
+    levels: tuple[Series, ...]
+    seeds: int
+    own_intervals: bool
+
+
+def panels(
+    records: Sequence[Result], comparisons: Sequence[Comparison], baselines: Sequence[Baseline] = ()
+) -> Iterator[Panel]:
+    """Every measure that was taken at three numbers or more and is not the same at all of them.
+
+    Args:
+        records: of all variants and seeds; those of training (sizes, seconds) are not drawn.
+        comparisons: what the paper's values are taken from.
+        baselines: of the accuracies.
+    """
+    for name in dict.fromkeys(record.name for record in records):
+        if name.startswith("training/"):
+            continue
+        own = [record for record in records if record.name == name]
+        for coordinate, places in _rows(list(dict.fromkeys(record.coordinates for record in own))):
+            row = [record for record in own if record.coordinates in places]
+            # What is the same for all variants at every place is no line.
+            if len({record.value for record in row}) > 1:
+                yield panel_along(coordinate, row, comparisons, baselines)
+
+
+def _rows(places: Sequence[Coordinates]) -> Iterator[tuple[str, list[Coordinates]]]:
+    """The coordinates that differ in one number alone, with its name: the last that has as many numbers as a line."""
+    alike: dict[tuple[tuple[str, str], ...], list[Coordinates]] = {}
+    for place in places:
+        words = tuple((name, value if isinstance(value, str) else "") for name, value in place.items())
+        alike.setdefault(words, []).append(place)
+    for words, members in alike.items():
+        for name in (name for name, word in reversed(words) if not word):
+            by_rest: dict[Coordinates, list[Coordinates]] = {}
+            for place in members:
+                by_rest.setdefault(place.without(name), []).append(place)
+            rows = [row for row in by_rest.values() if len({place.place(name) for place in row}) >= FEWEST]
+            yield from ((name, row) for row in rows)
+            if rows:
+                break
+
+
+def panel_along(
+    coordinate: str,
+    records: Sequence[Result],
+    comparisons: Sequence[Comparison] = (),
+    baselines: Sequence[Baseline] = (),
+) -> Panel:
+    """The panel of one measure's records, which differ in one coordinate alone; see `panels`."""
+    first = records[0]
+    places = sorted(dict.fromkeys(one.coordinates for one in records), key=lambda place: place.place(coordinate))
+    numbers = {place: place.place(coordinate) for place in places}
+    lines, own = [], False
+    for number, variant in enumerate(variants_of(records)):
+        by_place = {
+            place: [one for one in records if one.variant == variant and one.coordinates == place] for place in places
+        }
+        measured = {place: results for place, results in by_place.items() if results}
+        own = own or all(len(results) == 1 for results in measured.values())
+        lines.append(
+            Series(
+                variant_label(variant),
+                [numbers[place] for place in measured],
+                [fmean(one.value for one in results) for results in measured.values()],
+                colour=variant_colour(variant),
+                intervals=[_interval(results) for results in measured.values()],
+                marker=variant_marker(variant, _MARKERS[number % len(_MARKERS)]),
+            )
+        )
+    unit = f" ({first.unit})" if first.unit else ""
+    return Panel(
+        name=first.name,
+        part=first.coordinates.without(coordinate).label,
+        label=f"{first.name.split('/', 1)[-1].replace('_', ' ').replace('/', ' ')}{unit}{ARROWS[first.better]}",
+        axis=axis(coordinate).title,
+        numbers=tuple(numbers.values()),
+        texts=tuple(value_text(coordinate, place[coordinate]) for place in places),
+        lines=tuple(lines),
+        paper=tuple(_paper(first.name, numbers, comparisons)),
+        levels=tuple(_levels(numbers, [one for one in baselines if one.name == first.name and one.is_accuracy])),
+        seeds=len({record.seed for record in records}),
+        own_intervals=own and any(record.interval is not None for record in records),
+    )
+
+
+def _interval(results: Sequence[Result]) -> Interval | None:
+    values = [result.value for result in results]
+    if not all(map(math.isfinite, values)):
+        return None
+    return results[0].interval if len(results) == 1 else (min(values), max(values))
+
+
+def _levels(numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[Series]:
+    """Chance, floor and elimination as lines, where a baseline is known at every place; of equal ones the highest."""
+    by_place = {one.coordinates: one.levels() for one in baselines}
+    known = [by_place.get(place, by_place.get(NOWHERE, {})) for place in numbers]
+    shown: list[list[float]] = []
+    for label in reversed(list(dict.fromkeys(name for levels in known for name in levels))):
+        heights = [levels[label] for levels in known if label in levels]
+        if len(heights) == len(numbers) and heights not in shown:
+            shown.append(heights)
+            yield Series(label, list(numbers.values()), heights, colour=MUTED)
+
+
+def _paper(name: str, numbers: Mapping[Coordinates, float], comparisons: Sequence[Comparison]) -> Iterator[Series]:
+    """A line for each variant of which the paper gives as many values as a line needs."""
+    values: dict[str, dict[float, float]] = {}
+    for row in comparisons:
+        if row.name == name and row.coordinates in numbers and row.paper is not None:
+            for variant, value in zip((row.variant, row.against), row.paper, strict=True):
+                if math.isfinite(value):
+                    values.setdefault(variant, {})[numbers[row.coordinates]] = value
+    for variant, points in values.items():
+        if len(points) >= FEWEST:
+            x = sorted(points)
+            y = [points[number] for number in x]
+            yield Series(variant_label(variant), x, y, variant_colour(variant), marker=variant_marker(variant))
+
+
+def line_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
+    """A figure of each measure that was taken along a coordinate; their titles begin with `called`."""
+    file = results.file
+    drawn = list(panels(file.records, file.comparisons, file.baselines))
+    often = Counter((panel.name, panel.part) for panel in drawn)
+    missing = DIVERGED if any(one["diverged"] for one in results.variants) else NOT_KNOWN
+    used: set[str] = set()
+    for panel in drawn:
+        part = f", {panel.part}" if panel.part else ""
+        along = f"-{panel.axis}" if often[panel.name, panel.part] > 1 else ""
+        name = slug(f"{results.anchor}-{panel.name}{part}{along}")
+        name = next(one for one in (name, *(f"{name}-{n}" for n in range(2, 1000))) if one not in used)
+        used.add(name)
+        ends = "; ".join(
+            "{} goes from {} to {}".format(line.label, *(format_number(line.y[at], missing=missing) for at in (0, -1)))
+            for line in (*panel.lines, *panel.paper, *panel.levels)
+        )
+        title = f"{called}: {measure_words(panel.name)}{part}"
+        alt = f"{called}, {panel.label}{part} by {panel.axis}: {ends}."
+        yield drawing(
+            bands(panel, title=title), alt, _caption(panel, missing), title=f"{title} by {panel.axis}", name=name
+        )
+
+
+def _caption(panel: Panel, missing: str) -> str:
+    if panel.seeds > 1:
+        caption = f"Mean of {panel.seeds} seeds; bands from the lowest to the highest."
+    else:
+        caption = "One seed; bands are 95 % intervals of the measurement." if panel.own_intervals else "One seed."
+    if panel.paper:
+        caption += " Dotted, hollow: the paper."
+    if any(not math.isfinite(value) for line in panel.lines for value in line.y):
+        caption += f" A cross above: {'a run diverged' if missing == DIVERGED else missing}."
+    return caption
+
+
+@styled
+def bands(panel: Panel, *, title: str, from_zero: bool = False) -> Figure:
+    """Lines with bands for their intervals; the paper's hollow and dotted, levels thin; a cross above where y is NaN.
+
+    The vertical axis of a share that is read against nothing else begins at zero (`from_zero`).
+    """
+    figure, axes = axes_of(title, panel.axis, panel.label)
+    colours = colours_of(panel.lines)
+    by_label = dict(zip((line.label for line in panel.lines), colours, strict=True))
+    marked: dict[str, Any] = {"linewidth": 1.6, "markersize": 5}
+    for number, (line, colour) in enumerate(zip(panel.lines, colours, strict=True)):
+        _draw_intervals(axes, line, colour)
+        style: dict[str, Any] = {
+            "color": colour,
+            "linestyle": DASHES[number % len(DASHES)],
+            "marker": line.marker,
+            **marked,
+        }
+        axes.plot(line.x, line.y, label=line.label, **style)
+        lost = [x for x, y in zip(line.x, line.y, strict=True) if not math.isfinite(y)]
+        cross: dict[str, Any] = {"marker": "x", "linestyle": "", "color": colour, "markeredgewidth": 1.8}
+        axes.plot(lost, [0.97 - 0.05 * number] * len(lost), transform=axes.get_xaxis_transform(), **cross)
+    for line in panel.paper:
+        colour = by_label.get(line.label, colours[0])
+        style = marked | {"color": colour, "linestyle": ":", "linewidth": 1, "marker": line.marker}
+        axes.plot(line.x, line.y, label=f"{line.label}, paper", markerfacecolor=PAGE, **style)
+    for line, dash in zip(panel.levels, _LEVEL_DASHES, strict=False):
+        axes.plot(line.x, line.y, color=line.colour, linestyle=dash, linewidth=1.2, label=line.label, zorder=1)
+    if any(not math.isfinite(y) for line in panel.lines for y in line.y):
+        axes.margins(y=0.15)
+    if from_zero:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    lines = (*panel.lines, *panel.paper, *panel.levels)
+    values = [value for line in lines for value in line.y if math.isfinite(value)]
+    _scale(axes, panel, tall=not from_zero and bool(values) and min(values) > 0 and max(values) / min(values) >= _TALL)
+    figure.set_figheight(3.2 + 0.2 * math.ceil(len(lines) / 2))
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, [short(label, 32) for label in labels], loc="outside lower center", ncols=2, fontsize=9)
+    return figure
+
+
+def _draw_intervals(axes: Axes, line: Series, colour: str) -> None:
+    ends = [(x, *interval) for x, interval in zip(line.x, line.intervals, strict=False) if interval is not None]
+    if ends:
+        x, low, high = zip(*ends, strict=True)
+        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _scale(axes: Axes, panel: Panel, *, tall: bool) -> None:
+    """Logarithmic axes where the numbers span much; a tick at each place where there are few."""
+    low, high = min(panel.numbers), max(panel.numbers)
+    # Shares of a whole, such as depths, lie evenly however far they are apart.
+    wide = low > 0 and high / low >= _WIDE and not any("%" in text for text in panel.texts)
+    if wide:
+        axes.set_xscale("log")
+    if tall:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(FuncFormatter(_power))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    ticks = [math.log(number) if wide else number for number in panel.numbers]
+    gaps = [after - before for before, after in itertools.pairwise(ticks)]
+    if len(ticks) <= _MOST_TICKS and min(gaps, default=math.inf) > 0.07 * (ticks[-1] - ticks[0]):
+        axes.set_xticks(panel.numbers, panel.texts)
+        axes.xaxis.set_minor_locator(NullLocator())
+    elif wide:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
+        axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+
+
+def _power(value: float, _: object) -> str:
+    """A tick of a logarithmic axis; a power of ten where that is shorter."""
+    exponent = round(math.log10(value))
+    plain = f"{value:g}"
+    raised = "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return plain if "e" not in plain and len(plain) <= 5 else raised
+
+
+def _thousands(value: float, _: object) -> str:
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"

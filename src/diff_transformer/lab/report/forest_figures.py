@@ -1,0 +1,357 @@
+"""Draws the comparisons of experiments: their differences as forest plots, and how often each verdict came out."""
+
+import itertools
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from diff_transformer.lab.record import Better, Comparison, Interval, Verdict
+from diff_transformer.lab.report.experiment_tables import ExperimentResults, count_verdicts, verdict_counts
+from diff_transformer.lab.report.figures import INK, MUTED, PAGE, RULE, THEME, Drawing, drawing, short, styled
+from diff_transformer.lab.report.wording import (
+    ANSWERS,
+    ARROWS,
+    NOT_KNOWN,
+    floor_mark,
+    format_difference,
+    levels_mark,
+    levels_of,
+    measure_words,
+    missing_word,
+    pair_label,
+    verdict_text,
+    verdict_word,
+)
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How a verdict is drawn, told from the others without colour: its mark, and its part of a bar."""
+
+    marker: str
+    colour: str
+    filled: bool
+    words: str
+    fill: str
+    edge: str
+    hatch: str = ""
+
+
+# The two verdicts that decide are equally strong.
+_DIFF, _SOFTMAX = THEME["diff"][0], THEME["softmax"][0]
+_STYLES: dict[Verdict | None, _Style] = {
+    "reproduced": _Style("o", _DIFF, True, "reproduced, or yes", _DIFF, _DIFF),
+    "inconclusive": _Style("o", INK, False, "inconclusive", RULE, INK),
+    "contrary": _Style("s", _SOFTMAX, True, "contrary, or no", _SOFTMAX, PAGE, "////"),
+    "not comparable": _Style("X", MUTED, False, "not comparable", PAGE, INK, "xxxx"),
+    None: _Style("D", MUTED, False, "nothing claimed", PAGE, MUTED, "...."),
+}
+# Inches, as wide as other figures, so that a phone shows it whole with legible text: labels stand above their rows.
+_WIDTH, _LINE = 4.8, 0.19
+# Inches: text is set by whatever shows the figure, whose letters may be a little wider.
+_MARGIN = 0.08
+# Characters of a line of text.
+_LONGEST = 66
+# Rows of one forest plot, and how much larger the differences of one measure in it may be than those of another.
+MOST_ROWS = 24
+MOST_RATIO = 10
+_CAPTION = (
+    "Mean difference over paired seeds, with its 95 % interval where there is one. An arrow at the edge marks an "
+    "interval that goes on. Where the paper's difference lies beyond the edge, its value is written there."
+)
+_LEVELS_CAPTION = (
+    " In brackets behind an accuracy: chance, and the floor without any binding, or what elimination gives if that is "
+    "higher."
+)
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """A row: a difference with its interval, or a heading over those below it, which has no difference.
+
+    Attributes:
+        difference: NaN where it is not known; `missing` then stands for it.
+        interval: None where nothing is known of the spread.
+        verdict: None where nothing is claimed.
+        exploratory: whether the verdict is on a question of ours, and not on a claim of the paper's.
+        paper: the paper's difference.
+        remark: what follows the verdict.
+    """
+
+    label: str
+    difference: float | None = None
+    interval: Interval | None = None
+    verdict: Verdict | None = None
+    exploratory: bool = False
+    paper: float | None = None
+    missing: str = NOT_KNOWN
+    remark: str = ""
+
+    @property
+    def word(self) -> str:
+        """The verdict as it is written at the right."""
+        word = "no claim" if self.verdict is None else verdict_word(self.verdict, self.exploratory)
+        return f"{word}; {self.remark}" if self.remark else word
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines of text above the interval; the verdict has a line of its own where the last one is full."""
+        lines = textwrap.wrap(self.label, _LONGEST)
+        if self.difference is not None and len(lines[-1]) + 2 + len(self.word) > _LONGEST:
+            lines.append("")
+        return lines
+
+
+def overview_figure(all_results: Sequence[ExperimentResults]) -> Drawing:
+    """How often each verdict came out."""
+    rows = [
+        (f"{results.title}, {results.preset}{', our questions' if exploratory else ''}", counts)
+        for results in all_results
+        for exploratory, counts in count_verdicts(results.file.comparisons).items()
+    ]
+    counts = "; ".join(f"{one.title}, {one.preset}: {verdict_counts(one.file.comparisons)}" for one in all_results)
+    title = "Verdicts by experiment"
+    return drawing(_counted(rows, title), f"{title}. {counts}", f"{title}.", title=title, name="overview", wide=True)
+
+
+def forest_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
+    """Forest plots in which each comparison is a row; their titles begin with `called`."""
+    sheets = _sheets(results.file.comparisons)
+    for number, rows in enumerate(sheets, start=1):
+        several_sheets = len(sheets) > 1
+        several_pairs = len({(row.variant, row.against) for row in rows}) > 1
+        names = list(dict.fromkeys(row.name for row in rows))
+        better = _direction(rows)
+        unit = f" ({rows[0].unit})" if rows[0].unit else ""
+        figure = forest(
+            list(_rows(rows, results.variants, several=len(names) > 1, pairs=several_pairs)),
+            title=f"{called}: {measure_words(names[0]) if len(names) == 1 else 'differences'}{ARROWS[better]}",
+            xlabel=("first − second" if several_pairs else pair_label(rows[0]))
+            + f"{unit}{'; shaded: the first is better' if better else ''}",
+            better=better,
+        )
+        part = f", part {number} of {len(sheets)}" if several_sheets else ""
+        differences = "; ".join(
+            f"{_label(row)}: {format_difference(row, missing_word(row, results.variants))}, {verdict_text(row)}"
+            for row in rows
+        )
+        yield drawing(
+            figure,
+            f"{called}, differences{part}: {differences}.",
+            _CAPTION + (_LEVELS_CAPTION if any(map(levels_of, rows)) else ""),
+            title=f"{called}: {', '.join(map(measure_words, names[:3]))}{' …' * (len(names) > 3)}, differences",
+            name=f"{results.anchor}-differences" + (f"-{number}" if several_sheets else ""),
+            wide=True,
+        )
+
+
+def _sheets(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
+    """Comparisons that fit one axis: of one unit and direction, of sizes not too far apart, and not too many."""
+    sheets: list[list[Comparison]] = []
+    for name in dict.fromkeys(row.name for row in comparisons):
+        rows = [row for row in comparisons if row.name == name]
+        for start in range(0, len(rows), MOST_ROWS):
+            part = rows[start : start + MOST_ROWS]
+            fitting = next((sheet for sheet in sheets if _fits(sheet, part)), None)
+            if fitting is None:
+                sheets.append(part)
+            else:
+                fitting += part
+    return sheets
+
+
+def _fits(sheet: Sequence[Comparison], part: Sequence[Comparison]) -> bool:
+    directions = {_direction(sheet), _direction(part)} - {None}
+    if sheet[0].unit != part[0].unit or len(directions) > 1 or len(sheet) + len(part) > MOST_ROWS:
+        return False
+    small, large = sorted(
+        max((abs(row.difference) for row in rows if math.isfinite(row.difference)), default=0.0)
+        for rows in (sheet, part)
+    )
+    return small == 0 or large <= MOST_RATIO * small
+
+
+def _direction(rows: Sequence[Comparison]) -> Better | None:
+    """That of the claims among them."""
+    return next((row.better for row in rows if row.better), None)
+
+
+def _rows(
+    rows: Sequence[Comparison], trained: Sequence[Mapping[str, Any]], *, several: bool, pairs: bool
+) -> Iterator[ForestRow]:
+    """Headings where there are several measures of several rows, and a row for each comparison."""
+    counts = Counter(row.name for row in rows)
+    for name, block in itertools.groupby(rows, key=lambda row: row.name):
+        headed = several and max(counts.values()) > 1
+        if headed:
+            yield ForestRow(measure_words(name))
+        for row in block:
+            paper = math.nan if row.paper is None else row.paper[0] - row.paper[1]
+            yield ForestRow(
+                label=_label(row, measure=several and not headed, pairs=pairs),
+                difference=row.difference,
+                interval=row.interval if row.interval is not None and all(map(math.isfinite, row.interval)) else None,
+                verdict=row.verdict,
+                exploratory=row.exploratory,
+                paper=paper if math.isfinite(paper) else None,
+                missing=missing_word(row, trained),
+                remark=floor_mark(row),
+            )
+
+
+def _label(row: Comparison, *, measure: bool = True, pairs: bool = True) -> str:
+    """What a row compares: its measure unless that stands above, its part, and the variants where they differ."""
+    parts = [measure_words(row.name) if measure else "", row.coordinates.label, pair_label(row) if pairs else ""]
+    return (", ".join(filter(None, parts)) or pair_label(row)) + levels_mark(row)
+
+
+@styled
+def forest(rows: Sequence[ForestRow], *, title: str, xlabel: str, better: Better | None) -> Figure:
+    """One dot and interval a row, zero as a line, the paper's difference as a cross, the claim's side shaded.
+
+    What lies far beyond the others is cut at the edge, with an arrow; the table has its numbers.
+    """
+    # Lines of text, one for the interval, and space before the next row.
+    heights = (len(row.lines) + (0.1 if row.difference is None else 1.25) for row in rows)
+    *tops, end = itertools.accumulate(heights, initial=0.0)
+    figure = Figure(figsize=(_WIDTH, 1.35 + _LINE * end), layout=ConstrainedLayoutEngine(w_pad=_MARGIN))
+    axes = figure.add_subplot()
+    axes.set(title=title, xlabel=xlabel)
+    low, high = _limits(rows)
+    claim = {"higher": (0.0, high), "lower": (low, 0.0), None: None}[better]
+    for row, top in zip(rows, tops, strict=True):
+        _write(axes, row, top)
+        if row.difference is not None:
+            y = top + len(row.lines) + 0.5
+            if claim is not None:
+                axes.fill_between(claim, y - 0.45, y + 0.45, color=RULE, alpha=0.45, linewidth=0, zorder=0)
+            axes.plot([0.0, 0.0], [y - 0.45, y + 0.45], color=INK, linewidth=1.2, zorder=1)
+            _draw(axes, y, row, row.difference, (low, high))
+    axes.set(xlim=(low, high), ylim=(end, -0.2), yticks=[])
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}".replace("-", "−")))
+    axes.grid(visible=False)
+    axes.spines["left"].set_visible(False)
+    _keys(figure, rows)
+    return figure
+
+
+def _write(axes: Axes, row: ForestRow, top: float) -> None:
+    """A row's label on the left, its verdict on the right."""
+    style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 9}
+    for number, line in enumerate(row.lines):
+        bold = "bold" if row.difference is None else "normal"
+        axes.text(0.0, top + number + 0.5, line, color=INK, fontweight=bold, **style)
+    if row.difference is not None:
+        colour = MUTED if row.verdict is None else INK
+        axes.text(1.0, top + len(row.lines) - 0.5, row.word, color=colour, ha="right", **style)
+
+
+def _draw(axes: Axes, y: float, row: ForestRow, difference: float, limits: tuple[float, float]) -> None:
+    """The interval, the paper's cross and the dot of a row."""
+    low, high = limits
+    mark = _STYLES[row.verdict]
+    if not math.isfinite(difference):
+        axes.text(0.0, y, f" {row.missing}", color=INK, va="center", fontsize=9, fontstyle="italic")
+        return
+    if row.interval is not None:
+        ends = [min(max(end, low), high) for end in row.interval]
+        axes.plot(ends, [y, y], color=mark.colour, linewidth=1.8, solid_capstyle="butt", zorder=2)
+        for end, edge, arrow in ((row.interval[0], low, "<"), (row.interval[1], high, ">")):
+            if not low <= end <= high:
+                axes.plot([edge], [y], marker=arrow, markersize=6, color=mark.colour, clip_on=False, zorder=4)
+    if row.paper is not None and low <= row.paper <= high:
+        style: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "color": INK, "zorder": 3}
+        axes.plot([row.paper], [y], marker="x", linestyle="", **style)
+    elif row.paper is not None:
+        below = row.paper < low
+        number = f"{row.paper:+,.0f}" if abs(row.paper) >= 100 else f"{row.paper:+,.3g}"
+        axes.annotate(
+            f"× {number}".replace("-", "−"),
+            (low if below else high, y),
+            xytext=(6 if below else -6, 0),
+            textcoords="offset points",
+            ha="left" if below else "right",
+            va="center",
+            fontsize=8,
+            color=INK,
+            bbox={"facecolor": PAGE, "edgecolor": "none", "pad": 0.5, "alpha": 0.85},  # an interval may lie there
+            zorder=4,
+        )
+    face = mark.colour if mark.filled else PAGE
+    axes.plot([difference], [y], marker=mark.marker, markersize=6.5, color=mark.colour, markerfacecolor=face, zorder=5)
+
+
+def _limits(rows: Sequence[ForestRow]) -> tuple[float, float]:
+    """The ends of the axis: all dots and zero; of intervals, what is not far wider than most; the paper where near."""
+    drawn = [row for row in rows if row.difference is not None and math.isfinite(row.difference)]
+    dots = [row.difference for row in drawn if row.difference is not None]
+    intervals = [row.interval for row in drawn if row.interval is not None]
+    papers = [row.paper for row in drawn if row.paper is not None]
+    halves = [(high - low) / 2 for low, high in intervals]
+    reach = max([abs(dot) for dot in dots] + ([3 * median(halves)] if halves else []), default=0.0) or 1.0
+    ends = [max(-1.5 * reach, min(end, 1.5 * reach)) for interval in intervals for end in interval]
+    everything = [0.0, *dots, *ends, *(paper for paper in papers if abs(paper) <= 3 * reach)]
+    low, high = min(everything), max(everything)
+    margin = 0.06 * (high - low or 1.0)
+    # Beside all dots and intervals there is space for the paper's differences that lie far away.
+    far = [paper for paper in papers if not low - margin <= paper <= high + margin]
+    left, right = (margin * (4 if any(sign * paper > 0 for paper in far) else 1) for sign in (-1, 1))
+    return low - left, high + right
+
+
+def _keys(figure: Figure, rows: Sequence[ForestRow]) -> None:
+    """What the marks mean, below the plot."""
+    axes = figure.axes[0]
+    for verdict, mark in _STYLES.items():
+        kinds = {row.exploratory for row in rows if row.difference is not None and row.verdict == verdict}
+        words = [ANSWERS[verdict] if exploratory else verdict for exploratory in sorted(kinds)]
+        if kinds:
+            label = "no claim" if verdict is None else ", or ".join(dict.fromkeys(filter(None, words)))
+            face = mark.colour if mark.filled else PAGE
+            axes.plot([], [], color=mark.colour, marker=mark.marker, markerfacecolor=face, linewidth=1.8, label=label)
+    if any(row.paper is not None for row in rows):
+        axes.plot([], [], marker="x", linestyle="", color=INK, markeredgewidth=1.6, label="the paper")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
+
+
+@styled
+def _counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]], title: str) -> Figure:
+    """A bar for each experiment, by name, with a part for each verdict as long as it is frequent, and its number."""
+    figure = Figure(figsize=(_WIDTH, 1.5 + 0.36 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(title=title, xlabel="comparisons", yticks=[], ylim=(len(rows) - 0.5, -0.8))
+    longest = max(sum(counts.values()) for _, counts in rows) or 1
+    for y, (name, counts) in enumerate(rows):
+        start = 0
+        axes.text(0, y - 0.43, short(name, 56), color=INK, fontsize=9, va="center")
+        for verdict, part in _STYLES.items():
+            count = counts.get(verdict, 0)
+            if not count:
+                continue
+            style: dict[str, Any] = {"facecolor": part.fill, "edgecolor": part.edge, "hatch": part.hatch}
+            axes.barh(y, count, left=start, height=0.5, linewidth=1, **style)
+            if count >= 0.025 * longest:
+                box = {"facecolor": part.fill, "edgecolor": "none", "pad": 1.0} if part.hatch else None
+                centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "bbox": box}
+                axes.text(start + count / 2, y, str(count), color=PAGE if part.filled else INK, **centred)
+            start += count
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False, axis="y")
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    parts = [
+        Patch(facecolor=part.fill, edgecolor=part.edge, hatch=part.hatch, label=part.words) for part in _STYLES.values()
+    ]
+    figure.legend(handles=parts, loc="outside lower center", ncols=2, fontsize=9)
+    return figure
