@@ -122,8 +122,7 @@ def watch(
     from rich.live import Live
     from rich.text import Text
 
-    from diff_transformer.lab.report.terminal_curves import picture
-    from diff_transformer.lab.report.watched_run import watched
+    from diff_transformer.lab.report.run_watch import picture, watched
 
     watching, out = watched(runs), console.output()
 

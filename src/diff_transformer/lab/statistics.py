@@ -6,6 +6,7 @@ something. Guessing is not learning, nor is knowing which answers occur without 
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist, fmean, stdev, variance
@@ -56,14 +57,10 @@ def bootstrap_interval(
     """The 95 % percentile interval of Σ sum / Σ count under resampling of documents with replacement.
 
     Args:
-        documents: the (sum, count) of each.
+        documents: the (sum, count) of each, two or more.
         against: the same documents measured otherwise: the interval is that of the difference of the two ratios, with
             the same documents drawn for both.
-        seed: of the draws.
-        resamples: how many.
-
-    Raises:
-        ValueError: fewer than two documents, or not the same number on both sides.
+        seed, resamples: of the draws, and how many.
     """
     # Here and not above: reading a results file must not cost an import of numpy.
     import numpy as np
@@ -130,11 +127,9 @@ def compare(
 
     Args:
         records: of all variants and seeds.
-        name: the measure.
-        variant: the one that is claimed to be better.
-        against: the other one.
-        coordinates: where it was measured.
-        paper: the paper's values of `variant` and `against`, NaN where it gives none.
+        name, coordinates: the measure, and where it was taken.
+        variant, against: the one that is claimed to be better, and the other one.
+        paper: the paper's values of both, NaN where it gives none.
         claimed: whether anything is claimed; if not, there is a difference and no verdict.
         exploratory: whether the claim is a question of this project's, and not the paper's.
 
@@ -205,10 +200,7 @@ def remark_on_seeds(comparisons: Sequence[Comparison]) -> str | None:
 def verdict(interval: Interval | None, better: Better, *, seeds: int) -> Verdict:
     """The rule: whether the 95 % interval of a difference, claimed better − other, lies on the claim's side of 0.
 
-    Args:
-        interval: None where nothing is known of the spread.
-        better: whether a positive or a negative difference is the claim's.
-        seeds: how many the interval is over; with one, the verdict is "inconclusive" whatever the interval.
+    With one seed, or where nothing is known of the spread (None), the verdict is "inconclusive".
     """
     if interval is None or seeds < 2:
         return "inconclusive"
@@ -239,18 +231,11 @@ def seeds_needed(differences: Sequence[float], other: float = 0.0, power: float 
     if spread == 0:
         return 2
     effect, floor = mean / spread, other / spread
-    low, high = 1, 2  # too few, enough
-    while _power(effect, high, floor) < power:
-        low, high = high, 2 * high
-        if high > 2 * MOST_SEEDS:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _power(effect, middle, floor) >= power else (middle, high)
-    return high if high <= MOST_SEEDS else None
+    needed = bisect_left(range(MOST_SEEDS + 1), power, lo=2, key=lambda seeds: _power(effect, seeds, floor))
+    return needed if needed <= MOST_SEEDS else None
 
 
-def _power(effect: float, seeds: int, floor: float = 0.0) -> float:
+def _power(effect: float, seeds: int, floor: float) -> float:
     """How often a t-test over `seeds` pairs finds a difference of `effect` standard deviations, on its own side.
 
     That is P(Z + effect √n > √(t² U² + floor² n)) with Z normal and U = √(χ²ᵥ / ν), ν = n − 1: an integral over U, by
@@ -303,52 +288,38 @@ def judge(file: ResultsFile) -> ResultsFile:
         file: with its baselines; comparisons without one stay as they are.
     """
     known = {(baseline.name, baseline.coordinates): baseline for baseline in file.baselines}
-    return replace(
-        file,
-        comparisons=tuple(
-            _judged(row, known[row.name, row.coordinates], file.records)
-            if (row.name, row.coordinates) in known
-            else row
-            for row in file.comparisons
-        ),
-    )
+    judged = (_judged(row, known.get((row.name, row.coordinates)), file.records) for row in file.comparisons)
+    return replace(file, comparisons=tuple(judged))
 
 
-def _judged(row: Comparison, baseline: Baseline, records: Sequence[Result]) -> Comparison:
+def _judged(row: Comparison, baseline: Baseline | None, records: Sequence[Result]) -> Comparison:
+    if baseline is None:
+        return row
+    accuracy = (baseline.name, baseline.coordinates)
+    if baseline.accuracy is not None:
+        accuracy = (baseline.accuracy, baseline.accuracy_coordinates)
     at_floor, at_elimination = [], []
     for variant in (row.variant, row.against):
-        low = lower_end(
-            [record for record in records if record.variant == variant and _is_accuracy_of(record, baseline)]
-        )
+        own = [one for one in records if one.variant == variant and (one.name, one.coordinates) == accuracy]
+        low = lower_end(own)
         if low is not None and low <= baseline.floor:
             at_floor.append(variant)
         elif low is not None and baseline.by_elimination is not None and low <= baseline.by_elimination:
             at_elimination.append(variant)
-    found = replace(row, baseline=baseline, at_floor=tuple(at_floor), at_elimination=tuple(at_elimination))
+    row = replace(row, baseline=baseline, at_floor=tuple(at_floor), at_elimination=tuple(at_elimination))
     low_variants = len(at_floor) + len(at_elimination)
-    if baseline.is_accuracy:
-        is_void = low_variants == 2 and row.verdict is not None
-    else:
-        is_void = low_variants > 0
-    if not is_void:
-        return found
+    if not (low_variants == 2 and row.verdict is not None if baseline.is_accuracy else low_variants > 0):
+        return row
     # Results of earlier versions claim nothing at all where a variant guesses, and so have no direction.
     better = row.better or next(record.better for record in records if record.name == row.name)
-    return replace(found, verdict="not comparable", better=better, seeds_needed=None, documents_needed=False)
-
-
-def _is_accuracy_of(record: Result, baseline: Baseline) -> bool:
-    if baseline.accuracy is None:
-        return (record.name, record.coordinates) == (baseline.name, baseline.coordinates)
-    return (record.name, record.coordinates) == (baseline.accuracy, baseline.accuracy_coordinates)
+    return replace(row, verdict="not comparable", better=better, seeds_needed=None, documents_needed=False)
 
 
 def lower_end(records: Sequence[Result]) -> float | None:
     """The lower end of the 95 % interval of one variant's mean over seeds; None where it is not known.
 
     It allows for other seeds (Student's t) and, where every record has an interval of its own, for other questions than
-    those that were asked: the half widths are added in squares, as `compare` does. One seed tells nothing of
-    others.
+    those that were asked: the half widths are added in squares, as `compare` does. One seed tells nothing of others.
 
     Args:
         records: of one variant and measure, one for each seed.

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from diff_transformer.lab.report.terminal_curves import compact, picture
-from diff_transformer.lab.report.watched_run import WatchedRun, duration, watched
+from diff_transformer.lab.report.run_watch import WatchedRun, compact, duration, picture, watched
 
 NOW = 2_000_000_000.0
 DOTS = {0x01: (0, 0), 0x02: (0, 1), 0x04: (0, 2), 0x40: (0, 3), 0x08: (1, 0), 0x10: (1, 1), 0x20: (1, 2), 0x80: (1, 3)}

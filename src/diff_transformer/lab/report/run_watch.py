@@ -1,16 +1,25 @@
-"""Draws the curves of training runs in a terminal, side by side in small panels of braille dots."""
+"""Reads how training runs stand while they go on, and draws their curves in a terminal, in panels of braille dots."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+import yaml
 from rich.color import Color
 from rich.text import Text
 
-from diff_transformer.lab.report.watched_run import WatchedRun, duration
+from diff_transformer.lab.report.run_pages import names_of, runs_in
+from diff_transformer.storage.files import parse_metrics_line
 
+# A run that has written nothing for so long, in seconds and in the usual time between two lines, has probably ended.
+_SILENCE = 60.0
+_LINES_OF_SILENCE = 5
+_RECENT = 20  # lines from which the speed is told
 # Okabe and Ito's colours, told apart by every kind of colour vision, those that show on black as on white.
 _COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#f0e442")
 _FIRST_LAYER, _LAST_LAYER = (86, 180, 233), (230, 159, 0)  # layers are ordered: a ramp from blue to orange
@@ -23,13 +32,125 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille
 _BRAILLE = 0x2800
 
 
+class WatchedRun:
+    """What a run has logged so far, and how it stands.
+
+    `lines` is its `metrics.jsonl` as far as `read` has seen it, a dict for each logged step. `steps` is how many steps
+    it is to have; None where its recipe does not say so.
+    """
+
+    def __init__(self, folder: Path, label: str) -> None:
+        self.folder, self.label = folder, label
+        self.lines: list[dict[str, Any]] = []
+        self.steps: int | None = None
+        self._end = 0  # of what has been read, in bytes
+        self._last = b""  # the line before it
+
+    def read(self) -> None:
+        """Look for what is new. A file that is not what it was, as after a resumption, is read from its beginning.
+
+        Raises:
+            ValueError: a line, other than one that is being written, is none of a `metrics.jsonl`.
+        """
+        self.steps = _steps(self.folder / "recipe.yaml")
+        path = self.folder / "metrics.jsonl"
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            self.lines, self._end, self._last = [], 0, b""
+            return
+        with file:
+            file.seek(self._end - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                self.lines, self._end, self._last = [], 0, b""
+            file.seek(self._end)
+            for text in file:
+                if not text.endswith(b"\n"):  # it is being written
+                    break
+                where = f"{path}, line {len(self.lines) + 1}"
+                self.lines.append(parse_metrics_line(text.decode(errors="replace"), where))
+                self._end, self._last = self._end + len(text), text
+
+    @property
+    def step(self) -> int:
+        """The last step that was logged; 0 before the first."""
+        return self.lines[-1]["step"] if self.lines else 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the trained model is there: it is written when all is done, and whole."""
+        return (self.folder / "model").is_dir()
+
+    def state(self, now: float) -> str:
+        """How the run stands at `now`, in seconds since 1970. Only a finished one says so: others fall silent."""
+        if self.is_finished:
+            return "finished"
+        paths = [self.folder / name for name in ("recipe.yaml", "metrics.jsonl", "checkpoints")]
+        silence = now - max((path.stat().st_mtime for path in paths if path.exists()), default=now)
+        between = self._seconds(self.lines[-2:]) or 0.0
+        if silence <= max(_SILENCE, _LINES_OF_SILENCE * between):
+            return "running"
+        return f"no news for {duration(silence)}, stopped?"
+
+    def time_left(self) -> float | None:
+        """Seconds of training that are left at the recent speed, if that is known."""
+        recent = self.lines[-_RECENT:]
+        seconds = self._seconds(recent)
+        if self.steps is None or seconds is None:
+            return None
+        return (self.steps - self.step) * seconds / (recent[-1]["step"] - recent[0]["step"])
+
+    def latest(self, key: str) -> float | None:
+        """The newest number of that name, if there is one."""
+        return next((line[key] for line in reversed(self.lines) if isinstance(line.get(key), int | float)), None)
+
+    def _seconds(self, lines: Sequence[dict[str, Any]]) -> float | None:
+        """Seconds of training between the first and the last of some lines."""
+        ends = [line["seconds"] for line in (lines[0], lines[-1]) if "seconds" in line] if len(lines) > 1 else []
+        return ends[1] - ends[0] if len(ends) == 2 else None
+
+
+def watched(folders: Sequence[Path]) -> list[WatchedRun]:
+    """The runs in `folders`, not read yet: a run's own folder, which may have logged nothing so far, or a demo's.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: a folder holds no run, or a run is named twice.
+    """
+    begun = ("recipe.yaml", "metrics.jsonl")
+    runs = [
+        run
+        for folder in folders
+        for run in ([folder] if any((folder / name).is_file() for name in begun) else runs_in(folder))
+    ]
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise ValueError(f"Each run can be watched once, got {', '.join(map(str, runs))}.")
+    return [WatchedRun(run, name) for run, name in zip(runs, names_of(runs), strict=True)]
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words of at most two units."""
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if minutes < 1:
+        return f"{int(seconds)} s"
+    if hours < 1:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def _steps(recipe: Path) -> int | None:
+    try:
+        steps = yaml.safe_load(recipe.read_text(encoding="utf-8", errors="replace"))["train"]["steps"]
+    except (FileNotFoundError, TypeError, KeyError, yaml.YAMLError):  # none, or only the half of one as yet
+        return None
+    return steps if isinstance(steps, int) else None
+
+
 @dataclass(frozen=True)
 class Panel:
-    """What is drawn in one place.
+    """What is drawn in one place: a number of `metrics.jsonl`, or a list with one for each layer.
 
     Attributes:
-        key: its name in `metrics.jsonl`: a number, or a list with one for each layer.
-        title: what is written above.
         points: another name, whose numbers are drawn as points over the curve.
         peaks: whether the largest of the numbers that fall together is drawn, and not their mean.
         ratios: whether equal distances are equal ratios.
@@ -68,13 +189,9 @@ class Curve:
 
 
 def picture(runs: Sequence[WatchedRun], width: int, height: int, now: float) -> Text:
-    """Draw runs, a line or two for each, and below them as many panels as fit.
+    """Draw runs, a line or two for each, and below them as many panels as fit; several runs are overlaid.
 
-    Args:
-        runs: they are overlaid; with several, each has a number and a colour.
-        width: characters in a line.
-        height: lines.
-        now: the time, in seconds since 1970.
+    `width` and `height` are in characters, `now` in seconds since 1970.
     """
     lines = [line for number, run in enumerate(runs, 1) for line in _heading(number, run, len(runs), width, now)]
     drawn = [(panel, curves) for panel in PANELS if (curves := list(_curves(panel, runs)))]
@@ -106,11 +223,8 @@ def compact(value: float) -> str:
 
 def _heading(number: int, run: WatchedRun, runs: int, width: int, now: float) -> Iterator[Text]:
     """How a run stands, in as many lines as that takes."""
-    parts = [run.state(now)]
-    if run.lines:
-        parts.append(f"step {run.step:,}" + (f" of {run.steps:,}" if run.steps else ""))
-    else:
-        parts.append("nothing has been logged yet")
+    steps = f" of {run.steps:,}" if run.steps else ""
+    parts = [run.state(now), f"step {run.step:,}{steps}" if run.lines else "nothing has been logged yet"]
     left = run.time_left()
     if left is not None and not run.is_finished:
         parts.append(f"{duration(left)} left")
@@ -136,11 +250,11 @@ def _curves(panel: Panel, runs: Sequence[WatchedRun]) -> Iterator[Curve]:
         mark = str(number + 1) if len(runs) > 1 else ""
         logged = [line for line in run.lines if line.get(panel.key) is not None]
         if logged and isinstance(logged[-1][panel.key], list):
-            kept = logged[:: -max(1, len(logged) // _LAYERED)][::-1]
-            layers = list(zip_longest(*(line[panel.key] for line in kept)))
+            logged = logged[:: -max(1, len(logged) // _LAYERED)][::-1]
+            layers = list(zip_longest(*(line[panel.key] for line in logged)))
             for layer, values in enumerate(layers):
                 colour = _colour(number) if mark else _ramp(layer / max(1, len(layers) - 1))
-                yield Curve([line["step"] for line in kept], values, colour, mark or str(layer + 1), bool(mark))
+                yield Curve([line["step"] for line in logged], values, colour, mark or str(layer + 1), bool(mark))
             continue
         for key, as_points in ((panel.key, False), (panel.points or "", True)):
             # A key with null is a number that was not finite: the curve has a gap there.
@@ -177,14 +291,10 @@ def _panel(panel: Panel, curves: Sequence[Curve], width: int, height: int, first
         least, most = least - 0.5, most + 0.5
     canvas = _Canvas(across, down)
     for curve in curves:
-        places = [
-            (
-                (step - first) / max(1, last - first),
-                None if value is None else ((math.log(value) if ratios else value) - least) / (most - least),
-            )
-            for step, value in zip(curve.steps, curve.values, strict=True)
-        ]
-        canvas.draw(places, curve, panel.peaks)
+        x = [(step - first) / max(1, last - first) for step in curve.steps]
+        sizes = [None if value is None else math.log(value) if ratios else value for value in curve.values]
+        y = [None if size is None else (size - least) / (most - least) for size in sizes]
+        canvas.draw(zip(x, y, strict=True), curve, panel.peaks)
     lines = [_title(panel, curves, width)]
     for row, cells in enumerate(canvas.lines(marks)):
         label = compact(high) if row == 0 else compact(low) if row == down - 1 else ""
@@ -207,55 +317,48 @@ def _title(panel: Panel, curves: Sequence[Curve], width: int) -> Text:
 
 
 class _Canvas:
-    """Braille dots, 2 by 4 to a character, with a colour for each character."""
+    """Braille dots, 2 by 4 to a character (row, column), with a colour for each character."""
 
     def __init__(self, across: int, down: int) -> None:
         self.across, self.down = max(1, across), max(1, down)
-        self._dots = [[0] * self.across for _ in range(self.down)]
-        self._letters: dict[tuple[int, int], str] = {}
+        self._dots: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self._points: set[tuple[int, int]] = set()
         self._colours: dict[tuple[int, int], str] = {}
-        self._marks: dict[int, dict[str, str]] = {}  # of each line: mark → colour
+        self._marks: defaultdict[int, dict[str, str]] = defaultdict(dict)  # of each line: mark → colour
 
-    def draw(self, places: Iterable[tuple[float, float | None]], curve: Curve, peaks: bool) -> None:
-        """A curve through places (x, y) of 0 … 1, y upwards; y is None at a gap."""
-        gathered: dict[int, list[float | None]] = {}
-        for x, y in places:
-            gathered.setdefault(round(x * (2 * self.across - 1)), []).append(y)
+    def draw(self, points: Iterable[tuple[float, float | None]], curve: Curve, peaks: bool) -> None:
+        """A curve through points (x, y) of 0 … 1, y upwards; y is None at a gap."""
+        by_column: defaultdict[int, list[float]] = defaultdict(list)
+        for x, y in points:
+            by_column[round(x * (2 * self.across - 1))] += [] if y is None else [y]
         dots: list[tuple[int, int] | None] = []
-        for column, values in sorted(gathered.items()):
-            known = [value for value in values if value is not None]
-            height = (max(known) if peaks else fmean(known)) if known else None
+        for column, values in sorted(by_column.items()):
+            height = (max(values) if peaks else fmean(values)) if values else None
             dots.append(None if height is None else (column, round((1 - height) * (4 * self.down - 1))))
-        if curve.as_points:
-            for dot in dots:
-                if dot is not None:
-                    self._letters[dot[1] // 4, dot[0] // 2] = "o"
-                    self._colours[dot[1] // 4, dot[0] // 2] = curve.colour
-            return
         for one, other in pairwise([None, *dots]):
-            if other is not None:
-                for dot in _between(one or other, other):
-                    self._set(*dot, curve.colour)
-        if dots and dots[-1] is not None:
-            marks = self._marks.setdefault(dots[-1][1] // 4, {})
+            if other is None:
+                continue
+            if curve.as_points:
+                self._points.add((other[1] // 4, other[0] // 2))
+            for x, y in [other] if curve.as_points else _between(one or other, other):
+                self._dots[y // 4, x // 2] |= _DOTS[y % 4][x % 2]
+                self._colours[y // 4, x // 2] = curve.colour
+        if dots and dots[-1] is not None and not curve.as_points:
+            marks = self._marks[dots[-1][1] // 4]
             if curve.of_run or not marks:  # two layers' numbers side by side would read as one
                 marks[curve.mark] = curve.colour
 
     def lines(self, marks: int) -> Iterator[Text]:
         """The lines from the top, and right of them the marks, `marks` characters wide."""
-        for row, cells in enumerate(self._dots):
+        for row in range(self.down):
             line = Text()
-            for column, dots in enumerate(cells):
-                letter = self._letters.get((row, column), chr(_BRAILLE + dots) if dots else " ")
-                line.append(letter, self._colours.get((row, column)))
-            for mark, colour in self._marks.get(row, {}).items():
+            for cell in ((row, column) for column in range(self.across)):
+                letter = chr(_BRAILLE + self._dots[cell]) if cell in self._dots else " "
+                line.append("o" if cell in self._points else letter, self._colours.get(cell))
+            for mark, colour in self._marks[row].items():
                 line.append(mark, colour)
             line.truncate(self.across + marks, pad=True)
             yield line
-
-    def _set(self, x: int, y: int, colour: str) -> None:
-        self._dots[y // 4][x // 2] |= _DOTS[y % 4][x % 2]
-        self._colours[y // 4, x // 2] = colour
 
 
 def _between(one: tuple[int, int], other: tuple[int, int]) -> Iterator[tuple[int, int]]:
