@@ -29,8 +29,7 @@ MAY_IMPORT = {
     "train": {"storage", *LIBRARY, "data"},
     "lab.coordinates": set(),
     "lab.record": {"lab.coordinates"},
-    "lab.old_results": set(),
-    "lab.results_files": {"storage", "lab.coordinates", "lab.record", "lab.old_results"},
+    "lab.results_files": {"storage", "lab.coordinates", "lab.record"},
     "lab.statistics": {"lab.coordinates", "lab.record"},
     "lab.measure": {
         "storage",
@@ -51,7 +50,6 @@ MAY_IMPORT = {
         "storage",
         "lab.coordinates",
         "lab.record",
-        "lab.old_results",
         "lab.results_files",
         "lab.statistics",
     },

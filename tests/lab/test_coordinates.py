@@ -1,7 +1,7 @@
 import pytest
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
-from diff_transformer.lab.old_results import coordinates_of, translated
+from diff_transformer.lab.results_files import coordinates_of, translated
 
 # What files of earlier versions say, what it means, and what is told of it now.
 OLD = [

@@ -11,19 +11,37 @@ Coordinate = float | str | tuple[float, float]
 
 @dataclass(frozen=True)
 class Axis:
-    """What a coordinate means.
+    """What a coordinate means: the title of a figure's axis, and what a number and a word are called in a label.
 
-    Attributes:
-        title: of the axis of a figure.
-        phrase: what a number is called in a label.
-        word: what a word is called in a label.
-        form: how a number is written: as it is, with commas, as a share in per cent, or as a model's size.
+    `form` says how a number is written: as it is, with commas, as a share in per cent, or as a model's size.
     """
 
     title: str
     phrase: str
     word: str = "{}"
     form: Literal["plain", "count", "share", "size"] = "plain"
+
+    def label(self, value: Coordinate) -> str:
+        """What a reader is told of a value: "4 needles", "depth 0–20 %"."""
+        if isinstance(value, str):
+            return self.word.format(value)
+        phrase = self.phrase.removesuffix("s") if value == 1 else self.phrase
+        return phrase.format(self.text(value))
+
+    def text(self, value: Coordinate) -> str:
+        """A value as it is written beside the axis: "25 %", "0.5M", "0–20 %"."""
+        if isinstance(value, str):
+            return value
+        if isinstance(value, tuple):
+            low, high = map(self.text, value)
+            return f"{low.removesuffix(' %')}–{high}"
+        if self.form == "share":
+            return f"{100 * value:g} %"
+        if self.form == "size":
+            return f"{value / 1e9:g}B" if value >= 5e8 else f"{value / 1e6:g}M"
+        if self.form == "count":
+            return f"{value:,}"
+        return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 AXES = {
@@ -55,14 +73,8 @@ AXES = {
 class Coordinates(Mapping[str, Coordinate]):
     """Names of axes with a number, a word or a range of numbers each, in the order in which they are told; hashable.
 
-    Two are equal if they have the same names with the same values, in whatever order.
-
-    Args:
-        values: by name.
-        more: as well, and in place of those with the same names.
-
-    Raises:
-        ValueError: a value that is neither a number, nor a word, nor two numbers.
+    Two are equal if they have the same names with the same values, in whatever order. `more` come as well as `values`,
+    and in place of those with the same names. Raises ValueError for a value that is none of these.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
@@ -86,7 +98,7 @@ class Coordinates(Mapping[str, Coordinate]):
     @property
     def label(self) -> str:
         """What a reader is told: "4 needles, 2 queried"; "" where there are none."""
-        return ", ".join(_phrase(name, value) for name, value in self.items())
+        return ", ".join(axis(name).label(value) for name, value in self.items())
 
     def without(self, name: str) -> "Coordinates":
         """The other coordinates."""
@@ -112,35 +124,6 @@ def axis(name: str) -> Axis:
     """What a coordinate means; one that has no entry is called by its name."""
     words = name.replace("_", " ")
     return AXES.get(name, Axis(words, f"{words} {{}}"))
-
-
-def value_text(name: str, value: Coordinate) -> str:
-    """A value as it is written beside the axis: "25 %", "0.5M", "0–20 %"."""
-    if isinstance(value, str):
-        return value
-    form = axis(name).form
-    if isinstance(value, tuple):
-        low, high = (_written(end, form) for end in value)
-        return f"{low.removesuffix(' %')}–{high}"
-    return _written(value, form)
-
-
-def _phrase(name: str, value: Coordinate) -> str:
-    means = axis(name)
-    if isinstance(value, str):
-        return means.word.format(value)
-    phrase = means.phrase.removesuffix("s") if value == 1 else means.phrase
-    return phrase.format(value_text(name, value))
-
-
-def _written(value: float, form: str) -> str:
-    if form == "share":
-        return f"{100 * value:g} %"
-    if form == "size":
-        return f"{value / 1e9:g}B" if value >= 5e8 else f"{value / 1e6:g}M"
-    if form == "count":
-        return f"{value:,}"
-    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _checked(name: str, value: Any) -> Coordinate:

@@ -82,8 +82,7 @@ class Baseline(FileRecord):
         by_elimination: the accuracy of leaving out, besides, the answers that were already given to other questions;
             None where there are none in view.
         steps: of training, after which the measure was taken.
-        accuracy, accuracy_coordinates: the accuracy that is compared with these levels; the measure itself where
-            `accuracy` is None.
+        accuracy, accuracy_coordinates: what is compared with these levels; the measure itself where `accuracy` is None.
         is_accuracy: whether the measure is an accuracy, and so stands beside these levels. One that is not, such as a
             variance of accuracies, means nothing for a model at the floor.
     """
@@ -124,17 +123,13 @@ class Comparison(FileRecord):
     """Two variants in one measure: what the paper found of them, what we found, and what that says.
 
     Attributes:
-        name: the measure, as in the records.
         variant, against: the claim is that `variant` is the better one; without a claim (`better` None), just the two.
-        coordinates: where it was measured, as in the records.
-        unit: of the values.
         better: the direction in which the measure improves; None where nothing is claimed, and so nothing judged.
         exploratory: whether the claim that is judged is a question of this project's; if not, it is the paper's.
         paper: the paper's values of `variant` and of `against`; NaN for one it does not give, None for neither.
         ours: the means over seeds of `variant` and of `against`.
-        differences: `variant` − `against`, one for each seed that both have.
-        difference: their mean.
-        interval: its 95 % interval, as `method` describes; None where one seed tells no spread.
+        differences, difference: `variant` − `against` for each seed that both have, and the mean.
+        interval: the mean's 95 % interval, as `method` describes; None where one seed tells no spread.
         verdict: "reproduced" where all of the interval is on the claim's side of 0, "contrary" where all of it is on
             the other, else "inconclusive"; "not comparable" where `judge` finds that the variants have not
             learned enough for the difference to mean anything; None without a claim.
@@ -145,8 +140,7 @@ class Comparison(FileRecord):
             what other documents might do is as large as the difference, whatever the number of seeds.
         reason: why the difference is not known (NaN), where that is not that a run diverged.
         baseline: what a model comes to that has not learned what is measured, where that is known.
-        at_floor: which of the two are not above its floor.
-        at_elimination: which of the two are above its floor, and not above what elimination gives.
+        at_floor, at_elimination: which of the two are not above its floor, or not above what elimination gives.
     """
 
     name: str

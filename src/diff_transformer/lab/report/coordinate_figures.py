@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from diff_transformer.lab.coordinates import NOWHERE, Coordinates, axis, value_text
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates, axis
 from diff_transformer.lab.record import Baseline, Comparison, Interval, Result
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, slug
 from diff_transformer.lab.report.figures import (
@@ -30,11 +30,11 @@ from diff_transformer.lab.report.figures import (
     variant_marker,
 )
 from diff_transformer.lab.report.wording import (
-    ARROWS,
     DIVERGED,
     NOT_KNOWN,
     format_number,
     measure_words,
+    unit_and_direction,
     variant_label,
     variants_of,
 )
@@ -125,7 +125,7 @@ def panel_along(
     baselines: Sequence[Baseline] = (),
 ) -> Panel:
     """The panel of one measure's records, which differ in one coordinate alone; see `panels`."""
-    first = records[0]
+    first, along = records[0], axis(coordinate)
     places = sorted(dict.fromkeys(one.coordinates for one in records), key=lambda place: place.place(coordinate))
     numbers = {place: place.place(coordinate) for place in places}
     lines, own = [], False
@@ -145,14 +145,13 @@ def panel_along(
                 marker=variant_marker(variant, _MARKERS[number % len(_MARKERS)]),
             )
         )
-    unit = f" ({first.unit})" if first.unit else ""
     return Panel(
         name=first.name,
         part=first.coordinates.without(coordinate).label,
-        label=f"{first.name.split('/', 1)[-1].replace('_', ' ').replace('/', ' ')}{unit}{ARROWS[first.better]}",
-        axis=axis(coordinate).title,
+        label=f"{first.name.split('/', 1)[-1].replace('_', ' ').replace('/', ' ')}{unit_and_direction(first)}",
+        axis=along.title,
         numbers=tuple(numbers.values()),
-        texts=tuple(value_text(coordinate, place[coordinate]) for place in places),
+        texts=tuple(along.text(place[coordinate]) for place in places),
         lines=tuple(lines),
         paper=tuple(_paper(first.name, numbers, comparisons)),
         levels=tuple(_levels(numbers, [one for one in baselines if one.name == first.name and one.is_accuracy])),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diff_transformer.lab.old_results import translated
 from diff_transformer.lab.record import Comparison, ResultsFile, Verdict
 from diff_transformer.lab.report.documents import Cell, Table
 from diff_transformer.lab.report.wording import (
@@ -31,7 +30,7 @@ from diff_transformer.lab.report.wording import (
     variant_label,
     verdict_text,
 )
-from diff_transformer.lab.results_files import read_results
+from diff_transformer.lab.results_files import read_results, translated
 from diff_transformer.lab.statistics import judge
 from diff_transformer.storage.files import read_json
 
