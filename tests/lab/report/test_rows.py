@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -6,7 +7,7 @@ from rich.console import Console
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.record import Baseline, Result, ResultsFile
-from diff_transformer.lab.report.measured_tables import demo_table, lines_of, rows_of
+from diff_transformer.lab.report.measured_tables import demo_table, rows_of
 from diff_transformer.lab.report.wording import format_number, format_result, variants_of
 
 
@@ -49,7 +50,7 @@ def test_records_pair_by_measure_coordinates_and_seed() -> None:
         *pair(7, 8, coordinates=Coordinates(depth=(0.5, 1.0))),
     ]
     rows = rows_of(records)
-    assert [[result.value for result in row.cells.values()] for row in rows] == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert [[result.value for (result,) in row.results.values()] for row in rows] == [[1, 2], [3, 4], [5, 6], [7, 8]]
     assert [row.label for row in rows] == ["measure ↑, seed 0", "measure ↑, seed 1", "measure ↑", "measure ↑"]
     assert [row.coordinates.label for row in rows] == ["", "", "depth 0–50 %", "depth 50–100 %"]
 
@@ -61,11 +62,12 @@ def test_variants_come_in_a_fixed_order_and_unknown_ones_last() -> None:
 
 def test_a_line_sums_up_its_places() -> None:
     first, second = Coordinates(part="a"), Coordinates(part="b")
-    (line,) = lines_of([*pair(0.5, 0.2, coordinates=first), *pair(0.7, 0.1, coordinates=second)])
-    assert line.cells == ("0.500 … 0.700", "0.100 … 0.200")
+    variants = ["diff", "softmax"]
+    (row,) = rows_of([*pair(0.5, 0.2, coordinates=first), *pair(0.7, 0.1, coordinates=second)], places_together=True)
+    assert row.texts(variants) == ["0.500 … 0.700", "0.100 … 0.200"]
     one_each = [pair(0.5, 0.2, coordinates=first)[0], pair(0.5, 0.2, coordinates=second)[1]]
-    (line,) = lines_of(one_each)
-    assert line.cells == ("0.500", "0.200")
+    (row,) = rows_of(one_each, places_together=True)
+    assert row.texts([*variants, "dex"]) == ["0.500", "0.200", "–"]
 
 
 def test_single_measurements_get_no_verdict() -> None:
@@ -88,7 +90,8 @@ def test_chance_and_floor_stand_behind_the_label_of_an_accuracy() -> None:
         Baseline(name="task/variance", is_accuracy=False, **levels),
     ]
     records = [record for name in ("accuracy", "guess", "variance") for record in pair(0.5, 0.2, name=f"task/{name}")]
-    assert [line.label for line in lines_of(records, known)] == [
+    table = demo_table(replace(results_file(*records), baselines=tuple(known)))
+    assert table.column("Measure") == [
         "accuracy ↑ (chance 0.250, floor 0.500, by elimination 0.750)",
         "guess ↑ (chance 0.250)",
         "variance ↑",

@@ -6,10 +6,11 @@ No table here says which variant is better. That takes paired seeds and is the v
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.record import Baseline, Result, ResultsFile
-from diff_transformer.lab.report.documents import Cell, Table
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.record import Result, ResultsFile
+from diff_transformer.lab.report.documents import Table
 from diff_transformer.lab.report.wording import (
     ARROWS,
     DIRECTIONS,
@@ -50,69 +51,47 @@ PAPERS_NUMBERS = (
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """The results of one measure, at one place and of one seed, in every variant that has one."""
+    """The results of one measure and seed by variant: at one place, or at all of its places together."""
 
     name: str
     label: str
     coordinates: Coordinates
-    cells: Mapping[str, Result]
+    results: Mapping[str, Sequence[Result]]
 
     @property
     def section(self) -> str:
+        """What the measure belongs to, "retrieval" of "retrieval/accuracy"."""
         return self.name.split("/", 1)[0]
 
     def texts(self, variants: Sequence[str]) -> list[str]:
-        """The value of each variant with its interval; "–" where there is none."""
-        return [format_result(self.cells[variant]) if variant in self.cells else "–" for variant in variants]
+        """Of each variant the value with its interval, or the range of values over places; "–" where there is none."""
+        return [_value_or_range(self.results.get(variant, ())) for variant in variants]
 
 
-@dataclass(frozen=True)
-class MeasureLine:
-    """One measure as a line of a table, all of its places together."""
-
-    section: str
-    label: str
-    cells: tuple[str, ...]
-
-
-def rows_of(records: Sequence[Result]) -> list[MeasuredRow]:
-    """Records paired by measure, coordinates and seed, in the order in which they were written."""
-    cells: dict[tuple[str, Coordinates, int | None], dict[str, Result]] = {}
+def rows_of(records: Sequence[Result], *, places_together: bool = False) -> list[MeasuredRow]:
+    """Records paired by measure, coordinates (unless places stand together) and seed, in the order of writing."""
+    rows: dict[tuple[str, Coordinates, int | None], dict[str, list[Result]]] = {}
     for record in records:
-        cells.setdefault((record.name, record.coordinates, record.seed), {})[record.variant] = record
-    seeds = Counter((name, place) for name, place, _ in cells)
+        place = NOWHERE if places_together else record.coordinates
+        rows.setdefault((record.name, place, record.seed), {}).setdefault(record.variant, []).append(record)
+    seeds = Counter((name, place) for name, place, _ in rows)
     return [
         MeasuredRow(name, _label(name, found) + (f", seed {seed}" if seeds[name, place] > 1 else ""), place, found)
-        for (name, place, seed), found in cells.items()
-    ]
-
-
-def lines_of(records: Sequence[Result], baselines: Sequence[Baseline] = ()) -> list[MeasureLine]:
-    """One line for every measure: its value, or the range of its values over the places.
-
-    The chance and floor of an accuracy, where they are known, stand behind its label. The cells follow `variants_of`.
-    """
-    levels = {baseline.name: f" ({levels_text(baseline)})" for baseline in baselines if baseline.is_accuracy}
-    by_measure: dict[tuple[str, str], list[MeasuredRow]] = {}
-    for row in rows_of(records):
-        by_measure.setdefault((row.name, row.label), []).append(row)
-    variants = variants_of(records)
-    return [
-        MeasureLine(rows[0].section, label + levels.get(name, ""), tuple(_range(rows, one) for one in variants))
-        for (name, label), rows in by_measure.items()
+        for (name, place, seed), found in rows.items()
     ]
 
 
 def demo_table(results: ResultsFile) -> Table:
-    """All measures, the variants side by side; one that was taken at several depths is a row with its range."""
+    """All measures, the variants side by side; one that was taken at several depths is a row with its range.
+
+    The chance and floor of an accuracy, where they are known, stand behind its label.
+    """
     variants = variants_of(results.records)
-    rows: list[list[str | Cell]] = []
-    section = None
-    for line in lines_of(results.records, results.baselines):
-        if line.section != section:
-            section = line.section
-            rows.append([section.capitalize()])
-        rows.append([line.label, *line.cells])
+    levels = {one.name: f" ({levels_text(one)})" for one in results.baselines if one.is_accuracy}
+    rows: list[list[str]] = []
+    for section, block in groupby(rows_of(results.records, places_together=True), key=lambda row: row.section):
+        rows.append([section.capitalize()])
+        rows += [[row.label + levels.get(row.name, ""), *row.texts(variants)] for row in block]
     names = list(map(variant_label, variants))
     notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else []), *([LEVELS] if results.baselines else [])]
     caption = "\n".join([*notes, f"Measured on {results.device}."])
@@ -124,9 +103,10 @@ def every_number(results: ResultsFile) -> Table:
     variants = variants_of(results.records)
     rows = []
     for row in rows_of(results.records):
-        counts = ", ".join(dict.fromkeys(str(one.n) for one in row.cells.values() if one.n is not None))
-        method = next(iter(row.cells.values())).method
-        rows.append([f"{row.section}: {row.label}", row.coordinates.label, *row.texts(variants), counts, method])
+        records = [record for own in row.results.values() for record in own]
+        counts = ", ".join(dict.fromkeys(str(one.n) for one in records if one.n is not None))
+        label = f"{row.section}: {row.label}"
+        rows.append([label, row.coordinates.label, *row.texts(variants), counts, records[0].method])
     return Table.of_rows(["Measure", "Depth or part", *map(variant_label, variants), "n", "Interval by"], rows)
 
 
@@ -184,16 +164,15 @@ def _task(record: Result) -> str:
     return f"{task} ({shots})" if shots.endswith("-shot") and shots != "0-shot" else task
 
 
-def _label(name: str, cells: Mapping[str, Result]) -> str:
+def _label(name: str, results: Mapping[str, Sequence[Result]]) -> str:
     label = LABELS.get(name, name.split("/", 1)[-1].replace("_", " "))
-    result = next(iter(cells.values()))
-    if result.unit and result.unit.replace("/", " per ") != label:
-        label += f" ({result.unit})"
-    return label + ARROWS[result.better]
+    first = next(iter(results.values()))[0]
+    if first.unit and first.unit.replace("/", " per ") != label:
+        label += f" ({first.unit})"
+    return label + ARROWS[first.better]
 
 
-def _range(rows: Sequence[MeasuredRow], variant: str) -> str:
-    results = [row.cells[variant] for row in rows if variant in row.cells]
+def _value_or_range(results: Sequence[Result]) -> str:
     if len(results) < 2:
         return format_result(results[0]) if results else "–"
     values = [result.value for result in results]

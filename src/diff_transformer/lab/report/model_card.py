@@ -1,6 +1,7 @@
 """Writes the model card, README.md of a shared folder, from results files and a recipe and from nothing else."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -12,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from diff_transformer._version import INSTALL
 from diff_transformer.lab.record import Result, ResultsFile
 from diff_transformer.lab.report.documents import Table, fill_markdown
-from diff_transformer.lab.report.measured_tables import NOTE, UNPAIRED, lines_of, rows_of
+from diff_transformer.lab.report.measured_tables import NOTE, UNPAIRED, rows_of
 from diff_transformer.lab.report.wording import variant_label, variants_of
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -27,14 +28,11 @@ class SharedModel:
     """What a card says about a model that is neither in its recipe nor in its results.
 
     Attributes:
-        name: of the folder.
         form: how it is loaded: "package" with this package, or "onnx".
         needed: version of this package.
         config: the configuration, as config.json has it.
-        parameters: how many.
         task: the Hub's name of what it does, e.g. "text-generation", or None.
         auto_class: transformers' class that loads it.
-        has_tokenizer: whether one is beside it.
         step: the optimizer step of a run's checkpoint; None for its end.
         data: what its recipe's data is, in a few words; None without a recipe.
         length: tokens of a training sequence; None without a recipe.
@@ -67,7 +65,7 @@ def model_card(
     """The text of README.md: front matter for the Hub, how to load the model, how it was trained, what was measured.
 
     Args:
-        model: which model.
+        model: see `SharedModel`.
         recipe: of the run that trained it, or None where that is not known.
         results: of this model, and of the model that it is compared with; all of it is shown, whichever is better.
         license: the Hub's name of a licence, e.g. "mit"; none is claimed unless it is given.
@@ -102,16 +100,14 @@ def model_card(
 
 def _all_records(results: Sequence[ResultsFile]) -> list[Result]:
     """The records of all files: models that were measured by two commands stand in one table."""
-    found: dict[tuple[Any, ...], Result] = {}
-    for record in (record for file in results for record in file.records):
-        key = (record.name, record.variant, record.coordinates, record.seed)
-        if key in found:
+    records = [record for file in results for record in file.records]
+    counts = Counter((record.name, record.variant, record.coordinates, record.seed) for record in records)
+    for (name, variant, *_), count in counts.items():
+        if count > 1:
             raise ValueError(
-                f"Two results hold {record.name} of {variant_label(record.variant)}; give one of the files that hold "
-                "it."
+                f"Two results hold {name} of {variant_label(variant)}; give one of the files that hold it."
             )
-        found[key] = record
-    return list(found.values())
+    return records
 
 
 def _index(
@@ -120,7 +116,7 @@ def _index(
     """What was measured of this model, for the Hub: without times and sizes, and without what is not finite."""
     for file in results:
         for row in rows_of(file.records):
-            result = row.cells.get(model.variant)
+            result = next(iter(row.results.get(model.variant, ())), None)
             if result is None or result.better is None or result.unit == "s" or not math.isfinite(result.value):
                 continue
             kind, data = _data(row.section, model, recipe, file)
@@ -143,16 +139,12 @@ def _data(section: str, model: SharedModel, recipe: Mapping[str, Any] | None, fi
         return MEASURED_ON[section]
     if section == "harness":
         return "lm-evaluation-harness", ", ".join(map(str, file.settings.get("tasks", []))) or "lm-evaluation-harness"
-    if file.settings.get("text"):
-        return "text", _names(file.settings["text"])
+    if texts := file.settings.get("text"):
+        # The names of files; the folders that they lay in are in the recipe.
+        return "text", ", ".join(PurePath(path).name or path for path in texts)
     if section == "language" and recipe is not None and recipe["data"]["kind"] == "text":
         return "text", f"held-out part of {model.data}"
     return UNKNOWN_DATA
-
-
-def _names(paths: Sequence[str]) -> str:
-    """Names of files; the folders that they lay in are in the recipe."""
-    return ", ".join(PurePath(path).name or path for path in paths)
 
 
 def _facts(model: SharedModel, recipe: Mapping[str, Any] | None) -> Table:
@@ -191,6 +183,6 @@ def _measured_table(model: SharedModel, records: Sequence[Result]) -> Table:
     """All measures, the variants side by side, whichever is better."""
     variants = variants_of(records)
     heads = [variant_label(one) + (" (this model)" if one == model.variant else "") for one in variants]
-    rows = [[f"{line.section}: {line.label}", *line.cells] for line in lines_of(records)]
+    rows = [[f"{row.section}: {row.label}", *row.texts(variants)] for row in rows_of(records, places_together=True)]
     caption = f"{NOTE}. {UNPAIRED if len(variants) > 1 else 'Nothing was measured beside it.'}"
     return Table.of_rows(["measure", *heads], rows, caption=caption)
