@@ -6,6 +6,7 @@ import matplotlib as mpl
 import pytest
 from matplotlib.figure import Figure
 
+from diff_transformer.lab.record import AttentionExample
 from diff_transformer.lab.report import figures
 from diff_transformer.lab.report.figures import Series
 
@@ -96,7 +97,9 @@ def test_running_mean_is_a_mean_and_keeps_the_length() -> None:
 
 def test_a_map_blanks_what_is_hidden_and_centres_its_colours_on_zero() -> None:
     rows = [[1.0, 0.0, 0.0], [-0.2, 0.7, 0.0], [0.1, 0.3, 0.1]]
-    figure = figures.attention_map(rows, title="A", largest=1.0, query=2, needles=[0, 1], answers=[1])
+    positions = {"query_position": 2, "answer_positions": (1,), "needle_positions": (0, 1)}
+    example = AttentionExample(tokens=("a", "b", "c"), layers={}, heads={}, maps={}, lambda_=0.5, **positions)
+    figure = figures.attention_map(rows, example, title="A", largest=1.0)
     image = figure.axes[0].images[0]
     shown = image.get_array()
     assert math.isnan(shown.filled(math.nan)[0, 1])

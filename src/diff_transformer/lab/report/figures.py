@@ -1,15 +1,14 @@
 """Draws training runs and attention as SVG, in the colours of the page that shows them, light or dark."""
 
-import functools
 import io
 import itertools
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, ParamSpec
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,6 +17,7 @@ from matplotlib.colors import FuncNorm, LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from diff_transformer.lab.record import AttentionExample
 from diff_transformer.variants import ATTENTION_TYPES
 
 # CSS variable → (light, dark). The variants' hues are Okabe and Ito's blue and vermilion, told apart by every kind of
@@ -73,9 +73,8 @@ FIGURE_MARK = "<!-- diff-transformer report -->"
 _FONTS = "'DejaVu Sans', Verdana, sans-serif"
 _PIXELS_PER_POINT = 96 / 72
 _FILE_STYLE = f"<style>svg {{ {LIGHT}}} @media (prefers-color-scheme: dark) {{ svg {{ {DARK}}} }}</style>"
-
-
-P = ParamSpec("P")
+# Decorates what draws: under this module's style, with the caller's matplotlib left as it was.
+styled = matplotlib.rc_context(_STYLE)
 
 
 def variant_colour(variant: str) -> str | None:
@@ -86,17 +85,6 @@ def variant_colour(variant: str) -> str | None:
 def variant_marker(variant: str, otherwise: str = "o") -> str:
     """The marker of an attention type's points."""
     return ATTENTION_TYPES[variant].marker if variant in ATTENTION_TYPES else otherwise
-
-
-def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw under this module's style and leave the caller's matplotlib as it was."""
-
-    @functools.wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with matplotlib.rc_context(_STYLE):
-            return draw(*args, **kwargs)
-
-    return drawn
 
 
 @dataclass(frozen=True)
@@ -166,33 +154,26 @@ def lambdas(
     span = (max(steps) - min(steps)) or 1
     labelled = range(0, len(layers), math.ceil(len(layers) / 8))
     heights = _apart([layers[number][-1] for number in labelled], [value for values in layers for value in values])
-    for number, values in enumerate(layers):
-        colour = to_hex(_RAMP(number / max(1, len(layers) - 1)))
+    colours = [to_hex(_RAMP(number / max(1, len(layers) - 1))) for number in range(len(layers))]
+    for values, colour in zip(layers, colours, strict=True):
         axes.plot(steps, values, color=colour, linewidth=1.8)
-        if initial is not None:
-            mark: dict[str, Any] = {"marker": ">", "markersize": 6, "color": colour, "clip_on": False}
-            axes.plot([min(steps) - 0.03 * span], [initial[number]], **mark)
-        if number in labelled:
-            place = (max(steps) + 0.02 * span, heights[labelled.index(number)])
-            axes.text(*place, f"layer {number + 1}", color=colour, va="center", fontsize=9)
+    for value, colour in zip(initial or [], colours, strict=False):
+        mark: dict[str, Any] = {"marker": ">", "markersize": 6, "color": colour, "clip_on": False}
+        axes.plot([min(steps) - 0.03 * span], [value], **mark)
+    for number, height in zip(labelled, heights, strict=True):
+        words: dict[str, Any] = {"color": colours[number], "va": "center", "fontsize": 9}
+        axes.text(max(steps) + 0.02 * span, height, f"layer {number + 1}", **words)
     axes.set_xlim(min(steps) - 0.05 * span, max(steps) + 0.2 * span)
     return figure
 
 
 @styled
-def attention_map(
-    rows: Sequence[Sequence[float]],
-    *,
-    title: str,
-    largest: float,
-    query: int,
-    needles: Sequence[int],
-    answers: Sequence[int],
-) -> Figure:
+def attention_map(rows: Sequence[Sequence[float]], example: AttentionExample, *, title: str, largest: float) -> Figure:
     """One causal map (N, N) on a scale from −`largest` to `largest`, growing as the square root; zero is the page."""
     figure = Figure(figsize=(4.8, 4.3), layout="constrained")
     axes = figure.add_subplot()
-    norm = FuncNorm((_signed_root, _signed_square), vmin=-largest, vmax=largest)
+    signed_root = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x))
+    norm = FuncNorm(signed_root, vmin=-largest, vmax=largest)
     visible = np.tril(np.ones((len(rows), len(rows)), dtype=bool))
     image = axes.imshow(np.where(visible, rows, np.nan), cmap=_SIGNED, norm=norm, interpolation="nearest")
     ticks = [share * largest for share in (-1, -0.25, 0, 0.25, 1)]
@@ -200,10 +181,10 @@ def attention_map(
     bar.ax.set_yticklabels([f"{tick:.2f}".replace("-", "−") for tick in ticks])
     size = len(rows)
     above = -0.02 * size
-    for positions, colour in ((needles, MUTED), (answers, INK)):
+    for positions, colour in ((example.needle_positions, MUTED), (example.answer_positions, INK)):
         marks: dict[str, Any] = {"linestyle": "", "marker": "v", "markersize": 5, "clip_on": False}
         axes.plot(positions, [above] * len(positions), color=colour, **marks)
-    axes.plot([above], [query], linestyle="", marker=">", color=INK, clip_on=False)
+    axes.plot([above], [example.query_position], linestyle="", marker=">", color=INK, clip_on=False)
     axes.set(xlabel="position attended to", ylabel="position attending", xlim=(-0.5, size - 0.5))
     axes.set_ylim(size - 0.5, -0.5)
     axes.set_title(title, pad=12)
@@ -217,21 +198,21 @@ def attention_map(
 def attention_row(
     weights: Mapping[str, Sequence[float]],
     colours: Sequence[str],
+    example: AttentionExample,
     *,
     title: str,
     limits: tuple[float, float],
-    needles: Sequence[int],
-    answers: Sequence[int],
 ) -> Figure:
     """What one query attends to: a line per map over the positions up to it; needles shaded, the answer marked."""
     figure, axes = axes_of(title, "position attended to", "weight")
-    for place in needles:
-        axes.axvspan(place - 0.5, place + 0.5, color=RULE, linewidth=0, zorder=0)
+    for position in example.needle_positions:
+        axes.axvspan(position - 0.5, position + 0.5, color=RULE, linewidth=0, zorder=0)
     for number, ((label, values), colour) in enumerate(zip(weights.items(), colours, strict=True)):
         last = number == len(weights) - 1
         axes.plot(range(len(values)), values, color=colour, linewidth=1.6 if last else 0.9, label=label)
     axes.set_ylim(*limits)
-    axes.plot(answers, [limits[1]] * len(answers), linestyle="", marker="v", color=INK, clip_on=False, label="answer")
+    mark: dict[str, Any] = {"linestyle": "", "marker": "v", "color": INK, "clip_on": False, "label": "answer"}
+    axes.plot(example.answer_positions, [limits[1]] * len(example.answer_positions), **mark)
     legend(axes)
     return figure
 
@@ -270,9 +251,9 @@ def axes_of(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def legend(axes: Axes, **options: Any) -> None:
+def legend(axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles, [short(label, 32) for label in labels], fontsize=9, **options)
+    axes.legend(handles, [short(label, 32) for label in labels], fontsize=9)
 
 
 def short(label: str, most: int) -> str:
@@ -292,14 +273,6 @@ def _apart(places: Sequence[float], everything: Sequence[float]) -> list[float]:
     for lower, upper in itertools.pairwise(order):
         heights[upper] = max(heights[upper], heights[lower] + gap)
     return heights
-
-
-def _signed_root(values: np.ndarray) -> np.ndarray:
-    return np.sign(values) * np.sqrt(np.abs(values))
-
-
-def _signed_square(values: np.ndarray) -> np.ndarray:
-    return np.sign(values) * np.square(values)
 
 
 def svg_file(element: str, description: str, *, width: int | None = None) -> str:

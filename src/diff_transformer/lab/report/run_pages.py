@@ -282,15 +282,8 @@ def _head_label(example: AttentionExample, variant: str) -> str:
 
 
 def _map_figure(example: AttentionExample, rows: list[list[float]], title: str, largest: float) -> Drawing:
-    at_answer = ", ".join(f"{rows[example.query_position][place]:.2f}" for place in example.answer_positions)
-    figure = figures.attention_map(
-        rows,
-        title=title,
-        largest=largest,
-        query=example.query_position,
-        needles=example.needle_positions,
-        answers=example.answer_positions,
-    )
+    at_answer = ", ".join(f"{rows[example.query_position][position]:.2f}" for position in example.answer_positions)
+    figure = figures.attention_map(rows, example, title=title, largest=largest)
     return figures.drawing(figure, f"{title}: every query's weights; the marked query gives the answer {at_answer}.")
 
 
@@ -312,21 +305,15 @@ def _row_figures(example: AttentionExample) -> list[Drawing]:
         lines["Transformer"] = ({"A": transformer["A"]}, (THEME["softmax"][0],))
     weights = [weight for maps, _ in lines.values() for row in maps.values() for weight in row]
     limits = (1.1 * min(0.0, *weights), 1.1 * max(weights)) if weights else (0.0, 1.0)
-    return [
-        figures.drawing(
-            figures.attention_row(
-                maps,
-                colours,
-                title=f"{label}: the marked query's weights",
-                limits=limits,
-                needles=example.needle_positions,
-                answers=example.answer_positions,
-            ),
-            f"{label}: the marked query's weights over the positions up to it; largest at position "
-            f"{max(range(seen), key=[*maps.values()][-1].__getitem__)}.",
-        )
-        for label, (maps, colours) in lines.items()
-    ]
+    drawings = []
+    for label, (maps, colours) in lines.items():
+        title = f"{label}: the marked query's weights"
+        figure = figures.attention_row(maps, colours, example, title=title, limits=limits)
+        *_, last = maps.values()
+        largest = max(range(seen), key=last.__getitem__)
+        alt = f"{title} over the positions up to it; largest at position {largest}."
+        drawings.append(figures.drawing(figure, alt))
+    return drawings
 
 
 def _lambda_figure(metrics: Metrics, run: Path, title: str) -> list[Drawing]:
