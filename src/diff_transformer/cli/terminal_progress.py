@@ -53,12 +53,9 @@ class TaskDisplay:
             self._bar.start()
 
     def show(self, line: Callable[[], str], *, is_due: bool | None = None, **fields: Any) -> None:
-        """Move the bar; or print a line in a log if it is due, by default if the last one is some time ago.
+        """Move the bar, in which `fields` change as `rich.progress.Progress.update` takes them.
 
-        Args:
-            line: makes the line.
-            is_due: whether it is printed.
-            fields: what changes in the bar, as `rich.progress.Progress.update` takes it.
+        In a log, print a line instead if it is due, by default if the last one is some time ago.
         """
         if self._bar is not None:
             self._bar.update(self._task, **fields)

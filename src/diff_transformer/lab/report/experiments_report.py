@@ -26,29 +26,6 @@ from diff_transformer.lab.results_files import write_text
 from diff_transformer.lab.statistics import judge
 
 TITLE = "Results beside the paper's"
-ABOUT = (
-    "This report shows every experiment that was run with all of its comparisons, in the order in which they were "
-    "made, whatever came out. The models are far smaller than the paper's, so the values differ from the paper's; what "
-    "can be compared is which of two variants is better."
-)
-RULE = (
-    "The rule for verdicts was fixed before anything was run. A difference is taken over paired seeds, and the claim "
-    "says which variant is better. The claim is reproduced when the whole 95 % interval of the difference lies on its "
-    "side of 0, and the result is contrary when the whole interval lies on the other side; otherwise, and always with "
-    "one seed, it is inconclusive. For an inconclusive comparison, the seeds needed are the number with which a "
-    "difference of this size and spread would be found in 80 % of such experiments, unless it is the choice of "
-    "documents that leaves it open. Some questions are ours and not claims of the paper's. The same rule answers them "
-    f"with yes, inconclusive or no, and they are counted separately. {UNCORRECTED} Comparisons of one experiment share "
-    "their runs and are not independent of each other, so their counts are not a score."
-)
-CHANGED = (
-    "Not everything was fixed beforehand. Sizes, learning rates and the judged measure of Figure 7 were changed after "
-    "a look at results, and the rule about chance and floor was added after one: docs/log.md says what had been seen "
-    "before each change."
-)
-READING = (
-    f"{DIRECTIONS} Brackets hold 95 % intervals of the difference, first − second. “–”: not given, or not applicable."
-)
 FIGURES = "figures"
 DOCUMENT = "RESULTS.md"
 # Pixels: two figures stand side by side where a code host shows the document.
@@ -91,7 +68,9 @@ def build_results_report(
     ]
     values = {
         "title": TITLE,
-        "introduction": (ABOUT, RULE, LEVELS, CHANGED, READING),
+        "directions": DIRECTIONS,
+        "levels": LEVELS,
+        "uncorrected": UNCORRECTED,
         "overview": summary,
         "verdicts": overview(all_results),
         "sections": sections,

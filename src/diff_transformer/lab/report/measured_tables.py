@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.record import Result, ResultsFile
@@ -70,14 +71,17 @@ class MeasuredRow:
 
 def rows_of(records: Sequence[Result], *, places_together: bool = False) -> list[MeasuredRow]:
     """Records paired by measure, coordinates (unless places stand together) and seed, in the order of writing."""
-    rows: dict[tuple[str, Coordinates, int | None], dict[str, list[Result]]] = {}
+    rows: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
     for record in records:
         place = NOWHERE if places_together else record.coordinates
-        rows.setdefault((record.name, place, record.seed), {}).setdefault(record.variant, []).append(record)
-    seeds = Counter((name, place) for name, place, _ in rows)
+        key = (record.name, record.unit, record.better, place, record.seed)
+        rows.setdefault(key, {}).setdefault(record.variant, []).append(record)
+    seeds = Counter(key[:-1] for key in rows)
     return [
-        MeasuredRow(name, _label(name, found) + (f", seed {seed}" if seeds[name, place] > 1 else ""), place, found)
-        for (name, place, seed), found in rows.items()
+        MeasuredRow(
+            name, _label(name, found) + (f", seed {seed}" if seeds[name, unit, better, place] > 1 else ""), place, found
+        )
+        for (name, unit, better, place, seed), found in rows.items()
     ]
 
 

@@ -153,14 +153,9 @@ def _runs_page(runs: Sequence[Path]) -> str:
 
 def _own_values(label: str, run: Path) -> dict[str, Any]:
     """What only this run has: its results, if something was measured, and its recipe."""
-    results = read_results(run / "results.json") if (run / "results.json").is_file() else None
-    recipe = run / "recipe.yaml"
-    return {
-        "label": label,
-        "results": results,
-        "table": demo_table(results) if results else None,
-        "recipe": recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else None,
-    }
+    results = _if_there(run / "results.json", read_results)
+    recipe = _if_there(run / "recipe.yaml", lambda path: path.read_text(encoding="utf-8", errors="replace"))
+    return {"label": label, "results": results, "table": demo_table(results) if results else None, "recipe": recipe}
 
 
 def _summary(logs: Mapping[str, Metrics]) -> Table:
@@ -321,18 +316,15 @@ def _lambda_figure(metrics: Metrics, run: Path, title: str) -> list[Drawing]:
 
     Lines with a λ that was not finite (null) are left out.
     """
-    logged = [
-        (line["step"], line["lambdas"]) for line in metrics if line.get("lambdas") and None not in line["lambdas"]
-    ]
+    logged = [line for line in metrics if line.get("lambdas") and None not in line["lambdas"]]
     if not logged:
         return []
-    steps, values = zip(*logged, strict=True)
-    layers = list(zip(*values, strict=True))
+    layers = list(zip(*(line["lambdas"] for line in logged), strict=True))
     initial = initial_lambdas(run)
     initial = initial if initial is not None and len(initial) == len(layers) else None
     ends = "; ".join(f"layer {number} ends at {values[-1]:.2f}" for number, values in enumerate(layers, start=1))
     caption = "One line per layer; triangles at the left edge mark λ_init." if initial else "One line per layer."
-    figure = figures.lambdas(steps, layers, initial, title=title)
+    figure = figures.lambdas([line["step"] for line in logged], layers, initial, title=title)
     return [figures.drawing(figure, f"{title} by layer over training: {ends}.", caption)]
 
 
