@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.record import Result, ResultsFile
@@ -71,17 +70,15 @@ class MeasuredRow:
 
 def rows_of(records: Sequence[Result], *, places_together: bool = False) -> list[MeasuredRow]:
     """Records paired by measure, coordinates (unless places stand together) and seed, in the order of writing."""
-    rows: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
+    rows: dict[tuple[str, str, Coordinates, int | None], dict[str, list[Result]]] = {}
     for record in records:
         place = NOWHERE if places_together else record.coordinates
-        key = (record.name, record.unit, record.better, place, record.seed)
+        key = (record.name, _label(record), place, record.seed)
         rows.setdefault(key, {}).setdefault(record.variant, []).append(record)
-    seeds = Counter(key[:-1] for key in rows)
+    seeds = Counter((name, label, place) for name, label, place, _ in rows)
     return [
-        MeasuredRow(
-            name, _label(name, found) + (f", seed {seed}" if seeds[name, unit, better, place] > 1 else ""), place, found
-        )
-        for (name, unit, better, place, seed), found in rows.items()
+        MeasuredRow(name, label + (f", seed {seed}" if seeds[name, label, place] > 1 else ""), place, results)
+        for (name, label, place, seed), results in rows.items()
     ]
 
 
@@ -168,12 +165,11 @@ def _task(record: Result) -> str:
     return f"{task} ({shots})" if shots.endswith("-shot") and shots != "0-shot" else task
 
 
-def _label(name: str, results: Mapping[str, Sequence[Result]]) -> str:
-    label = LABELS.get(name, name.split("/", 1)[-1].replace("_", " "))
-    first = next(iter(results.values()))[0]
-    if first.unit and first.unit.replace("/", " per ") != label:
-        label += f" ({first.unit})"
-    return label + ARROWS[first.better]
+def _label(record: Result) -> str:
+    label = LABELS.get(record.name, record.name.split("/", 1)[-1].replace("_", " "))
+    if record.unit and record.unit.replace("/", " per ") != label:
+        label += f" ({record.unit})"
+    return label + ARROWS[record.better]
 
 
 def _value_or_range(results: Sequence[Result]) -> str:
