@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import NormalDist, fmean, stdev, variance
+from statistics import fmean, stdev, variance
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.record import Baseline, Better, Comparison, Interval, Result, ResultsFile, Verdict
@@ -27,12 +27,11 @@ def proportion_interval(successes: int, n: int) -> Interval:
     """Wilson's 95 % score interval of a proportion: `successes` out of `n` independent trials."""
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"successes must lie in 0 … n with n ≥ 1, got successes={successes}, n={n}")
-    z = NormalDist().inv_cdf(0.975)
-    share = successes / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    # Rounding must not push an end past the share itself when all or none succeed.
-    return (0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
+    # Here and not above, as in other functions: reading a results file must not cost an import of scipy or numpy.
+    from scipy.stats import binomtest
+
+    low, high = binomtest(successes, n).proportion_ci(method="wilson")
+    return float(low), float(high)
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
@@ -62,7 +61,6 @@ def bootstrap_interval(
             the same documents drawn for both.
         seed, resamples: of the draws, and how many.
     """
-    # Here and not above: reading a results file must not cost an import of numpy.
     import numpy as np
 
     if len(documents) < 2 or (against is not None and len(against) != len(documents)):

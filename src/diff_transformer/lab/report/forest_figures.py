@@ -46,6 +46,11 @@ class _Style:
     edge: str
     hatch: str = ""
 
+    @property
+    def patch(self) -> dict[str, Any]:
+        """The part of a bar as matplotlib takes it."""
+        return {"facecolor": self.fill, "edgecolor": self.edge, "hatch": self.hatch}
+
 
 # The two verdicts that decide are equally strong.
 _DIFF, _SOFTMAX = THEME["diff"][0], THEME["softmax"][0]
@@ -339,8 +344,7 @@ def _counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]], title: st
             count = counts.get(verdict, 0)
             if not count:
                 continue
-            style: dict[str, Any] = {"facecolor": part.fill, "edgecolor": part.edge, "hatch": part.hatch}
-            axes.barh(y, count, left=start, height=0.5, linewidth=1, **style)
+            axes.barh(y, count, left=start, height=0.5, linewidth=1, **part.patch)
             if count >= 0.025 * longest:
                 box = {"facecolor": part.fill, "edgecolor": "none", "pad": 1.0} if part.hatch else None
                 centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "bbox": box}
@@ -350,8 +354,6 @@ def _counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]], title: st
     axes.grid(visible=False, axis="y")
     axes.set_axisbelow(True)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    parts = [
-        Patch(facecolor=part.fill, edgecolor=part.edge, hatch=part.hatch, label=part.words) for part in _STYLES.values()
-    ]
+    parts = [Patch(label=part.words, **part.patch) for part in _STYLES.values()]
     figure.legend(handles=parts, loc="outside lower center", ncols=2, fontsize=9)
     return figure

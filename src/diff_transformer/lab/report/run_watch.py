@@ -266,16 +266,12 @@ def _curves(panel: Panel, runs: Sequence[WatchedRun]) -> Iterator[Curve]:
 
 def _grid(panels: int, width: int, rows: int) -> tuple[int, int]:
     """How many panels stand side by side, and how many lines each has."""
-    best = 1, max(_LEAST_HEIGHT, rows // panels)
-    distance = math.inf
-    for columns in range(1, min(panels, width // _LEAST_WIDTH) + 1):
-        each = rows // math.ceil(panels / columns)
-        off = abs(math.log(width / columns / max(each, 1) / _SHAPE))
-        if each >= _LEAST_HEIGHT and off < distance:
-            best, distance = (columns, each), off
-    if distance == math.inf:  # not all fit
-        best = max(1, width // _LEAST_WIDTH), _LEAST_HEIGHT
-    return best
+    most = min(panels, width // _LEAST_WIDTH)
+    heights = {columns: rows // math.ceil(panels / columns) for columns in range(1, most + 1)}
+    fitting = {columns: each for columns, each in heights.items() if each >= _LEAST_HEIGHT}
+    if not fitting:
+        return max(1, width // _LEAST_WIDTH), _LEAST_HEIGHT
+    return min(fitting.items(), key=lambda grid: abs(math.log(width / grid[0] / grid[1] / _SHAPE)))
 
 
 def _panel(panel: Panel, curves: Sequence[Curve], width: int, height: int, first: int, last: int) -> list[Text]:
