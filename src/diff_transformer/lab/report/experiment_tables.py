@@ -53,9 +53,9 @@ class ExperimentResults:
     @property
     def title(self) -> str:
         """As the paper calls it: "Table 6"; where it has no such thing, the experiment's own name."""
-        found = _of_the_paper(self.name)
-        if found is not None:
-            return f"{_KINDS[found[0]]} {found[1].upper()}"
+        if (kind_and_number := _of_the_paper(self.name)) is not None:
+            kind, number = kind_and_number
+            return f"{_KINDS[kind]} {number.upper()}"
         first, *others = self.name.split("_")
         return " ".join([first.upper() if len(first) <= 2 else first.capitalize(), *others])
 
@@ -149,8 +149,8 @@ def _is_experiment(path: Path) -> bool:
 
 def _of_the_paper(name: str) -> tuple[str, str] | None:
     """The kind and the number of a table, a figure or an appendix."""
-    found = re.fullmatch(rf"({'|'.join(_KINDS)})_?(\d+|[a-z])", name)
-    return None if found is None else (found[1], found[2])
+    match = re.fullmatch(rf"({'|'.join(_KINDS)})_?(\d+|[a-z])", name)
+    return None if match is None else (match[1], match[2])
 
 
 def _order(results: ExperimentResults) -> tuple[int, int, str, str]:
@@ -238,16 +238,17 @@ def verdict_table(results: ResultsFile) -> Table:
         "difference": list(map(format_difference, comparisons, words)),
         "verdict": [Cell(verdict_text(row), strong=row.verdict in ("reproduced", "contrary")) for row in comparisons],
     }
-    has_levels = any(map(levels_of, comparisons))
-    if not has_levels:
-        del columns["chance / floor"]
-    caption = (
+    caption = [
         f"{DIRECTIONS} Difference: first − second, the mean over paired seeds, with its 95 % interval. The claim is "
         "reproduced when the whole interval lies on its side of 0, contrary when it lies on the other side, else "
-        f"inconclusive; a question that is ours is answered with yes or no. {UNCORRECTED}\n"
-        f"{LEVELS + chr(10) if has_levels else ''}Measured on {results.device}."
-    )
-    return Table.of_columns(columns, title=results.title, caption=caption, one_line=("paper", "here", "difference"))
+        f"inconclusive; a question that is ours is answered with yes or no. {UNCORRECTED}"
+    ]
+    if any(map(levels_of, comparisons)):
+        caption.append(LEVELS)
+    else:
+        del columns["chance / floor"]
+    text = "\n".join([*caption, f"Measured on {results.device}."])
+    return Table.of_columns(columns, title=results.title, caption=text, one_line=("paper", "here", "difference"))
 
 
 def variants_table(trained: Sequence[Mapping[str, Any]]) -> Table:

@@ -1,4 +1,4 @@
-"""Measures that were taken along a coordinate are drawn over it."""
+"""Measures that were taken along a coordinate are drawn over it; comparisons are rows of forest plots."""
 
 import math
 from collections.abc import Sequence
