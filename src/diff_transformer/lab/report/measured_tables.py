@@ -68,18 +68,26 @@ class MeasuredRow:
         return [_value_or_range(self.results.get(variant, ())) for variant in variants]
 
 
-def rows_of(records: Sequence[Result], *, places_together: bool = False) -> list[MeasuredRow]:
-    """Records paired by measure, coordinates (unless places stand together) and seed, in the order of writing."""
-    rows: dict[tuple[str, str, Coordinates, int | None], dict[str, list[Result]]] = {}
+def rows_of(records: Sequence[Result]) -> list[MeasuredRow]:
+    """Records paired by measure, coordinates and seed, in the order in which they were written."""
+    rows: dict[tuple[str, Coordinates, int | None], dict[str, list[Result]]] = {}
     for record in records:
-        place = NOWHERE if places_together else record.coordinates
-        key = (record.name, _label(record), place, record.seed)
-        rows.setdefault(key, {}).setdefault(record.variant, []).append(record)
-    seeds = Counter((name, label, place) for name, label, place, _ in rows)
+        rows.setdefault((record.name, record.coordinates, record.seed), {})[record.variant] = [record]
+    seeds = Counter((name, place) for name, place, _ in rows)
     return [
-        MeasuredRow(name, label + (f", seed {seed}" if seeds[name, label, place] > 1 else ""), place, results)
-        for (name, label, place, seed), results in rows.items()
+        MeasuredRow(name, _label(name, results) + (f", seed {seed}" if seeds[name, place] > 1 else ""), place, results)
+        for (name, place, seed), results in rows.items()
     ]
+
+
+def places_together(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
+    """One row for every measure, with the results of all of its places."""
+    by_measure: dict[tuple[str, str], dict[str, list[Result]]] = {}
+    for row in rows:
+        together = by_measure.setdefault((row.name, row.label), {})
+        for variant, results in row.results.items():
+            together.setdefault(variant, []).extend(results)
+    return [MeasuredRow(name, label, NOWHERE, results) for (name, label), results in by_measure.items()]
 
 
 def demo_table(results: ResultsFile) -> Table:
@@ -90,7 +98,7 @@ def demo_table(results: ResultsFile) -> Table:
     variants = variants_of(results.records)
     levels = {one.name: f" ({levels_text(one)})" for one in results.baselines if one.is_accuracy}
     rows: list[list[str]] = []
-    for section, block in groupby(rows_of(results.records, places_together=True), key=lambda row: row.section):
+    for section, block in groupby(places_together(rows_of(results.records)), key=lambda row: row.section):
         rows.append([section.capitalize()])
         rows += [[row.label + levels.get(row.name, ""), *row.texts(variants)] for row in block]
     names = list(map(variant_label, variants))
@@ -165,11 +173,12 @@ def _task(record: Result) -> str:
     return f"{task} ({shots})" if shots.endswith("-shot") and shots != "0-shot" else task
 
 
-def _label(record: Result) -> str:
-    label = LABELS.get(record.name, record.name.split("/", 1)[-1].replace("_", " "))
-    if record.unit and record.unit.replace("/", " per ") != label:
-        label += f" ({record.unit})"
-    return label + ARROWS[record.better]
+def _label(name: str, results: Mapping[str, Sequence[Result]]) -> str:
+    label = LABELS.get(name, name.split("/", 1)[-1].replace("_", " "))
+    first = next(iter(results.values()))[0]
+    if first.unit and first.unit.replace("/", " per ") != label:
+        label += f" ({first.unit})"
+    return label + ARROWS[first.better]
 
 
 def _value_or_range(results: Sequence[Result]) -> str:
