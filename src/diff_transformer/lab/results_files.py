@@ -34,7 +34,6 @@ _RENAMED = {"arm": "variant", "arms": "variants", "asked": "request", "start_fro
 _GROUPS = {"group": "coordinates", "accuracy_group": "accuracy_coordinates"}
 
 # What a part of a group's name was → the names of its numbers and words, by the pattern's own groups.
-_SIZE = r"(?P<parameters>\d+(?:\.\d+)?[MB])"
 _PARTS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -57,7 +56,7 @@ _PARTS = tuple(
         r"top-(?P<rank>\d+)",
         r"(?P<rank>median)",
         r"context × (?P<context_factor>\d+)",
-        _SIZE,
+        r"(?P<parameters>\d+(?:\.\d+)?[MB])",
         r"(?P<learning_rate>\d+(?:\.\d+)?(?:e[+-]?\d+)?)",
     )
 )

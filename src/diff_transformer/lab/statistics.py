@@ -19,8 +19,10 @@ DOCUMENTS = "bootstrap over paired documents"
 BOTH = f"{SEEDS} and {DOCUMENTS}, half widths added in squares"
 # More seeds than anyone will train.
 MOST_SEEDS = 10_000
-# Resamples of documents that are held in memory together.
-_RESAMPLES_AT_A_TIME = 500
+# In which share of experiments `seeds_needed` is to find a difference.
+_WANTED_POWER = 0.8
+# Resamples of documents, and how many are held in memory together.
+_RESAMPLES, _RESAMPLES_AT_A_TIME = 10_000, 500
 
 
 def proportion_interval(successes: int, n: int) -> Interval:
@@ -47,19 +49,14 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 
 
 def bootstrap_interval(
-    documents: Sequence[tuple[float, float]],
-    against: Sequence[tuple[float, float]] | None = None,
-    *,
-    seed: int = 0,
-    resamples: int = 10_000,
+    documents: Sequence[tuple[float, float]], against: Sequence[tuple[float, float]] | None = None
 ) -> Interval:
-    """The 95 % percentile interval of Σ sum / Σ count under resampling of documents with replacement.
+    """The 95 % percentile interval of Σ sum / Σ count under resampling of documents with replacement, seeded.
 
     Args:
         documents: the (sum, count) of each, two or more.
         against: the same documents measured otherwise: the interval is that of the difference of the two ratios, with
             the same documents drawn for both.
-        seed, resamples: of the draws, and how many.
     """
     import numpy as np
 
@@ -69,15 +66,14 @@ def bootstrap_interval(
     columns = np.concatenate(
         [np.asarray(side, dtype=float) for side in (documents, against) if side is not None], axis=1
     )
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     size = len(documents)
-    found = []
-    for start in range(0, resamples, _RESAMPLES_AT_A_TIME):
-        draws = random.multinomial(size, [1 / size] * size, size=min(_RESAMPLES_AT_A_TIME, resamples - start))
-        totals = draws @ columns
+    resampled = []
+    for _ in range(_RESAMPLES // _RESAMPLES_AT_A_TIME):
+        totals = random.multinomial(size, [1 / size] * size, size=_RESAMPLES_AT_A_TIME) @ columns
         ratios = totals[:, ::2] / totals[:, 1::2]
-        found.append(ratios[:, 0] - (ratios[:, 1] if against is not None else 0.0))
-    low, high = np.quantile(np.concatenate(found), [0.025, 0.975])
+        resampled.append(ratios[:, 0] - (ratios[:, 1] if against is not None else 0.0))
+    low, high = np.quantile(np.concatenate(resampled), [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -206,8 +202,8 @@ def verdict(interval: Interval | None, better: Better, *, seeds: int) -> Verdict
     return "reproduced" if low > 0 else "contrary" if high < 0 else "inconclusive"
 
 
-def seeds_needed(differences: Sequence[float], other: float = 0.0, power: float = 0.8) -> int | None:
-    """With how many paired seeds a t-test at 5 % (two sides) finds a difference of this size and spread.
+def seeds_needed(differences: Sequence[float], other: float = 0.0) -> int | None:
+    """With how many paired seeds a t-test at 5 % (two sides) finds such a difference in 80 % of experiments.
 
     The mean and the standard deviation of `differences` are taken for the true ones, which for two or three of them
     is a rough guess.
@@ -215,7 +211,6 @@ def seeds_needed(differences: Sequence[float], other: float = 0.0, power: float 
     Args:
         differences: one for each seed so far.
         other: half the width of an interval, added in squares, that more seeds do not make narrower.
-        power: in which share of experiments it is to be found.
 
     Returns:
         2 or more; None where the spread is not known, the difference is not finite or not larger than `other`, or the
@@ -229,7 +224,7 @@ def seeds_needed(differences: Sequence[float], other: float = 0.0, power: float 
     if spread == 0:
         return 2
     effect, floor = mean / spread, other / spread
-    needed = bisect_left(range(MOST_SEEDS + 1), power, lo=2, key=lambda seeds: _power(effect, seeds, floor))
+    needed = bisect_left(range(MOST_SEEDS + 1), _WANTED_POWER, lo=2, key=lambda seeds: _power(effect, seeds, floor))
     return needed if needed <= MOST_SEEDS else None
 
 

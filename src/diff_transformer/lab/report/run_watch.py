@@ -147,7 +147,7 @@ def _steps(recipe: Path) -> int | None:
 
 
 @dataclass(frozen=True)
-class Panel:
+class TerminalPanel:
     """What is drawn in one place: a number of `metrics.jsonl`, or a list with one for each layer.
 
     Attributes:
@@ -164,15 +164,15 @@ class Panel:
 
 
 PANELS = (
-    Panel("loss", "loss (o: validation)", points="validation/loss"),
-    Panel("grad_norm", "gradient norm", peaks=True, ratios=True),
-    Panel("norm_input_rms", "norm input RMS", peaks=True),
-    Panel("logit_max", "largest logit", peaks=True),
-    Panel("lambdas", "λ"),
-    Panel("lambda_mean", "mean λ"),
-    Panel("learning_rate", "learning rate"),
-    Panel("tokens_per_second", "tokens/s"),
-    Panel("hidden_rms", "residual RMS", peaks=True),
+    TerminalPanel("loss", "loss (o: validation)", points="validation/loss"),
+    TerminalPanel("grad_norm", "gradient norm", peaks=True, ratios=True),
+    TerminalPanel("norm_input_rms", "norm input RMS", peaks=True),
+    TerminalPanel("logit_max", "largest logit", peaks=True),
+    TerminalPanel("lambdas", "λ"),
+    TerminalPanel("lambda_mean", "mean λ"),
+    TerminalPanel("learning_rate", "learning rate"),
+    TerminalPanel("tokens_per_second", "tokens/s"),
+    TerminalPanel("hidden_rms", "residual RMS", peaks=True),
 )
 
 
@@ -244,7 +244,7 @@ def _heading(number: int, run: WatchedRun, runs: int, width: int, now: float) ->
     yield line
 
 
-def _curves(panel: Panel, runs: Sequence[WatchedRun]) -> Iterator[Curve]:
+def _curves(panel: TerminalPanel, runs: Sequence[WatchedRun]) -> Iterator[Curve]:
     """The curves of a panel; of those that have no number at all, none."""
     for number, run in enumerate(runs):
         mark = str(number + 1) if len(runs) > 1 else ""
@@ -274,7 +274,7 @@ def _grid(panels: int, width: int, rows: int) -> tuple[int, int]:
     return min(fitting.items(), key=lambda grid: abs(math.log(width / grid[0] / grid[1] / _SHAPE)))
 
 
-def _panel(panel: Panel, curves: Sequence[Curve], width: int, height: int, first: int, last: int) -> list[Text]:
+def _panel(panel: TerminalPanel, curves: Sequence[Curve], width: int, height: int, first: int, last: int) -> list[Text]:
     """A panel as lines of the same width: its title with the newest numbers, and the curves."""
     runs = {curve.mark for curve in curves if curve.of_run}
     marks = min(len(runs), _NAMED) if runs else max(len(curve.mark) for curve in curves)
@@ -298,7 +298,7 @@ def _panel(panel: Panel, curves: Sequence[Curve], width: int, height: int, first
     return lines
 
 
-def _title(panel: Panel, curves: Sequence[Curve], width: int) -> Text:
+def _title(panel: TerminalPanel, curves: Sequence[Curve], width: int) -> Text:
     """The title and the newest numbers: each run's, or the smallest and the largest where there are many."""
     newest = [curve.values[-1] for curve in curves if not curve.as_points]
     finite = [value for value in newest if value is not None]
