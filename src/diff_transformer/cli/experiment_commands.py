@@ -12,7 +12,7 @@ from diff_transformer.cli.console import Seed, TextPaths, parse_options
 if TYPE_CHECKING:
     from diff_transformer.lab.experiments.experiment import Experiment
     from diff_transformer.lab.record import ResultsFile
-    from diff_transformer.lab.report.table import Table
+    from diff_transformer.lab.report.documents import Table
 
 ALL = "all"
 
@@ -177,7 +177,7 @@ def _shared_out(
 
 def _listing() -> "Table":
     from diff_transformer.lab.experiments.experiment import EXPERIMENTS, find_experiment
-    from diff_transformer.lab.report.table import Table
+    from diff_transformer.lab.report.documents import Table
 
     rows = []
     for experiment in map(find_experiment, EXPERIMENTS):
