@@ -20,7 +20,7 @@ parser.add_argument("--text", default=argparse.__file__, help="a text file; a mo
 parser.add_argument("--output", default="runs/trainer", help="folder for checkpoints, and for the model at the end")
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--length", type=int, default=128, help="tokens of a sequence")
-parser.add_argument("--attention", default="diff", choices=("diff", "diff_v2", "softmax"), help="softmax is the twin")
+parser.add_argument("--attention", default="diff", choices=("diff", "diff_v2", "softmax"), help="softmax: Transformer")
 arguments = parser.parse_args()
 
 # Any tokenizer does. This one has a token for each byte and needs no file.

@@ -25,7 +25,7 @@ from tiny_model import ROUNDINGS, ROUNDINGS_OF_A_TERM, needs_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-# What each implementation has to have run, for each layer: of DIFF and DIFF V2, and of the twin.
+# What each implementation has to have run, for each layer: of DIFF and DIFF V2, and of the Transformer.
 RUNS: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "eager": ({"eager": 1}, {"eager": 1}),
     "sdpa": ({"torch": 1}, {"torch": 1}),
@@ -286,7 +286,7 @@ def test_one_call_for_each_layer_while_decoding(kind: str, make: Any, tokens: An
 
 @pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
 def test_cache_shapes(kind: str, cache_class: type, make: Any, tokens: Any) -> None:
-    """H_kv heads of keys [k1; k2] (2d) and values (2d); of d, and twice as many, for V2 and the twin: equal bytes."""
+    """H_kv heads of keys [k1; k2] (2d) and values (2d); V2 and the Transformer have twice as many of d: equal bytes."""
     model = make(kind)
     cache = cache_class(config=model.config, **({"max_cache_len": 16} if cache_class is StaticCache else {}))
     out = model(tokens(), past_key_values=cache)

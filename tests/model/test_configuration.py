@@ -1,4 +1,4 @@
-"""DiffTransformerConfig: one config for both twins, and what it refuses."""
+"""DiffTransformerConfig: one config for every attention type, and what it refuses."""
 
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ def test_defaults() -> None:
 
 
 def test_flipping_the_attention_type_changes_nothing_else() -> None:
-    diff, twin = (
+    diff, softmax = (
         DiffTransformerConfig(hidden_size=48, num_attention_heads=6, num_key_value_heads=2, attention_type=kind)
         for kind in ("diff", "softmax")
     )
-    different = {name for name, value in diff.to_dict().items() if twin.to_dict()[name] != value}
+    different = {name for name, value in diff.to_dict().items() if softmax.to_dict()[name] != value}
     assert different == {"attention_type"}
     assert (diff.head_dim, diff.num_key_value_heads) == (8, 2)
 
@@ -84,7 +84,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"headwise_norm must be false or left out for attention_type 'dex', got True\.$",
     ),
     "odd heads": ({"num_attention_heads": 3, "hidden_size": 24}, r"must be even .*, got 3 and 3\.$"),
-    "odd heads of the twin": (
+    "odd heads of the Transformer": (
         {"num_attention_heads": 3, "hidden_size": 24, "attention_type": "softmax"},
         r"must be even .*, got 3 and 3\.$",
     ),

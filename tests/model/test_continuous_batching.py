@@ -19,7 +19,7 @@ from diff_transformer.model import modeling
 from tiny_model import SIZES
 
 pytestmark = pytest.mark.skipif(
-    not modeling._reads_the_call_config(), reason="this transformers sizes its paged cache by the twin's heads"
+    not modeling._reads_the_call_config(), reason="this transformers sizes its paged cache by the Transformer's heads"
 )
 
 # float64 as in the tests of generate: no two logits are so close that rounding decides. 9 is the end of a text in some.
@@ -179,7 +179,7 @@ def test_an_error_on_the_way_leaves_the_implementation_as_it_was(make: Any) -> N
 def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(
     kind: str, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The twin and V2 cache what their configuration says, so they run there as well."""
+    """The Transformer and V2 cache what their configuration says, so they run there as well."""
     monkeypatch.setattr(modeling, "_reads_the_call_config", lambda: False)
     model, expected = made_once(kind, make)
     if kind == "diff":
@@ -191,7 +191,7 @@ def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(
 
 
 @pytest.mark.skipif(PAGE_SIZE == "block_size", reason="this transformers counts its cache otherwise")
-def test_the_cache_is_as_large_as_the_twins(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_as_large_as_the_transformers(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of a page, and what the memory estimate takes for a batch's queries: those of the call."""
     seen: dict[str, tuple[int, int]] = {}
     made = PagedAttentionCache.__init__

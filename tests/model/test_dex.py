@@ -104,7 +104,7 @@ def test_caches_and_generation(make: Any, tokens: Any) -> None:
     assert not torch.equal(plain.generate(inputs, **settings), expected)
 
 
-def test_maps_are_the_twins(make: Any, tokens: Any) -> None:
+def test_maps_are_the_transformers(make: Any, tokens: Any) -> None:
     model, inputs = make("dex", num_hidden_layers=1), tokens()
     plain = make("softmax", num_hidden_layers=1)
     plain.load_state_dict({key: value for key, value in model.state_dict().items() if ".dex." not in key})

@@ -71,7 +71,7 @@ def agree(check: Callable[..., None], got: dict[str, Tensor], truth: dict[str, T
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What the forward passes did: masks made, calls of the operator with documents, and of the twin's by document."""
+    """What the forward passes did: masks made, and calls of the operator and of ordinary attention by document."""
     counter: Counter[str] = Counter()
 
     def masked(function: Any, **arguments: Any) -> Any:
@@ -202,7 +202,7 @@ def test_compiled_layers_meet_few_shapes(kind: str, make: Any, check: Any) -> No
     rows = [flattened(batch_of((lengths,))) for lengths in row_lengths]
     expected = [answers(model, model(**row, use_cache=False).loss) for row in rows]
     for layer in model.model.layers:
-        # The twin's documents are a loop over lengths that are read while it runs.
+        # The Transformer's documents are a loop over lengths that are read while it runs.
         layer.compile(fullgraph=kind == "diff", backend="aot_eager")
     for i, (row, truth) in enumerate(zip(rows, expected, strict=True)):
         with torch.compiler.set_stance("default" if i < 2 else "fail_on_recompile"):

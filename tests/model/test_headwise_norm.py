@@ -57,7 +57,7 @@ def test_implementations_agree(
     tokens: Any,
     ran: Counter[str],
 ) -> None:
-    """Logits and every gradient, against our operator's reference (the twin has one way only: torch's attention)."""
+    """Logits and every gradient, against our operator's reference (the Transformer has torch's attention alone)."""
 
     def answers(model: Any) -> dict[str, torch.Tensor]:
         model.zero_grad()

@@ -15,7 +15,7 @@ from full_run import short_run
 # What triton's interpreter has numpy compute of them.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
-DIFFERENTIAL = ("diff", "diff_v2")  # the twin's attention is torch's
+DIFFERENTIAL = ("diff", "diff_v2")  # the Transformer's attention is torch's
 BACKENDS = ("reference", "blockwise", "sdpa", "cpu", *(("triton",) if interpreted() else ()))
 
 

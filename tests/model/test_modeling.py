@@ -112,7 +112,7 @@ def test_a_wrong_layer_number_would_be_noticed(make: Any, tokens: Any) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_twin_is_llama(tied: bool, make: Any, tokens: Any, check: Any) -> None:
+def test_the_transformer_is_llama(tied: bool, make: Any, tokens: Any, check: Any) -> None:
     """Its weights load into transformers' LlamaForCausalLM as they are and give the same logits."""
     model, inputs = make("softmax", tie_word_embeddings=tied, rms_norm_eps=1e-5), tokens()
     sizes = {name: getattr(model.config, name) for name in ("vocab_size", "hidden_size", "intermediate_size")}
@@ -140,19 +140,19 @@ def count(model: nn.Module) -> int:
 @pytest.mark.parametrize("kv_heads", [8, 4, 2])
 @pytest.mark.parametrize(("layers", "head_dim"), [(1, 4), (3, 6)])
 def test_parameter_counts(tied: bool, kv_heads: int, layers: int, head_dim: int, make: Any) -> None:
-    """The twins differ by 4d (λ) + 2d (headwise norm) in each layer, and by nothing else."""
+    """DIFF and the Transformer differ by 4d (λ) + 2d (headwise norm) in each layer, and by nothing else."""
     sizes = {
         "tie_word_embeddings": tied,
         "num_key_value_heads": kv_heads,
         "num_hidden_layers": layers,
         "head_dim": head_dim,
     }
-    diff, twin, v2 = (make(kind, **sizes) for kind in ("diff", "softmax", "diff_v2"))
-    assert count(diff) - count(twin) == (4 * head_dim + 2 * head_dim) * layers
-    assert count(v2) - count(twin) == (24 * 8 * head_dim + 24 * 8) * layers
+    diff, softmax, v2 = (make(kind, **sizes) for kind in ("diff", "softmax", "diff_v2"))
+    assert count(diff) - count(softmax) == (4 * head_dim + 2 * head_dim) * layers
+    assert count(v2) - count(softmax) == (24 * 8 * head_dim + 24 * 8) * layers
     attention = 24 * head_dim * (8 + 2 * kv_heads + 8)
-    assert count(twin) == 29 * 24 * (1 if tied else 2) + layers * (attention + 3 * 24 * 20 + 2 * 24) + 24
-    extra = set(dict(diff.named_parameters())) - set(dict(twin.named_parameters()))
+    assert count(softmax) == 29 * 24 * (1 if tied else 2) + layers * (attention + 3 * 24 * 20 + 2 * 24) + 24
+    extra = set(dict(diff.named_parameters())) - set(dict(softmax.named_parameters()))
     assert {name.split("self_attn.")[1] for name in extra} == {
         "lam.q1",
         "lam.k1",
@@ -160,7 +160,7 @@ def test_parameter_counts(tied: bool, kv_heads: int, layers: int, head_dim: int,
         "lam.k2",
         "head_norm.weight",
     }
-    shared = dict(twin.named_parameters())
+    shared = dict(softmax.named_parameters())
     assert all(diff.get_parameter(name).shape == parameter.shape for name, parameter in shared.items())
 
 

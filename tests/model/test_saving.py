@@ -54,9 +54,9 @@ def test_round_trip_in_another_dtype(kind: str, dtype: torch.dtype, make: Any, t
     for options in ({}, {"dtype": dtype}, {"dtype": "auto"}):
         loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path, **options)
         for name, parameter in model.named_parameters():
-            twin = loaded.get_parameter(name)
-            assert twin.dtype == parameter.dtype, name
-            assert torch.equal(twin, parameter), name
+            other = loaded.get_parameter(name)
+            assert other.dtype == parameter.dtype, name
+            assert torch.equal(other, parameter), name
         assert loaded(inputs).logits.dtype == dtype
 
 
@@ -248,6 +248,6 @@ def test_without_the_import_it_is_said_what_to_do(make: Any, tmp_path: Path) -> 
     assert loaded.stdout == "DiffTransformerForCausalLM\n", loaded.stderr[-500:]
 
 
-def test_a_checkpoint_of_the_twin_can_be_told_apart(make: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_transformer_can_be_told_apart(make: Any, tmp_path: Path) -> None:
     make("softmax", torch.float32).save_pretrained(tmp_path)
     assert DiffTransformerForCausalLM.from_pretrained(tmp_path).lambdas() is None

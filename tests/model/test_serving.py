@@ -33,7 +33,7 @@ def one_by_one(model: DiffTransformerForCausalLM, new_tokens: int) -> list[list[
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_server_generates_the_same_tokens(kind: str, ranks: int, make: Any) -> None:
-    """Its store is as large as the twin's: of a layer and a token 4 heads of d = 4, for keys and for values."""
+    """Its store is as large as the Transformer's: of a layer and a token 4 heads of d = 4, for keys and for values."""
     model = make(kind)
     server = serve(model, ranks)
     assert server.generate(PROMPTS, 5) == one_by_one(model, 5)

@@ -247,18 +247,18 @@ def test_autocast(kind: str, build: Any, by_oracle: Any, inputs: Any, check: Any
 
 @pytest.mark.parametrize("kv_heads", [8, 4, 2])
 def test_parameters(kv_heads: int) -> None:
-    """DIFF has 4d + 2d more than its twin; V2 twice the query projection and a λ for each head."""
+    """DIFF has 4d + 2d more than the Transformer; V2 twice the query projection and a λ for each head."""
     sizes = {"hidden_size": 24, "num_attention_heads": 8, "layer": 1, "num_key_value_heads": kv_heads, "head_dim": 6}
-    diff, v2, twin = (module(**sizes) for module in (DiffAttention, DiffAttentionV2, SoftmaxAttention))
-    count = {m: sum(p.numel() for p in m.parameters()) for m in (diff, v2, twin)}
-    assert count[twin] == 24 * 6 * (8 + 2 * kv_heads + 8)
-    assert count[diff] - count[twin] == 4 * 6 + 2 * 6
-    assert count[v2] - count[twin] == 24 * 8 * 6 + 24 * 8
+    diff, v2, softmax = (module(**sizes) for module in (DiffAttention, DiffAttentionV2, SoftmaxAttention))
+    count = {m: sum(p.numel() for p in m.parameters()) for m in (diff, v2, softmax)}
+    assert count[softmax] == 24 * 6 * (8 + 2 * kv_heads + 8)
+    assert count[diff] - count[softmax] == 4 * 6 + 2 * 6
+    assert count[v2] - count[softmax] == 24 * 8 * 6 + 24 * 8
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        shape = getattr(twin, name).weight.shape
+        shape = getattr(softmax, name).weight.shape
         assert getattr(diff, name).weight.shape == shape
         assert getattr(v2, name).weight.shape == ((2 * shape[0], shape[1]) if name == "q_proj" else shape)
-    assert not [name for m in (diff, v2, twin) for name, _ in m.named_parameters() if "bias" in name]
+    assert not [name for m in (diff, v2, softmax) for name, _ in m.named_parameters() if "bias" in name]
 
 
 def test_lambda_of_the_second_version(build: Any, inputs: Any, check: Any) -> None:
@@ -284,7 +284,7 @@ BAD: dict[str, tuple[type, dict[str, Any], str]] = {
     "width not divisible": (DiffAttention, {"hidden_size": 28}, r"hidden_size must be a multiple .*, got 28 and 8\.$"),
     "no head_dim": (SoftmaxAttention, {"head_dim": 0}, r"head_dim must be 1 or more, got 0\.$"),
     "layer 0": (DiffAttention, {"layer": 0}, r"layer must be 1 or more .*counts layers from 1.*, got 0\.$"),
-    "layer 0 of the twin": (SoftmaxAttention, {"layer": 0}, r"layer must be 1 or more .*, got 0\.$"),
+    "layer 0 of the Transformer": (SoftmaxAttention, {"layer": 0}, r"layer must be 1 or more .*, got 0\.$"),
     "λ_init unknown": (DiffAttention, {"lambda_init": "linear"}, r"lambda_init must be .*, got 'linear'\.$"),
     "λ_init infinite": (DiffAttention, {"lambda_init": float("inf")}, r"lambda_init must be .*, got inf\.$"),
     "λ_init boolean": (DiffAttention, {"lambda_init": True}, r"lambda_init must be .*, got True\.$"),
