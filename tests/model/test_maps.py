@@ -56,8 +56,9 @@ def close(answer: Tensor, expected: Any) -> None:
 
 @pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_reference", "eager"])
 def test_output_attentions(kind: str, implementation: str, make: Any, tokens: Any) -> None:
-    """A1 − λA2 of every layer (or the ordinary map), one for each head of the Transformer as Llama's: (B, A, N, S), rows
-    that add up to 1 − λ. Two heads of the Transformer are one of DIFF, and have its map.
+    """A1 − λA2 of every layer, or the ordinary map: one for each head of the Transformer, as Llama's, (B, A, N, S).
+
+    Rows add up to 1 − λ. Two heads of the Transformer are one of DIFF, and have its map.
     """
     model, inputs = make(kind, attn_implementation=implementation), tokens()
     out = model(inputs, output_attentions=True)
