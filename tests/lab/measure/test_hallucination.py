@@ -18,7 +18,6 @@ from diff_transformer.lab.measure.hallucination import (
     HALLUCINATION,
     Account,
     Judgements,
-    Outcome,
     answer_of,
     hallucination_records,
     judged_answers,
@@ -146,14 +145,14 @@ def test_an_answer_is_a_line_and_a_summary_a_paragraph() -> None:
 @pytest.mark.parametrize("kind", ["diff", "diff_v2", "softmax", "llama"])
 def test_answers_are_the_model_s_own(kind: str) -> None:
     model, tokenizer, judge = make(kind), byte_tokenizer(), Scripted()
-    outcomes = judged_answers(model, tokenizer, SOURCES, Judgements(judge), new_tokens=8, batch_size=2)
+    judged = judged_answers(model, tokenizer, SOURCES, Judgements(judge), new_tokens=8, batch_size=2)
     rows = [tokenizer(prompt_of(source))["input_ids"] for source in SOURCES]
     ends = {tokenizer.eos_token_id, model.generation_config.eos_token_id}
     expected = [
         answer_of(source, tokenizer.decode(by_hand(model, row, 8, ends), skip_special_tokens=True))
         for source, row in zip(SOURCES, rows, strict=True)
     ]
-    assert [outcome.answer for outcome in outcomes] == expected
+    assert [answer for answer, _ in judged] == expected
     spoken = [
         (source, answer) for source, answer in zip(SOURCES, expected, strict=True) if any(map(str.isalnum, answer))
     ]
@@ -163,27 +162,27 @@ def test_answers_are_the_model_s_own(kind: str) -> None:
 def test_silence_is_not_support(written: list[str]) -> None:
     written[1] = " …!\n\nSnow"
     judge = Scripted(lambda source, answer: None if answer == "The sun" else True)
-    outcomes = judged_answers(make("diff"), byte_tokenizer(), SOURCES, Judgements(judge), new_tokens=8)
-    assert [outcome.supported for outcome in outcomes] == [True, False, None]
+    judged = judged_answers(make("diff"), byte_tokenizer(), SOURCES, Judgements(judge), new_tokens=8)
+    assert [judgement.supported for _, judgement in judged] == [True, False, None]
     assert [answer for _, answer in judge.asked] == ["Bergen", "The sun"]
-    (record,) = hallucination_records(outcomes, "diff", "mine", judge.name)[:1]
+    (record,) = hallucination_records(judged, "diff", "mine", judge.name)[:1]
     assert (record.name, record.variant, record.value, record.n) == ("hallucination/mine", "diff", 0.5, 2)
     assert record.interval == proportion_interval(1, 2)
     assert record.better == "higher"
     assert record.documents == ((1, 1), (0, 1), (0, 0))
-    silent = hallucination_records(outcomes, "diff", "mine", judge.name)[1]
+    silent = hallucination_records(judged, "diff", "mine", judge.name)[1]
     assert (silent.name, silent.value, silent.n) == ("hallucination/mine/silent_answers", 1 / 3, 3)
     assert "judge: scripted; 1 answers state nothing" in record.method
     assert "1 replies without a verdict are left out" in record.method
     with pytest.raises(ValueError, match="None of the 2 replies of the judge 'scripted' holds a verdict"):
-        hallucination_records([Outcome(answer="a", supported=None)] * 2, "diff", "mine", "scripted")
+        hallucination_records([("a", Judgement(supported=None, reply="said"))] * 2, "diff", "mine", "scripted")
 
 
 def test_models_are_compared_document_by_document() -> None:
     """One is right wherever the other is and on a fifth of the documents more; unpaired, that would be in the noise."""
     outcomes = {
-        "diff": [Outcome(answer="a", supported=place % 2 == 0 or place % 5 == 0) for place in range(60)],
-        "softmax": [Outcome(answer="a", supported=place % 2 == 0) for place in range(60)],
+        "diff": [("a", Judgement(supported=place % 2 == 0 or place % 5 == 0, reply="said")) for place in range(60)],
+        "softmax": [("a", Judgement(supported=place % 2 == 0, reply="said")) for place in range(60)],
     }
     records = [
         replace(hallucination_records(found, variant, "mine", "j")[0], seed=0) for variant, found in outcomes.items()
@@ -216,8 +215,8 @@ def test_nothing_is_asked_twice(tmp_path: Path, written: list[str]) -> None:
     ]
     judge = Scripted()
     judgements = Judgements(judge, path, lambda account: told.append(str(account)))
-    outcomes = judged_answers(*arguments, judgements, new_tokens=8)
-    assert [outcome.supported for outcome in outcomes] == [True, False, True]
+    judged = judged_answers(*arguments, judgements, new_tokens=8)
+    assert [judgement.supported for _, judgement in judged] == [True, False, True]
     assert [answer for _, answer in judge.asked] == ["The sun"]
     assert judgements.account == Account(1, 2, 10, 2, judgements.account.seconds)
     assert told[-1].startswith("1 judgements asked for and 2 kept from before; 10 tokens read and 2 written in 0 s")
@@ -317,7 +316,7 @@ def test_end_to_end_against_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     path = tmp_path / "judgements.jsonl"
 
-    def run(server: JudgeServer) -> tuple[list[Outcome], Judgements]:
+    def run(server: JudgeServer) -> tuple[list[tuple[str, Judgement]], Judgements]:
         judge = EndpointJudge(
             server.url, "stub", key_variable="JUDGE_KEY", attempts=3, timeout=5, wait=lambda seconds: None
         )
@@ -335,14 +334,14 @@ def test_end_to_end_against_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             run(server)
         assert len(server.requests) == 4
         server.replies = [says("No.\nVERDICT: UNSUPPORTED")]
-        outcomes, judgements = run(server)
+        judged, judgements = run(server)
         assert len(server.requests) == 5
         run(server)
         assert len(server.requests) == 5
-    assert [outcome.supported for outcome in outcomes] == [True, None, False]
+    assert [judgement.supported for _, judgement in judged] == [True, None, False]
     assert (judgements.account.asked, judgements.account.kept) == (1, 2)
     assert "sk-hidden" not in path.read_text()
-    accuracy, _, cost = hallucination_records(outcomes, "diff", "mine", judgements.judge.name)
+    accuracy, _, cost = hallucination_records(judged, "diff", "mine", judgements.judge.name)
     assert (accuracy.value, accuracy.n) == (0.5, 2)
     assert (cost.name, cost.value, cost.unit) == ("hallucination/mine/judge_tokens", 79, "tokens")
 

@@ -119,26 +119,6 @@ def _judgement_of_line(line: bytes, where: str) -> tuple[str, Judgement]:
         raise ValueError(f"{where} is no judgement; name a new file, or one that this command has written.") from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """An answer and what became of it.
-
-    Attributes:
-        answer: as the model wrote it.
-        supported: or not, or None where the judge's reply could not be read.
-        tokens: read and written by the judge, as far as it tells.
-    """
-
-    answer: str
-    supported: bool | None
-    tokens: int = 0
-
-    @property
-    def silent(self) -> bool:
-        """Whether the answer has no letter and no digit, and so states nothing."""
-        return not any(map(str.isalnum, self.answer))
-
-
 def prompt_of(source: Source) -> str:
     """What a model is given: the document and the question, or the request to summarise it."""
     if source.question is None:
@@ -155,6 +135,11 @@ def answer_of(source: Source, text: str) -> str:
     return (text.split("\n\n") if source.question is None else text.splitlines() or [""])[0].strip()
 
 
+def states_nothing(answer: str) -> bool:
+    """Whether an answer has no letter and no digit."""
+    return not any(map(str.isalnum, answer))
+
+
 def judged_answers(
     model: Any,
     tokenizer: Any,
@@ -163,7 +148,7 @@ def judged_answers(
     *,
     new_tokens: int = 128,
     batch_size: int = 16,
-) -> list[Outcome]:
+) -> list[tuple[str, Judgement]]:
     """Have a model answer greedily and its answers judged, a batch after the other.
 
     An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that
@@ -174,29 +159,26 @@ def judged_answers(
         JudgeError: the judge cannot be asked. What it has said is kept; the same call goes on from there.
     """
     rows = prompt_tokens(model, tokenizer, [prompt_of(source) for source in sources], new_tokens)
-    outcomes = []
+    judged = []
     for source, tokens in zip(sources, greedy_answers(model, tokenizer, rows, new_tokens, batch_size), strict=True):
         answer = answer_of(source, tokenizer.decode(tokens, skip_special_tokens=True))
-        outcome = Outcome(answer=answer, supported=False)
-        if not outcome.silent:
-            judged = judgements.of(source, answer)
-            cost = judged.prompt_tokens + judged.reply_tokens
-            outcome = Outcome(answer=answer, supported=judged.supported, tokens=cost)
-        outcomes.append(outcome)
-    return outcomes
+        silence = Judgement(supported=False, reply="")
+        judged.append((answer, silence if states_nothing(answer) else judgements.of(source, answer)))
+    return judged
 
 
-def hallucination_records(outcomes: Sequence[Outcome], variant: str, name: str, judge: str) -> list[Result]:
+def hallucination_records(judged: Sequence[tuple[str, Judgement]], variant: str, name: str, judge: str) -> list[Result]:
     """The share of answers that are free of hallucination, among those whose judgement could be read.
 
     With it, the share of answers that state nothing, and what the judge read and wrote. Raises ValueError where no
     judgement could be read.
     """
-    read = [outcome.supported for outcome in outcomes if outcome.supported is not None]
+    verdicts = [judgement.supported for _, judgement in judged]
+    read = [verdict for verdict in verdicts if verdict is not None]
     if not read:
-        raise ValueError(f"None of the {len(outcomes)} replies of the judge {judge!r} holds a verdict.")
-    silent = sum(outcome.silent for outcome in outcomes)
-    cost = sum(outcome.tokens for outcome in outcomes)
+        raise ValueError(f"None of the {len(judged)} replies of the judge {judge!r} holds a verdict.")
+    silent = sum(states_nothing(answer) for answer, _ in judged)
+    cost = sum(judgement.prompt_tokens + judgement.reply_tokens for _, judgement in judged)
     accuracy = Result(
         name=f"hallucination/{name}",
         variant=variant,
@@ -204,14 +186,14 @@ def hallucination_records(outcomes: Sequence[Outcome], variant: str, name: str, 
         interval=proportion_interval(sum(read), len(read)),
         n=len(read),
         better="higher",
-        documents=tuple((float(bool(outcome.supported)), float(outcome.supported is not None)) for outcome in outcomes),
+        documents=tuple((float(bool(verdict)), float(verdict is not None)) for verdict in verdicts),
         method=(
             f"Wilson's score interval over documents; judge: {judge}; {silent} answers state nothing and count as not "
-            f"supported; {len(outcomes) - len(read)} replies without a verdict are left out"
+            f"supported; {len(judged) - len(read)} replies without a verdict are left out"
         ),
     )
-    shared: dict[str, Any] = {"variant": variant, "n": len(outcomes)}
-    records = [accuracy, Result(name=f"{accuracy.name}/silent_answers", value=silent / len(outcomes), **shared)]
+    shared: dict[str, Any] = {"variant": variant, "n": len(judged)}
+    records = [accuracy, Result(name=f"{accuracy.name}/silent_answers", value=silent / len(judged), **shared)]
     if cost:  # not of a judge that costs nothing, or does not tell
         records.append(Result(name=f"{accuracy.name}/judge_tokens", value=float(cost), unit="tokens", **shared))
     return records
@@ -271,10 +253,10 @@ def _run(measured: EvalInput, options: HallucinationOptions) -> list[Result]:
 
         judgements = Judgements(judge, folder / options.judgements if options.judgements else None, tell)
         for name, sources in sets.items():
-            outcomes = judged_answers(
+            judged = judged_answers(
                 measured.model, measured.tokenizer, sources, judgements, new_tokens=options.new_tokens
             )
-            records += hallucination_records(outcomes, measured.variant, name, judge.name)
+            records += hallucination_records(judged, measured.variant, name, judge.name)
     return records
 
 
