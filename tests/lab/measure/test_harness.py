@@ -222,7 +222,7 @@ def test_questions_are_read_as_they_stand(tmp_path: Path) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"questions '.*nowhere\.jsonl' is no file"):
+    with pytest.raises(FileNotFoundError, match=r"no file of questions at '.*nowhere\.jsonl'"):
         load_tasks([str(tmp_path / "nowhere.jsonl")])
     (tmp_path / "empty.jsonl").write_text("\n\n", encoding="utf-8")
     with pytest.raises(ValueError, match="holds no questions"):

@@ -80,7 +80,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_what_is_no_set_of_documents(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"documents '.*nowhere\.jsonl' is no file"):
+    with pytest.raises(FileNotFoundError, match=r"no file of documents at '.*nowhere\.jsonl'"):
         read_sources(str(tmp_path / "nowhere.jsonl"))
     (tmp_path / "empty.jsonl").write_text("\n \n", encoding="utf-8")
     with pytest.raises(ValueError, match="holds no documents"):

@@ -119,7 +119,7 @@ def _blocks(batches: TextBatches) -> Iterator[list[int]]:
 def _objects(path: Path, what: str, fields: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The JSON object of each line that is not empty, with the name of its place."""
     if not path.is_file():
-        raise FileNotFoundError(f"The file of {what} {str(path)!r} is no file.")
+        raise FileNotFoundError(f"There is no file of {what} at {str(path)!r}.")
     try:
         # Not splitlines(): JSON may hold other characters that it takes for the end of a line.
         lines = path.read_text(encoding="utf-8").split("\n")
