@@ -42,12 +42,7 @@ def greedy_answers(
 ) -> Iterator[list[int]]:
     """What the model adds to each row of tokens, always taking the likeliest; without the token that ends a text.
 
-    Args:
-        model: a causal language model of transformers in evaluation mode.
-        tokenizer: its tokenizer.
-        rows: tokens to go on from, at least one in each row.
-        new_tokens: at most so many; fewer where the model ends the text.
-        batch_size: rows at a time, padded on the left.
+    It is at most so many new tokens, fewer where the model ends the text. Rows of a batch are padded on the left.
     """
     own = model.generation_config.eos_token_id
     ends = {*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id} - {None}
@@ -98,13 +93,9 @@ class LabelTrie:
 
 @torch.no_grad()
 def greedy_label(model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None) -> int:
-    """The number of the label that greedy decoding along the trie arrives at.
+    """The number of the label that greedy decoding along the trie arrives at after a prompt (N,).
 
-    Args:
-        model: a causal language model of transformers in evaluation mode.
-        trie: the labels.
-        prompt: (N,) tokens.
-        cache: of the prompt's first tokens, from an earlier call of the model; it is changed.
+    The cache of the prompt's first tokens, from an earlier call of the model, is changed.
     """
     end = trie.labels[0][-1]  # what stands behind a label that is shorter than the longest
     output = model.generate(
@@ -132,9 +123,7 @@ def label_log_likelihoods(
     *constrained* one normalises each p over the tokens that may follow along the trie, so that the labels' likelihoods
     add up to 1; greedy decoding takes its largest factor first and may miss its largest product.
 
-    Args:
-        model, trie, prompt, cache: as of `greedy_label`.
-        batch_size: labels at a time; each takes a copy of the cache.
+    The prompt and its cache are as in `greedy_label`; each label of a batch takes a copy of the cache.
 
     Returns:
         Free and constrained, both (labels,) float32.

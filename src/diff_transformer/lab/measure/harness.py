@@ -106,11 +106,10 @@ class TaskResult:
 
 
 def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, Any]:
-    """Tasks by name, their data fetched where it is not in the cache; NAME.jsonl is a file of questions.
+    """Tasks by name, their data fetched where it is not in the cache; NAME.jsonl is a file for `read_questions`.
 
-    Args:
-        names: tasks, groups or tags of lm_eval, or files (see :func:`read_questions`).
-        include: folders with lm_eval's YAML tasks, which come before its own.
+    Other names are of tasks, groups or tags of lm_eval, or of YAML tasks in folders to include, which come before its
+    own.
 
     Raises:
         FileNotFoundError: a file of questions or a folder is not there.
@@ -207,7 +206,7 @@ def measure_tasks(
         variant: what to call the model in the records.
         limit: only the first so many questions of each task.
         num_fewshot: examples before each question, where the task does not rule them out; its own number unless given.
-        batch_size: texts at a time. They are padded on the right, where causal attention does not look.
+        batch_size: texts at a time, padded on the right, where causal attention does not look.
 
     Raises:
         ValueError: a tokenizer that does not fit the model, fewer questions than examples, or a text that is too long

@@ -107,10 +107,8 @@ class WordsJudge:
 class LocalJudge:
     """A causal language model of transformers, which finds "yes" or "no" likelier as the next words.
 
-    Args:
-        model: in evaluation mode. One without a word of training in this judges no better than a coin.
-        tokenizer: its tokenizer; where it has a chat template, the question is put in it.
-        name: what the model is called, its folder for example.
+    One without a word of training in this judges no better than a coin. Where its tokenizer has a chat template, the
+    question is put in it.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:

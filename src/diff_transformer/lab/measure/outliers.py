@@ -34,10 +34,6 @@ class Magnitudes:
     The values are rounded to float32. Their bits, read as a whole number, are in the order of the values; the first 20
     of them count into a histogram, whose bins are 2⁻¹¹ of their values wide. The median is the middle of the bin that
     holds it: off by at most 2⁻¹² of itself. (Below 1.2e-38, the smallest normal float32, by at most 3e-42.)
-
-    Args:
-        device: where the values will be.
-        keep: how many of the largest are kept.
     """
 
     def __init__(self, device: torch.device, keep: int = max(TOPS)) -> None:

@@ -63,15 +63,12 @@ PAPER_SETS: dict[str, HubSet] = {
 
 
 def read_sources(name: str, *, limit: int = 100, characters: int | None = None, seed: int = 0) -> list[Source]:
-    """Documents of a file or of one of the paper's sets, drawn at random where there are more than are wanted.
+    """Documents of a file or of one of the paper's sets, drawn at random where there are more than the limit.
 
-    Args:
-        name: a .jsonl file with the fields "document", "question" (left out: a summary is asked for) and "reference"
-            (may be left out), or one of :data:`PAPER_SETS`, which the `datasets` library fetches.
-        limit: at most so many documents (the paper takes 100), in the order of the set.
-        characters: longer documents are cut to so many, at the end of a sentence where there is one. Everybody reads
-            the document that was cut: the models that are compared, and the judge.
-        seed: of the draw.
+    The name is that of a .jsonl file with the fields "document", "question" (left out: a summary is asked for) and
+    "reference" (may be left out), or one of `PAPER_SETS`, which the `datasets` library fetches. Documents keep the
+    order of the set. Longer ones are cut to so many characters, at the end of a sentence where there is one; the models
+    that are compared and the judge all read what was cut.
 
     Raises:
         FileNotFoundError: there is no such file.
