@@ -1,4 +1,4 @@
-"""The command line `diff-transformer`: a module for each command, imported when the command is called."""
+"""The command line `diff-transformer`: modules of commands, each imported when one of its commands is called."""
 
 import logging
 import sys

@@ -91,8 +91,7 @@ class AnswerCheck:
 
     def __init__(self, problem: OperatorProblem) -> None:
         self._problem = problem.map(_pick)
-        self._truth: dict[str, Tensor] = {}
-        self._plain: dict[tuple[torch.dtype, bool], dict[str, Tensor]] = {}
+        self._answer = functools.cache(self._solve)
 
     def error(self, answer: dict[str, Tensor]) -> float:
         """The largest error of an answer as a share of what is allowed in its dtype.
@@ -100,13 +99,9 @@ class AnswerCheck:
         The answer is "out" of the whole problem and, where there are gradients, "q", "k", "v" and "lam" (B, H, N).
         """
         dtype, backward = answer["out"].dtype, len(answer) > 1
-        if not self._truth.keys() >= answer.keys():
-            self._truth = self._solve(torch.float64, backward)
-        if (dtype, backward) not in self._plain:
-            self._plain[dtype, backward] = self._solve(dtype, backward)
         shares = []
         for name, value in answer.items():
-            truth, plain = self._truth[name], self._plain[dtype, backward][name]
+            truth, plain = self._answer(torch.float64, backward)[name], self._answer(dtype, backward)[name]
             rounding = ROUNDINGS[name] * torch.finfo(dtype).eps / 2 * _rms(truth)
             shares.append(share_of_allowed(_rms(_pick(value).double() - truth), _rms(plain - truth), rounding))
         return max(shares)
@@ -170,7 +165,6 @@ def flops(shape: Shape, pass_: str) -> int | None:
 def matrix_peak(dtype: torch.dtype, device: torch.device, size: int = PEAK_SIZE) -> float:
     """TFLOP/s of one large product of two random matrices, the median of some rounds."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-
     product = functools.partial(torch.mm, left, right)
     for _ in range(3):
         product()
