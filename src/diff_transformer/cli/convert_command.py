@@ -1,7 +1,9 @@
 """The command `convert` converts checkpoints between layouts, and chooses the heads that DEX corrects."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -131,28 +133,23 @@ def convert(
     from diff_transformer.storage.atomic import refuse_existing
     from diff_transformer.storage.manifest import require_unchanged_weights
 
-    heads = None
-    if corrects_heads:
-        refuse_existing(target)  # before heads are ranked, which may take minutes
-        heads = chosen_heads(dex_heads or "all", source, dex_text)
+    work: Callable[..., Any]
+    if to is not None:
+        folder = find_checkpoint(source)
+        require_unchanged_weights(folder)
+        work = partial(convert_to, to, folder, target)
+    else:
+        assert from_ is not None
+        heads = None
+        if corrects_heads:
+            refuse_existing(target)  # before heads are ranked, which may take minutes
+            heads = chosen_heads(dex_heads or "all", source, dex_text)
+        work = partial(
+            convert_from, from_, source, target, attention_type=as_, dex_heads=heads, dex_lambda_start=dex_lambda_start
+        )
     try:
         with conversion_progress(console.messages()) as tell:
-            if from_ is not None:
-                done = convert_from(
-                    from_,
-                    source,
-                    target,
-                    attention_type=as_,
-                    dex_heads=heads,
-                    dex_lambda_start=dex_lambda_start,
-                    max_shard_size=max_shard_size,
-                    progress=tell,
-                )
-            else:
-                assert to is not None
-                folder = find_checkpoint(source)
-                require_unchanged_weights(folder)
-                done = convert_to(to, folder, target, max_shard_size=max_shard_size, progress=tell)
+            done = work(max_shard_size=max_shard_size, progress=tell)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("Interrupted; the same command goes on where it was.") from None
     console.print_line(
