@@ -1,4 +1,4 @@
-"""Says where on its axes a number was measured (4 needles, 2 of them queried), and how a reader is told so."""
+"""Says where on its axes a number was measured (4 needles, 2 of them queried), and how a report says so."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -225,8 +225,8 @@ class AttentionExample(FileRecord):
         positions = (self.query_position, *self.answer_positions, *self.needle_positions)
         if any(not 0 <= position < size for position in positions):
             raise ValueError(f"positions must lie in 0 … {size - 1}, got {positions}")
-        for variant, named in self.maps.items():
-            for name, rows in named.items():
+        for variant, maps in self.maps.items():
+            for name, rows in maps.items():
                 if len(rows) != size or any(len(row) != size for row in rows):
                     raise ValueError(f"the map {name} of {variant} must have {size} rows of {size} weights")
 

@@ -160,9 +160,9 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int):
         return value
     if is_dataclass(value):
-        found = {field: getattr(value, field.name) for field in fields(value)}
+        values = {field: getattr(value, field.name) for field in fields(value)}
         # What most records have none of is not written for each.
-        written = {field: item for field, item in found.items() if item not in ((), NOWHERE) or item != field.default}
+        written = {field: item for field, item in values.items() if item not in ((), NOWHERE) or item != field.default}
         return {field.name.rstrip("_"): _plain(item) for field, item in written.items()}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -242,17 +242,17 @@ def translated(content: Any) -> Any:
 
 
 def coordinates_of(group: str | None) -> dict[str, Any]:
-    """The coordinates that an earlier version told as one text: "noise 0.1, 8 shots"; {"part": …} where it is none."""
-    found: dict[str, Any] = {}
+    """The coordinates that an earlier version wrote as one text: "noise 0.1, 8 shots"; {"part": …} where it is none."""
+    coordinates: dict[str, Any] = {}
     for part in [] if group is None else group.split(", "):
         match = next((match for pattern in _PARTS if (match := pattern.fullmatch(part))), None)
         if match is None:
             return {"part": group}
         for name, text in match.groupdict().items():
             # A training's tokens stood behind its model's size; alone they were the length of a context.
-            is_length = name == "tokens" and "parameters" not in found
-            found["length" if is_length else name] = _value(text)
-    return found
+            is_length = name == "tokens" and "parameters" not in coordinates
+            coordinates["length" if is_length else name] = _value(text)
+    return coordinates
 
 
 def _value(text: str) -> Any:

@@ -241,18 +241,18 @@ def _power(effect: float, seeds: int, floor: float) -> float:
     df, root = seeds - 1, math.sqrt(seeds)
     reach = 8 / math.sqrt(2 * df)
     u = np.linspace(max(0.0, 1 - reach), 1 + reach, 401)
-    found = stats.norm.cdf(effect * root - np.hypot(t_quantile(df) * u, floor * root))
-    return float(integrate.simpson(stats.chi.pdf(u, df, scale=1 / math.sqrt(df)) * found, x=u))
+    power = stats.norm.cdf(effect * root - np.hypot(t_quantile(df) * u, floor * root))
+    return float(integrate.simpson(stats.chi.pdf(u, df, scale=1 / math.sqrt(df)) * power, x=u))
 
 
 def _by_seed(records: Sequence[Result], name: str, variant: str, coordinates: Coordinates) -> dict[int | None, Result]:
-    found: dict[int | None, Result] = {}
+    by_seed: dict[int | None, Result] = {}
     for record in records:
         if (record.name, record.variant, record.coordinates) == (name, variant, coordinates):
-            if record.seed in found:
+            if record.seed in by_seed:
                 raise ValueError(f"{name} of {variant!r} was measured twice for seed {record.seed}")
-            found[record.seed] = record
-    return found
+            by_seed[record.seed] = record
+    return by_seed
 
 
 def _over_seeds(records: Sequence[Result]) -> list[tuple[float, float]]:
@@ -312,7 +312,7 @@ def lower_end(records: Sequence[Result]) -> float | None:
     """The lower end of the 95 % interval of one variant's mean over seeds; None where it is not known.
 
     It allows for other seeds (Student's t) and, where every record has an interval of its own, for other questions than
-    those that were asked: the half widths are added in squares, as `compare` does. One seed tells nothing of others.
+    those of the measurement: the half widths are added in squares, as `compare` does. One seed tells nothing of others.
 
     Args:
         records: of one variant and measure, one for each seed.

@@ -29,6 +29,7 @@ from diff_transformer.lab.report.wording import (
     unit_and_direction,
     variant_label,
     verdict_text,
+    verdict_words,
 )
 from diff_transformer.lab.results_files import read_results, translated
 from diff_transformer.lab.statistics import judge
@@ -174,7 +175,7 @@ def count_verdicts(comparisons: Sequence[Comparison]) -> dict[bool, Counter[Verd
 
 def overview(all_results: Sequence[ExperimentResults]) -> Table:
     """A row for each count of verdicts. There is no sum: comparisons are not independent of each other."""
-    verdicts = ("Reproduced, or yes", "Inconclusive", "Contrary, or no", "Not comparable", "Nothing claimed")
+    verdicts = [verdict_words(verdict).capitalize() for verdict in ANSWERS]
     head = ("Experiment", "Preset", "Claims", *verdicts, "Seeds", "What it shows", "Device")
     rows = [
         (

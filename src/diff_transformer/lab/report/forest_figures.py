@@ -19,7 +19,6 @@ from diff_transformer.lab.record import Better, Comparison, Interval, Verdict
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, count_verdicts, verdict_counts
 from diff_transformer.lab.report.figures import INK, MUTED, PAGE, RULE, THEME, Drawing, drawing, short, styled
 from diff_transformer.lab.report.wording import (
-    ANSWERS,
     ARROWS,
     NOT_KNOWN,
     floor_mark,
@@ -31,6 +30,7 @@ from diff_transformer.lab.report.wording import (
     pair_label,
     verdict_text,
     verdict_word,
+    verdict_words,
 )
 
 
@@ -41,7 +41,6 @@ class _Style:
     marker: str
     colour: str
     filled: bool
-    words: str
     fill: str
     edge: str
     hatch: str = ""
@@ -55,11 +54,11 @@ class _Style:
 # The two verdicts that decide are equally strong.
 _DIFF, _SOFTMAX = THEME["diff"][0], THEME["softmax"][0]
 _STYLES: dict[Verdict | None, _Style] = {
-    "reproduced": _Style("o", _DIFF, True, "reproduced, or yes", _DIFF, _DIFF),
-    "inconclusive": _Style("o", INK, False, "inconclusive", RULE, INK),
-    "contrary": _Style("s", _SOFTMAX, True, "contrary, or no", _SOFTMAX, PAGE, "////"),
-    "not comparable": _Style("X", MUTED, False, "not comparable", PAGE, INK, "xxxx"),
-    None: _Style("D", MUTED, False, "nothing claimed", PAGE, MUTED, "...."),
+    "reproduced": _Style("o", _DIFF, True, _DIFF, _DIFF),
+    "inconclusive": _Style("o", INK, False, RULE, INK),
+    "contrary": _Style("s", _SOFTMAX, True, _SOFTMAX, PAGE, "////"),
+    "not comparable": _Style("X", MUTED, False, PAGE, INK, "xxxx"),
+    None: _Style("D", MUTED, False, PAGE, MUTED, "...."),
 }
 # Inches, as wide as other figures, so that a phone shows it whole with legible text: labels stand above their rows.
 _WIDTH, _LINE = 4.8, 0.19
@@ -320,9 +319,8 @@ def _keys(figure: Figure, rows: Sequence[ForestRow]) -> None:
     axes = figure.axes[0]
     for verdict, mark in _STYLES.items():
         kinds = {row.exploratory for row in rows if row.difference is not None and row.verdict == verdict}
-        words = [ANSWERS[verdict] if exploratory else verdict for exploratory in sorted(kinds)]
         if kinds:
-            label = "no claim" if verdict is None else ", or ".join(dict.fromkeys(filter(None, words)))
+            label = "no claim" if verdict is None else verdict_words(verdict, sorted(kinds))
             face = mark.colour if mark.filled else PAGE
             axes.plot([], [], color=mark.colour, marker=mark.marker, markerfacecolor=face, linewidth=1.8, label=label)
     if any(row.paper is not None for row in rows):
@@ -354,6 +352,6 @@ def _counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]], title: st
     axes.grid(visible=False, axis="y")
     axes.set_axisbelow(True)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    parts = [Patch(label=part.words, **part.patch) for part in _STYLES.values()]
+    parts = [Patch(label=verdict_words(verdict), **part.patch) for verdict, part in _STYLES.items()]
     figure.legend(handles=parts, loc="outside lower center", ncols=2, fontsize=9)
     return figure

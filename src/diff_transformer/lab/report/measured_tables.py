@@ -155,8 +155,8 @@ def harness_table(results: ResultsFile) -> Table:
     for model, row in published.items():
         columns[f"{model} (paper)"] = [format_number(row[one.name]) if one.name in row else "–" for one in records]
     caption = "\n".join(_harness_notes(results, bool(published)))
-    whole = (here, "questions")
-    return Table.of_columns(columns, title=results.title, caption=caption, one_line=whole, right=("questions",))
+    narrow = (here, "questions")
+    return Table.of_columns(columns, title=results.title, caption=caption, one_line=narrow, right=("questions",))
 
 
 def _harness_notes(results: ResultsFile, beside_the_paper: bool) -> Iterator[str]:

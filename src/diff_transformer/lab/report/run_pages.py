@@ -1,5 +1,6 @@
 """Writes the pages of training runs side by side, and of the demo with its attention maps."""
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from diff_transformer.lab.report import figures
 from diff_transformer.lab.report.coordinate_figures import bands, panel_along
 from diff_transformer.lab.report.documents import Table, fill_page, write_page
 from diff_transformer.lab.report.figures import CYCLE, MUTED, THEME, Drawing, Series, variant_colour, variant_marker
-from diff_transformer.lab.report.measured_tables import demo_table, every_number
+from diff_transformer.lab.report.measured_tables import LABELS, demo_table, every_number
 from diff_transformer.lab.report.wording import DIVERGED, format_number, levels_text, variant_label
 from diff_transformer.lab.results_files import read_attention, read_results, read_samples
 from diff_transformer.storage.files import read_json, read_metrics
@@ -29,12 +30,7 @@ CURVES = {
     "grad_norm": ("Gradient norm", "norm before clipping"),
     "tokens_per_second": ("Speed", "tokens per second"),
 }
-ATTENTION_MEASURES = {
-    "retrieval/attention_to_answer_signed": "Attention to the answer, signed",
-    "retrieval/attention_to_answer_share": "Attention to the answer, share",
-    "retrieval/attention_noise_signed": "Attention noise, signed",
-    "retrieval/attention_noise_share": "Attention noise, share",
-}
+ATTENTION_MEASURES = [name for name in LABELS if name.startswith("retrieval/attention_")]
 # Attention map of a head → what its title says.
 MAPS = {"A1": "A1", "A2": "A2", "difference": "A1 − λA2", "A": "A"}
 
@@ -199,6 +195,7 @@ def _demo_page(run_dir: Path) -> str:
     sizes = [abs(weight) for rows in maps.values() for row in rows for weight in row if math.isfinite(weight)]
     largest = max(sizes, default=0.0)
     accuracy = _depth_figure(records, "retrieval/accuracy_by_depth", "Accuracy", baselines)
+    weights = [_depth_figure(records, name, LABELS[name].capitalize()) for name in ATTENTION_MEASURES]
     return fill_page(
         "demo.html",
         title=results.title if results else f"The demo in {run_dir.name}",
@@ -213,7 +210,7 @@ def _demo_page(run_dir: Path) -> str:
         largest=largest,
         retrieval=[*_task_curves("retrieval", runs), *accuracy],
         language=list(_task_curves("language", runs)),
-        weights=[one for name, title in ATTENTION_MEASURES.items() for one in _depth_figure(records, name, title)],
+        weights=[*itertools.chain(*weights)],
         samples=_if_there(run_dir / "samples.json", read_samples),
         lambdas=[one for key, run in folders.items() for one in _lambda_figure(runs[key], run, f"λ, {key[0]}")],
     )

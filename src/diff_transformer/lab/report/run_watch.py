@@ -19,7 +19,7 @@ from diff_transformer.storage.files import parse_metrics_line
 # A run that has written nothing for so long, in seconds and in the usual time between two lines, has probably ended.
 _SILENCE = 60.0
 _LINES_OF_SILENCE = 5
-_RECENT = 20  # lines from which the speed is told
+_RECENT = 20  # lines that the speed is computed from
 # Okabe and Ito's colours, told apart by every kind of colour vision, those that show on black as on white.
 _COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#f0e442")
 _FIRST_LAYER, _LAST_LAYER = (86, 180, 233), (230, 159, 0)  # layers are ordered: a ramp from blue to orange
@@ -258,10 +258,10 @@ def _curves(panel: TerminalPanel, runs: Sequence[WatchedRun]) -> Iterator[Curve]
             continue
         for key, as_points in ((panel.key, False), (panel.points or "", True)):
             # A key with null is a number that was not finite: the curve has a gap there.
-            found = [line for line in run.lines if key in line]
-            if any(line[key] is not None for line in found):
-                numbers = [line[key] for line in found]
-                yield Curve([line["step"] for line in found], numbers, _colour(number), mark, bool(mark), as_points)
+            logged = [line for line in run.lines if key in line]
+            if any(line[key] is not None for line in logged):
+                numbers = [line[key] for line in logged]
+                yield Curve([line["step"] for line in logged], numbers, _colour(number), mark, bool(mark), as_points)
 
 
 def _grid(panels: int, width: int, rows: int) -> tuple[int, int]:
@@ -303,11 +303,11 @@ def _title(panel: TerminalPanel, curves: Sequence[Curve], width: int) -> Text:
     newest = [curve.values[-1] for curve in curves if not curve.as_points]
     finite = [value for value in newest if value is not None]
     if len(newest) <= _NAMED:
-        said = " | ".join("not finite" if value is None else compact(value) for value in newest)
+        numbers = " | ".join("not finite" if value is None else compact(value) for value in newest)
     else:
-        said = f"{compact(min(finite))} … {compact(max(finite))}" if finite else ""
-        said += f" ({len(newest) - len(finite)} not finite)" if len(finite) < len(newest) else ""
-    text = Text.assemble((panel.title, "bold"), f" {said}")
+        numbers = f"{compact(min(finite))} … {compact(max(finite))}" if finite else ""
+        numbers += f" ({len(newest) - len(finite)} not finite)" if len(finite) < len(newest) else ""
+    text = Text.assemble((panel.title, "bold"), f" {numbers}")
     text.truncate(width, overflow="ellipsis", pad=True)
     return text
 

@@ -1,7 +1,7 @@
 """Puts numbers, differences, variants and verdicts into words, the same in every table, figure and page."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from diff_transformer.lab.coordinates import Coordinates
@@ -121,8 +121,8 @@ def few_heads(trained: Sequence[Mapping[str, Any]]) -> str:
     few = [one for one in differential if one["heads"] < ADVISED_HEADS]
     if not few:
         return ""
-    named = ", ".join(f"{trained_label(one)}: {one['heads']}" for one in few)
-    sentence = f"DIFF has fewer heads here than the {ADVISED_HEADS} or more that its authors advise ({named})."
+    counts = ", ".join(f"{trained_label(one)}: {one['heads']}" for one in few)
+    sentence = f"DIFF has fewer heads here than the {ADVISED_HEADS} or more that its authors advise ({counts})."
     by_size = {Coordinates(one["coordinates"]): one["heads"] for one in differential}
     if len(set(by_size.values())) > 1:
         sentence += " Their number differs between the sizes, so its effect cannot be separated from that of the size."
@@ -186,6 +186,12 @@ def verdict_word(verdict: Verdict | None, exploratory: bool) -> str:
     if verdict is None:
         return ANSWERS[None]
     return f"our question: {ANSWERS[verdict]}" if exploratory else verdict
+
+
+def verdict_words(verdict: Verdict | None, kinds: Iterable[bool] = (False, True)) -> str:
+    """What a verdict is called on claims (False), on exploratory questions (True), or on both: "reproduced, or yes"."""
+    names = [ANSWERS[verdict] if exploratory or verdict is None else verdict for exploratory in kinds]
+    return ", or ".join(dict.fromkeys(names))
 
 
 def verdict_text(row: Comparison, *, needs: bool = True) -> str:
