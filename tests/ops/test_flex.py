@@ -42,14 +42,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "20 queries, cache layout": {"queries": 20, "is_causal": True, "window": 7, "layout": "cache"},
     "20 keys, negative scale": {"keys": 20, "is_causal": True, "scale": -0.5},
     "odd widths": {"d": 5, "dv": 7, "is_causal": True},
-    "20 queries, cache layout, shared keys, odd widths, scale": {
+    "20 queries, expanded layout, shared keys, mask by head, scale": {
         "queries": 20,
         "key_maps": 1,
-        "d": 5,
-        "dv": 7,
         "is_causal": True,
         "window": 7,
-        "layout": "cache",
+        "mask": "bool (B, H, N, S)",
+        "layout": "expanded",
         "scale": 0.3,
     },
     "bool (B, 1, 1, S), causal": {"mask": "bool (B, 1, 1, S)", "is_causal": True},
