@@ -56,7 +56,7 @@ def generate(
     new_tokens = _number_of_new_tokens(len(tokens), model.config.max_position_embeddings, max_new_tokens)
 
     torch.manual_seed(seed)
-    sampling = {"do_sample": False} if greedy else {"do_sample": True, "temperature": temperature, "top_p": top_p}
+    sampling = {"temperature": temperature, "top_p": top_p, "top_k": 0}
     input_ids = torch.tensor([tokens], device=model.device)
     model.generate(
         input_ids,
@@ -64,8 +64,8 @@ def generate(
         max_new_tokens=new_tokens,
         pad_token_id=tokenizer.pad_token_id,
         streamer=stdout_streamer(tokenizer),
-        **sampling,
-        **({} if greedy else {"top_k": 0}),
+        do_sample=not greedy,
+        **({} if greedy else sampling),
     )
 
 

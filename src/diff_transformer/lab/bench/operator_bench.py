@@ -256,23 +256,20 @@ def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tupl
     row = check_candidate(candidates()[AUTO], row, problem, shape, AnswerCheck(drawn), _CPU)
     if row.reason is not None:
         return row, []
-    runs: dict[str, Run] = {}
-    for name in (BASELINE, AUTO):
-        run = timed_run(candidates()[name], problem, pass_)
-        runs |= {f"{name} {count}": functools.partial(_run_on_threads, count, run) for count in (1, threads)}
+    parts = []
     try:
-        for limited in runs.values():
-            limited()
-        times = alternate(runs, wall_clock(_CPU), settings.rounds)
+        for name in (BASELINE, AUTO):
+            run = timed_run(candidates()[name], problem, pass_)
+            runs = {str(count): functools.partial(_run_on_threads, count, run) for count in (1, threads)}
+            for limited in runs.values():
+                limited()
+            on_one, on_all = alternate(runs, wall_clock(_CPU), settings.rounds).values()
+            gain = spread([one / all_ for one, all_ in zip(on_one, on_all, strict=True)])
+            part = {"candidate": name, "pass": pass_, "dtype": dtype, "length": length, "threads": threads}
+            part |= {"speed_up": gain.median, "quartiles": gain.quartiles, "milliseconds": spread(on_all).median * 1e3}
+            parts.append(part)
     finally:
         torch.set_num_threads(threads)
-    parts = []
-    for name in (BASELINE, AUTO):
-        one, all_ = times[f"{name} 1"], times[f"{name} {threads}"]
-        gain = spread([a / b for a, b in zip(one, all_, strict=True)])
-        part = {"candidate": name, "pass": pass_, "dtype": dtype, "length": length, "threads": threads}
-        part |= {"speed_up": gain.median, "quartiles": gain.quartiles, "milliseconds": spread(all_).median * 1e3}
-        parts.append(part)
     return row, parts
 
 

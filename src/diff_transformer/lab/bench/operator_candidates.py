@@ -31,10 +31,9 @@ AUTO, PLAIN, FLEX, DIFFLLAMA = "auto", "reference", "flex", "DiffLlama"
 # The compositions of torch's scaled_dot_product_attention (SDPA). Appendix A has the first two: one call a map with
 # values of 2d, or two calls a map, each with half of the values. The third is one call with padded queries.
 FULL_V, SPLIT_V, PADDED_Q = "sdpa_full_v", "sdpa_split_v", "sdpa_padded_q"
-FULL_V_EFFICIENT, FULL_V_CUDNN = f"{FULL_V} efficient", f"{FULL_V} cuDNN"
-SPLIT_V_FLASH, SPLIT_V_CUDNN = f"{SPLIT_V} flash", f"{SPLIT_V} cuDNN"
 # Both of Appendix A's compositions under all their names.
-COMPOSITIONS = ("sdpa", FULL_V, SPLIT_V, FULL_V_EFFICIENT, FULL_V_CUDNN, SPLIT_V_FLASH, SPLIT_V_CUDNN)
+COMPOSITIONS = {"sdpa", FULL_V, SPLIT_V}
+COMPOSITIONS |= {f"{name} {kernel}" for name in (FULL_V, SPLIT_V) for kernel in ("flash", "cuDNN", "efficient")}
 # The longest sequences at which slow candidates are timed on the CPU, and why not at longer ones. The compositions'
 # cost relative to the baseline hardly changes with the length, so a few long ones show it; they decode at any length.
 LONGEST_PLAIN = LONGEST_FLEX = 2048
