@@ -15,8 +15,7 @@ from pydantic.fields import FieldInfo
 
 from diff_transformer.train import load_recipe, shipped_recipes
 from diff_transformer.train.data_kinds import KINDS
-from diff_transformer.train.recipe import Recipe, read_yaml
-from diff_transformer.train.recipe_schema import ModelRecipe, TrainRecipe
+from diff_transformer.train.recipe import ModelRecipe, Recipe, TrainRecipe, read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")

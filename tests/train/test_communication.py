@@ -13,7 +13,7 @@ from transformers import distributed as transformers_distributed
 
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train.distributed import shard
-from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.step_costs import Communication, StepLayout, communication, meta_model, sizes_of
 
 fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")  # not promised by torch to stay

@@ -28,7 +28,7 @@ from diff_transformer.train import (
     train,
 )
 from diff_transformer.train.distributed import DistributedContext
-from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.run_setup import draw_weights
 
 KINDS = ("diff", "diff_v2", "softmax")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.step import build_optimizers, learning_rate
 
 

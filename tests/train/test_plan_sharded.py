@@ -10,7 +10,7 @@ from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCaus
 from diff_transformer.ops.backends import explain
 from diff_transformer.train.distributed import shard
 from diff_transformer.train.memory_plan import peak_memory
-from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.step import build_optimizers
 from diff_transformer.train.step_costs import StepLayout, meta_model, sizes_of
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from diff_transformer.data import (
@@ -32,7 +32,17 @@ from diff_transformer.data import (
     validation_text,
 )
 from diff_transformer.train.process_errors import broadcast_from_first, plain_connection_errors
-from diff_transformer.train.recipe_schema import LARGEST_INTEGER, BatchSize, Count, Section
+
+# Of whole numbers that tensors and generators of random numbers take.
+LARGEST_INTEGER = (1 << 63) - 1
+Count = Annotated[int, Field(ge=1, le=LARGEST_INTEGER)]
+BatchSize = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class Section(BaseModel):
+    """A part of a recipe: no unknown keys, no conversions ("3" is not 3), no changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from diff_transformer.data.batches import flattened
 from diff_transformer.model.parallel_plan import check_ranks
 from diff_transformer.nn import KeepsFloat32
 from diff_transformer.train.process_errors import plain_connection_errors
-from diff_transformer.train.recipe import Recipe, build_config
-from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.recipe import Recipe, TrainRecipe, build_config
 
 UNFINISHED_START = ".unfinished-start"  # the folder in a run's through which tensor parallelism passes a model
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diff_transformer.data.batches import IGNORED
 from diff_transformer.train.distributed import DistributedContext
-from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.recipe import TrainRecipe
 
 
 def prefetched(

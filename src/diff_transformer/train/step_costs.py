@@ -9,7 +9,7 @@ from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCaus
 from diff_transformer.model.parallel_plan import tensor_parallel_plan
 from diff_transformer.train.distributed import Kind
 from diff_transformer.train.hardware import NODE
-from diff_transformer.train.recipe_schema import TrainRecipe
+from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.step import build_optimizers
 
 FLOAT = 4  # bytes
