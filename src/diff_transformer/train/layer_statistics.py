@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diff_transformer.data.packing import flattened
 from diff_transformer.model.interface_attention import InterfaceAttention
 from diff_transformer.nn import DecoderLayer, DifferentialAttention
 from diff_transformer.ops import diff_attention
+from diff_transformer.ops.visibility import segment_bounds_from
 from diff_transformer.train.distributed import reshard
 from diff_transformer.train.process_errors import gathered
 
@@ -48,7 +50,14 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
     if unknown := batch.keys() - {*_TOKENS, "labels"}:
         raise ValueError(f"A batch to inspect holds {', '.join(_TOKENS)}; got {', '.join(sorted(unknown))} as well.")
     tokens = {name: batch[name] for name in _TOKENS if name in batch}
-    first, documents = _visible(tokens)
+    if "cu_seq_lens_q" not in tokens:  # packed documents in one row, as in training
+        tokens = flattened(tokens | {"labels": tokens["input_ids"]})
+        del tokens["labels"]
+    ends, length = tokens.get("cu_seq_lens_q"), tokens["input_ids"].shape[1]
+    # The first key that each token sees, that of its document.
+    first = torch.zeros(length, device=batch["input_ids"].device, dtype=torch.int32)
+    if ends is not None:
+        first = segment_bounds_from(ends, length)[0]
     statistics: dict[str, list[Tensor]] = {}
 
     def note(name: str, value: Tensor) -> None:
@@ -69,8 +78,9 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
         if attention.config.described.lambda_per_token:
             note("lambda_mean", attention.lambdas(hidden).mean())
         else:
-            settings = {"is_causal": True, "scale": attention.scaling, "window": window}
-            note("norm_input_rms", _rms(_heads(q, k, values, attention.lambdas(hidden), documents, settings)))
+            lam, scale = attention.lambdas(hidden), attention.scaling
+            heads = diff_attention(q, k, values, lam, is_causal=True, scale=scale, window=window, cu_seqlens=ends)
+            note("norm_input_rms", _rms(heads))
 
     with ExitStack() as undo:
         undo.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled passes hooks by
@@ -111,37 +121,8 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _visible(tokens: Mapping[str, Any]) -> tuple[Tensor, list[Tensor] | None]:
-    """The first token of the document of each token, (B, N): a token attends to its document from there to itself.
-
-    And for each sequence, where its documents begin, and N at the end; None where each sequence is one document.
-    """
-    shape, device = tokens["input_ids"].shape, tokens["input_ids"].device
-    positions = torch.arange(shape[1], device=device)
-    begins = (positions == 0).repeat(shape[0], 1)
-    if "cu_seq_lens_q" in tokens:
-        begins = begins | torch.isin(positions, tokens["cu_seq_lens_q"])
-    elif "position_ids" in tokens:  # as transformers tells documents apart: where positions do not go on
-        begins[:, 1:] |= tokens["position_ids"].diff(dim=1) != 1
-    first = torch.where(begins, positions, 0).cummax(1).values
-    if not first.any():
-        return first, None
-    end = positions.new_tensor([shape[1]])
-    return first, [torch.cat((row.nonzero().flatten(), end)) for row in begins]
-
-
-def _heads(
-    q: Tensor, k: Tensor, v: Tensor, lam: Tensor, documents: list[Tensor] | None, settings: Mapping[str, Any]
-) -> Tensor:
-    """(A1 − λA2) V of every head, (B, H, N, dv). The operator takes packed documents one sequence at a time."""
-    if documents is None:
-        return diff_attention(q, k, v, lam, **settings)
-    rows = zip(q.split(1), k.split(1), v.split(1), documents, strict=True)
-    return torch.cat([diff_attention(q1, k1, v1, lam, cu_seqlens=ends, **settings) for q1, k1, v1, ends in rows])
-
-
 def _largest_logit(q: Tensor, k: Tensor, scale: float, window: int | None, first: Tensor) -> Tensor:
-    """The largest logit that is seen: q (B, H, C, N, d) of C maps, k (B, H_kv, C or 1, N, d), `first` (B, N)."""
+    """The largest logit that is seen: q (B, H, C, N, d) of C maps, k (B, H_kv, C or 1, N, d), `first` (N,)."""
     batch, heads, maps, n, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     rows = max(1, _SCORES // (batch * heads * n))
@@ -153,12 +134,12 @@ def _largest_logit(q: Tensor, k: Tensor, scale: float, window: int | None, first
         for start in range(0, n, rows):
             low, stop = 0 if window is None else max(0, start - window + 1), min(n, start + rows)
             keys = positions[low:stop]
-            seen = (keys <= positions[start:stop, None]) & (keys >= first[:, start:stop, None])  # (B, rows, keys)
+            seen = (keys <= positions[start:stop, None]) & (keys >= first[start:stop, None])  # (rows, keys)
             for c in range(maps):
                 # The queries of a group meet the same keys: one product, (B, H_kv, G·rows, keys).
                 block = q[:, :, c, start:stop].unflatten(1, (k.shape[1], -1)).flatten(2, 3).to(dtype) * scale
                 logits = block @ k[:, :, c % k.shape[2], low:stop].to(dtype).mT
-                logits = logits.unflatten(2, (-1, stop - start)).masked_fill_(~seen[:, None, None], -torch.inf)
+                logits = logits.unflatten(2, (-1, stop - start)).masked_fill_(~seen, -torch.inf)
                 largest.append(logits.amax())
     return torch.stack(largest).amax()
 
