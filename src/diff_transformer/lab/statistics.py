@@ -205,12 +205,9 @@ def verdict(interval: Interval | None, better: Better, *, seeds: int) -> Verdict
 def seeds_needed(differences: Sequence[float], other: float = 0.0) -> int | None:
     """With how many paired seeds a t-test at 5 % (two sides) finds such a difference in 80 % of experiments.
 
-    The mean and the standard deviation of `differences` are taken for the true ones, which for two or three of them
-    is a rough guess.
-
-    Args:
-        differences: one for each seed so far.
-        other: half the width of an interval, added in squares, that more seeds do not make narrower.
+    The mean and the standard deviation of `differences`, one for each seed so far, are taken for the true ones, which
+    for two or three of them is a rough guess. `other` is half the width of an interval, added in squares, that more
+    seeds do not make narrower.
 
     Returns:
         2 or more; None where the spread is not known, the difference is not finite or not larger than `other`, or the
@@ -275,10 +272,7 @@ def judge(file: ResultsFile) -> ResultsFile:
     A variant is above a level where all of the 95 % interval of its accuracy is. Of two accuracies the verdict stays
     where at least one variant is above every level of the baseline, and `at_floor` and `at_elimination` name the other
     one if it is not; with none above, it becomes "not comparable". What is not an accuracy itself is "not comparable"
-    as soon as one of the two is not above.
-
-    Args:
-        file: with its baselines; comparisons without one stay as they are.
+    as soon as one of the two is not above. Comparisons without a baseline in the file stay as they are.
     """
     known = {(baseline.name, baseline.coordinates): baseline for baseline in file.baselines}
     judged = (_judged(row, known.get((row.name, row.coordinates)), file.records) for row in file.comparisons)
@@ -313,9 +307,6 @@ def lower_end(records: Sequence[Result]) -> float | None:
 
     It allows for other seeds (Student's t) and, where every record has an interval of its own, for other questions than
     those of the measurement: the half widths are added in squares, as `compare` does. One seed tells nothing of others.
-
-    Args:
-        records: of one variant and measure, one for each seed.
     """
     values = [record.value for record in records]
     over_seeds = mean_interval(values) if values and all(map(math.isfinite, values)) else None

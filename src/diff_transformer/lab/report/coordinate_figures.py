@@ -85,10 +85,7 @@ def panels(
 ) -> Iterator[Panel]:
     """Every measure that was taken at three numbers or more and is not the same at all of them.
 
-    Args:
-        records: of all variants and seeds; those of training (sizes, seconds) are not drawn.
-        comparisons: what the paper's values are taken from.
-        baselines: of the accuracies.
+    Records of training (sizes, seconds) are not drawn; the paper's values are those of `comparisons`.
     """
     for name in dict.fromkeys(record.name for record in records):
         if name.startswith("training/"):

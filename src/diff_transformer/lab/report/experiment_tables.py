@@ -106,10 +106,8 @@ def read_experiments(
 ) -> list[ExperimentResults]:
     """The results in files, and in the folders that hold them directly or one level deeper.
 
-    Args:
-        paths: files, or folders with some.
-        complete: adds to the results of one file what the definition of its experiment says of them, which files of
-            earlier versions lack. By default only what the file says itself is used.
+    `complete` adds to the results of one file what the definition of its experiment says of them, which files of
+    earlier versions lack. By default only what the file says itself is used.
 
     Raises:
         FileNotFoundError: a path that does not exist.
