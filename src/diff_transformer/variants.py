@@ -1,8 +1,9 @@
-"""The attention types: one description of each, which every other file asks instead of asking for a type's name.
+"""Describes each attention type once, so that no other file compares with a type's name, and λ_init of a layer.
 
 Imports nothing heavy, so that reports and the command line can read it. CONTRIBUTING.md says how to add a type.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
@@ -119,6 +120,21 @@ class AttentionType:
 def head_dim(config: ModelSizes) -> int:
     """d, which a configuration always knows once it is made."""
     return config.head_dim or config.hidden_size // config.num_attention_heads
+
+
+def lambda_init_schedule(layer: int, offset: int = 0) -> float:
+    """λ_init of a layer, 0.8 − 0.6·exp(−0.3·(l − 1 + offset)), the paper's default with an offset of 0.
+
+    Args:
+        layer: the layer's number l, counted from 1 as in the paper.
+        offset: what is added to l, for checkpoints that count layers from another origin.
+
+    Raises:
+        ValueError: if ``layer`` is smaller than 1.
+    """
+    if layer < 1:
+        raise ValueError(f"layer must be 1 or more (the paper counts layers from 1), got {layer}.")
+    return 0.8 - 0.6 * math.exp(-0.3 * (layer - 1 + offset))
 
 
 # By the name that a configuration has as `attention_type`, in the order in which reports show them.

@@ -1,7 +1,5 @@
 """The normalisation, the rotary embedding and λ (Equation 2) as functions of tensors, without modules."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -59,21 +57,6 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return (x * cos + turned * sin).to(x.dtype)
-
-
-def lambda_init_schedule(layer: int, offset: int = 0) -> float:
-    """λ_init of a layer, 0.8 − 0.6·exp(−0.3·(l − 1 + offset)), the paper's default with an offset of 0.
-
-    Args:
-        layer: the layer's number l, counted from 1 as in the paper.
-        offset: what is added to l, for checkpoints that count layers from another origin.
-
-    Raises:
-        ValueError: if ``layer`` is smaller than 1.
-    """
-    if layer < 1:
-        raise ValueError(f"layer must be 1 or more (the paper counts layers from 1), got {layer}.")
-    return 0.8 - 0.6 * math.exp(-0.3 * (layer - 1 + offset))
 
 
 def lambda_value(

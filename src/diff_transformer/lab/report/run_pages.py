@@ -17,7 +17,7 @@ from diff_transformer.lab.report.measured_tables import LABELS, demo_table, ever
 from diff_transformer.lab.report.wording import DIVERGED, format_number, levels_text, variant_label
 from diff_transformer.lab.results_files import read_attention, read_results, read_samples
 from diff_transformer.storage.files import read_json, read_metrics
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.variants import ATTENTION_TYPES, lambda_init_schedule
 
 Metrics = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
@@ -107,11 +107,7 @@ def names_of(runs: Sequence[Path]) -> list[str]:
 
 
 def initial_lambdas(run_dir: Path) -> list[float] | None:
-    """λ_init of each layer as the saved model's config says; None without a config that says it.
-
-    The paper's schedule (Section 2.1) is λ_init(l) = 0.8 − 0.6 · exp(−0.3 · (l − 1)) with l counted from 1. Some
-    checkpoints count layers from another origin, which the config gives as an offset.
-    """
+    """λ_init of each layer as the saved model's config says; None without a config that says it."""
     path = run_dir / "model" / "config.json"
     config = read_json(path) if path.is_file() else {}
     layers, initial = config.get("num_hidden_layers"), config.get("lambda_init")
@@ -119,7 +115,7 @@ def initial_lambdas(run_dir: Path) -> list[float] | None:
         return None
     if initial == "schedule":
         offset = config.get("lambda_init_offset", 0)
-        return [0.8 - 0.6 * math.exp(-0.3 * (layer + offset)) for layer in range(layers)]
+        return [lambda_init_schedule(layer, offset) for layer in range(1, layers + 1)]
     return [float(initial)] * layers if isinstance(initial, int | float) else None
 
 
