@@ -280,12 +280,12 @@ def test_table_6(text: Path, output: Path) -> None:
     results = run_experiment(tiny("table6", text, frequent=1000), output, resume=True)
     comparisons = found(results)
     assert len(comparisons) == 3 * len(language_experiments.PAIRS)
-    norm = comparisons[language_experiments.AR_HIT, "diff", language_experiments.NO_NORM, ""]
+    norm = comparisons["repeats/ar_hit", "diff", language_experiments.NO_NORM, ""]
     assert norm.paper == (0.880, 0.911)
     assert norm.verdict is not None
     assert norm.exploratory is False
     assert norm.ours[0] != norm.ours[1]
-    assert comparisons[language_experiments.AR_HIT, "diff", language_experiments.CONSTANTS[0], ""].verdict is None
+    assert comparisons["repeats/ar_hit", "diff", language_experiments.CONSTANTS[0], ""].verdict is None
     shapes = {r.variant: r.value for r in results.records if r.name == "training/parameters"}
     # Four layers with a headwise norm of 16 channels; λ of 4 vectors of 8.
     assert shapes["diff"] - shapes[language_experiments.NO_NORM] == 4 * 16

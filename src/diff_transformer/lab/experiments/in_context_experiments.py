@@ -1,8 +1,6 @@
 """Defines the experiments on many-shot classification (Figure 6) and the order of demonstrations (Figure 7)."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import (
@@ -56,11 +54,6 @@ NOTES = (
 PAPER_SHOTS = [16, 32, 64, 128, 256, 512, 1024]
 
 
-def _headline_fig6(options: Mapping[str, Any]) -> Headline:
-    """With as many demonstrations as there are, the fewest of them wrong."""
-    return Headline(name=NAME, coordinates=Coordinates(noise=min(options["noises"]), shots=max(options["shots"])))
-
-
 FIG_6 = Experiment(
     name="fig6",
     shows="many-shot classification by the number of demonstrations and of wrong labels among them (Figure 6)",
@@ -94,7 +87,10 @@ FIG_6 = Experiment(
     measurements="episodes",
     compare=compared_by(ComparisonRule(name=NAME)),
     validation=ACCURACY,
-    headline=_headline_fig6,
+    # With as many demonstrations as there are, the fewest of them wrong.
+    headline=lambda options: Headline(
+        name=NAME, coordinates=Coordinates(noise=min(options["noises"]), shots=max(options["shots"]))
+    ),
     notes=(
         *NOTES,
         "The paper gives mean gains of DIFF on other data: TREC 18.0, TREC-fine 21.6, Banking-77 10.4, Clinic-150 5.2 "
@@ -108,10 +104,6 @@ FIG_6 = Experiment(
 RANGE, SPREAD = "many_shot/order_range", "many_shot/order_spread"
 # Best less worst of 10 orders on TREC: DIFF, the Transformer.
 PAPER = {"random": (0.040, 0.190), "alternating": (0.134, 0.567)}
-
-
-def _headline_fig7(options: Mapping[str, Any]) -> Headline:
-    return Headline(name=VARIANCE, coordinates=Coordinates(orders=ORDERS[0], noise=options["noises"][0]))
 
 
 FIG_7 = Experiment(
@@ -150,7 +142,9 @@ FIG_7 = Experiment(
         ComparisonRule(name=MEAN, claimed=False),
     ),
     validation=ACCURACY,
-    headline=_headline_fig7,
+    headline=lambda options: Headline(
+        name=VARIANCE, coordinates=Coordinates(orders=ORDERS[0], noise=options["noises"][0])
+    ),
     notes=(
         *NOTES,
         f"The verdict is on {VARIANCE}, the variance of the accuracies after different orders less what chance alone "

@@ -18,23 +18,18 @@ from diff_transformer.lab.measure.standard import validation_callback
 from diff_transformer.lab.record import Comparison, Headline, Result
 
 # Of the paper's 3B models over 0.4M tokens, DIFF and then the Transformer.
+RANKS = (1, 2, 3, 10, 100, MEDIAN)
 PAPER: dict[str, dict[int | str, tuple[float, float]]] = {
-    "outliers/attention_logits": {
-        1: (38.8, 318.0),
-        2: (38.8, 308.2),
-        3: (37.3, 304.9),
-        10: (32.0, 284.7),
-        100: (27.4, 251.5),
-        MEDIAN: (3.3, 5.4),
-    },
-    "outliers/hidden_states": {
-        1: (1688.2, 3608.6),
-        2: (1672.5, 3607.4),
-        3: (1672.1, 3603.6),
-        10: (1624.3, 3552.1),
-        100: (740.9, 2448.2),
-        MEDIAN: (1.2, 0.6),
-    },
+    "outliers/attention_logits": dict(
+        zip(RANKS, ((38.8, 318.0), (38.8, 308.2), (37.3, 304.9), (32.0, 284.7), (27.4, 251.5), (3.3, 5.4)), strict=True)
+    ),
+    "outliers/hidden_states": dict(
+        zip(
+            RANKS,
+            ((1688.2, 3608.6), (1672.5, 3607.4), (1672.1, 3603.6), (1624.3, 3552.1), (740.9, 2448.2), (1.2, 0.6)),
+            strict=True,
+        )
+    ),
 }
 
 

@@ -14,56 +14,39 @@ from diff_transformer.lab.experiments.experiment import (
     section,
 )
 from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset, Stage
-from diff_transformer.lab.measure.document_losses import CUMULATIVE_LOSS, REPEAT_COLUMNS, position_marks
+from diff_transformer.lab.measure.document_losses import CUMULATIVE_LOSS, REPEAT_COLUMNS, WHOLE, position_marks
 from diff_transformer.lab.record import Headline, Result
 
-# Columns of Table 6: the loss of whole documents, on hits, and on all other tokens.
-WHOLE, AR_HIT, OTHER = REPEAT_COLUMNS
 FIXED_TEXT = "Intervals are over seeds on one fixed text, and say nothing of other text."
 
 # Minutes on two cores: 2048 tokens to a step. The training sees a fraction of the corpus, so much of it is left to
 # measure on: intervals over documents want many. First weights of 0.1 give so narrow a model activations of the scale
 # that 0.02 gives one 1600 wide; from 0.02 both twins start slowly, DIFF most of all (docs/log.md).
 LANGUAGE_CPU = (
-    *section(
-        "data",
-        tokenizer="bpe",
-        vocab_size=1024,
-        length=128,
-        batch_size=16,
-        isolate_documents=False,
-        validation_fraction=0.2,
-        validation_tokens=20000,
-    ),
+    *section("data", tokenizer="bpe", vocab_size=1024, length=128, batch_size=16, isolate_documents=False),
+    *section("data", validation_fraction=0.2, validation_tokens=20000),
     *section("model", tie_word_embeddings=True, initializer_range=0.1),
     *section("train", log_every=20, inspect_every=None, checkpoint_every=200),
 )
 # One H200: 8 layers of 512, 16 heads of 32 in the Transformer and 8 in DIFF, 32,768 tokens to a step. The standard
 # library is seen many times over by then: it was planned for a folder of novels (--text).
 LANGUAGE_GPU = (
-    *section(
-        "data",
-        tokenizer="bpe",
-        vocab_size=8192,
-        length=1024,
-        batch_size=32,
-        validation_fraction=0.2,
-        validation_tokens=500000,
-    ),
+    *section("data", tokenizer="bpe", vocab_size=8192, length=1024, batch_size=32),
+    *section("data", validation_fraction=0.2, validation_tokens=500000),
     *section("model", hidden_size=512, intermediate_size=1376, num_hidden_layers=8, head_dim=32),
     *section("train", precision="bf16", warmup_steps=100, log_every=50, inspect_every=None, checkpoint_every=1000),
 )
 
 
+def language_preset(*overrides: str, steps: int, evaluate_every: int | None = None, **more: Any) -> Preset:
+    """A preset of the recipe "language", whose models are validated at the end of training unless told otherwise."""
+    training = section("train", steps=steps, evaluate_every=evaluate_every or steps)
+    return Preset(recipe="language", overrides=(*overrides, *training), **more)
+
+
 def by_name(records: Sequence[Result], name: str) -> list[Result]:
     """The records of that name."""
     return [record for record in records if record.name == name]
-
-
-def _headline(options: Mapping[str, Any]) -> Headline:
-    """The whole of the long documents."""
-    longest = position_marks(options["length"], options["first"])[-1]
-    return Headline(name=CUMULATIVE_LOSS, coordinates=Coordinates(first_tokens=longest))
 
 
 FIG_4 = Experiment(
@@ -72,14 +55,11 @@ FIG_4 = Experiment(
     presets={
         # rope_theta × 64, as the paper's 3B model had it; its contexts grew to 16 times the length, in a far smaller
         # share of the steps. The learning rate is lower than any of the first stage's, as the paper's was.
-        "cpu": Preset(
-            recipe="language",
-            overrides=(
-                *LANGUAGE_CPU,
-                *section("data", length=256, batch_size=8),
-                *section("model", hidden_size=64, intermediate_size=168, num_hidden_layers=4, head_dim=8),
-                *section("train", steps=500, evaluate_every=500),
-            ),
+        "cpu": language_preset(
+            *LANGUAGE_CPU,
+            *section("data", length=256, batch_size=8),
+            *section("model", hidden_size=64, intermediate_size=168, num_hidden_layers=4, head_dim=8),
+            steps=500,
             learning_rates=(5e-3, 1.25e-2, 3e-2),
             sweep=section("train", steps=170, evaluate_every=170),
             extension=(
@@ -91,9 +71,9 @@ FIG_4 = Experiment(
             options={"length": 1024, "first": 64, "documents": 60},
             minutes=8,
         ),
-        "gpu": Preset(
-            recipe="language",
-            overrides=(*LANGUAGE_GPU, *section("train", steps=1500, evaluate_every=1500)),
+        "gpu": language_preset(
+            *LANGUAGE_GPU,
+            steps=1500,
             learning_rates=(5e-4, 1e-3, 2e-3),
             sweep=section("train", steps=400, evaluate_every=400),
             extension=(
@@ -117,7 +97,11 @@ FIG_4 = Experiment(
     },
     measurements="positions",
     compare=compared_by(ComparisonRule(name=CUMULATIVE_LOSS)),
-    headline=_headline,
+    # The whole of the long documents.
+    headline=lambda options: Headline(
+        name=CUMULATIVE_LOSS,
+        coordinates=Coordinates(first_tokens=position_marks(options["length"], options["first"])[-1]),
+    ),
     notes=(
         "The learning rate of the second stage is one and the same for both variants, fixed beforehand and not swept.",
         "The paper draws Figure 4 and gives no numbers: at every position DIFF's curve lies below.",
@@ -201,22 +185,19 @@ TABLE_6 = Experiment(
     shows="what DIFF's parts do: all seven rows of Table 6",
     presets={
         # The twins' runs are those of `v2`.
-        "cpu": Preset(
-            recipe="language",
-            overrides=(
-                *LANGUAGE_CPU,
-                *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=4),
-                *section("train", steps=180, evaluate_every=180),
-            ),
+        "cpu": language_preset(
+            *LANGUAGE_CPU,
+            *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=4),
+            steps=180,
             variants=table_6_variants(8, 8),
             learning_rates=(5e-3, 1.25e-2, 3e-2),
             seeds=3,
             options={"documents": 60, "longest": 2048, "frequent": 100},
             minutes=8.5,
         ),
-        "gpu": Preset(
-            recipe="language",
-            overrides=(*LANGUAGE_GPU, *section("train", steps=1000, evaluate_every=1000)),
+        "gpu": language_preset(
+            *LANGUAGE_GPU,
+            steps=1000,
             variants=table_6_variants(16, 32),
             learning_rates=(1e-3, 2e-3),
             sweep=section("train", steps=250, evaluate_every=250),

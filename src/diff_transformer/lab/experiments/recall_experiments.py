@@ -1,12 +1,12 @@
 """Defines the experiments beyond the paper: recall, longer contexts, learning rates, and DIFF V2."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments import language_experiments as language
 from diff_transformer.lab.experiments.experiment import (
     ACCURACY,
     TWINS,
@@ -17,29 +17,17 @@ from diff_transformer.lab.experiments.experiment import (
     compared_by,
     section,
 )
-from diff_transformer.lab.experiments.language_experiments import (
-    AR_HIT,
-    DIFF,
-    FIXED_TEXT,
-    HALF,
-    HALF_NORM,
-    LANGUAGE_CPU,
-    LANGUAGE_GPU,
-    NO_NORM,
-    OTHER,
-    TRANSFORMER,
-    WHOLE,
-    by_name,
-    table_6_variants,
-)
 from diff_transformer.lab.experiments.needle_experiments import NEEDLE_CPU, SYNTHETIC_MODEL
 from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
-from diff_transformer.lab.measure.document_losses import RepeatOptions
+from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, RepeatOptions
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.retrieval import ACCURACY as ALL
 from diff_transformer.lab.measure.retrieval import FIRST_QUERY, LENGTH_ACCURACY
 from diff_transformer.lab.measure.standard import GUESS, LANGUAGE_LOSS
 from diff_transformer.lab.record import Headline, Result
+
+# The rows of Table 6 but for those on λ_init.
+RECALL_ROWS = (language.TRANSFORMER, language.HALF, language.HALF_NORM, language.DIFF, language.NO_NORM)
 
 RECALL = Experiment(
     name="recall",
@@ -54,7 +42,7 @@ RECALL = Experiment(
                 "train.max_loss_rise=null",  # it jumps early with some seeds; the accuracy tells
             ),
             # Beside the twins Table 6's control: half the heads of twice the width, with headwise norm.
-            variants=table_6_variants(4, 16, DIFF, TRANSFORMER, HALF_NORM),
+            variants=language.table_6_variants(4, 16, language.DIFF, language.TRANSFORMER, language.HALF_NORM),
             learning_rates=(1e-3, 3e-3, 6e-3),
             sweep=("train.steps=200",),
             seeds=3,
@@ -67,11 +55,10 @@ RECALL = Experiment(
             overrides=(
                 *section("model", hidden_size=256, intermediate_size=688),
                 *section("data", length=512, num_pairs=16, repeats=True, batch_size=64),
-                *section(
-                    "train", precision="bf16", steps=1500, evaluate_every=1500, checkpoint_every=500, inspect_every=None
-                ),
+                *section("train", precision="bf16", steps=1500, evaluate_every=1500, checkpoint_every=500),
+                "train.inspect_every=null",
             ),
-            variants=table_6_variants(16, 16, TRANSFORMER, HALF, HALF_NORM, DIFF, NO_NORM),
+            variants=language.table_6_variants(16, 16, *RECALL_ROWS),
             learning_rates=(5e-4, 1e-3, 2e-3),
             seeds=5,
             options={"sequences": 4096},
@@ -82,7 +69,8 @@ RECALL = Experiment(
         *(
             ComparisonRule(name=name, against=other, exploratory=True)
             for name in (FIRST_QUERY, ALL)
-            for other in (TRANSFORMER, HALF, HALF_NORM, NO_NORM)
+            for other in RECALL_ROWS
+            if other != language.DIFF
         )
     ),
     measurements="standard",
@@ -97,11 +85,6 @@ RECALL = Experiment(
 )
 
 
-def _headline(options: Mapping[str, Any]) -> Headline:
-    """The longest context: what was trained on is Table 2's and Figure 5's."""
-    return Headline(name=LENGTH_ACCURACY, coordinates=Coordinates(context_factor=max(options["factors"])))
-
-
 LENGTH_GENERALISATION = Experiment(
     name="length_generalisation",
     shows="recall in contexts once, twice and four times as long as in training (beyond the paper)",
@@ -113,15 +96,8 @@ LENGTH_GENERALISATION = Experiment(
             overrides=(
                 *section("model", hidden_size=256, intermediate_size=680, head_dim=16),
                 *section("data", length=512, num_pairs=16, num_queries=16, repeats=True, batch_size=64),
-                *section(
-                    "train",
-                    steps=3000,
-                    warmup_steps=100,
-                    evaluate_every=1500,
-                    checkpoint_every=1500,
-                    inspect_every=None,
-                    precision="bf16",
-                ),
+                *section("train", steps=3000, warmup_steps=100, evaluate_every=1500, checkpoint_every=1500),
+                *section("train", inspect_every=None, precision="bf16"),
             ),
             learning_rates=(5e-4, 1e-3, 2e-3),
             sweep=section("train", steps=1000, evaluate_every=1000),
@@ -133,7 +109,10 @@ LENGTH_GENERALISATION = Experiment(
     measurements="retrieval_lengths",
     compare=compared_by(ComparisonRule(name=LENGTH_ACCURACY, exploratory=True)),
     validation=ACCURACY,
-    headline=_headline,
+    # The longest context: what was trained on is Table 2's and Figure 5's.
+    headline=lambda options: Headline(
+        name=LENGTH_ACCURACY, coordinates=Coordinates(context_factor=max(options["factors"]))
+    ),
     notes=(
         "Whether DIFF recalls more than its twin is our question here: the paper says so of contexts that were trained "
         "on (× 1; Table 2 and Figure 5 ask that), and of longer ones nothing.",
@@ -164,17 +143,17 @@ def derived(records: Sequence[Result]) -> list[Result]:
     the sensitivity of Wortsman et al. (arXiv 2309.14322); where a run diverged, or ended above it, the loss is that of
     a guess.
     """
-    guesses = [record.value for record in by_name(records, GUESS) if math.isfinite(record.value)]
+    guesses = [record.value for record in language.by_name(records, GUESS) if math.isfinite(record.value)]
     if not guesses:
         return []
     losses: dict[str, dict[int, dict[Coordinates, float]]] = {}
-    for record in by_name(records, LANGUAGE_LOSS):
+    for record in language.by_name(records, LANGUAGE_LOSS):
         if record.seed is not None:
             value = min(record.value, guesses[0]) if math.isfinite(record.value) else guesses[0]
             losses.setdefault(record.variant, {}).setdefault(record.seed, {})[record.coordinates] = value
     found = []
     for variant, seeds in losses.items():
-        best = best_rate(seeds)
+        best = min(next(iter(seeds.values())), key=lambda rate: fmean(by_rate[rate] for by_rate in seeds.values()))
         for seed, by_rate in seeds.items():
             values = {BEST: by_rate[best], EXCESS: fmean(by_rate.values()) - by_rate[best]}
             found += [
@@ -184,32 +163,23 @@ def derived(records: Sequence[Result]) -> list[Result]:
     return found
 
 
-def best_rate(seeds: Mapping[int, Mapping[Coordinates, float]]) -> Coordinates:
-    """The rate with the lowest mean loss; of equals the first."""
-    rates = next(iter(seeds.values()))
-    return min(rates, key=lambda rate: fmean(by_rate[rate] for by_rate in seeds.values()))
-
-
 LR_RULES = compared_by(*(ComparisonRule(name=name, exploratory=True) for name in (BEST, EXCESS, LANGUAGE_LOSS)))
 
 LR_SENSITIVITY = Experiment(
     name="lr_sensitivity",
     shows="both twins at five learning rates (beyond the paper; Appendix G says that both may have the same)",
     presets={
-        "cpu": Preset(
-            recipe="language",
-            overrides=(
-                *LANGUAGE_CPU,
-                *section("model", hidden_size=64, intermediate_size=168, num_hidden_layers=4, head_dim=8),
-                *section("train", steps=180, evaluate_every=180),
-            ),
+        "cpu": language.language_preset(
+            *language.LANGUAGE_CPU,
+            *section("model", hidden_size=64, intermediate_size=168, num_hidden_layers=4, head_dim=8),
+            steps=180,
             variants=variants_lr_sensitivity((1e-3, 3e-3, 1e-2, 3e-2, 1e-1)),
             seeds=3,
             minutes=7,
         ),
-        "gpu": Preset(
-            recipe="language",
-            overrides=(*LANGUAGE_GPU, *section("train", steps=800, evaluate_every=800)),
+        "gpu": language.language_preset(
+            *language.LANGUAGE_GPU,
+            steps=800,
             variants=variants_lr_sensitivity((2.5e-4, 1e-3, 4e-3, 1.6e-2, 6.4e-2)),
             seeds=2,
             minutes=25,
@@ -233,7 +203,7 @@ LR_SENSITIVITY = Experiment(
         "above it. In both a run that diverged, and one whose loss is higher, counts as a guess among all tokens: that "
         f"a rate is too high is what is asked here. In {LANGUAGE_LOSS} a run that diverged is missing, and none is "
         "cut.",
-        f"{LANGUAGE_LOSS} and what is made of it: {FIXED_TEXT}",
+        f"{LANGUAGE_LOSS} and what is made of it: {language.FIXED_TEXT}",
     ),
 )
 
@@ -264,9 +234,10 @@ V2 = Experiment(
     name="v2",
     shows="DIFF V2 beside DIFF and the Transformer at equal parameters (beyond the paper)",
     presets={
-        "cpu": Preset(
-            recipe="language",
-            overrides=(*LANGUAGE_CPU, "model.num_hidden_layers=4", *section("train", steps=200, evaluate_every=200)),
+        "cpu": language.language_preset(
+            *language.LANGUAGE_CPU,
+            "model.num_hidden_layers=4",
+            steps=200,
             variants=variants_v2(64, 8, 8, 172),
             learning_rates=(5e-3, 1.25e-2, 3e-2),
             seeds=6,
@@ -274,9 +245,9 @@ V2 = Experiment(
             options={"documents": 60, "longest": 2048, "frequent": 100},
             minutes=5,
         ),
-        "gpu": Preset(
-            recipe="language",
-            overrides=(*LANGUAGE_GPU, *section("train", steps=1200, evaluate_every=1200)),
+        "gpu": language.language_preset(
+            *language.LANGUAGE_GPU,
+            steps=1200,
             variants=variants_v2(512, 16, 32, 1376),
             learning_rates=(5e-4, 1e-3, 2e-3),
             sweep=section("train", steps=300, evaluate_every=300),

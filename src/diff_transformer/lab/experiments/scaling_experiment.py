@@ -18,16 +18,14 @@ from diff_transformer.lab.experiments.experiment import (
     section,
 )
 from diff_transformer.lab.experiments.language_experiments import (
-    AR_HIT,
     FIXED_TEXT,
     LANGUAGE_CPU,
     LANGUAGE_GPU,
-    OTHER,
-    WHOLE,
     by_name,
+    language_preset,
 )
 from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
-from diff_transformer.lab.measure.document_losses import RepeatOptions
+from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, RepeatOptions
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.standard import CURVE, LANGUAGE_LOSS
 from diff_transformer.lab.record import Comparison, Headline, Interval, Result
@@ -325,9 +323,10 @@ FIG_3 = Experiment(
     shows="language loss by size and by tokens: what DIFF needs to be as good as the Transformer (Figure 3)",
     presets={
         # Sizes of which the smallest is too small for these few tokens: of larger ones none is better than another yet.
-        "cpu": Preset(
-            recipe="language",
-            overrides=(*LANGUAGE_CPU, *section("train", steps=250, evaluate_every=50)),
+        "cpu": language_preset(
+            *LANGUAGE_CPU,
+            steps=250,
+            evaluate_every=50,
             variants=(
                 *sized(20_000, 2, 16, 44, 4),
                 *sized(40_000, 2, 24, 64, 4),
@@ -339,9 +338,10 @@ FIG_3 = Experiment(
             options={"documents": 60, "longest": 2048, "frequent": 100},
             minutes=8,
         ),
-        "gpu": Preset(
-            recipe="language",
-            overrides=(*LANGUAGE_GPU, *section("train", steps=900, evaluate_every=90)),
+        "gpu": language_preset(
+            *LANGUAGE_GPU,
+            steps=900,
+            evaluate_every=90,
             variants=(
                 *sized(3_000_000, 4, 128, 344, 16),
                 *sized(9_000_000, 6, 256, 688, 32),

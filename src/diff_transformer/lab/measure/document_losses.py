@@ -25,7 +25,7 @@ from diff_transformer.lab.statistics import bootstrap_interval
 
 CUMULATIVE_LOSS = "positions/cumulative_loss"
 # Table 6's columns: of all tokens, of hits, of others.
-REPEAT_COLUMNS = ("repeats/loss", "repeats/ar_hit", "repeats/other")
+WHOLE, AR_HIT, OTHER = REPEAT_COLUMNS = ("repeats/loss", "repeats/ar_hit", "repeats/other")
 # Logits to hold at a time, in float32.
 _LOGITS = 1 << 27
 _CHUNK = 1 << 24  # bigrams of the training text that are counted at a time

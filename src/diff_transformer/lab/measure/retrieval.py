@@ -168,40 +168,31 @@ def retrieval_records(
     mass = attention_mass(model, sample, batches.context_length)
     for kind, part, better in ATTENTION:
         for definition in DEFINITIONS:
-            values = getattr(mass, f"{part}_{definition}")
-            name = f"retrieval/{kind}_{definition}"
-            records += _by_depth(
-                name, values, sample, lambda means: mean_interval(means.tolist()), better=better, **shared
-            )
+            name, values = f"retrieval/{kind}_{definition}", getattr(mass, f"{part}_{definition}")
+            records += _by_depth(name, values, sample, _mean_interval, better=better, **shared)
     return records
 
 
+def _mean_interval(means: Tensor) -> Interval | None:
+    return mean_interval(means.tolist())
+
+
 def _by_depth(
-    name: str,
-    values: Tensor,
-    sample: RetrievalSample,
-    interval: Callable[[Tensor], Interval | None],
-    **shared: Any,
+    name: str, values: Tensor, sample: RetrievalSample, interval: Callable[[Tensor], Interval | None], **shared: Any
 ) -> list[Result]:
     """One record for each depth at which there are needles."""
     fifths = fifth_of(sample.depth)
     records = []
     for index, place in enumerate(FIFTHS):
         chosen = fifths == index
-        if not chosen.any():
-            continue
         counts = chosen.sum(1)
+        if not counts.any():
+            continue
         of_sequences = ((values * chosen).sum(1) / counts.clamp(min=1))[counts > 0]
+        value, n = values[chosen].mean().item(), int(counts.sum())
+        ends = interval(of_sequences)
         records.append(
-            Result(
-                name=name,
-                value=values[chosen].mean().item(),
-                interval=interval(of_sequences),
-                n=int(chosen.sum()),
-                coordinates=place,
-                method=BY_SEQUENCE,
-                **shared,
-            )
+            Result(name=name, value=value, interval=ends, n=n, coordinates=place, method=BY_SEQUENCE, **shared)
         )
     return records
 
