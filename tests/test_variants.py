@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diff_transformer import variants
-from diff_transformer.lab.experiments.fairness import heads_of
+from diff_transformer.lab.experiments.experiment import heads_of
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.report.figures import variant_colour, variant_marker
 from diff_transformer.lab.report.wording import variant_label, variants_of

@@ -10,8 +10,17 @@ import pytest
 import torch
 
 from diff_transformer.lab.experiments import run_store
-from diff_transformer.lab.experiments.experiment import ACCURACY, EXPERIMENTS, LOSS, TWINS, Variant, find_experiment
-from diff_transformer.lab.experiments.fairness import check_counts, check_recipes, count
+from diff_transformer.lab.experiments.experiment import (
+    ACCURACY,
+    EXPERIMENTS,
+    LOSS,
+    TWINS,
+    Variant,
+    check_counts,
+    check_recipes,
+    count,
+    find_experiment,
+)
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
 from diff_transformer.lab.experiments.runner import SweepProgress, choose_rate, run_experiment, sweep_notes
 from diff_transformer.train import build_config, build_data, load_recipe

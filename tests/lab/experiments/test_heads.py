@@ -2,7 +2,7 @@
 
 import pytest
 
-from diff_transformer.lab.experiments.fairness import heads_of
+from diff_transformer.lab.experiments.experiment import heads_of
 from diff_transformer.train import load_recipe
 
 

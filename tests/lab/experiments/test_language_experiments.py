@@ -17,8 +17,7 @@ from diff_transformer.lab.experiments import (
     run_store,
     scaling_experiment,
 )
-from diff_transformer.lab.experiments.experiment import find_experiment
-from diff_transformer.lab.experiments.fairness import check_counts, check_recipes, count
+from diff_transformer.lab.experiments.experiment import check_counts, check_recipes, count, find_experiment
 from diff_transformer.lab.experiments.language_experiments import FIXED_TEXT
 from diff_transformer.lab.experiments.paper_preset import check_paper
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment

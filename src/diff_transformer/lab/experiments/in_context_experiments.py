@@ -12,7 +12,7 @@ from diff_transformer.lab.experiments.experiment import (
     section,
 )
 from diff_transformer.lab.experiments.needle_experiments import SYNTHETIC_TASK
-from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
+from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, PaperPreset, evaluation
 from diff_transformer.lab.measure.many_shot import ACCURACY as NAME
 from diff_transformer.lab.measure.many_shot import ORDER_MEAN as MEAN
 from diff_transformer.lab.measure.many_shot import ORDER_VARIANCE as VARIANCE
@@ -71,10 +71,7 @@ FIG_6 = Experiment(
         "paper": PaperPreset(
             stages=(THREE_BILLION, LONG_CONTEXTS),
             evaluations=tuple(
-                Evaluation(
-                    name="many_shot",
-                    options={"task": task, "folder": f"your-{task}", "shots": PAPER_SHOTS, "queries": 100},
-                )
+                evaluation("many_shot", task=task, folder=f"your-{task}", shots=PAPER_SHOTS, queries=100)
                 for task in ("trec", "trec-fine", "banking77", "clinc150")
             ),
             remarks=(
@@ -123,10 +120,7 @@ FIG_7 = Experiment(
         "paper": PaperPreset(
             stages=(THREE_BILLION, LONG_CONTEXTS),
             evaluations=(
-                Evaluation(
-                    name="many_shot_orders",
-                    options={"task": "trec", "folder": "your-trec", "shots": 64, "orders": 10, "queries": 100},
-                ),
+                evaluation("many_shot_orders", task="trec", folder="your-trec", shots=64, orders=10, queries=100),
             ),
             remarks=(
                 "Ten orders of the same demonstrations, at random and with alternating classes, as in the paper. How "

@@ -10,7 +10,7 @@ from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import TWINS, ComparisonRule, Experiment, Preset, compared_by, section
 from diff_transformer.lab.experiments.language_experiments import FIXED_TEXT, LANGUAGE_CPU, LANGUAGE_GPU, language_twins
-from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset
+from diff_transformer.lab.experiments.paper_preset import PaperPreset, evaluation
 from diff_transformer.lab.measure.gradients import ERROR, gradient_callback
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.outliers import MEDIAN, TOKENS
@@ -39,7 +39,7 @@ TABLE_5 = Experiment(
     presets=language_twins(
         cpu={"tokens": 40_000},
         gpu={"tokens": TOKENS},
-        paper=(Evaluation(name="outliers", options={"tokens": TOKENS}),),
+        paper=(evaluation("outliers", tokens=TOKENS),),
         cpu_minutes=0.5,
         gpu_minutes=2,
     ),
@@ -84,7 +84,7 @@ FIG_8 = Experiment(
     presets=language_twins(
         cpu={"tokens": 32_768},
         gpu={"tokens": 400_000},
-        paper=(Evaluation(name="quantised", options={"tokens": 400_000}),),
+        paper=(evaluation("quantised", tokens=400_000),),
         remarks=("The paper measures HellaSwag; here it is held-out text, and the paper's task is not measured.",),
         cpu_minutes=2,
         gpu_minutes=8,
@@ -201,7 +201,7 @@ APPENDIX_G = Experiment(
             minutes=10,
         ),
         "paper": PaperPreset(
-            evaluations=(Evaluation(name="gradients"), Evaluation(name="closed_forms")),
+            evaluations=(evaluation("gradients"), evaluation("closed_forms")),
             remarks=("The appendix argues and measures nothing; this is of the trained models alone.",),
         ),
     },

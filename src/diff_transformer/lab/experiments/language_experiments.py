@@ -13,7 +13,14 @@ from diff_transformer.lab.experiments.experiment import (
     compared_by,
     section,
 )
-from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset, Stage
+from diff_transformer.lab.experiments.paper_preset import (
+    LONG_CONTEXTS,
+    THREE_BILLION,
+    Evaluation,
+    PaperPreset,
+    Stage,
+    evaluation,
+)
 from diff_transformer.lab.measure.document_losses import CUMULATIVE_LOSS, REPEAT_COLUMNS, WHOLE, position_marks
 from diff_transformer.lab.record import Headline, Result
 
@@ -87,11 +94,7 @@ FIG_4 = Experiment(
         ),
         "paper": PaperPreset(
             stages=(THREE_BILLION, LONG_CONTEXTS),
-            evaluations=(
-                Evaluation(
-                    name="positions", options={"length": 65536, "first": 1024, "documents": 100}, text="your-books"
-                ),
-            ),
+            evaluations=(evaluation("positions", length=65536, first=1024, documents=100, text="your-books"),),
             remarks=("The paper measures on books; it does not say on how many.",),
         ),
     },
@@ -208,7 +211,7 @@ TABLE_6 = Experiment(
         "paper": PaperPreset(
             stages=(Stage(recipe="paper-1.4b"),),
             variants=table_6_variants(16, 128),
-            evaluations=(Evaluation(name="repeats", options={"frequent": 1000}),),
+            evaluations=(evaluation("repeats", frequent=1000),),
             remarks=("The paper does not say which bigrams it takes for frequent; 1000 is ours.",),
         ),
     },

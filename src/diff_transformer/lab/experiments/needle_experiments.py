@@ -11,7 +11,7 @@ from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import ACCURACY as BY_ACCURACY
 from diff_transformer.lab.experiments.experiment import TWINS, ComparisonRule, Experiment, Preset, compared_by, section
 from diff_transformer.lab.experiments.language_experiments import HALF_NORM, LANGUAGE_GPU, table_6_variants
-from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, Evaluation, PaperPreset
+from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, PaperPreset, evaluation
 from diff_transformer.lab.measure.measurement import Count, MeasurementRequest, Options
 from diff_transformer.lab.measure.needles import ACCURACY, ALL_LENGTHS, BY_DEPTH, DEPTHS, JOINT
 from diff_transformer.lab.record import Comparison, Headline, Result
@@ -119,10 +119,7 @@ TABLE_2 = Experiment(
         ),
         "paper": PaperPreset(
             evaluations=tuple(
-                Evaluation(
-                    name="needles",
-                    options={"needles": needles, "queried": queried, "length": 4096, "samples": 50},
-                )
+                evaluation("needles", needles=needles, queried=queried, length=4096, samples=50)
                 for needles, queried in TABLE2_PAPER
             ),
         ),
@@ -158,8 +155,7 @@ FIG_5 = Experiment(
         "paper": PaperPreset(
             stages=(THREE_BILLION, LONG_CONTEXTS),
             evaluations=tuple(
-                Evaluation(name="needles", options={"needles": 8, "queried": 1, "length": 8192 * part, "samples": 50})
-                for part in range(1, 9)
+                evaluation("needles", needles=8, queried=1, length=8192 * part, samples=50) for part in range(1, 9)
             ),
         ),
     },
@@ -190,11 +186,7 @@ TABLE_3 = Experiment(
         "cpu": replace(NEEDLE_CPU, options={"needles": 4, "samples": 200}, minutes=7),
         "gpu": replace(NEEDLE_GPU, options={"needles": 6, "samples": 20}, minutes=25),
         "paper": PaperPreset(
-            evaluations=(
-                Evaluation(
-                    name="needle_attention", options={"needles": 6, "queried": 1, "length": 4096, "samples": 50}
-                ),
-            ),
+            evaluations=(evaluation("needle_attention", needles=6, queried=1, length=4096, samples=50),),
             remarks=("The paper does not say how many needles and samples its Table 3 has; these are Table 2's.",),
         ),
     },

@@ -11,12 +11,17 @@ from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import (
     EXPERIMENTS,
     PAPER,
+    Counts,
     Experiment,
+    Heads,
     Preset,
     Variant,
+    check_counts,
+    check_recipes,
+    count,
     find_experiment,
+    heads_of,
 )
-from diff_transformer.lab.experiments.fairness import Counts, Heads, check_counts, check_recipes, count, heads_of
 from diff_transformer.lab.experiments.request import preset_of
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.train import Recipe, build_config, load_recipe
@@ -60,6 +65,11 @@ class Evaluation(MeasurementRequest):
         if self.text:
             command += ["--text", self.text]
         return shlex.join(command)
+
+
+def evaluation(name: str, *, text: str = "", **options: Any) -> Evaluation:
+    """The measurement of that name, with these options."""
+    return Evaluation(name=name, options=options, text=text)
 
 
 @dataclass(frozen=True, kw_only=True)

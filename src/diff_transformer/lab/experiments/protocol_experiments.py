@@ -19,7 +19,7 @@ from diff_transformer.lab.experiments.experiment import (
     section,
 )
 from diff_transformer.lab.experiments.language_experiments import language_twins
-from diff_transformer.lab.experiments.paper_preset import THREE_BILLION, Evaluation, PaperPreset, Stage
+from diff_transformer.lab.experiments.paper_preset import THREE_BILLION, PaperPreset, Stage, evaluation
 from diff_transformer.lab.measure import harness
 from diff_transformer.lab.measure.arithmetic import ANSWER_LENGTH, EXACT_MATCH
 from diff_transformer.lab.measure.harness import AVERAGE, HarnessOptions
@@ -44,7 +44,7 @@ def harness_presets(cpu_minutes: float, shots: Sequence[int]) -> dict[str, Prese
     return language_twins(
         cpu={"tasks": "", "questions": 200},
         gpu={"tasks": "", "questions": 1000},
-        paper=tuple(Evaluation(name="harness", options={"tasks": "table1", "examples": count}) for count in shots),
+        paper=tuple(evaluation("harness", tasks="table1", examples=count) for count in shots),
         cpu_minutes=cpu_minutes,
         gpu_minutes=cpu_minutes,
     )
@@ -95,7 +95,7 @@ TABLE_1 = Experiment(
             # 1T tokens.
             stages=(Stage(recipe="paper-3b", overrides=("train.steps=238419",), name="paper-3b-1t"),),
             variants=TWINS[:1],
-            evaluations=(Evaluation(name="harness", options={"tasks": "table1", "examples": 0}),),
+            evaluations=(evaluation("harness", tasks="table1", examples=0),),
             remarks=("The paper trained no Transformer of its own on as many tokens: it compares other people's.",),
         ),
     },
@@ -162,16 +162,14 @@ TABLE_4 = Experiment(
         cpu=_options(60, 160, 48),
         gpu=_options(100, 1500, 100),
         paper=(
-            Evaluation(
-                name="hallucination",
-                options={
-                    "sources": ",".join(PAPER_SETS),
-                    "documents": 100,
-                    "characters": 12_000,
-                    "new_tokens": 128,
-                    "judge": "https://api.openai.com/v1",
-                    "judge_model": "gpt-4o",
-                },
+            evaluation(
+                "hallucination",
+                sources=",".join(PAPER_SETS),
+                documents=100,
+                characters=12_000,
+                new_tokens=128,
+                judge="https://api.openai.com/v1",
+                judge_model="gpt-4o",
             ),
         ),
         remarks=(
@@ -236,7 +234,7 @@ APPENDIX_C = Experiment(
         ),
         "paper": PaperPreset(
             stages=(THREE_BILLION, MATHEMATICS),
-            evaluations=(Evaluation(name="arithmetic", options={"problems": 500, "examples": 8, "new_tokens": 128}),),
+            evaluations=(evaluation("arithmetic", problems=500, examples=8, new_tokens=128),),
             remarks=(
                 "The paper trains its 3B models further on 20B tokens of mathematics, then on answers of a reasoning "
                 "model, and asks eight sets of problems. The second stage here is the first of these two, at the "

@@ -18,7 +18,7 @@ from diff_transformer.lab.experiments.experiment import (
     section,
 )
 from diff_transformer.lab.experiments.needle_experiments import NEEDLE_CPU, SYNTHETIC_MODEL
-from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
+from diff_transformer.lab.experiments.paper_preset import PaperPreset, Stage, evaluation
 from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, RepeatOptions
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.retrieval import ACCURACY as ALL
@@ -187,7 +187,7 @@ LR_SENSITIVITY = Experiment(
         "paper": PaperPreset(
             stages=(Stage(recipe="paper-830m"),),
             variants=variants_lr_sensitivity((3.75e-5, 7.5e-5, 1.5e-4, 3e-4, 6e-4)),
-            evaluations=(Evaluation(name="standard"),),
+            evaluations=(evaluation("standard"),),
             remarks=("Not the paper's: its smallest models, at a quarter of its learning rate to four times as much.",),
         ),
     },
@@ -260,7 +260,7 @@ V2 = Experiment(
             stages=(Stage(recipe="paper-1.4b"),),
             variants=variants_v2(2048, 16, 128, 5440),
             parameter_tolerance=W_LAMBDA,
-            evaluations=(Evaluation(name="standard"), Evaluation(name="repeats", options={"frequent": 1000})),
+            evaluations=(evaluation("standard"), evaluation("repeats", frequent=1000)),
             remarks=("Not the paper's: DIFF V2 at the size of its Table 6.",),
         ),
     },

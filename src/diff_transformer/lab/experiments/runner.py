@@ -9,8 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import Experiment, Preset, Validation, Variant
-from diff_transformer.lab.experiments.fairness import Counts, check_counts, check_recipes, count, heads_of
+from diff_transformer.lab.experiments.experiment import (
+    Counts,
+    Experiment,
+    Preset,
+    Validation,
+    Variant,
+    check_counts,
+    check_recipes,
+    count,
+    heads_of,
+)
 from diff_transformer.lab.experiments.request import ExperimentRequest, check_results, results_path, with_definition
 from diff_transformer.lab.experiments.run_store import Store, Stored, run_key
 from diff_transformer.lab.measure.measurement import EvalInput, TrainingRecord

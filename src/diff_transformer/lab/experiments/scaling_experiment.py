@@ -24,7 +24,7 @@ from diff_transformer.lab.experiments.language_experiments import (
     by_name,
     language_preset,
 )
-from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
+from diff_transformer.lab.experiments.paper_preset import PaperPreset, Stage, evaluation
 from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, RepeatOptions
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.standard import CURVE, LANGUAGE_LOSS
@@ -358,7 +358,7 @@ FIG_3 = Experiment(
             stages=(Stage(recipe="paper-830m"),),
             recipes=PAPER_RECIPES,
             variants=tuple(replace(twin, coordinates=size) for size in PAPER_RECIPES for twin in TWINS),
-            evaluations=(Evaluation(name="standard"),),
+            evaluations=(evaluation("standard"),),
             remarks=(
                 "Figure 3a is the loss of the five sizes after 10B tokens. Figure 3b is the 3B models' loss by tokens: "
                 "validation/loss at every 1000th step, of 4.2M tokens each, in metrics.jsonl of their runs.",
