@@ -57,35 +57,34 @@ def needle_answers(
     return [[number in text for number in document.numbers] for document, text in zip(documents, texts, strict=True)]
 
 
-def text_answers(
-    model: Any, tokenizer: Any, task: NeedleTask, samples: int, seed: int, batch_size: int = 16
-) -> dict[float, Tensor]:
-    """Depth → which cities of so many documents are answered right, (samples, queried) boolean."""
-    return {
-        depth: torch.tensor(needle_answers(model, tokenizer, task.sample(samples, seed, depth), batch_size))
-        for depth in DEPTHS
-    }
+# Which cities are answered right: of all documents, (documents, queried) boolean, and of those at each depth.
+Answers = tuple[Tensor, dict[float, Tensor]]
 
 
-def token_records(
-    model: Any, task: RetrievalBatches, variant: str, place: Coordinates, sequences: int, seed: int
-) -> list[Result]:
-    """As `answer_records`, of tokens: needles lie anywhere, and each depth is the fifth of the context around it.
+def text_answers(measured: EvalInput, task: NeedleTask, samples: int, batch_size: int) -> Answers:
+    """Of so many documents at each depth."""
+    by_depth = {}
+    for depth in DEPTHS:
+        documents = task.sample(samples, measured.seed, depth)
+        by_depth[depth] = torch.tensor(needle_answers(measured.model, measured.tokenizer, documents, batch_size))
+    return torch.cat(list(by_depth.values())), by_depth
+
+
+def token_answers(measured: EvalInput, task: RetrievalBatches, sequences: int) -> Answers:
+    """The same of tokens: needles lie anywhere, and each depth is the fifth of the context around it.
 
     Given the right answers before it, an answer is right under teacher forcing exactly if greedy decoding gives it; the
     joint accuracy is therefore that of greedy decoding.
     """
-    sample = task.sample(sequences, seed)
-    right, fifths = retrieval_answers(model, sample), fifth_of(sample.depth[:, 0])
-    by_depth = {depth: right[fifths == number, :1] for number, depth in enumerate(DEPTHS)}
-    return answer_records(right, by_depth, variant, place, seed)
+    sample = task.sample(sequences, measured.seed)
+    right, fifths = retrieval_answers(measured.model, sample), fifth_of(sample.depth[:, 0])
+    return right, {depth: right[fifths == number, :1] for number, depth in enumerate(DEPTHS)}
 
 
-def answer_records(
-    right: Tensor, by_depth: dict[float, Tensor], variant: str, place: Coordinates, seed: int
-) -> list[Result]:
+def answer_records(measured: EvalInput, answers: Answers, place: Coordinates) -> list[Result]:
     """Accuracy over all depths, for each city and for all of a question's jointly, and by depth."""
-    shared: dict[str, Any] = {"variant": variant, "seed": seed}
+    right, by_depth = answers
+    shared: dict[str, Any] = {"variant": measured.variant, "seed": measured.seed}
     return [
         share_record(ACCURACY, right, coordinates=place, **shared),
         share_record(JOINT, joint(right), coordinates=place, **shared),
@@ -229,10 +228,10 @@ def _task(options: NeedleOptions, batches: Batches | None, tokenizer: Any) -> Ne
 def _measure(measured: EvalInput, options: NeedleOptions, place: Coordinates) -> list[Result]:
     task = _task(options, measured.batches, measured.tokenizer)
     if isinstance(task, RetrievalBatches):
-        sequences = len(DEPTHS) * options.samples
-        return token_records(measured.model, task, measured.variant, place, sequences, measured.seed)
-    found = text_answers(measured.model, measured.tokenizer, task, options.samples, measured.seed, options.batch_size)
-    return answer_records(torch.cat(list(found.values())), found, measured.variant, place, measured.seed)
+        answers = token_answers(measured, task, len(DEPTHS) * options.samples)
+    else:
+        answers = text_answers(measured, task, options.samples, options.batch_size)
+    return answer_records(measured, answers, place)
 
 
 def _cell(options: NeedleOptions | TokenOptions) -> Coordinates:
@@ -288,7 +287,7 @@ def _run_tokens(measured: EvalInput, options: TokenOptions) -> list[Result]:
     if not isinstance(measured.batches, RetrievalBatches):
         raise ValueError("needle_tokens is measured on the retrieval task alone; of a model of text, measure needles.")
     task = measured.batches.asking(options.needles, options.queried)
-    return token_records(measured.model, task, measured.variant, _cell(options), options.sequences, measured.seed)
+    return answer_records(measured, token_answers(measured, task, options.sequences), _cell(options))
 
 
 NEEDLES = Measurement(
