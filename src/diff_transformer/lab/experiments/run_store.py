@@ -12,10 +12,11 @@ import torch
 from filelock import FileLock, Timeout
 
 from diff_transformer.data import Batches
+from diff_transformer.lab.measure.measurement import TrainingRecord
 from diff_transformer.lab.results_files import capture_environment, write_json
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.storage.files import read_json, read_metrics
-from diff_transformer.train import Data, DivergenceError, Progress, Recipe, train
+from diff_transformer.train import Data, DivergenceError, Progress, Recipe, build_model, train
 from diff_transformer.train.checkpoint import without_progress_bars
 from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL, is_run_folder
 
@@ -57,6 +58,15 @@ class Stored:
         device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
         with without_progress_bars():
             return DiffTransformerForCausalLM.from_pretrained(self.model_folder).eval().to(device)
+
+    def training_record(self, recipe: Recipe, data: Data, device: Any) -> TrainingRecord:
+        """What measurements are told of the training."""
+        return TrainingRecord(
+            folder=self.folder.parent,
+            metrics=self.metrics(),
+            tokens_per_step=recipe.data.batch_size * recipe.data.length,
+            untrained=lambda: build_model(recipe, data).eval().to(device),
+        )
 
 
 class Store:

@@ -19,14 +19,15 @@ from diff_transformer.lab.experiments.experiment import (
     check_recipes,
     count,
     heads_of,
+    section,
 )
 from diff_transformer.lab.experiments.request import ExperimentRequest, check_results, results_path, with_definition
 from diff_transformer.lab.experiments.run_store import Store, Stored, run_key
-from diff_transformer.lab.measure.measurement import EvalInput, TrainingRecord
+from diff_transformer.lab.measure.measurement import EvalInput
 from diff_transformer.lab.record import Result, ResultsFile
 from diff_transformer.lab.results_files import capture_environment, capture_results, number_of, read_results, write_json
 from diff_transformer.lab.statistics import remark_on_seeds
-from diff_transformer.train import Data, Progress, Recipe, build_config, build_data, build_model
+from diff_transformer.train import Data, Progress, Recipe, build_config, build_data
 from diff_transformer.train.training_progress import Silent
 
 
@@ -315,7 +316,7 @@ class ExperimentRunner:
             return dict.fromkeys(preset.learning_rates, math.nan)
         tried = {}
         for rate in preset.learning_rates:
-            recipe = preset.variant_recipe(variant, *preset.sweep, *_settings(rate, seed=0))
+            recipe = preset.variant_recipe(variant, *preset.sweep, *section("train", learning_rate=rate, seed=0))
             run = self._train(f"{variant.label} · trying the learning rate {rate:g}", recipe)
             tried[rate] = math.nan if run.diverged is not None else number_of(run.metrics()[-1][name])
             if run.diverged is not None:
@@ -333,16 +334,16 @@ class ExperimentRunner:
     def _stages(self, variant: Variant, rate: float, seed: int) -> tuple[Stored, Recipe]:
         """The run of one seed, and its recipe; where there is a second stage, those of the second."""
         title = f"{variant.label} · seed {seed} · learning rate {rate:g}"
-        recipe = self.preset.variant_recipe(variant, *_settings(rate, seed))
+        own = section("train", learning_rate=rate, seed=seed)
+        recipe = self.preset.variant_recipe(variant, *own)
         run = self._train(title, recipe)
-        if not self.preset.extension:
-            return run, recipe
-        if run.diverged is not None:
+        if self.preset.extension and run.diverged is not None:
             self._sweep.next(title, found=True)
-            return run, recipe
-        start = f"model.init_from={json.dumps(str(run.model_folder.resolve()))}"
-        recipe = self.preset.variant_recipe(variant, *_settings(rate, seed), *self.preset.extension, start)
-        return self._train(f"{title} · extension", recipe, before=run.key), recipe
+        elif self.preset.extension:
+            start = f"model.init_from={json.dumps(str(run.model_folder.resolve()))}"
+            recipe = self.preset.variant_recipe(variant, *own, *self.preset.extension, start)
+            run = self._train(f"{title} · extension", recipe, before=run.key)
+        return run, recipe
 
     def _train(self, title: str, recipe: Recipe, before: str | None = None) -> Stored:
         data = self._build_data(recipe)
@@ -350,9 +351,8 @@ class ExperimentRunner:
         found = self._store.find(key)
         self._sweep.next(title, found=found is not None)
         if found is None:
-            found = self._store.train(
-                key, recipe, data, self.experiment.on_evaluate(data.batches), self._sweep, self.commit
-            )
+            on_evaluate = self.experiment.on_evaluate(data.batches)
+            found = self._store.train(key, recipe, data, on_evaluate, self._sweep, self.commit)
         if found.commit != self.commit:
             self._earlier.setdefault(found.commit, set()).add(found.key)
         return found
@@ -379,30 +379,19 @@ class ExperimentRunner:
             batches=data.batches,
             tokenizer=data.tokenizer,
             seed=seed,
-            training=TrainingRecord(
-                folder=run.folder.parent,
-                metrics=run.metrics(),
-                tokens_per_step=recipe.data.batch_size * recipe.data.length,
-                untrained=lambda: build_model(recipe, data).eval().to(model.device),
-            ),
+            training=run.training_record(recipe, data, model.device),
         )
-        found = [record for requested in self.experiment.requests(self.preset) for record in requested.run(measured)]
         of_run: dict[str, Any] = {"variant": variant.name, "coordinates": variant.coordinates, "seed": seed}
         records = [
             # Where a variant stands, all of its numbers do.
-            *(
-                replace(record, seed=seed, coordinates=Coordinates(variant.coordinates, **record.coordinates))
-                for record in found
-            ),
-            Result(name="training/seconds", value=run.seconds, unit="s", **of_run),
+            replace(record, seed=seed, coordinates=Coordinates(variant.coordinates, **record.coordinates))
+            for requested in self.experiment.requests(self.preset)
+            for record in requested.run(measured)
         ]
+        records.append(Result(name="training/seconds", value=run.seconds, unit="s", **of_run))
         run.measured.mkdir(exist_ok=True)
         write_json(path, capture_results(self.experiment.shows, settings, records, self.device))
         return records
-
-
-def _settings(rate: float, seed: int) -> tuple[str, str]:
-    return f"train.learning_rate={rate!r}", f"train.seed={seed}"
 
 
 def _place(commit: str | None) -> str:
