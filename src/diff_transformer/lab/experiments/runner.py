@@ -192,10 +192,9 @@ def run_experiment(
     results = replace(results, commit=runner.commit)
     if runner.device is None and runner.existing_device is not None:
         results = replace(results, device=runner.existing_device)
-    results = with_definition(results, request.experiment)
     folder.mkdir(parents=True, exist_ok=True)
     # What was written is what is shown: read back, it is as strict as a file.
-    return read_results(write_json(path, results))
+    return read_results(write_json(path, with_definition(results, request.experiment)))
 
 
 @dataclass
