@@ -322,6 +322,6 @@ def find_experiment(name: str) -> Experiment:
         names = ", ".join(EXPERIMENTS)
         raise ValueError(f"There is no experiment {name!r}{did_you_mean(name, EXPERIMENTS)} There are {names}.")
     module, attribute = EXPERIMENTS[name].split(":")
-    found = getattr(importlib.import_module(f"diff_transformer.lab.experiments.{module}"), attribute)
-    assert isinstance(found, Experiment)
-    return found
+    experiment = getattr(importlib.import_module(f"diff_transformer.lab.experiments.{module}"), attribute)
+    assert isinstance(experiment, Experiment)
+    return experiment

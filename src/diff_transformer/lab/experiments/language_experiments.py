@@ -167,17 +167,17 @@ def table_6_variants(heads: int, head_dim: int, *names: str) -> tuple[Variant, .
     The headwise norm of the Transformer is over each head's own channels, without DIFF's factor 1 − λ_init, which
     undoes what the subtraction does to the gradient. Without the norm, DIFF has no such factor either.
     """
-    whole = section("model", num_attention_heads=heads, head_dim=head_dim)
+    full = section("model", num_attention_heads=heads, head_dim=head_dim)
     half = section("model", num_attention_heads=heads // 2, head_dim=2 * head_dim)
     softmax, diff = "model.attention_type=softmax", "model.attention_type=diff"
     rows = (
-        Variant(name=TRANSFORMER, overrides=(softmax, *whole)),
+        Variant(name=TRANSFORMER, overrides=(softmax, *full)),
         Variant(name=HALF, overrides=(softmax, *half)),
         Variant(name=HALF_NORM, overrides=(softmax, *half, "model.headwise_norm=true")),
-        Variant(name=DIFF, overrides=(diff, *whole)),
-        Variant(name=NO_NORM, overrides=(diff, *whole, "model.headwise_norm=false")),
-        Variant(name=CONSTANTS[0], overrides=(diff, *whole, "model.lambda_init=0.8")),
-        Variant(name=CONSTANTS[1], overrides=(diff, *whole, "model.lambda_init=0.5")),
+        Variant(name=DIFF, overrides=(diff, *full)),
+        Variant(name=NO_NORM, overrides=(diff, *full, "model.headwise_norm=false")),
+        Variant(name=CONSTANTS[0], overrides=(diff, *full, "model.lambda_init=0.8")),
+        Variant(name=CONSTANTS[1], overrides=(diff, *full, "model.lambda_init=0.5")),
     )
     by_name = {row.name: row for row in rows}
     return tuple(by_name[name] for name in names or by_name)

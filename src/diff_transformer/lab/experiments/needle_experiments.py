@@ -88,7 +88,7 @@ def _requests_table2(preset: Preset) -> list[MeasurementRequest]:
 
 def _compare_table2(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     paper = {Coordinates(needles=cell[0], queries=cell[1]): values for cell, values in TABLE2_PAPER.items()}
-    found = []
+    comparisons = []
     for other in [variant.name for variant in preset.variants if variant.name != "diff"]:
         # The paper has needles for the twins alone: how DIFF stands to the control is for us to ask.
         is_twin = other == "softmax"
@@ -101,8 +101,8 @@ def _compare_table2(records: Sequence[Result], preset: Preset) -> list[Compariso
             exploratory=not is_twin,
         )
         joint = ComparisonRule(name=JOINT, against=other, exploratory=not is_twin)
-        found += [*accuracy.comparisons(records), *joint.comparisons(records)]
-    return found
+        comparisons += [*accuracy.comparisons(records), *joint.comparisons(records)]
+    return comparisons
 
 
 TABLE_2 = Experiment(

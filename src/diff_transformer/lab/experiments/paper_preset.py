@@ -151,12 +151,12 @@ def check_paper(experiment: Experiment) -> list[PaperVariant]:
     recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
     counts = {variant: count(build_config(recipe, vocabulary(recipe))) for variant, recipe in recipes.items()}
     check_counts(counts, preset)
-    found = []
+    checked = []
     for variant in preset.variants:
         trainings = tuple(_training(preset, variant, number) for number, _ in enumerate(preset.stages))
         commands = tuple(one.command(trainings[-1].folder) for one in preset.evaluations)
-        found.append(PaperVariant(variant, counts[variant], heads_of(recipes[variant]), trainings, commands))
-    return found
+        checked.append(PaperVariant(variant, counts[variant], heads_of(recipes[variant]), trainings, commands))
+    return checked
 
 
 def paper_preset(experiment: Experiment) -> PaperPreset:
@@ -204,10 +204,10 @@ def _called(preset: PaperPreset, variant: Variant, number: int) -> tuple[str, li
     """
     stage, settings = preset.stages[number], preset.settings(variant, preset.stages[number])
     name = preset.recipe_name(variant, stage)
-    own = load_recipe(name, settings)
-    kind = own.model.attention_type
+    recipe = load_recipe(name, settings)
+    kind = recipe.model.attention_type
     twin = [*stage.overrides, f"model.attention_type={kind}"]
-    if _training_key(load_recipe(name, twin)) == _training_key(own):
+    if _training_key(load_recipe(name, twin)) == _training_key(recipe):
         return kind, twin
     return variant.label, settings
 

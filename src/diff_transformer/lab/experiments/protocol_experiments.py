@@ -61,11 +61,11 @@ def harness_comparisons(records: Sequence[Result], paper: Mapping[tuple[str, Coo
     """Both variants in everything that was measured, without a claim; beside it the paper's values, by the record's
     name and the number of examples (NaN where it gives none).
     """
-    found = []
+    comparisons = []
     for name in dict.fromkeys(record.name for record in records if record.name.startswith("harness/")):
         values = {place: pair for (known, place), pair in paper.items() if known == name}
-        found += ComparisonRule(name=name, paper=values.get, claimed=False).comparisons(records)
-    return found
+        comparisons += ComparisonRule(name=name, paper=values.get, claimed=False).comparisons(records)
+    return comparisons
 
 
 _NO_EXAMPLES, _FIVE_EXAMPLES = Coordinates(examples=0), Coordinates(examples=5)

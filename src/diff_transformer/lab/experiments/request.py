@@ -56,10 +56,10 @@ class ExperimentRequest:
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides the numbers, as JSON has it."""
-        told = {"experiment": self.experiment.name, "preset": self.preset_name, "text": self.text}
-        found: dict[str, Any] = json.loads(json.dumps({**told, **asdict(self.preset)}, default=_as_json))
-        del found["minutes"]  # what it is thought to take decides nothing
-        return found
+        request = {"experiment": self.experiment.name, "preset": self.preset_name, "text": self.text}
+        settings: dict[str, Any] = json.loads(json.dumps({**request, **asdict(self.preset)}, default=_as_json))
+        del settings["minutes"]  # what it is thought to take decides nothing
+        return settings
 
 
 def _as_json(value: object) -> object:
@@ -84,7 +84,7 @@ def request_experiment(
         ValueError: no such preset, one that this machine cannot run, settings that mean nothing to the experiment, or
             an option of another kind than the preset's.
     """
-    found = preset_of(experiment, preset)
+    chosen = preset_of(experiment, preset)
     name = experiment.name
     if preset == PAPER:
         raise ValueError(f"The paper preset of {name!r} is for a cluster; it is checked, and not run.")
@@ -93,20 +93,20 @@ def request_experiment(
         raise ValueError(f"The gpu preset of {name!r} is planned for one H200, and this machine has no GPU{took}.")
     if seeds is not None and seeds < 1:
         raise ValueError(f"The number of seeds must be 1 or more, got {seeds}.")
-    if text and not found.trains_on_text:
+    if text and not chosen.trains_on_text:
         raise ValueError(f"--text does not go with {name!r} at --preset {preset}, which uses no text.")
     for place in text:
         if not Path(place).exists():
             raise FileNotFoundError(f"The text {str(place)!r} does not exist.")
-    refuse_unknown(options or {}, found.options, repr(name))
-    chosen = read_options(experiment.option_model(), {**found.options, **(options or {})}, repr(name))
+    refuse_unknown(options or {}, chosen.options, repr(name))
+    all_options = read_options(experiment.option_model(), {**chosen.options, **(options or {})}, repr(name))
     paths = tuple(str(Path(place).resolve()) for place in text)
     own = (f"data.paths={json.dumps(paths)}",) if paths else ()
     resolved = replace(
-        found,
-        overrides=(*found.overrides, *own),
-        seeds=found.seeds if seeds is None else seeds,
-        options=chosen.model_dump(mode="json", include=set(found.options)),
+        chosen,
+        overrides=(*chosen.overrides, *own),
+        seeds=chosen.seeds if seeds is None else seeds,
+        options=all_options.model_dump(mode="json", include=set(chosen.options)),
     )
     return ExperimentRequest(experiment, preset, resolved, paths)
 
@@ -155,15 +155,15 @@ def _differences(before: object, now: Mapping[str, Any]) -> str:
     if not isinstance(before, Mapping):
         return "they do not tell how"
     there, here = _flat(before), _flat(now)
-    told = []
+    differences = []
     for name in dict.fromkeys((*there, *here)):
-        # A setting may be None, which is a value; one that is not there is told as "none".
+        # A setting may be None, which is a value; one that is not there is shown as "none".
         if name in there and name in here and there[name] == here[name]:
             continue
         shown = [str(side.get(name, "none")) for side in (there, here)]
         values = "" if max(map(len, shown)) > _SHOWN else f": {shown[0]} there, {shown[1]} asked for"
-        told.append(f"{name}{values}")
-    return "; ".join(told)
+        differences.append(f"{name}{values}")
+    return "; ".join(differences)
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

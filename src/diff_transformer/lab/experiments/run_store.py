@@ -80,8 +80,8 @@ class Store:
         file = self._folder / key / TRAINED
         if not file.is_file():
             return None
-        told = read_json(file)
-        return Stored(key, self._folder / key / RUN, told["diverged"], told["commit"], told["seconds"])
+        outcome = read_json(file)
+        return Stored(key, self._folder / key / RUN, outcome["diverged"], outcome["commit"], outcome["seconds"])
 
     def train(
         self,

@@ -168,11 +168,11 @@ def run_experiment(
     path = results_path(folder, request.experiment.name)
     check_results(path, request, resume=resume, overwrite=overwrite)
     if resume and path.exists():
-        found = with_definition(read_results(path), request.experiment)
+        results = with_definition(read_results(path), request.experiment)
         if progress is not None:
-            existing = f"{request.experiment.name}: existing results of {found.created}, {_place(found.commit)}"
+            existing = f"{request.experiment.name}: existing results of {results.created}, {_place(results.commit)}"
             progress.tell(f"{existing}; --overwrite measures and compares anew, and trains nothing twice.")
-        return found
+        return results
     began = time.monotonic()
     runner = ExperimentRunner(request.experiment, request.preset, folder, resume, progress or Silent())
     if request.experiment.measure_once is not None:
@@ -260,15 +260,15 @@ class ExperimentRunner:
         measured: dict[Variant, Sequence[Result]] = {}
         diverged: list[tuple[Variant, int]] = []
         for seed in range(self.preset.seeds):
-            for variant, told in zip(self.preset.variants, self.variants, strict=True):
+            for variant, entry in zip(self.preset.variants, self.variants, strict=True):
                 run, recipe = self._stages(variant, rates[variant], seed)
-                told["runs"][str(seed)] = run.key
+                entry["runs"][str(seed)] = run.key
                 if run.diverged is None:
                     measured[variant] = self._measure(variant, seed, run, recipe)
                     self.records += measured[variant]
                 else:
                     diverged.append((variant, seed))
-                    told["diverged"].append(seed)
+                    entry["diverged"].append(seed)
                     self.notes.append(f"{variant.label} diverged with seed {seed}: {run.diverged}")
         for variant, seed in diverged:
             self.records += missing_records(variant, seed, measured)
@@ -333,28 +333,28 @@ class ExperimentRunner:
     def _stages(self, variant: Variant, rate: float, seed: int) -> tuple[Stored, Recipe]:
         """The run of one seed, and its recipe; where there is a second stage, those of the second."""
         title = f"{variant.label} · seed {seed} · learning rate {rate:g}"
-        own = section("train", learning_rate=rate, seed=seed)
-        recipe = self.preset.variant_recipe(variant, *own)
+        rate_and_seed = section("train", learning_rate=rate, seed=seed)
+        recipe = self.preset.variant_recipe(variant, *rate_and_seed)
         run = self._train(title, recipe)
         if self.preset.extension and run.diverged is not None:
             self._sweep.next(title, found=True)
         elif self.preset.extension:
             start = f"model.init_from={json.dumps(str(run.model_folder.resolve()))}"
-            recipe = self.preset.variant_recipe(variant, *own, *self.preset.extension, start)
+            recipe = self.preset.variant_recipe(variant, *rate_and_seed, *self.preset.extension, start)
             run = self._train(f"{title} · extension", recipe, before=run.key)
         return run, recipe
 
     def _train(self, title: str, recipe: Recipe, before: str | None = None) -> Stored:
         data = self._build_data(recipe)
         key = run_key(recipe, data.batches, before, self.experiment.logs)
-        found = self._store.find(key)
-        self._sweep.next(title, found=found is not None)
-        if found is None:
+        run = self._store.find(key)
+        self._sweep.next(title, found=run is not None)
+        if run is None:
             on_evaluate = self.experiment.on_evaluate(data.batches)
-            found = self._store.train(key, recipe, data, on_evaluate, self._sweep, self.commit)
-        if found.commit != self.commit:
-            self._earlier.setdefault(found.commit, set()).add(found.key)
-        return found
+            run = self._store.train(key, recipe, data, on_evaluate, self._sweep, self.commit)
+        if run.commit != self.commit:
+            self._earlier.setdefault(run.commit, set()).add(run.key)
+        return run
 
     def _measure(self, variant: Variant, seed: int, run: Stored, recipe: Recipe) -> Sequence[Result]:
         """The numbers of a run: taken, or read where an interrupted command has taken them with the same code."""

@@ -273,8 +273,8 @@ def _run_repeats(measured: EvalInput, options: "RepeatOptions") -> list[Result]:
     hit, other = parts["hit"], parts["other"]
     columns = zip(REPEAT_COLUMNS, (hit + other, hit, other), strict=True)
     records = [loss_record(name, column, measured) for name, column in columns]
-    whole, hits = (record.n or 0 for record in records[:2])
-    share = Result(name="repeats/share", variant=measured.variant, value=hits / whole, n=whole, seed=measured.seed)
+    tokens, hits = (record.n or 0 for record in records[:2])
+    share = Result(name="repeats/share", variant=measured.variant, value=hits / tokens, n=tokens, seed=measured.seed)
     return [*records, share]
 
 

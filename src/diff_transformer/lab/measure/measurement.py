@@ -165,24 +165,26 @@ class MeasurementRequest:
 
     def resolve(self) -> tuple[Measurement[Any], Any]:
         """The measurement and its options. Raises ValueError where either is not known."""
-        found = find_measurement(self.name)
-        return found, found.read(self.options)
+        measurement = find_measurement(self.name)
+        return measurement, measurement.read(self.options)
 
     def check(self, batches: Batches, tokenizer: Any) -> None:
         """Raises ValueError where the data, read with the tokenizer, cannot serve the options."""
-        found, options = self.resolve()
-        if found.check is not None:
-            found.check(options, batches, tokenizer)
+        measurement, options = self.resolve()
+        if measurement.check is not None:
+            measurement.check(options, batches, tokenizer)
 
     def run(self, measured: EvalInput) -> list[Result]:
         """The records that are wanted."""
-        found, options = self.resolve()
-        return self._wanted(found.run(measured, options))
+        measurement, options = self.resolve()
+        return self._wanted(measurement.run(measured, options))
 
     def baselines(self, recipe: Any) -> list[Baseline]:
         """What the accuracies among these records come to without learning, of runs with this recipe."""
-        found = find_measurement(self.name)
-        return [] if found.baselines is None else self._wanted(found.baselines(found.read(self.options), recipe))
+        measurement = find_measurement(self.name)
+        if measurement.baselines is None:
+            return []
+        return self._wanted(measurement.baselines(measurement.read(self.options), recipe))
 
     def _wanted(self, records: list[R]) -> list[R]:
         return [record for record in records if not self.numbers or record.name in self.numbers]
@@ -221,6 +223,6 @@ def find_measurement(name: str) -> Measurement[Any]:
         hint = did_you_mean(name, MEASUREMENTS, f"; there are {', '.join(MEASUREMENTS)}.")
         raise ValueError(f"There is no measure {name!r}{hint}")
     module, attribute = MEASUREMENTS[name].split(":")
-    found = getattr(importlib.import_module(f"diff_transformer.lab.measure.{module}"), attribute)
-    assert isinstance(found, Measurement)
-    return found
+    measurement = getattr(importlib.import_module(f"diff_transformer.lab.measure.{module}"), attribute)
+    assert isinstance(measurement, Measurement)
+    return measurement

@@ -50,9 +50,9 @@ def needle_answers(
             f"A document has {longest} tokens and the model {model.config.max_position_embeddings} positions; "
             "ask for shorter ones."
         )
-    room = max(len(document.tokens) - document.prompt_length for document in documents) + 4
+    new_tokens = max(len(document.tokens) - document.prompt_length for document in documents) + 4
     prompts = [document.tokens[: document.prompt_length] for document in documents]
-    answers = greedy_answers(model, tokenizer, prompts, room, batch_size)
+    answers = greedy_answers(model, tokenizer, prompts, new_tokens, batch_size)
     texts = (tokenizer.decode(answer) for answer in answers)
     return [[number in text for number in document.numbers] for document, text in zip(documents, texts, strict=True)]
 
@@ -242,17 +242,18 @@ def _baselines(options: NeedleOptions | TokenOptions, recipe: Any, place: Coordi
     """What the accuracies come to without retrieval."""
     needles, queried, data = options.needles, options.queried, recipe.data
     if data.kind == "retrieval":
-        each, whole = token_levels(needles, queried, data.num_values), joint_levels(needles, queried, data.num_values)
+        of_each = token_levels(needles, queried, data.num_values)
+        of_all = joint_levels(needles, queried, data.num_values)
         # The first needle that is asked for is the one whose depth is known, and no answer stands before it.
         first = token_levels(needles, 1, data.num_values)
     else:
         digits = getattr(data, "digits", DIGITS)
-        each, whole = text_levels(needles, queried, digits), text_levels(needles, queried, digits, joint=True)
-        first = each
+        of_each, of_all = text_levels(needles, queried, digits), text_levels(needles, queried, digits, joint=True)
+        first = of_each
     shared: dict[str, Any] = {"steps": recipe.train.steps, "accuracy": ACCURACY, "accuracy_coordinates": place}
     return [
-        Baseline(name=ACCURACY, coordinates=place, steps=recipe.train.steps, **each),
-        Baseline(name=JOINT, coordinates=place, steps=recipe.train.steps, **whole),
+        Baseline(name=ACCURACY, coordinates=place, steps=recipe.train.steps, **of_each),
+        Baseline(name=JOINT, coordinates=place, steps=recipe.train.steps, **of_all),
         *(Baseline(name=BY_DEPTH, coordinates=Coordinates(place, depth=depth), **shared, **first) for depth in DEPTHS),
     ]
 
@@ -265,10 +266,10 @@ def _run_lengths(measured: EvalInput, options: NeedleLengthOptions) -> list[Resu
         for record in _measure(measured, at_length, Coordinates(length=length))
         if record.name != JOINT
     ]
-    whole = [record for record in records if record.name == ACCURACY]
-    mean, count = fmean(record.value for record in whole), sum(record.n or 0 for record in whole)
+    accuracies = [record for record in records if record.name == ACCURACY]
+    mean, count = fmean(record.value for record in accuracies), sum(record.n or 0 for record in accuracies)
     averaged: dict[str, Any] = {"value": mean, "interval": None, "n": count, "method": "mean over lengths"}
-    return [replace(whole[0], coordinates=ALL_LENGTHS, **averaged), *records]
+    return [replace(accuracies[0], coordinates=ALL_LENGTHS, **averaged), *records]
 
 
 def _length_baselines(options: NeedleLengthOptions, recipe: Any) -> list[Baseline]:

@@ -37,14 +37,14 @@ def first_tokens(batches: Batches, tokens: int) -> Iterator[dict[str, Tensor]]:
 def _parts(batches: Batches, left: int) -> Iterator[dict[str, Tensor]]:
     for batch in batches.validation_batches():
         count, length = batch["input_ids"].shape
-        whole = min(count, left // length)
+        complete = min(count, left // length)
         rows = max(1, _AT_A_TIME // length)
-        for start in range(0, whole, rows):
-            yield {name: values[start : min(whole, start + rows)] for name, values in batch.items()}
-        left -= whole * length
-        if whole < count:
+        for start in range(0, complete, rows):
+            yield {name: values[start : min(complete, start + rows)] for name, values in batch.items()}
+        left -= complete * length
+        if complete < count:
             if left:
-                yield {name: values[whole : whole + 1, :left] for name, values in batch.items()}
+                yield {name: values[complete : complete + 1, :left] for name, values in batch.items()}
             return
 
 
