@@ -89,6 +89,9 @@ def evaluate_measures(
         _refuse("a measurement without a name", {"--option": given})
     measures = {name: find_measurement(name) for name in (names if named else ["standard"])}
     options = read_measure_options(measures, given)
+    for name, measure in measures.items():
+        if measure.needs == "training":
+            raise ValueError(f"The measure {name} is taken of an experiment's runs, by diff-transformer reproduce.")
     takes_data = any(measure.needs for measure in measures.values())
     if text and not takes_data:
         raise ValueError(f"--text does not go with the measure {', '.join(measures)}, which takes no text.")

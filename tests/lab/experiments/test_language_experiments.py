@@ -239,8 +239,6 @@ def test_a_validation_that_is_not_finite_is_a_missing_number(tmp_path: Path) -> 
     (point,) = MeasurementRequest(name="loss_by_tokens").run(measured)
     assert math.isnan(point.value)
     assert point.coordinates.label == "128 tokens"
-    with pytest.raises(ValueError, match="on the runs of an experiment alone"):
-        MeasurementRequest(name="loss_by_tokens").run(replace(measured, training=None))
 
 
 def test_a_rate_whose_validation_is_not_finite_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,7 +307,7 @@ GRADIENTS_IN_TRAINING = Measurement(
     description="the same of an experiment's run, before training and in it",
     options=GradientOptions,
     run=_run_in_training,
-    needs="recipe",
+    needs="training",
 )
 
 

@@ -111,9 +111,8 @@ class EvalInput:
     training: TrainingRecord | None = None
 
     def trained(self) -> TrainingRecord:
-        """What is known of the model's training. Raises ValueError where nothing is."""
-        if self.training is None:
-            raise ValueError("This is measured on the runs of an experiment alone: diff-transformer reproduce does it.")
+        """What is known of the model's training, where the measurement needs it."""
+        assert self.training is not None  # needs="training"
         return self.training
 
 
@@ -127,7 +126,8 @@ class Measurement(Generic[O]):
         options: what it can be asked for.
         run: takes the numbers.
         needs: the validation data it takes: "text" (`TextBatches`, of --text or of the run's recipe, or the recipe's
-            `NeedleBatches`), "recipe" (whatever the run was trained on), or None.
+            `NeedleBatches`), "recipe" (whatever the run was trained on), or None; "training" where it also needs an
+            experiment's `TrainingRecord`, which a checkpoint alone does not have.
         any_model: whether it also runs on models that are not this project's, such as Llama and DiffLlama.
         check: raises ValueError where the options ask for what the data, read with a tokenizer, do not have; before
             there is a model.
@@ -139,7 +139,7 @@ class Measurement(Generic[O]):
     description: str
     options: type[O]
     run: Callable[[EvalInput, O], list[Result]]
-    needs: Literal["text", "recipe"] | None
+    needs: Literal["text", "recipe", "training"] | None
     any_model: bool = False
     check: Callable[[O, Batches, Any], object] | None = None
     baselines: Callable[[O, Any], list[Baseline]] | None = None

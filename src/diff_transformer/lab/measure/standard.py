@@ -201,7 +201,7 @@ LOSS_BY_TOKENS = Measurement(
     description="the validation losses of an experiment's run during its training, by tokens (Figure 3)",
     options=Options,
     run=_run_by_tokens,
-    needs="recipe",
+    needs="training",
 )
 LOSS_OF_A_GUESS = Measurement(
     name="loss_of_a_guess",
