@@ -159,17 +159,19 @@ def distance_records(records: Sequence[Result], kind: str) -> list[Result]:
         if variant == "diff" and other is not None:
             phase = "before training" if step == Coordinates(step=0) else "in training"
             apart.setdefault((seed, Coordinates(phase=phase)), []).append(_decades(value, other))
-    found = []
-    for (seed, place), decades in apart.items():
-        shared: dict[str, Any] = {
-            "name": f"{name}_distance",
-            "seed": seed,
-            "coordinates": place,
-            "unit": "powers of ten",
-        }
-        for variant, value in (("diff", fmean(decades)), (LIMIT_VARIANT, LIMIT)):
-            found.append(Result(variant=variant, value=value, better="lower", **shared))
-    return found
+    return [
+        Result(
+            name=f"{name}_distance",
+            variant=variant,
+            value=value,
+            unit="powers of ten",
+            seed=seed,
+            better="lower",
+            coordinates=place,
+        )
+        for (seed, place), decades in apart.items()
+        for variant, value in (("diff", fmean(decades)), (LIMIT_VARIANT, LIMIT))
+    ]
 
 
 def _decades(one: float, other: float) -> float:

@@ -191,7 +191,6 @@ CLOSED_FORMS = Measurement(
     description="the largest error of Equation 7 or 9 against autograd in float64, of any layer (Appendix G)",
     options=Options,
     run=_run_closed_forms,
-    needs="recipe",
 )
 
 SEQUENCES = 16
@@ -299,7 +298,6 @@ GRADIENTS = Measurement(
     description="the size of the loss' gradient by kind of parameter (Appendix G)",
     options=GradientOptions,
     run=_run_gradients,
-    needs="recipe",
     any_model=True,
 )
 GRADIENTS_IN_TRAINING = Measurement(

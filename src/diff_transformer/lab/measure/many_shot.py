@@ -214,7 +214,6 @@ EPISODES = Measurement(
     description="many-shot classification of synthetic words by the number of shots and of wrong labels (Figure 6)",
     options=EpisodeOptions,
     run=_run_episodes,
-    needs="recipe",
     baselines=_shots_baselines,
 )
 EPISODE_ORDERS = Measurement(
@@ -222,7 +221,6 @@ EPISODE_ORDERS = Measurement(
     description="how much the answers to it depend on the order of the same demonstrations (Figure 7)",
     options=EpisodeOrderOptions,
     run=_run_episode_orders,
-    needs="recipe",
     baselines=_orders_baselines,
 )
 

@@ -139,7 +139,7 @@ class Measurement(Generic[O]):
     description: str
     options: type[O]
     run: Callable[[EvalInput, O], list[Result]]
-    needs: Literal["text", "recipe", "training"] | None
+    needs: Literal["text", "recipe", "training"] | None = "recipe"
     any_model: bool = False
     check: Callable[[O, Batches, Any], object] | None = None
     baselines: Callable[[O, Any], list[Baseline]] | None = None

@@ -152,6 +152,5 @@ OUTLIERS = Measurement(
     description="the largest attention logits and hidden states, and their medians (Table 5)",
     options=OutlierOptions,
     run=_run,
-    needs="recipe",
     any_model=True,
 )

@@ -192,7 +192,6 @@ STANDARD = Measurement(
     description="loss and bits per byte on text; accuracy and attention mass on the retrieval task",
     options=StandardOptions,
     run=_run,
-    needs="recipe",
     any_model=True,
     baselines=lambda _, recipe: retrieval_baselines(recipe),
 )
@@ -208,6 +207,5 @@ LOSS_OF_A_GUESS = Measurement(
     description="the loss of a guess among all tokens of the data's vocabulary, in nats",
     options=Options,
     run=_run_guess,
-    needs="recipe",
     any_model=True,
 )
