@@ -144,7 +144,7 @@ def test_records_and_callback_agree() -> None:
     batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4)
     model = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size}))
     measured = EvalInput(model=model, variant="diff", batches=batches)
-    records = gradient_records(model, batches, measured, 6, Coordinates(step=3))
+    records = gradient_records(measured, 6, Coordinates(step=3))
     assert {record.name: record.value for record in records} == gradient_callback(batches, 6)(model, 3)
     assert {(record.n, record.coordinates.label, record.better) for record in records} == {(6, "step 3", None)}
     with pytest.raises(ValueError, match=r"^sequences must be 1 or more, got 0\.$"):

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +20,12 @@ from diff_transformer.variants import ATTENTION_TYPES
 
 
 class HeadWeights(NamedTuple):
-    """The matrices of one head of differential attention, or of the twin's two heads taken as one of width 2d.
+    """The matrices of heads of differential attention, or of the twin's pairs of heads taken as one of width 2d.
 
     Attributes:
-        q1, k1, q2, k2: (D, d).
-        v: (D, 2d).
-        o: (2d, D).
+        q1, k1, q2, k2: (…, D, d).
+        v: (…, D, 2d).
+        o: (…, 2d, D).
     """
 
     q1: Tensor
@@ -37,55 +39,53 @@ class HeadWeights(NamedTuple):
 def differential_gradients(
     x: Tensor, weights: HeadWeights, lam: float, output_gradient: Tensor, norm: tuple[Tensor, float] | None = None
 ) -> HeadWeights:
-    """Equation 7: the gradients of one head of causal differential attention (Equation 6).
+    """Equation 7: the gradients of heads of causal differential attention (Equation 6).
 
     The paper takes the derivative of the headwise norm for 1, and leaves the norm out of what W_O sees. So do we
     without `norm`: these are the gradients of a head that has none. With it they are exact for a head that has.
 
     Args:
         x: (N, D), the input.
-        weights: of the head.
+        weights: of the heads.
         lam: λ.
         output_gradient: (N, D), ∂L/∂O.
         norm: its scale (2d,), which is (1 − λ_init) times its weight, and its eps.
     """
-    width = weights.q1.shape[1]
-    first, second = (_softmax(x @ q, x @ k, width) for q, k in (weights[0:2], weights[2:4]))
+    first, second = (_softmax(x @ q, x @ k) for q, k in (weights[0:2], weights[2:4]))
     values = x @ weights.v
     heads = (first - lam * second) @ values
-    upstream = output_gradient @ weights.o.T  # ∂L/∂O (W_O)ᵀ, what the paper calls so
+    upstream = output_gradient @ weights.o.mT  # ∂L/∂O (W_O)ᵀ, what the paper calls so
     if norm is not None:
         heads, upstream = _through_norm(heads, upstream, *norm)
-    q1, k1 = _through_softmax(x, weights.q1, weights.k1, first, upstream @ values.T, width)
-    q2, k2 = _through_softmax(x, weights.q2, weights.k2, second, -lam * upstream @ values.T, width)
-    return HeadWeights(q1, k1, q2, k2, x.T @ (first - lam * second).T @ upstream, heads.T @ output_gradient)
+    q1, k1 = _through_softmax(x, weights.q1, weights.k1, first, upstream @ values.mT)
+    q2, k2 = _through_softmax(x, weights.q2, weights.k2, second, -lam * upstream @ values.mT)
+    return HeadWeights(q1, k1, q2, k2, x.T @ (first - lam * second).mT @ upstream, heads.mT @ output_gradient)
 
 
 def ordinary_gradients(x: Tensor, weights: HeadWeights, output_gradient: Tensor) -> HeadWeights:
-    """Equation 9: the gradients of one head of causal softmax attention of width 2d (Equation 8).
+    """Equation 9: the gradients of heads of causal softmax attention of width 2d (Equation 8).
 
     Args: as :func:`differential_gradients`.
     """
-    width = 2 * weights.q1.shape[1]
-    queries, keys = (x @ torch.cat(both, dim=1) for both in ((weights.q1, weights.q2), (weights.k1, weights.k2)))
-    attention, values = _softmax(queries, keys, width), x @ weights.v
-    upstream = output_gradient @ weights.o.T
-    q1, k1 = _through_softmax(x, weights.q1, weights.k1, attention, upstream @ values.T, width)
-    q2, k2 = _through_softmax(x, weights.q2, weights.k2, attention, upstream @ values.T, width)
-    return HeadWeights(q1, k1, q2, k2, x.T @ attention.T @ upstream, (attention @ values).T @ output_gradient)
+    queries, keys = (x @ torch.cat(both, dim=-1) for both in (weights[0:3:2], weights[1:4:2]))
+    attention, values = _softmax(queries, keys), x @ weights.v
+    upstream = output_gradient @ weights.o.mT
+    # The logits are divided by the root of 2d, of which each half knows d.
+    inner = upstream @ values.mT / math.sqrt(2)
+    q1, k1 = _through_softmax(x, weights.q1, weights.k1, attention, inner)
+    q2, k2 = _through_softmax(x, weights.q2, weights.k2, attention, inner)
+    return HeadWeights(q1, k1, q2, k2, x.T @ attention.mT @ upstream, (attention @ values).mT @ output_gradient)
 
 
-def _softmax(queries: Tensor, keys: Tensor, width: int) -> Tensor:
-    hidden = torch.ones(len(queries), len(keys), dtype=torch.bool, device=queries.device).triu(1)
-    return (queries @ keys.T / math.sqrt(width)).masked_fill(hidden, -torch.inf).softmax(-1)
+def _softmax(queries: Tensor, keys: Tensor) -> Tensor:
+    scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
+    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
 
 
-def _through_softmax(
-    x: Tensor, q: Tensor, k: Tensor, attention: Tensor, upstream: Tensor, width: int
-) -> tuple[Tensor, Tensor]:
+def _through_softmax(x: Tensor, q: Tensor, k: Tensor, attention: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of W_Q and W_K: with (A ⊙ G) J, J all ones, written as a sum over the row."""
-    inner = attention * (upstream - (attention * upstream).sum(-1, keepdim=True)) / math.sqrt(width)
-    return x.T @ inner @ (x @ k), x.T @ inner.T @ (x @ q)
+    inner = attention * (upstream - (attention * upstream).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
+    return x.T @ inner @ (x @ k), x.T @ inner.mT @ (x @ q)
 
 
 def _through_norm(heads: Tensor, upstream: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -96,33 +96,25 @@ def _through_norm(heads: Tensor, upstream: Tensor, scale: Tensor, eps: float) ->
 
 
 def closed_form_error(attention: Attention, x: Tensor) -> float:
-    """How far the closed form is from autograd in float64, for all heads of a layer.
+    """How far the closed form is from autograd in float64: the largest error of an entry of any gradient of any head,
+    relative to the largest entry of that gradient.
 
-    The layer attends causally and without rotary embedding, as in the equations, to a drawn gradient of its output.
-
-    Args:
-        attention: a layer of the first DIFF (Equation 7, exact where there is a norm) or of the twin (Equation 9).
-        x: (N, D), its input.
-
-    Returns:
-        The largest error of any entry of a gradient, relative to that gradient's largest entry.
-
-    Raises:
-        ValueError: another attention, one whose heads share keys and values, or heads that cannot be halved.
+    The layer, of the first DIFF (Equation 7, exact where there is a norm) or of the twin (Equation 9), attends to its
+    input (N, D) causally and without rotary embedding, as in the equations, with a drawn gradient of its output. Raises
+    ValueError for another attention, one whose heads share keys and values, or heads that cannot be halved.
     """
-    layer, x = _in_float64(attention), x.detach().double()
+    _check_equations(attention)
+    layer, x = deepcopy(attention).requires_grad_().double(), x.detach().double()
     drawn = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(0))
     output_gradient = drawn.to(x.device)
-    layer(x.unsqueeze(0), is_causal=True).backward(output_gradient.unsqueeze(0))
+    # Without what a model wraps around its layers.
+    Attention.forward(layer, x.unsqueeze(0), is_causal=True).backward(output_gradient.unsqueeze(0))
     matrices = [getattr(layer, f"{letter}_proj").weight for letter in "qkvo"]
     with torch.no_grad():
-        closed = [_closed_form(layer, x, weights, output_gradient) for weights in _heads(layer, *matrices)]
+        closed = _closed_form(layer, x, _heads(layer, *matrices), output_gradient)
     expected = _heads(layer, *(matrix.grad for matrix in matrices))
-    errors = []
-    for name in HeadWeights._fields:
-        ours, theirs = (torch.stack([getattr(head, name) for head in heads]) for heads in (closed, expected))
-        errors.append(((ours - theirs).abs().max() / theirs.abs().max()).item())
-    return max(errors)
+    pairs = zip(closed, expected, strict=True)
+    return max(((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs)
 
 
 def _closed_form(layer: Attention, x: Tensor, weights: HeadWeights, output_gradient: Tensor) -> HeadWeights:
@@ -134,37 +126,23 @@ def _closed_form(layer: Attention, x: Tensor, weights: HeadWeights, output_gradi
     return differential_gradients(x, weights, layer.lam().item(), output_gradient, norm)
 
 
-def _in_float64(attention: Attention) -> Attention:
-    """A layer of its own with the same weights, without what a model wraps around it."""
-    heads, hidden = attention.q_proj.out_features // attention.head_dim, attention.q_proj.in_features
-    sizes: dict[str, Any] = {"head_dim": attention.head_dim}
-    number = attention.layer_idx + 1
-    layer: Attention
-    if isinstance(attention, DiffAttention):
-        norm = attention.head_norm
-        sizes |= {"lambda_init": attention.lam.lambda_init, "headwise_norm": norm is not None}
-        layer = DiffAttention(hidden, heads, number, norm_eps=1e-5 if norm is None else norm.eps, **sizes)
-    elif isinstance(attention, SoftmaxAttention) and attention.head_dim % 2 == 0 and attention.head_norm is None:
-        layer = SoftmaxAttention(hidden, heads, number, **sizes)
-    else:
+def _check_equations(attention: Attention) -> None:
+    has_halves = attention.head_dim % 2 == 0 and len(attention.state_dict()) == 4  # the matrices, and no norm
+    if not isinstance(attention, DiffAttention) and not (isinstance(attention, SoftmaxAttention) and has_halves):
         raise ValueError(
             "Equations 7 and 9 are of DiffAttention, and of SoftmaxAttention with heads of even width and no norm, got "
             f"{type(attention).__name__} with heads of {attention.head_dim}."
         )
     if attention.k_proj.out_features != attention.q_proj.out_features:
         raise ValueError("Equations 7 and 9 are of heads with keys and values of their own, and here several share.")
-    layer.load_state_dict(attention.state_dict())
-    return layer.to(attention.q_proj.weight.device).double()
 
 
-def _heads(layer: Attention, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> list[HeadWeights]:
-    """Weights of a layer, or their gradients, by head."""
+def _heads(layer: Attention, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> HeadWeights:
+    """Weights of all heads of a layer, or their gradients."""
     # A head of the twin has one query; its halves are the equations' two.
     half = layer.head_dim if isinstance(layer, DiffAttention) else layer.head_dim // 2
-    (q1, q2), (k1, k2) = (matrix.unflatten(0, (-1, 2, half)).unbind(1) for matrix in (q, k))
-    values, outputs = v.unflatten(0, (-1, 2 * half)), o.T.unflatten(0, (-1, 2 * half))
-    parts = zip(q1, k1, q2, k2, values, outputs, strict=True)
-    return [HeadWeights(a.T, b.T, c.T, d.T, value.T, output) for a, b, c, d, value, output in parts]
+    (q1, q2), (k1, k2) = (matrix.unflatten(0, (-1, 2, half)).mT.unbind(1) for matrix in (q, k))
+    return HeadWeights(q1, k1, q2, k2, v.unflatten(0, (-1, 2 * half)).mT, o.T.unflatten(0, (-1, 2 * half)))
 
 
 ERROR = "closed_form/error"
@@ -172,18 +150,13 @@ ERROR = "closed_form/error"
 
 def _run_closed_forms(measured: EvalInput, _: Options) -> list[Result]:
     """The largest error of the closed forms in any layer, on the first validation sequence."""
-    assert measured.batches is not None  # needs="recipe"
-    tokens = next(iter(measured.batches.validation_batches()))["input_ids"][:1].to(measured.model.device)
+    tokens = next(iter(measured.data.validation_batches()))["input_ids"][:1].to(measured.model.device)
     with torch.no_grad():
         states = measured.model(tokens, use_cache=False, output_hidden_states=True).hidden_states
-        layers = [
-            (layer.self_attn, layer.input_layernorm(state)[0])
-            for layer, state in zip(
-                measured.model.model.layers, states, strict=False
-            )  # the last state leaves the model
-        ]
+        inputs = zip(measured.model.model.layers, states, strict=False)  # the last state leaves the model
+        layers = [(layer.self_attn, layer.input_layernorm(state)[0]) for layer, state in inputs]
     worst = max(closed_form_error(attention, x) for attention, x in layers)
-    return [Result(name=ERROR, variant=measured.variant, value=worst, seed=measured.seed, better="lower")]
+    return [measured.record(ERROR, worst, better="lower")]
 
 
 CLOSED_FORMS = Measurement(
@@ -234,22 +207,12 @@ def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, fl
     return {kind: _root_mean_square(tensors) for kind, tensors in by_kind.items()}
 
 
-def gradient_records(
-    model: Any, batches: Batches, measured: EvalInput, sequences: int, coordinates: Coordinates = NOWHERE
-) -> list[Result]:
+def gradient_records(measured: EvalInput, sequences: int, coordinates: Coordinates = NOWHERE) -> list[Result]:
     """:func:`gradient_magnitudes` of a model on the first validation sequences, as "gradient/q" and so on."""
-    batch = _first(batches, sequences)
+    batch = _first(measured.data, sequences)
     return [
-        Result(
-            name=f"gradient/{kind}",
-            variant=measured.variant,
-            value=value,
-            seed=measured.seed,
-            coordinates=coordinates,
-            n=len(batch["input_ids"]),
-            method=METHOD,
-        )
-        for kind, value in gradient_magnitudes(model, batch).items()
+        measured.record(f"gradient/{kind}", value, coordinates=coordinates, n=len(batch["input_ids"]), method=METHOD)
+        for kind, value in gradient_magnitudes(measured.model, batch).items()
     ]
 
 
@@ -269,24 +232,12 @@ class GradientOptions(Options):
     sequences: Count = Field(default=SEQUENCES, description="validation sequences")
 
 
-def _run_gradients(measured: EvalInput, options: GradientOptions) -> list[Result]:
-    assert measured.batches is not None  # needs="recipe"
-    return gradient_records(measured.model, measured.batches, measured, options.sequences)
-
-
 def _run_in_training(measured: EvalInput, options: GradientOptions) -> list[Result]:
     """The gradients before training, and those that `gradient_callback` has logged in it."""
-    assert measured.batches is not None  # needs="recipe"
     training = measured.trained()
-    start = gradient_records(training.untrained(), measured.batches, measured, options.sequences, Coordinates(step=0))
-    return start + [
-        Result(
-            name=name,
-            variant=measured.variant,
-            value=number_of(value),
-            seed=measured.seed,
-            coordinates=Coordinates(step=line["step"]),
-        )
+    untrained = replace(measured, model=training.untrained())
+    return gradient_records(untrained, options.sequences, Coordinates(step=0)) + [
+        measured.record(name, number_of(value), coordinates=Coordinates(step=line["step"]))
         for line in training.metrics
         for name, value in line.items()
         if name.startswith("gradient/")
@@ -297,7 +248,7 @@ GRADIENTS = Measurement(
     name="gradients",
     description="the size of the loss' gradient by kind of parameter (Appendix G)",
     options=GradientOptions,
-    run=_run_gradients,
+    run=lambda measured, options: gradient_records(measured, options.sequences),
     any_model=True,
 )
 GRADIENTS_IN_TRAINING = Measurement(

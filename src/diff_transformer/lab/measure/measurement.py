@@ -110,10 +110,20 @@ class EvalInput:
     seed: int = 0
     training: TrainingRecord | None = None
 
+    @property
+    def data(self) -> Batches:
+        """The validation data, where the measurement needs it."""
+        assert self.batches is not None  # needs is not None
+        return self.batches
+
     def trained(self) -> TrainingRecord:
         """What is known of the model's training, where the measurement needs it."""
         assert self.training is not None  # needs="training"
         return self.training
+
+    def record(self, name: str, value: float, **fields: Any) -> Result:
+        """A number of this model, with the seed; other fields of `Result` as they are given."""
+        return Result(**{"name": name, "variant": self.variant, "value": value, "seed": self.seed, **fields})
 
 
 @dataclass(frozen=True, kw_only=True)
