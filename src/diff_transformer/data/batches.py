@@ -1,8 +1,8 @@
 """What training requires of any data, the base of tasks that a seeded generator draws, and padding and flattening."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,8 @@ IGNORED = -100  # the label of what is not to be predicted, as in transformers
 # Which random numbers a generated batch is drawn from, (seed, purpose, number): no two purposes share any.
 TRAINING, VALIDATION, SAMPLE = range(3)
 Stream = tuple[int, int, int]
+
+T = TypeVar("T")
 
 
 class Batches(Protocol):
@@ -68,6 +70,20 @@ class GeneratedBatches(ABC):
         """The same `validation_size` sequences in each call; the last batch may be smaller."""
         for start in range(0, self.validation_size, self.batch_size):
             yield self.draw(min(self.batch_size, self.validation_size - start), (0, VALIDATION, start))
+
+
+def grouped(items: Iterable[T], size: Callable[[T], int], least: int) -> Iterator[list[T]]:
+    """The items in groups whose sizes add up to `least` or just more; the last group may be smaller."""
+    group: list[T] = []
+    total = 0
+    for item in items:
+        group.append(item)
+        total += size(item)
+        if total >= least:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
 
 
 def padded(rows: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from diff_transformer.data.batches import grouped
 from diff_transformer.data.corpus import Corpus
 from diff_transformer.data.prepared_cache import cache_folder, cache_key, made_once
 from diff_transformer.data.split import DOCUMENT, DigestedPiece, with_digests
@@ -130,7 +131,8 @@ def _encoded(
     for _ in itertools.islice(pieces, len(done) - 1 - (ended[-1] if len(ended) else -1)):
         pass  # tokenised already, and needed for its document's digest
     end_of_text = np.array([tokenizer.eos_token_id], dtype=dtype)
-    texts = ((batch, [piece.text for piece, _ in batch]) for batch in _batches(pieces))
+    batches = grouped(pieces, lambda piece: len(piece[0].text), _BATCH_CHARACTERS)
+    texts = ((batch, [piece.text for piece, _ in batch]) for batch in batches)
     encoded: Iterator[tuple[list[DigestedPiece], Sequence[Any]]]
     if workers is None:
         encoded = ((batch, encode_documents(tokenizer, each)) for batch, each in texts)
@@ -148,16 +150,3 @@ def _encoded(
             records.append((total, piece.ends, *(document or (0, 0))))
             begin = total if piece.ends else begin
         yield np.array(records, dtype=RECORD), np.concatenate(parts)
-
-
-def _batches(pieces: Iterator[DigestedPiece]) -> Iterator[list[DigestedPiece]]:
-    batch: list[DigestedPiece] = []
-    size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece[0].text)
-        if size >= _BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diff_transformer.model import DiffTransformerPreTrainedModel, attention_maps
+from diff_transformer.model.interface_attention import attention_implementation
 
 
 @torch.no_grad()
@@ -22,20 +23,20 @@ def applied_maps(model: Any, input_ids: Tensor) -> list[Tensor]:
     """
     if isinstance(model, DiffTransformerPreTrainedModel):
         return [layer.difference for layer in attention_maps(model, input_ids)]
-    before = model.config._attn_implementation
-    if before != "eager":
-        model.set_attn_implementation("eager")  # the others compute no maps
-    try:
-        maps = model(input_ids=input_ids, use_cache=False, output_attentions=True).attentions
-    finally:
-        if before != "eager":
-            model.set_attn_implementation(before)
-    if not maps or any(layer is None for layer in maps):
+    with attention_implementation(model, "eager"):  # the others compute no maps
+        maps = _returned_maps(model, input_ids)
+    if maps is None:
         raise ValueError(f"The attention to needles cannot be measured: {type(model).__name__} returns no attentions.")
     if model.config.model_type == "diffllama":
         layers = [layer.self_attn for layer in model.model.layers]
         return [_difference(layer, both) for layer, both in zip(layers, maps, strict=True)]
-    return list(maps)
+    return maps
+
+
+def _returned_maps(model: Any, input_ids: Tensor) -> list[Tensor] | None:
+    """What the attention implementation that a model is set to returns of each layer, if it does."""
+    maps = model(input_ids=input_ids, use_cache=False, output_attentions=True).attentions
+    return list(maps) if maps and all(layer is not None for layer in maps) else None
 
 
 def _difference(layer: Any, both: Tensor) -> Tensor:
@@ -59,8 +60,8 @@ def head_entropies(model: Any, sequences: Sequence[Tensor]) -> Tensor:
         raise ValueError("head_entropies needs one sequence or more, got none.")
     total, rows = torch.zeros(()), 0
     for sequence in sequences:
-        maps = model(sequence.unsqueeze(0).to(model.device), use_cache=False, output_attentions=True).attentions
-        if not maps or any(layer is None for layer in maps):
+        maps = _returned_maps(model, sequence.unsqueeze(0).to(model.device))
+        if maps is None:
             raise ValueError(
                 f"{type(model).__name__} returns no attention weights as {model.config._attn_implementation!r}; "
                 "set_attn_implementation('eager') makes it."

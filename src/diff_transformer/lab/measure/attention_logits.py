@@ -26,7 +26,8 @@ from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
 from diff_transformer.lab.measure.retrieval import retrieval_answers
 from diff_transformer.lab.measure.standard import first_tokens
-from diff_transformer.lab.record import Better, Result
+from diff_transformer.lab.record import Result
+from diff_transformer.model.interface_attention import attention_implementation
 
 # Logits to hold at a time: few for a processor's caches, many for a GPU, which is slow to start.
 _LOGITS = {"cpu": 1 << 22}
@@ -56,13 +57,7 @@ def register_logits(name: str, logits_of: Callable[[Call], Iterator[LogitBlock]]
     """Make an attention known to transformers by a name: `logits_of` gives the blocks that the softmax is taken of."""
 
     def forward(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        **kwargs: Any,
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         """transformers' signature: query (B, H, N, d), key and value (B, H_kv, S, …) → (B, N, H, dv), no weights."""
         for argument in _NOT_ORDINARY:
@@ -71,12 +66,10 @@ def register_logits(name: str, logits_of: Callable[[Call], Iterator[LogitBlock]]
         if attention_mask is not None and getattr(attention_mask, "dtype", None) != torch.bool:
             kind = getattr(attention_mask, "dtype", type(attention_mask).__name__)
             raise ValueError(f"{name!r} takes a boolean mask (True = may attend) or none, got {kind}.")
+        scaling = kwargs.get("scaling")
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-
-        def blocks() -> Iterator[LogitBlock]:
-            return logit_blocks(query, key, attention_mask, scale)
-
-        return _weigh(logits_of(Call(query, blocks)), value).transpose(1, 2), None
+        call = Call(query, partial(logit_blocks, query, key, attention_mask, scale))
+        return _weigh(logits_of(call), value).transpose(1, 2), None
 
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -94,12 +87,8 @@ def attending(model: Any, name: str) -> Iterator[None]:
             f"{type(model).__name__} computes attention by itself in this version of transformers, so its logits "
             "cannot be seen; convert it to this project's layout, or take a newer transformers."
         )
-    before = model.config._attn_implementation
-    model.set_attn_implementation(name)
-    try:
+    with attention_implementation(model, name):
         yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def logit_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Iterator[LogitBlock]:
@@ -112,23 +101,18 @@ def logit_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) 
     dtype = torch.promote_types(query.dtype, torch.float32)
     rows = max(1, _LOGITS.get(query.device.type, _LOGITS_ELSEWHERE) // (query.shape[0] * query.shape[1] * s))
     place = torch.arange(s, device=query.device)
-    if mask is None:
-        reach = [s] if n == 1 else list(range(1, n + 1))
-    else:
-        reach = ((mask.any(0).any(0) * (place + 1)).amax(-1)).tolist()
+    # The last key that each query sees.
+    last = torch.arange(n, device=query.device) if n > 1 else place[-1:]
+    if mask is not None:
+        last = (mask.any(0).any(0) * (place + 1)).amax(-1) - 1
     for start in range(0, n, rows):
         stop = min(n, start + rows)
-        width = max(1, *reach[start:stop])
+        width = max(1, int(last[start:stop].max()) + 1)
         with torch.autocast(query.device.type, enabled=False):
             # The queries of a group meet the same keys: one product, (B, H_kv, G·rows, keys).
             some = query[:, :, start:stop].unflatten(1, (key.shape[1], -1)).flatten(2, 3).to(dtype) * scale
             logits = (some @ key[:, :, :width].to(dtype).mT).unflatten(2, (-1, stop - start)).flatten(1, 2)
-        if mask is not None:
-            seen = mask[:, :, start:stop, :width]
-        elif n == 1:
-            seen = torch.ones(1, width, dtype=torch.bool, device=query.device)
-        else:
-            seen = place[:width] <= torch.arange(start, stop, device=query.device).unsqueeze(-1)
+        seen = place[:width] <= last[start:stop, None] if mask is None else mask[:, :, start:stop, :width]
         yield LogitBlock(logits, seen)
 
 
@@ -247,19 +231,13 @@ def _run(measured: EvalInput, options: QuantisedOptions) -> list[Result]:
             values = _values(measured.model, data, sample, options.tokens)
         unquantised = unquantised or values
         for name, (value, n) in values.items():
-            shared: dict[str, Any] = {
-                "variant": measured.variant,
-                "coordinates": place,
-                "n": n,
-                "seed": measured.seed,
-                "unit": _UNITS[name],
-            }
-            better: Better = "lower" if name == "loss" else "higher"
-            records.append(Result(name=f"quantised/{name}", value=value, better=better, **shared))
+            fields = {"coordinates": place, "n": n, "unit": _UNITS[name]}
+            better = "lower" if name == "loss" else "higher"
+            records.append(measured.record(f"quantised/{name}", value, better=better, **fields))
             if place != WHOLE:
                 change = value - unquantised[name][0]
                 cost, word = (change, "increase") if better == "lower" else (-change, "drop")
-                records.append(Result(name=f"quantised/{name}_{word}", value=cost, better="lower", **shared))
+                records.append(measured.record(f"quantised/{name}_{word}", cost, better="lower", **fields))
     return records
 
 

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+from torch.nn.utils.rnn import pad_sequence
 
 from diff_transformer.data import TextBatches
+from diff_transformer.data.batches import grouped
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options, check_counts
 from diff_transformer.lab.measure.standard import text_part
@@ -37,16 +39,12 @@ def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) 
     """At most `most` of the documents with `shortest` tokens or more, spread evenly over their order. Raises ValueError
     where fewer than two are asked for or so long, which leaves nothing to draw other documents from."""
     check_counts(2, documents=most)
-    lengths = []
-    long = []
-    for document in documents:
-        lengths.append(len(document))
-        if len(document) >= shortest:
-            long.append(document)
+    documents = list(documents)
+    long = [document for document in documents if len(document) >= shortest]
     if len(long) < 2:
         raise ValueError(
-            f"This needs two documents of {shortest} tokens or more, and of {len(lengths)} the longest has "
-            f"{max(lengths, default=0)}: give more or longer text, or ask for shorter contexts."
+            f"This needs two documents of {shortest} tokens or more, and of {len(documents)} the longest has "
+            f"{max(map(len, documents), default=0)}: give more or longer text, or ask for shorter contexts."
         )
     places = np.linspace(0, len(long) - 1, min(most, len(long))).round().astype(int)
     return [long[place] for place in places]
@@ -73,34 +71,28 @@ def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     device = next(model.parameters()).device
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     losses: list[np.ndarray] = [np.empty(0)] * len(rows)
-    done = 0
-    while done < len(order):
-        longest = len(rows[order[done]])
-        some = order[done : done + max(1, _LOGITS // (longest * vocabulary))]
-        padded = np.zeros((len(some), longest), dtype=np.int64)
-        for place, index in enumerate(some):
-            padded[place, : len(rows[index])] = rows[index]
-        input_ids = torch.from_numpy(padded).to(device)
+    while order:
+        together = max(1, _LOGITS // (len(rows[order[0]]) * vocabulary))
+        some, order = order[:together], order[together:]
+        tokens = [torch.from_numpy(rows[index].astype(np.int64)) for index in some]
+        input_ids = pad_sequence(tokens, batch_first=True).to(device)
         logits = model(input_ids=input_ids, **options).logits
         for place, index in enumerate(some):
             size = len(rows[index])
             loss = F.cross_entropy(logits[place, : size - 1].float(), input_ids[place, 1:size], reduction="none")
             losses[index] = loss.double().cpu().numpy()
-        done += len(some)
     return losses
 
 
 def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coordinates = NOWHERE) -> Result:
     """The mean loss of a token, with the interval over documents."""
     total, count = np.sum(parts, axis=0)
-    return Result(
-        name=name,
-        variant=measured.variant,
-        value=float(total / count),
+    return measured.record(
+        name,
+        float(total / count),
         interval=bootstrap_interval(parts),
         n=int(count),
         unit="nats/token",
-        seed=measured.seed,
         better="lower",
         coordinates=coordinates,
         method="bootstrap over documents",
@@ -110,12 +102,7 @@ def loss_record(name: str, parts: Parts, measured: EvalInput, coordinates: Coord
 
 def position_marks(length: int, first: int) -> list[int]:
     """first, 2·first, 4·first … up to `length`, which is always the last."""
-    marks = []
-    mark = first
-    while mark < length:
-        marks.append(mark)
-        mark *= 2
-    return [*marks, length]
+    return [*(first << n for n in range(length.bit_length()) if first << n < length), length]
 
 
 def position_losses(model: Any, documents: Sequence[np.ndarray], length: int, windows: int = 1) -> np.ndarray:
@@ -138,7 +125,16 @@ def position_losses(model: Any, documents: Sequence[np.ndarray], length: int, wi
     return sums
 
 
-def _long_documents(options: "PositionOptions", batches: TextBatches) -> tuple[list[np.ndarray], int]:
+class PositionOptions(Options):
+    """How the loss by position is measured."""
+
+    length: Count | None = Field(default=None, description="tokens of a context; as in training unless given")
+    first: Count = Field(default=64, description="the first position that is reported; then twice as many, and so on")
+    documents: Count = Field(default=100, description="documents, at most")
+    windows: Count = Field(default=1, description="contexts of each document, at most")
+
+
+def _long_documents(options: PositionOptions, batches: TextBatches) -> tuple[list[np.ndarray], int]:
     """The documents whose loss by position is measured, and the tokens of a context."""
     length = options.length or batches.length
     if not 2 <= options.first <= length:
@@ -146,7 +142,7 @@ def _long_documents(options: "PositionOptions", batches: TextBatches) -> tuple[l
     return chosen_documents(batches.documents(), length, options.documents), length
 
 
-def _run_positions(measured: EvalInput, options: "PositionOptions") -> list[Result]:
+def _run_positions(measured: EvalInput, options: PositionOptions) -> list[Result]:
     """Figure 4 for one model, in nats per token.
 
     "positions/cumulative_loss" at 256 first tokens is the mean over all tokens with fewer than 256 before them;
@@ -162,15 +158,6 @@ def _run_positions(measured: EvalInput, options: "PositionOptions") -> list[Resu
         records.append(loss_record("positions/loss", own, measured, Coordinates(position=(before, mark - 1))))
         before = mark
     return records
-
-
-class PositionOptions(Options):
-    """How the loss by position is measured."""
-
-    length: Count | None = Field(default=None, description="tokens of a context; as in training unless given")
-    first: Count = Field(default=64, description="the first position that is reported; then twice as many, and so on")
-    documents: Count = Field(default=100, description="documents, at most")
-    windows: Count = Field(default=1, description="contexts of each document, at most")
 
 
 POSITIONS = Measurement(
@@ -201,25 +188,11 @@ def repeated(pairs: np.ndarray) -> np.ndarray:
 def frequent_bigrams(documents: Iterable[np.ndarray], most: int) -> np.ndarray:
     """The bigrams that stand more than `most` times in all documents together, sorted."""
     numbers, counts = np.empty(0, np.int64), np.empty(0, np.int64)
-    for part in _parts(documents):
-        found, often = np.unique(part, return_counts=True)
-        together, places = np.unique(np.concatenate([numbers, found]), return_inverse=True)
+    for parts in grouped(map(bigrams, documents), len, _CHUNK):
+        found, often = np.unique(np.concatenate(parts), return_counts=True)
+        numbers, places = np.unique(np.concatenate([numbers, found]), return_inverse=True)
         counts = np.bincount(places, weights=np.concatenate([counts, often])).astype(np.int64)
-        numbers = together
     return numbers[counts > most]
-
-
-def _parts(documents: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    held: list[np.ndarray] = []
-    size = 0
-    for document in documents:
-        held.append(bigrams(document))
-        size += len(held[-1])
-        if size >= _CHUNK:
-            yield np.concatenate(held)
-            held, size = [], 0
-    if held:
-        yield np.concatenate(held)
 
 
 def repeat_losses(
@@ -274,8 +247,7 @@ def _run_repeats(measured: EvalInput, options: "RepeatOptions") -> list[Result]:
     columns = zip(REPEAT_COLUMNS, (hit + other, hit, other), strict=True)
     records = [loss_record(name, column, measured) for name, column in columns]
     tokens, hits = (record.n or 0 for record in records[:2])
-    share = Result(name="repeats/share", variant=measured.variant, value=hits / tokens, n=tokens, seed=measured.seed)
-    return [*records, share]
+    return [*records, measured.record("repeats/share", hits / tokens, n=tokens)]
 
 
 class RepeatOptions(Options):

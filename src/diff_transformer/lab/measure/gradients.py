@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from diff_transformer.data import Batches
+from diff_transformer.data.batches import grouped
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
 from diff_transformer.lab.record import Result
@@ -263,11 +264,7 @@ GRADIENTS_IN_TRAINING = Measurement(
 def _first(batches: Batches, sequences: int) -> dict[str, Tensor]:
     if sequences < 1:
         raise ValueError(f"sequences must be 1 or more, got {sequences}.")
-    rows: list[dict[str, Tensor]] = []
-    for batch in batches.validation_batches():
-        rows.append(batch)
-        if sum(len(part["input_ids"]) for part in rows) >= sequences:
-            break
+    rows = next(grouped(batches.validation_batches(), lambda batch: len(batch["input_ids"]), sequences))
     return {name: torch.cat([part[name] for part in rows])[:sequences] for name in rows[0]}
 
 

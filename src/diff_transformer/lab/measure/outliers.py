@@ -83,14 +83,9 @@ class Magnitudes:
 def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> dict[str, Magnitudes]:
     """The sizes of a model's attention logits and hidden states on the first so many tokens of validation data.
 
-    The model is one of transformers that attends through its interface, in evaluation mode.
-
-    Returns:
-        "attention_logits": q·k/√d as the softmax gets them, of the keys that a query sees, of all heads (of both maps,
-        where there are two) and layers. "hidden_states": the residual stream after each layer, before the final norm.
-
-    Raises:
-        ValueError: a number of tokens below 1, or a model whose logits cannot be seen.
+    "attention_logits" are q·k/√d as the softmax gets them, of the keys that a query sees, of all heads (of both maps,
+    where there are two) and layers; "hidden_states" the residual stream after each layer, before the final norm. Raises
+    ValueError for a number of tokens below 1, or a model that does not attend through transformers' interface.
     """
     device = next(model.parameters()).device
     logits, hidden_states = Magnitudes(device), Magnitudes(device)
@@ -127,23 +122,13 @@ class OutlierOptions(Options):
 
 def _run(measured: EvalInput, options: OutlierOptions) -> list[Result]:
     """Table 5's numbers: at the ranks 1, 2 … and at the rank "median"."""
-    assert measured.batches is not None  # needs="recipe"
     records = []
-    for name, sizes in activation_outliers(measured.model, measured.batches, options.tokens).items():
+    for name, sizes in activation_outliers(measured.model, measured.data, options.tokens).items():
         values: dict[int | str, float] = {rank: sizes.largest(rank) for rank in TOPS if rank <= sizes.count}
         for rank, value in {**values, MEDIAN: sizes.median()}.items():
-            records.append(
-                Result(
-                    name=f"outliers/{name}",
-                    variant=measured.variant,
-                    value=value,
-                    n=sizes.count,
-                    seed=measured.seed,
-                    better=None if rank == MEDIAN else "lower",
-                    coordinates=Coordinates(rank=rank),
-                    method=METHOD,
-                )
-            )
+            better = None if rank == MEDIAN else "lower"
+            fields = {"n": sizes.count, "better": better, "coordinates": Coordinates(rank=rank), "method": METHOD}
+            records.append(measured.record(f"outliers/{name}", value, **fields))
     return records
 
 

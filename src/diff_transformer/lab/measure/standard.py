@@ -160,20 +160,17 @@ class StandardOptions(Options):
 
 
 def _run(measured: EvalInput, options: StandardOptions) -> list[Result]:
-    assert measured.batches is not None  # needs="recipe"
-    return evaluate(measured.model, measured.batches, measured.variant, seed=measured.seed, sequences=options.sequences)
+    return evaluate(measured.model, measured.data, measured.variant, seed=measured.seed, sequences=options.sequences)
 
 
 def _run_by_tokens(measured: EvalInput, _: Options) -> list[Result]:
     training = measured.trained()
     return [
-        Result(
-            name=CURVE,
-            variant=measured.variant,
+        measured.record(
+            CURVE,
+            number_of(line["validation/loss"]),
             coordinates=Coordinates(tokens=line["step"] * training.tokens_per_step),
-            value=number_of(line["validation/loss"]),
             unit="nats/token",
-            seed=measured.seed,
             better="lower",
         )
         for line in training.metrics
@@ -182,9 +179,7 @@ def _run_by_tokens(measured: EvalInput, _: Options) -> list[Result]:
 
 
 def _run_guess(measured: EvalInput, _: Options) -> list[Result]:
-    assert measured.batches is not None  # needs="recipe"
-    guess = math.log(measured.batches.vocab_size)
-    return [Result(name=GUESS, variant=measured.variant, value=guess, seed=measured.seed)]
+    return [measured.record(GUESS, math.log(measured.data.vocab_size))]
 
 
 STANDARD = Measurement(
