@@ -339,7 +339,7 @@ def test_end_to_end_against_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         run(server)
         assert len(server.requests) == 5
     assert [judgement.supported for _, judgement in judged] == [True, None, False]
-    assert (judgements.account.asked, judgements.account.kept) == (1, 2)
+    assert (judgements.account.new_judgements, judgements.account.known_judgements) == (1, 2)
     assert "sk-hidden" not in path.read_text()
     accuracy, _, cost = hallucination_records(judged, "diff", "mine", judgements.judge.name)
     assert (accuracy.value, accuracy.n) == (0.5, 2)

@@ -6,7 +6,7 @@ no key answers best with the most frequent one: right in E[the largest number of
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from statistics import fmean
 from typing import Any, TypedDict
@@ -43,6 +43,13 @@ def share_record(name: str, right: Tensor, **shared: Any) -> Result:
         method=BY_SEQUENCE,
         **shared,
     )
+
+
+def proportion_record(name: str, right: Sequence[bool], **shared: Any) -> Result:
+    """The share of right ones among answers that are independent of each other, with Wilson's interval."""
+    count = sum(right)
+    interval = proportion_interval(count, len(right))
+    return Result(name=name, value=count / len(right), interval=interval, n=len(right), better="higher", **shared)
 
 
 def joint(right: Tensor) -> Tensor:

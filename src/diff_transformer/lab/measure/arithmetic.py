@@ -9,10 +9,11 @@ from pydantic import Field
 
 from diff_transformer.data.arithmetic_task import ArithmeticBatches, Problem
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.measure.accuracy import proportion_record
 from diff_transformer.lab.measure.decoding import greedy_answers, prompt_tokens
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
 from diff_transformer.lab.record import Result
-from diff_transformer.lab.statistics import mean_interval, proportion_interval
+from diff_transformer.lab.statistics import mean_interval
 
 EXACT_MATCH = "arithmetic/exact_match"
 ANSWER_LENGTH = "arithmetic/answer_length"
@@ -23,7 +24,7 @@ _RESULT = re.compile(r"#\s*(-?\d+)\s*$")
 class Solved:
     """What a model wrote about a problem, up to a line break, and in how many tokens without the one that ends it.
 
-    The model has ended it by the end of the text or of the line; if not, it ran into the limit.
+    `ended` is false where it ran into the limit.
     """
 
     problem: Problem
@@ -43,10 +44,8 @@ def solve(
 ) -> list[Solved]:
     """Have a model answer problems greedily, in at most `new_tokens` tokens each.
 
-    Solved examples stand before each problem, a line for each, for a model that was not trained on them.
-
-    Raises:
-        ValueError: a problem with its examples does not fit the model's context.
+    Solved examples stand before each problem, a line for each, for a model that was not trained on them. Raises
+    ValueError where a problem with its examples does not fit the model's context.
     """
     before = "".join(f"{example.question}{example.solution}\n" for example in examples)
     rows = prompt_tokens(model, tokenizer, [before + problem.question for problem in problems], new_tokens)
@@ -100,24 +99,22 @@ def arithmetic_records(
 
 
 def _records(solved: Sequence[Solved], variant: str, coordinates: Coordinates) -> list[Result]:
-    right = [float(one.right) for one in solved]
-    lengths = [float(one.tokens) for one in solved]
+    right, lengths = [one.right for one in solved], [float(one.tokens) for one in solved]
     endless = sum(not one.ended for one in solved)
-    shared: dict[str, Any] = {"variant": variant, "coordinates": coordinates, "n": len(solved)}
+    shared: dict[str, Any] = {"variant": variant, "coordinates": coordinates}
     return [
-        Result(
-            name=EXACT_MATCH,
-            value=sum(right) / len(right),
-            interval=proportion_interval(int(sum(right)), len(right)),
-            better="higher",
+        proportion_record(
+            EXACT_MATCH,
+            right,
             method="Wilson's score interval over problems",
-            documents=tuple((value, 1.0) for value in right),
+            documents=tuple((float(value), 1.0) for value in right),
             **shared,
         ),
         Result(
             name=ANSWER_LENGTH,
             value=sum(lengths) / len(lengths),
             interval=mean_interval(lengths),
+            n=len(lengths),
             unit="tokens",
             better="lower",
             method=f"Student's t over problems; {endless} answers ran into the limit and count with it",

@@ -12,44 +12,41 @@ from pydantic import Field
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
 
 from diff_transformer.data import Batches
+from diff_transformer.lab.measure.accuracy import proportion_record
 from diff_transformer.lab.measure.decoding import greedy_answers, prompt_tokens
 from diff_transformer.lab.measure.judge import FORM, TASK, Judge, Judgement, JudgeOptions, evidence, judge_of
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Text
 from diff_transformer.lab.measure.question_files import PAPER_SETS, Source, held_out_sources, read_sources
 from diff_transformer.lab.measure.standard import text_part
 from diff_transformer.lab.record import Result
-from diff_transformer.lab.statistics import proportion_interval
 from diff_transformer.storage.files import parse_json
 
 
 @dataclass
 class Account:
-    """What the judging cost so far: judgements asked for, with what the judge read and wrote and how long it took, and
-    judgements that were kept from an earlier run or an equal answer.
+    """What the judging cost so far: new judgements, with what the judge read and wrote and how long it took, and
+    judgements that an earlier run or an equal answer had already.
     """
 
-    asked: int = 0
-    kept: int = 0
+    new_judgements: int = 0
+    known_judgements: int = 0
     prompt_tokens: int = 0
     reply_tokens: int = 0
     seconds: float = 0.0
 
     def __str__(self) -> str:
         return (
-            f"{self.asked:,} judgements asked for and {self.kept:,} kept from before; {self.prompt_tokens:,} tokens "
-            f"read and {self.reply_tokens:,} written in {self.seconds:,.0f} s"
+            f"{self.new_judgements:,} judgements asked for and {self.known_judgements:,} kept from before; "
+            f"{self.prompt_tokens:,} tokens read and {self.reply_tokens:,} written in {self.seconds:,.0f} s"
         )
 
 
 class Judgements:
     """A judge with a memory: each judgement is written down, so that none is asked for twice.
 
-    Args:
-        judge: who is asked.
-        path: the .jsonl file of all judgements, which may exist: each is added, and on the disk, as soon as it is
-            made. A line holds the judge's name, what the judgement is of, the reply and what it cost. None keeps
-            nothing. Two processes that use one file at once lose nothing but may ask the same.
-        tell: is told the account after each judgement.
+    The .jsonl file `path` may exist: each judgement is added, and on the disk, as soon as it is made. A line holds the
+    judge's name, what the judgement is of, the reply and what it cost. Without a path nothing is written. Two processes
+    that use one file at once lose nothing but may ask the same. `tell` is given the account after each judgement.
 
     Raises:
         FileNotFoundError: the file's folder does not exist.
@@ -63,34 +60,26 @@ class Judgements:
 
     def of(self, source: Source, answer: str) -> Judgement:
         """The judgement of one answer, asked for where it is not known. Raises JudgeError as the judge."""
-        # All that is shown, and to whom.
-        shown = json.dumps([self.judge.name, TASK, FORM, evidence(source, answer)])
-        key = hashlib.sha256(shown.encode()).hexdigest()
-        known = self._known.get(key)
-        if known is not None:
-            self.account.kept += 1
+        # Who judges, and all that it reads.
+        key = hashlib.sha256(json.dumps([self.judge.name, TASK, FORM, evidence(source, answer)]).encode()).hexdigest()
+        if key in self._known:
+            self.account.known_judgements += 1
         else:
             begun = time.monotonic()
-            known = self._known[key] = self.judge.judge(source, answer)
+            made = self._known[key] = self.judge.judge(source, answer)
             seconds = time.monotonic() - begun
-            self.account.asked += 1
-            self.account.prompt_tokens += known.prompt_tokens
-            self.account.reply_tokens += known.reply_tokens
+            self.account.new_judgements += 1
+            self.account.prompt_tokens += made.prompt_tokens
+            self.account.reply_tokens += made.reply_tokens
             self.account.seconds += seconds
             if self.path is not None:
-                line = {
-                    "key": key,
-                    "judge": self.judge.name,
-                    "question": source.question,
-                    "answer": answer,
-                    **vars(known),
-                    "seconds": round(seconds, 3),
-                }
+                line = {"key": key, "judge": self.judge.name, "question": source.question, "answer": answer}
+                costs = {**vars(made), "seconds": round(seconds, 3)}
                 with self.path.open("ab") as file:
-                    file.write(json.dumps(line, ensure_ascii=True).encode() + b"\n")
+                    file.write(json.dumps(line | costs, ensure_ascii=True).encode() + b"\n")
         if self._tell is not None:
             self._tell(self.account)
-        return known
+        return self._known[key]
 
 
 def _read(path: Path) -> dict[str, Judgement]:
@@ -152,11 +141,9 @@ def judged_answers(
     """Have a model answer greedily and its answers judged, a batch after the other.
 
     An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that
-    stays silent would be the best one otherwise.
-
-    Raises:
-        ValueError: before anything is written or asked, where a document does not fit the model's context.
-        JudgeError: the judge cannot be asked. What it has said is kept; the same call goes on from there.
+    stays silent would be the best one otherwise. Raises ValueError, before anything is written or asked, where a
+    document does not fit the model's context; and JudgeError where the judge cannot be asked: what it has said stays
+    in the file, and the same call goes on from there.
     """
     rows = prompt_tokens(model, tokenizer, [prompt_of(source) for source in sources], new_tokens)
     judged = []
@@ -179,13 +166,10 @@ def hallucination_records(judged: Sequence[tuple[str, Judgement]], variant: str,
         raise ValueError(f"None of the {len(judged)} replies of the judge {judge!r} holds a verdict.")
     silent = sum(states_nothing(answer) for answer, _ in judged)
     cost = sum(judgement.prompt_tokens + judgement.reply_tokens for _, judgement in judged)
-    accuracy = Result(
-        name=f"hallucination/{name}",
+    accuracy = proportion_record(
+        f"hallucination/{name}",
+        read,
         variant=variant,
-        value=sum(read) / len(read),
-        interval=proportion_interval(sum(read), len(read)),
-        n=len(read),
-        better="higher",
         documents=tuple((float(bool(verdict)), float(verdict is not None)) for verdict in verdicts),
         method=(
             f"Wilson's score interval over documents; judge: {judge}; {silent} answers state nothing and count as not "
@@ -248,14 +232,13 @@ def _run(measured: EvalInput, options: HallucinationOptions) -> list[Result]:
     with tqdm(total=sum(map(len, sets.values())), desc=f"judging {measured.variant}", disable=None) as bar:
 
         def tell(account: Account) -> None:
-            bar.update(account.asked + account.kept - bar.n)
+            bar.update(account.new_judgements + account.known_judgements - bar.n)
             bar.set_postfix_str(str(account))
 
         judgements = Judgements(judge, folder / options.judgements if options.judgements else None, tell)
         for name, sources in sets.items():
-            judged = judged_answers(
-                measured.model, measured.tokenizer, sources, judgements, new_tokens=options.new_tokens
-            )
+            model, tokenizer = measured.model, measured.tokenizer
+            judged = judged_answers(model, tokenizer, sources, judgements, new_tokens=options.new_tokens)
             records += hallucination_records(judged, measured.variant, name, judge.name)
     return records
 

@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -20,11 +21,11 @@ from transformers import DynamicCache
 
 from diff_transformer.data import Episode, LabelledText, ManyShotBatches, read_labelled
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.measure.accuracy import share_record
+from diff_transformer.lab.measure.accuracy import proportion_record, share_record
 from diff_transformer.lab.measure.decoding import LabelTrie, greedy_label, label_log_likelihoods
 from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Options, Shares, Text
-from diff_transformer.lab.record import Baseline, Better, Interval, Result
-from diff_transformer.lab.statistics import mean_interval, proportion_interval, variance_beyond_chance
+from diff_transformer.lab.record import Baseline, Better, Result
+from diff_transformer.lab.statistics import mean_interval, variance_beyond_chance
 
 ACCURACY = "many_shot/accuracy"
 ORDER_VARIANCE, ORDER_MEAN = "many_shot/order_variance", "many_shot/order_mean"
@@ -67,41 +68,27 @@ def order_results(right: Sequence[Sequence[int]], queries: int, name: str, **sha
 
     Of the shares of right answers, "_range" is the best less the worst of the first ten orders, "_variance" the
     variance over orders without what counting so many answers gives by chance, which may be below 0, "_spread" the root
-    of the mean variance (0 where that is below 0), "_mean" their mean.
-
-    Args:
-        right: for each set, after each of two orders or more, of `queries` that were drawn for this order alone.
-        queries: after each order.
-        name: what the records' names begin with.
-        shared: other fields of the records.
+    of the mean variance (0 where that is below 0), "_mean" their mean. The numbers are those of each set, after each of
+    two orders or more, of `queries` that were drawn for this order alone; `shared` are other fields of the records.
     """
     shares = [[count / queries for count in row] for row in right]
-    columns: dict[str, tuple[list[float], Better]] = {
-        "range": ([max(row[:RANGE_ORDERS]) - min(row[:RANGE_ORDERS]) for row in shares], "lower"),
-        "variance": ([variance_beyond_chance(row, queries) for row in shares], "lower"),
-        "mean": ([fmean(row) for row in shares], "higher"),
+    variances = [variance_beyond_chance(row, queries) for row in shares]
+    columns: dict[str, list[float]] = {
+        "range": [max(row[:RANGE_ORDERS]) - min(row[:RANGE_ORDERS]) for row in shares],
+        "variance": variances,
+        "spread": variances,
+        "mean": [fmean(row) for row in shares],
     }
-    records = {
-        column: Result(
-            name=f"{name}_{column}",
-            value=fmean(values),
-            interval=mean_interval(values),
-            n=len(values),
-            better=better,
-            method="Student's t over sets of demonstrations",
-            **shared,
-        )
-        for column, (values, better) in columns.items()
-    }
-    squared = records["variance"]
-    ends = squared.interval
-    roots: Interval | None = None if ends is None else (_root(ends[0]), _root(ends[1]))
-    spread = replace(squared, name=f"{name}_spread", value=_root(squared.value), interval=roots)
-    return [records["range"], squared, spread, records["mean"]]
-
-
-def _root(variance: float) -> float:
-    return math.sqrt(max(0.0, variance))
+    records = []
+    for column, values in columns.items():
+        mean, interval = fmean(values), mean_interval(values)
+        if column == "spread":
+            mean, low, high = (math.sqrt(max(0.0, variance)) for variance in (mean, *(interval or (0.0, 0.0))))
+            interval = interval and (low, high)
+        better: Better = "higher" if column == "mean" else "lower"
+        fields = {"n": len(values), "better": better, "method": "Student's t over sets of demonstrations", **shared}
+        records.append(Result(name=f"{name}_{column}", value=mean, interval=interval, **fields))
+    return records
 
 
 @torch.no_grad()
@@ -164,13 +151,12 @@ def _many_shot_data(measured: EvalInput, name: str, of_text: str) -> ManyShotBat
 def _run_episodes(measured: EvalInput, options: EpisodeOptions) -> list[Result]:
     task, seed = _many_shot_data(measured, "episodes", "many_shot"), measured.seed
     records = []
-    for noise in options.noises:
-        for shots in options.shots:
-            drawn = (task.episode(seed, number, shots, options.queries, noise) for number in range(options.episodes))
-            right = torch.stack([episode_answers(measured.model, episode) for episode in drawn])
-            place = Coordinates(noise=noise, shots=shots)
-            # The queries of an episode share its demonstrations, so the interval is over episodes.
-            records.append(share_record(ACCURACY, right, variant=measured.variant, coordinates=place, seed=seed))
+    for noise, shots in product(options.noises, options.shots):
+        drawn = (task.episode(seed, number, shots, options.queries, noise) for number in range(options.episodes))
+        right = torch.stack([episode_answers(measured.model, episode) for episode in drawn])
+        place = Coordinates(noise=noise, shots=shots)
+        # The queries of an episode share its demonstrations, so the interval is over episodes.
+        records.append(share_record(ACCURACY, right, variant=measured.variant, coordinates=place, seed=seed))
     return records
 
 
@@ -178,12 +164,11 @@ def _run_episode_orders(measured: EvalInput, options: EpisodeOrderOptions) -> li
     task, seed = _many_shot_data(measured, "episode_orders", "many_shot_orders"), measured.seed
     queries = options.queries * options.orders
     records = []
-    for noise in options.noises:
-        for kind in ORDERS:
-            drawn = (task.episode(seed, number, options.shots, queries, noise) for number in range(options.sets))
-            right = [order_accuracies(measured.model, episode, options.orders, kind, seed) for episode in drawn]
-            shared = {"variant": measured.variant, "coordinates": Coordinates(orders=kind, noise=noise), "seed": seed}
-            records += order_results(right, options.queries, "many_shot/order", **shared)
+    for noise, kind in product(options.noises, ORDERS):
+        drawn = (task.episode(seed, number, options.shots, queries, noise) for number in range(options.sets))
+        right = [order_accuracies(measured.model, episode, options.orders, kind, seed) for episode in drawn]
+        shared = {"variant": measured.variant, "coordinates": Coordinates(orders=kind, noise=noise), "seed": seed}
+        records += order_results(right, options.queries, "many_shot/order", **shared)
     return records
 
 
@@ -196,13 +181,14 @@ def _guessing(name: str, place: Coordinates, recipe: Any, **more: Any) -> Baseli
 
 
 def _shots_baselines(options: EpisodeOptions, recipe: Any) -> list[Baseline]:
-    places = [Coordinates(noise=noise, shots=shots) for noise in options.noises for shots in options.shots]
-    return [_guessing(ACCURACY, place, recipe) for place in places]
+    places = product(options.noises, options.shots)
+    return [_guessing(ACCURACY, Coordinates(noise=noise, shots=shots), recipe) for noise, shots in places]
 
 
 def _orders_baselines(options: EpisodeOrderOptions, recipe: Any) -> list[Baseline]:
     baselines = []
-    for place in [Coordinates(orders=kind, noise=noise) for noise in options.noises for kind in ORDERS]:
+    for noise, kind in product(options.noises, ORDERS):
+        place = Coordinates(orders=kind, noise=noise)
         # A variance of accuracies means nothing in a model whose mean accuracy is that of guessing.
         mean: dict[str, Any] = {"accuracy": ORDER_MEAN, "accuracy_coordinates": place, "is_accuracy": False}
         baselines += [_guessing(ORDER_VARIANCE, place, recipe, **mean), _guessing(ORDER_MEAN, place, recipe)]
@@ -231,13 +217,15 @@ Rows = Sequence[tuple[str, str]]
 class LabelledPrompt:
     """Demonstrations (N,) and questions in a model's tokens, and the numbers of the right labels in a trie of all."""
 
-    shown: Tensor
+    demonstrations: Tensor
     questions: tuple[Tensor, ...]
     answers: tuple[int, ...]
     trie: LabelTrie
 
 
-def labelled_prompt(measured: EvalInput, task: LabelledText, shown: Rows, asked: Rows) -> LabelledPrompt:
+def labelled_prompt(
+    measured: EvalInput, task: LabelledText, demonstrations: Rows, labelled_questions: Rows
+) -> LabelledPrompt:
     """Write demonstrations and questions for a model. Raises ValueError where they are longer than its positions."""
     tokenizer = measured.tokenizer
 
@@ -248,16 +236,16 @@ def labelled_prompt(measured: EvalInput, task: LabelledText, shown: Rows, asked:
     trie = LabelTrie([encode(f" {label}\n") for label in task.labels])
     # Some tokenizers, such as Llama's, begin a text with a token of their own.
     begin = [token for token in tokenizer.encode("")[:1] if token == tokenizer.bos_token_id]
-    prefix = torch.tensor(begin + encode("".join(task.demonstration(*row) for row in shown)))
-    questions = tuple(torch.tensor(encode(task.query(text))) for text, _ in asked)
+    prefix = torch.tensor(begin + encode("".join(task.demonstration(*row) for row in demonstrations)))
+    questions = tuple(torch.tensor(encode(task.query(text))) for text, _ in labelled_questions)
     longest = len(prefix) + max(map(len, questions)) + trie.depth
     positions = measured.model.config.max_position_embeddings
     if longest > positions:
         raise ValueError(
-            f"{len(shown)} shots of {task.name} take {longest} tokens and the model has {positions} positions; ask "
-            "for fewer shots."
+            f"{len(demonstrations)} shots of {task.name} take {longest} tokens and the model has {positions} "
+            "positions; ask for fewer shots."
         )
-    return LabelledPrompt(prefix, questions, tuple(task.labels.index(label) for _, label in asked), trie)
+    return LabelledPrompt(prefix, questions, tuple(task.labels.index(label) for _, label in labelled_questions), trie)
 
 
 @torch.no_grad()
@@ -267,10 +255,10 @@ def labelled_answers(model: Any, prompt: LabelledPrompt, *, exact: bool = False)
     The label is what greedy decoding along the labels finds, or (`exact`) that of the highest constrained likelihood.
     """
     read = DynamicCache(config=model.config)
-    model(input_ids=prompt.shown[None].to(model.device), past_key_values=read, use_cache=True)
+    model(input_ids=prompt.demonstrations[None].to(model.device), past_key_values=read, use_cache=True)
     right = []
     for question, answer in zip(prompt.questions, prompt.answers, strict=True):
-        tokens, cache = torch.cat((prompt.shown, question)), copy.deepcopy(read)
+        tokens, cache = torch.cat((prompt.demonstrations, question)), copy.deepcopy(read)
         if exact:
             label = int(label_log_likelihoods(model, prompt.trie, tokens, cache)[1].argmax())
         else:
@@ -307,35 +295,27 @@ def _run_labelled(measured: EvalInput, options: ManyShotOptions) -> list[Result]
     """Accuracy by the number of demonstrations (Figure 6): records "many_shot/trec".
 
     Demonstrations are drawn from the training part, more of them beginning with those that are fewer, and questions
-    from the test part, the same for all.
-
-    Raises:
-        ValueError: more shots or queries than there are texts, or a prompt longer than the model's positions.
+    from the test part, the same for all. Raises ValueError for more shots or queries than there are texts, or a prompt
+    longer than the model's positions.
     """
     task = _labelled_text(measured, options, "many_shot")
     for shots in options.shots:
         _check_texts(task, shots=shots, queries=options.queries)
     random = np.random.default_rng(measured.seed)
-    shown = [task.train[number] for number in random.permutation(len(task.train))[: max(options.shots)]]
-    asked = [task.test[number] for number in random.permutation(len(task.test))[: options.queries]]
-    prompts = [labelled_prompt(measured, task, shown[:count], asked) for count in options.shots]
-    records = []
-    for shots, prompt in zip(options.shots, tqdm(prompts, desc=task.name, disable=None), strict=True):
-        right = labelled_answers(measured.model, prompt, exact=options.exact)
-        records.append(
-            Result(
-                name=f"many_shot/{task.name}",
-                variant=measured.variant,
-                value=sum(right) / len(right),
-                interval=proportion_interval(sum(right), len(right)),
-                n=len(right),
-                coordinates=Coordinates(shots=shots),
-                seed=measured.seed,
-                better="higher",
-                method="Wilson's score interval over questions after the same demonstrations",
-            )
+    demonstrations = [task.train[number] for number in random.permutation(len(task.train))]
+    questions = [task.test[number] for number in random.permutation(len(task.test))[: options.queries]]
+    prompts = [labelled_prompt(measured, task, demonstrations[:count], questions) for count in options.shots]
+    return [
+        proportion_record(
+            f"many_shot/{task.name}",
+            labelled_answers(measured.model, prompt, exact=options.exact),
+            variant=measured.variant,
+            coordinates=Coordinates(shots=shots),
+            seed=measured.seed,
+            method="Wilson's score interval over questions after the same demonstrations",
         )
-    return records
+        for shots, prompt in zip(options.shots, tqdm(prompts, desc=task.name, disable=None), strict=True)
+    ]
 
 
 def _run_labelled_orders(measured: EvalInput, options: ManyShotOrderOptions) -> list[Result]:
@@ -344,31 +324,28 @@ def _run_labelled_orders(measured: EvalInput, options: ManyShotOrderOptions) -> 
     The records are "many_shot/trec_order_range", "…_variance", "…_spread" and "…_mean", see `order_results`. The
     demonstrations are read anew in each order. Each order has questions of its own, drawn from the test part with
     replacement: shares of right answers then differ by chance as independent ones do, which the variance leaves out.
-
-    Raises:
-        ValueError: more shots than there are texts, or a prompt longer than the model's positions.
+    Raises ValueError for more shots than there are texts, or a prompt longer than the model's positions.
     """
     task = _labelled_text(measured, options, "many_shot_orders")
     _check_texts(task, shots=options.shots)
     prompts: dict[str, list[list[LabelledPrompt]]] = {kind: [] for kind in ORDERS}
     for number in range(options.sets):
         random = np.random.default_rng((measured.seed, number))
-        shown = [task.train[place] for place in random.permutation(len(task.train))[: options.shots]]
-        classes = torch.tensor([task.labels.index(label) for _, label in shown])
+        rows = [task.train[place] for place in random.permutation(len(task.train))[: options.shots]]
+        classes = torch.tensor([task.labels.index(label) for _, label in rows])
         for kind, of_sets in prompts.items():
             of_sets.append([])
             for order in drawn_orders(classes, options.orders, kind, measured.seed):
-                asked = [task.test[place] for place in random.integers(len(task.test), size=options.queries)]
-                of_sets[-1].append(labelled_prompt(measured, task, [shown[place] for place in order.tolist()], asked))
+                questions = [task.test[place] for place in random.integers(len(task.test), size=options.queries)]
+                demonstrations = [rows[place] for place in order.tolist()]
+                of_sets[-1].append(labelled_prompt(measured, task, demonstrations, questions))
     records = []
     for kind, of_sets in prompts.items():
-        right = [
-            [
-                sum(labelled_answers(measured.model, prompt, exact=options.exact))
-                for prompt in tqdm(of_set, desc=kind, disable=None)
-            ]
-            for of_set in of_sets
-        ]
+        right = []
+        for of_set in of_sets:
+            prompts_of_set = tqdm(of_set, desc=kind, disable=None)
+            answers = (labelled_answers(measured.model, prompt, exact=options.exact) for prompt in prompts_of_set)
+            right.append([sum(of_order) for of_order in answers])
         place = Coordinates(orders=kind, shots=options.shots)
         shared = {"variant": measured.variant, "coordinates": place, "seed": measured.seed}
         records += order_results(right, options.queries, f"many_shot/{task.name}_order", **shared)
