@@ -23,19 +23,12 @@ _ATTEMPTS = 1000
 
 @dataclass(frozen=True)
 class Problem:
-    """A chain of operations, its solution as it is taught, and the result.
+    """A chain of operations, its solution as it is taught, and the result."""
 
-    Attributes:
-        question: "7+9-3=".
-        solution: "7+9=16;16-3=13;#13".
-        result: 13.
-        operations: 2.
-    """
-
-    question: str
-    solution: str
-    result: int
-    operations: int
+    question: str  # "7+9-3="
+    solution: str  # "7+9=16;16-3=13;#13"
+    result: int  # 13
+    operations: int  # 2
 
 
 @dataclass(eq=False)
@@ -46,13 +39,10 @@ class ArithmeticBatches(GeneratedBatches):
     instead. Only the solution and the end of the text are labelled. Problems that are held out are never trained on:
     which ones is decided by their text alone, so all models and seeds agree.
 
-    Args:
+    Args: as :class:`GeneratedBatches`, and
         operations: the most in a problem; as many problems have one, two, … of them.
         length: tokens in a sequence.
-        batch_size: problems in a batch.
-        seed: of the training problems; the validation problems do not depend on it.
         largest: number in a problem.
-        validation_problems: in `validation_batches`.
 
     Raises:
         ValueError: a number is out of range, or `length` is too short for the longest problem.

@@ -49,7 +49,7 @@ class GeneratedBatches(ABC):
     Attributes:
         batch_size: sequences in a batch.
         seed: of the training sequences; the validation sequences do not depend on it.
-        validation_size: sequences in `validation_batches`.
+        validation_size: sequences in `validation_batches`, which the task's last argument says.
         source: there is none but the settings.
     """
 
@@ -87,31 +87,24 @@ def grouped(items: Iterable[T], size: Callable[[T], int], least: int) -> Iterato
 
 
 def padded(rows: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) -> dict[str, Tensor]:
-    """A batch of sequences of at most `length` tokens, given with whether each token is learned.
+    """A batch (rows, length) of sequences of at most `length` tokens, given with whether each token is learned.
 
-    Returns:
-        `input_ids` and `labels`, both (rows, length) int64, with labels on learned tokens alone. Behind the end of a
-        sequence its last token is repeated, where nothing is learned.
+    Only learned tokens have labels. Behind the end of a sequence its last token is repeated, where nothing is learned.
     """
-    input_ids, labels = [], []
+    filled = []
     for tokens, learned in rows:
         padding = length - len(tokens)
-        row = torch.tensor([*tokens, *[tokens[-1]] * padding])
-        input_ids.append(row)
-        labels.append(torch.where(torch.tensor([*learned, *[False] * padding]), row, IGNORED))
-    return {"input_ids": torch.stack(input_ids), "labels": torch.stack(labels)}
+        filled.append(([*tokens, *[tokens[-1]] * padding], [*learned, *[False] * padding]))
+    input_ids, is_learned = (torch.tensor(part) for part in zip(*filled, strict=True))
+    return {"input_ids": input_ids, "labels": torch.where(is_learned, input_ids, IGNORED)}
 
 
 def flattened(batch: dict[str, Tensor]) -> dict[str, Any]:
-    """A batch whose rows hold several documents as one row, for a model that attends by document: no mask is needed.
-
-    Args:
-        batch: on the CPU, of tensors (B, N): `input_ids`, `labels` and `position_ids` as `Batches` describes them, or
-            some of its rows.
+    """A batch (B, N) whose rows hold several documents as one row, for a model that attends by document.
 
     Returns:
-        The same tensors as (1, B·N), `labels` with −100 at the first token of every document (which would be predicted
-        from the document before), and where the documents are, by transformers' names: `cu_seq_lens_q` and
+        The batch's tensors as (1, B·N), `labels` with −100 at the first token of every document (which would be
+        predicted from the document before), and where the documents are, by transformers' names: `cu_seq_lens_q` and
         `cu_seq_lens_k`, int32, the first token of each and B·N at the end; `max_length_q` and `max_length_k`, the
         longest one's length. The end is repeated until there are 2, 4, 8 … entries, so that compiled code meets few
         shapes. A batch without `position_ids` as it is.

@@ -47,7 +47,7 @@ class ManyShotBatches(GeneratedBatches):
 
     The vocabulary, in this order: labels, words.
 
-    Args:
+    Args: as :class:`GeneratedBatches`, and
         shots: items in a sequence.
         classes: in a sequence.
         labels: tokens that classes may have for labels, `classes` or more; where there are more, a model first learns
@@ -57,9 +57,6 @@ class ManyShotBatches(GeneratedBatches):
         noise: the share of items whose label is drawn from all classes.
         vary: whether each sequence to train on has its own number of classes, from 1, and as many words for each as
             the largest ones have.
-        batch_size: sequences in a batch.
-        seed: of the training sequences; the validation sequences do not depend on it.
-        validation_sequences: sequences in `validation_batches`.
 
     Raises:
         ValueError: a number is out of range, or there are fewer words than classes.

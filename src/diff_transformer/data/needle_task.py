@@ -144,11 +144,7 @@ class NeedleTask:
         return padded(((document.tokens, document.learned) for document in documents), self.length)
 
     def draw(self, numbers: tuple[int, int, int], depth: float | None = None) -> NeedleDocument:
-        """The document of a stream of random numbers; see `sample`.
-
-        Raises:
-            ValueError: depth is outside 0 … 1.
-        """
+        """The document of a stream of random numbers; see `sample`. Raises ValueError for a depth outside 0 … 1."""
         if depth is not None and not 0 <= depth <= 1:
             raise ValueError(f"depth is between 0 and 1, got {depth}.")
         random = np.random.default_rng(numbers)
@@ -259,9 +255,6 @@ class NeedleBatches:
         vocab_size: tokens of the tokenizer.
         seed: of the training documents; the validation documents do not depend on it.
         validation_documents: needle documents in `validation_batches`.
-
-    Attributes:
-        source: a fingerprint of the haystack's text.
 
     Raises:
         ValueError: a number is below 1.

@@ -40,7 +40,7 @@ class RetrievalBatches(GeneratedBatches):
 
     The vocabulary, in this order: the marker, keys, values, noise tokens.
 
-    Args:
+    Args: as :class:`GeneratedBatches`, and
         num_pairs: needles in a sequence.
         length: tokens in a sequence, queries included.
         num_queries: queried needles, distinct and in random order; None means all.
@@ -48,10 +48,7 @@ class RetrievalBatches(GeneratedBatches):
             queries for all needles reward elimination: each answer that was given leaves one fewer.
         vary: whether each sequence to train on has its own number of needles, from 1 to `num_pairs`; noise stands in
             place of the others. Only with `repeats`, as the number of queries stays.
-        batch_size: sequences in a batch.
-        seed: of the training sequences; the validation sequences do not depend on it.
         num_keys, num_values, num_noise: sizes of the three parts of the vocabulary.
-        validation_sequences: sequences in `validation_batches`.
 
     Raises:
         ValueError: a number is out of range, there are fewer keys than pairs, or `length` is too short for it all.
@@ -107,11 +104,7 @@ class RetrievalBatches(GeneratedBatches):
 
     def asking(self, num_pairs: int, num_queries: int, context_length: int | None = None) -> "RetrievalBatches":
         """The same task with other numbers of needles and of distinct queries, in a context of the same length unless
-        another is given.
-
-        Raises:
-            ValueError: so many do not fit.
-        """
+        another is given. Raises ValueError where so many do not fit."""
         length = (context_length or self.context_length) + 3 * num_queries
         return replace(self, num_pairs=num_pairs, length=length, num_queries=num_queries, repeats=False, vary=False)
 

@@ -77,11 +77,8 @@ def register_logits(name: str, logits_of: Callable[[Call], Iterator[LogitBlock]]
 
 @contextmanager
 def attending(model: Any, name: str) -> Iterator[None]:
-    """The model attends by the implementation of this name, and afterwards as before.
-
-    Raises:
-        ValueError: a model that does not attend through transformers' interface, which would not notice.
-    """
+    """The model attends by the implementation of this name, and afterwards as before. Raises ValueError for a model
+    that does not attend through transformers' interface, which would not notice."""
     if not getattr(model, "_supports_attention_backend", False):
         raise ValueError(
             f"{type(model).__name__} computes attention by itself in this version of transformers, so its logits "
@@ -139,11 +136,8 @@ _UNITS = {"loss": "nats/token", "accuracy": ""}
 
 
 def quantised_implementation(bits: int, granularity: Granularity) -> str:
-    """The name of an attention implementation, for ``set_attn_implementation``.
-
-    Raises:
-        ValueError: not 16, 8, 6 or 4 bits, or neither "tensor" nor "row".
-    """
+    """The name of an attention implementation, for ``set_attn_implementation``. Raises ValueError for other bits than
+    16, 8, 6 or 4, and where the granularity is neither "tensor" nor "row"."""
     if bits not in BITS or granularity not in GRANULARITIES:
         raise ValueError(
             f"logits are quantised to {', '.join(map(str, BITS))} bits per {' or per '.join(GRANULARITIES)}, "

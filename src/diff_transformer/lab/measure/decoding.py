@@ -16,11 +16,8 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
 
 
 def prompt_tokens(model: Any, tokenizer: Any, prompts: Sequence[str], new_tokens: int) -> list[list[int]]:
-    """The tokens of each prompt, with room for `new_tokens` after each; checked before anything is generated.
-
-    Raises:
-        ValueError: a prompt is empty or leaves no room in the model's context, or the vocabulary is not the model's.
-    """
+    """The tokens of each prompt. Raises ValueError, before anything is generated, where a prompt is empty or leaves no
+    room for `new_tokens` in the model's context, or the vocabulary is not the model's."""
     check_vocabulary(model, tokenizer)
     rows = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
     if not all(rows):
@@ -66,29 +63,24 @@ def greedy_answers(
 
 class LabelTrie:
     """The tokens of labels, by what they begin with. A label ends with a token that says so, such as a line's end.
-
-    Raises:
-        ValueError: no labels, an empty one, or one that another begins with.
-    """
+    Raises ValueError for no labels, an empty one, or one that another begins with."""
 
     def __init__(self, labels: Sequence[Sequence[int]]) -> None:
         self.labels = [tuple(label) for label in labels]
         if not self.labels or not all(self.labels):
             raise ValueError(f"A trie needs labels of one token or more, got {self.labels[:5]}.")
         self.depth = max(map(len, self.labels))
-        self._following: dict[tuple[int, ...], list[int]] = {}
+        self._following: dict[tuple[int, ...], dict[int, None]] = {}  # a set in the order of the labels
         for label in self.labels:
             for place, token in enumerate(label):
-                following = self._following.setdefault(label[:place], [])
-                if token not in following:
-                    following.append(token)
+                self._following.setdefault(label[:place], {})[token] = None
         for number, label in enumerate(self.labels):
             if label in self._following or label in self.labels[:number]:
                 raise ValueError(f"Label {number} is another's, or another begins with it: tokens {label}.")
 
     def following(self, tokens: tuple[int, ...]) -> list[int]:
         """The tokens that may follow the beginning of a label; none after a complete label."""
-        return self._following.get(tokens, [])
+        return list(self._following.get(tokens, {}))
 
 
 @torch.no_grad()
@@ -117,16 +109,12 @@ def greedy_label(model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None)
 def label_log_likelihoods(
     model: Any, trie: LabelTrie, prompt: Tensor, cache: Any = None, batch_size: int = 32
 ) -> tuple[Tensor, Tensor]:
-    """The log-likelihood of every label after a prompt, exactly.
+    """The log-likelihood of every label after a prompt, exactly, free and constrained: both (labels,) float32.
 
     The *free* one is log p(label | prompt) = Σ_t log p(t | prompt, label before t) over the whole vocabulary. The
     *constrained* one normalises each p over the tokens that may follow along the trie, so that the labels' likelihoods
-    add up to 1; greedy decoding takes its largest factor first and may miss its largest product.
-
-    The prompt and its cache are as in `greedy_label`; each label of a batch takes a copy of the cache.
-
-    Returns:
-        Free and constrained, both (labels,) float32.
+    add up to 1; greedy decoding takes its largest factor first and may miss its largest product. The prompt and its
+    cache are as in `greedy_label`; each label of a batch takes a copy of the cache.
     """
     known = 0 if cache is None else cache.get_seq_length()
     start = model(input_ids=prompt[None, known:].to(model.device), past_key_values=cache, use_cache=True)
@@ -134,9 +122,7 @@ def label_log_likelihoods(
     free, constrained = torch.zeros(2, len(trie.labels)).unbind()
     for begin in range(0, len(trie.labels), batch_size):
         labels = trie.labels[begin : begin + batch_size]
-        tokens = torch.zeros(len(labels), trie.depth, dtype=torch.long)
-        for row, label in enumerate(labels):
-            tokens[row, : len(label)] = torch.tensor(label)
+        tokens = torch.tensor([[*label, *[0] * (trie.depth - len(label))] for label in labels])
         scores = first.expand(len(labels), 1, -1)
         if trie.depth > 1:
             copied = copy.deepcopy(start.past_key_values)

@@ -46,10 +46,10 @@ _NAMES = [f"harness/{task}/{measure}" for task, measure in TABLE_1_MEASURES.item
 
 def table_1_average(records: Sequence[Result]) -> Result | None:
     """The average that Table 1 ends with, if all its tasks are among the records."""
-    found = {record.name: record for record in records}
-    parts = [found[name] for name in _NAMES if name in found]
-    if len(parts) < len(_NAMES):
+    by_name = {record.name: record for record in records}
+    if not by_name.keys() >= set(_NAMES):
         return None
+    parts = [by_name[name] for name in _NAMES]
     value = math.fsum(part.value for part in parts) / len(parts)
     # Each is a share of n right answers, and the tasks are independent of each other.
     variances = [part.value * (1 - part.value) / (part.n - 1) for part in parts if part.n and part.n > 1]
@@ -96,8 +96,7 @@ BOOTSTRAP = 1000
 @dataclass(frozen=True)
 class TaskResult:
     """A record for each metric of a task, of a group also for its members; how many texts were scored, and how many of
-    them were too long for the model and lost their beginning.
-    """
+    them were too long for the model and lost their beginning."""
 
     name: str
     records: tuple[Result, ...]
@@ -109,17 +108,13 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
     """Tasks by name, their data fetched where it is not in the cache; NAME.jsonl is a file for `read_questions`.
 
     Other names are of tasks, groups or tags of lm_eval, or of YAML tasks in folders to include, which come before its
-    own.
-
-    Raises:
-        FileNotFoundError: a file of questions or a folder is not there.
-        ValueError: an unknown name, the same one twice, a file named like a task of Table 1, a task whose data or
-            definition cannot be read, or that needs images or runs the code a model writes.
+    own. Raises FileNotFoundError where a file of questions or a folder is not there, and ValueError for an unknown
+    name, the same one twice, a file named like a task of Table 1, or a task whose data or definition cannot be read, or
+    that needs images or runs the code a model writes.
     """
     for folder in include:
         if not folder.is_dir():
             raise FileNotFoundError(f"The folder of tasks {str(folder)!r} does not exist.")
-    names = list(names)
     keys = [_task_name(name) for name in names]
     if double := next((key for key in keys if keys.count(key) > 1), None):
         raise ValueError(f"The task {double!r} is named twice.")
@@ -199,18 +194,10 @@ def measure_tasks(
 ) -> Iterator[TaskResult]:
     """Measure tasks from `load_tasks` one after the other; the results of each come as soon as it is done.
 
-    Args:
-        model: any causal language model of transformers, in evaluation mode.
-        tokenizer: its tokenizer; without a token that begins a text, the one that ends a text takes its place.
-        tasks: by name.
-        variant: what to call the model in the records.
-        limit: only the first so many questions of each task.
-        num_fewshot: examples before each question, where the task does not rule them out; its own number unless given.
-        batch_size: texts at a time, padded on the right, where causal attention does not look.
-
-    Raises:
-        ValueError: a tokenizer that does not fit the model, fewer questions than examples, or a text that is too long
-            for the model.
+    `limit` takes only the first so many questions of each task. `num_fewshot` examples stand before each question,
+    where the task does not rule them out; its own number unless given. Texts are padded on the right, where causal
+    attention does not look; without a token that begins a text, the one that ends a text takes its place. Raises
+    ValueError for a tokenizer that does not fit the model, fewer questions than examples, or a text that is too long.
     """
     language_model = wrap_model(model, tokenizer, batch_size)
     for loaded in tasks.values():
@@ -229,11 +216,8 @@ def measure_tasks(
 
 
 def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Any:
-    """The model as lm_eval knows one. It counts the texts that it scores, and those that it had to cut.
-
-    Raises:
-        ValueError: the tokenizer has no token to begin a text with, or more tokens than the model.
-    """
+    """The model as lm_eval knows one. It counts the texts that it scores, and those that it had to cut. Raises
+    ValueError for a tokenizer with no token to begin a text with, or more tokens than the model."""
     if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has neither a bos nor an eos token, and lm_eval begins a text with one.")
     check_vocabulary(model, tokenizer)

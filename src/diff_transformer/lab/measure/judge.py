@@ -35,12 +35,9 @@ _VERDICT = re.compile(r"\W*(?:verdict\W+)?(supported|unsupported)\W*", re.IGNORE
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What a judge said of one answer.
+    """What a judge said of one answer, and how many tokens it read and wrote for it, as far as it tells.
 
-    Attributes:
-        supported: whether everything in it is supported; None where the reply holds no verdict that can be read.
-        reply: in the judge's words.
-        prompt_tokens, reply_tokens: what the judge read and wrote, as far as it tells.
+    `supported` is None where the reply holds no verdict that can be read.
     """
 
     supported: bool | None
@@ -58,7 +55,7 @@ class Judge(Protocol):
 
     @property
     def name(self) -> str:
-        """Who judges and with which settings: what was judged under another name is judged again."""
+        """Who judges, and with which settings: what was judged under another name is judged again."""
 
     def judge(self, source: Source, answer: str) -> Judgement:
         """Judge one answer. Raises JudgeError where the judge does not answer, or cannot be asked."""
@@ -116,11 +113,8 @@ class LocalJudge:
         self.model, self.tokenizer, self.name = model, tokenizer, f"{name} (yes or no by likelihood)"
 
     def judge(self, source: Source, answer: str) -> Judgement:
-        """Compare log P(yes) with log P(no) after the question; on equal terms the answer is not supported.
-
-        Raises:
-            JudgeError: the question is longer than the model's context.
-        """
+        """Compare log P(yes) with log P(no) after the question; on equal terms the answer is not supported. Raises
+        JudgeError where the question is longer than the model's context."""
         question = (
             f"{TASK}\n\n{evidence(source, answer)}\n\nDoes everything in the answer follow from the document? "
             "Reply with yes or no."
@@ -174,20 +168,13 @@ class _EveryStatus(urllib.request.HTTPErrorProcessor):
 class EndpointJudge:
     """A chat model behind `URL/chat/completions`: OpenAI's own service, or any server that speaks its language.
 
-    Args:
-        url: up to and without "/chat/completions", for example "https://api.openai.com/v1".
-        model: the model's name there.
-        key_variable: the environment variable that holds the key; None for a server that needs none. The key is sent
-            to this address alone; it is in no message, no file and no representation of this object.
-        timeout: seconds that one attempt may take in all.
-        attempts: how often a question is put before it counts as failed. Between two attempts the judge waits one
-            second, two, four …, or as long as the server asks for, at most :data:`LONGEST_WAIT`.
-        body: more fields of the request, or other values for those it has; None takes one out. For example
-            `{"max_tokens": None, "max_completion_tokens": 500}`.
-        wait: what waits; `time.sleep`.
-
-    Raises:
-        ValueError: the address, the key or a number cannot be used.
+    The address is given without "/chat/completions". The key, in the environment variable `key_variable` (None for a
+    server that needs none), is sent to this address alone; it is in no message, no file and no representation of this
+    object. An attempt takes at most `timeout` seconds in all; after the last of so many the question counts as failed.
+    Between two attempts the judge waits one second, two, four …, or as long as the server asks for, at most
+    :data:`LONGEST_WAIT`. `body` has more fields of the request, or other values for those it has; None takes one out:
+    `{"max_tokens": None, "max_completion_tokens": 500}`. Raises ValueError where the address, the key or a number
+    cannot be used.
     """
 
     def __init__(
@@ -223,11 +210,8 @@ class EndpointJudge:
         return f"{self.model} {json.dumps(_without_none(self._settings), sort_keys=True)}"
 
     def judge(self, source: Source, answer: str) -> Judgement:
-        """Ask until there is a reply; one without a verdict is not asked for again.
-
-        Raises:
-            JudgeError: the server refuses, or all attempts failed.
-        """
+        """Ask until there is a reply; one without a verdict is not asked for again. Raises JudgeError where the server
+        refuses, or all attempts failed."""
         messages = [
             {"role": "system", "content": f"{TASK} {FORM}"},
             {"role": "user", "content": evidence(source, answer)},

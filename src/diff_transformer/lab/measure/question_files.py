@@ -5,7 +5,7 @@ questions (Tables 1 and 8). Where there is no network, both come from held-out t
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,11 +68,8 @@ def read_sources(name: str, *, limit: int = 100, characters: int | None = None, 
     The name is that of a .jsonl file with the fields "document", "question" (left out: a summary is asked for) and
     "reference" (may be left out), or one of `PAPER_SETS`, which the `datasets` library fetches. Documents keep the
     order of the set. Longer ones are cut to so many characters, at the end of a sentence where there is one; the models
-    that are compared and the judge all read what was cut.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: an unknown name, a set that cannot be had, a line that is wrong, or no documents.
+    that are compared and the judge all read what was cut. Raises FileNotFoundError where there is no such file, and
+    ValueError for an unknown name, a set that cannot be had, a line that is wrong, or no documents.
     """
     if limit < 1 or (characters is not None and characters < 1):
         raise ValueError(f"limit and characters are at least 1, got limit={limit}, characters={characters}.")
@@ -177,16 +174,12 @@ def _from_hub(name: str, limit: int, seed: int) -> list[Source]:
     for column in (document, question, reference):
         if column is not None and column not in rows.column_names:
             raise ValueError(f"The set {name!r} has no column {column!r}, only {', '.join(rows.column_names)}.")
-    chosen: Iterable[Mapping[str, Any]] = rows.select(_drawn(len(rows), limit, seed))
-    return [
-        Source(
-            document=str(row[document]),
-            question=None if question is None else str(row[question]),
-            reference=_first(row[reference]),
-        )
-        for row in chosen
-        if row[document].strip()  # some articles of CNN/DM are empty
-    ]
+    sources = []
+    for row in rows.select(_drawn(len(rows), limit, seed)):
+        if row[document].strip():  # some articles of CNN/DM are empty
+            wording = None if question is None else str(row[question])
+            sources.append(Source(document=str(row[document]), question=wording, reference=_first(row[reference])))
+    return sources
 
 
 def _first(reference: Any) -> str | None:
@@ -197,19 +190,13 @@ def _first(reference: Any) -> str | None:
 
 
 def read_questions(path: Path) -> list[dict[str, Any]]:
-    """The questions of a file, one JSON object to a line; empty lines are skipped, other fields are left alone.
+    """The ``prompt``, ``choices`` and ``answer`` of each question of a file, one JSON object to a line.
 
     Fields: ``question`` (asked as "Question: …\\nAnswer:"), ``context`` (text that stands before it, or is itself what
     the choices continue; "" scores the choices alone), ``choices`` (two or more different texts) and ``answer`` (the
     number of the right one, counted from 0). One of ``question`` and ``context`` may be missing. A space comes between
-    the prompt and a choice, so those that a context ends with are dropped.
-
-    Returns:
-        For each question ``prompt``, ``choices`` and ``answer``.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it holds no questions, or a line is wrong; names the line and the field.
+    the prompt and a choice, so those that a context ends with are dropped. Empty lines are skipped, other fields are
+    left alone. Raises FileNotFoundError, or ValueError that names the line and the field that is wrong.
     """
     lines = _objects(path, "questions", "the fields question or context, choices and answer")
     return [_question(fields, where) for where, fields in lines]
@@ -247,10 +234,8 @@ def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, charact
     """At most so many questions as `read_questions` gives them, from the validation blocks of a text.
 
     A question is the beginning of a block; its choices are what follows there and what stands at the same place of
-    other blocks, in random order. Of the characters of a question with its answer two thirds are the beginning.
-
-    Raises:
-        ValueError: the text has fewer pieces than a question has choices.
+    other blocks, in random order. Of the characters of a question with its answer two thirds are the beginning. Raises
+    ValueError where the text has fewer pieces than a question has choices.
     """
     pieces: dict[str, str] = {}
     taken = 0
