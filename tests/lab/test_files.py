@@ -11,9 +11,8 @@ import pytest
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.record import AttentionExample, Comparison, Result, ResultsFile, Samples
 from diff_transformer.lab.results_files import (
-    read_attention,
+    read_record,
     read_results,
-    read_samples,
     write_json,
     write_text,
 )
@@ -94,9 +93,9 @@ def test_attention_and_samples_survive_a_round_trip(tmp_path: Path) -> None:
     )
     path = write_json(tmp_path / "attention.json", example, indent=None)
     assert json.loads(path.read_text())["lambda"] == 0.2
-    assert read_attention(path) == example
+    assert read_record(path, AttentionExample) == example
     samples = Samples(prompt="def ", diff="λ\n", softmax="</b>")
-    assert read_samples(write_json(tmp_path / "samples.json", samples)) == samples
+    assert read_record(write_json(tmp_path / "samples.json", samples), Samples) == samples
 
 
 def test_what_is_not_finite_is_strict_json_and_comes_back(tmp_path: Path, results_file: ResultsFile) -> None:
@@ -202,7 +201,7 @@ def test_an_attention_file_whose_parts_disagree_is_refused(tmp_path: Path, chang
     good = {"tokens": ["a", "b"], "layers": {}, "heads": {}, "query_position": 1, "answer_positions": [0]}
     good |= {"needle_positions": [], "maps": {}, "lambda": 0.5}
     with pytest.raises(ValueError, match=message):
-        read_attention(write_json(tmp_path / "attention.json", good | change))
+        read_record(write_json(tmp_path / "attention.json", good | change), AttentionExample)
 
 
 def test_metrics_leave_out_the_line_being_written(tmp_path: Path) -> None:

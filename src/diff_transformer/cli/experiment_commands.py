@@ -39,7 +39,7 @@ def demo(
     from diff_transformer.cli.terminal_progress import TrainingProgress
     from diff_transformer.lab.experiments.demo import run_demo
     from diff_transformer.lab.report.measured_tables import demo_table
-    from diff_transformer.lab.report.run_pages import build_demo_report
+    from diff_transformer.lab.report.run_pages import build_run_report
     from diff_transformer.lab.results_files import read_results
 
     console.quiet_libraries()
@@ -53,7 +53,7 @@ def demo(
         overwrite=overwrite,
         progress=TrainingProgress(console.messages()),
     )
-    page = build_demo_report(folder)
+    page = build_run_report([folder])
     out = console.output()
     out.print(demo_table(read_results(folder / "results.json")))
     models = sorted(path for path in folder.glob("*/model") if path.is_dir())

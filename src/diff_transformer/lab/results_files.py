@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from diff_transformer.lab.coordinates import NOWHERE
-from diff_transformer.lab.record import AttentionExample, Comparison, Environment, Result, ResultsFile, Samples
+from diff_transformer.lab.record import Comparison, Environment, Result, ResultsFile
 from diff_transformer.storage.atomic import write_atomically
 from diff_transformer.storage.files import read_json
 
@@ -176,18 +176,8 @@ def _plain(value: Any) -> Any:
 
 
 def read_results(path: str | Path) -> ResultsFile:
-    """Read a `results.json`. Raises FileNotFoundError, or ValueError naming the file and what is wrong in it."""
-    return _read_record(path, ResultsFile, translated(read_json(path)))
-
-
-def read_attention(path: str | Path) -> AttentionExample:
-    """Read an `attention.json`. Raises as `read_results` does."""
-    return _read_record(path, AttentionExample, read_json(path))
-
-
-def read_samples(path: str | Path) -> Samples:
-    """Read a `samples.json`. Raises as `read_results` does."""
-    return _read_record(path, Samples, read_json(path))
+    """Read a `results.json`. Raises as `read_record` does."""
+    return read_record(path, ResultsFile)
 
 
 def number_of(value: float | None) -> float:
@@ -195,12 +185,13 @@ def number_of(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def _read_record(path: str | Path, kind: type[T], data: Any) -> T:
+def read_record(path: str | Path, kind: type[T]) -> T:
+    """Read a file that holds one record. Raises FileNotFoundError, or ValueError naming the file and what is wrong."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
         # Of JSON pydantic takes a list for a tuple without taking a text for a number.
-        return TypeAdapter(kind).validate_json(json.dumps(data))
+        return TypeAdapter(kind).validate_json(json.dumps(translated(read_json(path))))
     except ValidationError as error:
         raise ValueError(f"{path}: {_sentence(error)}") from None
 

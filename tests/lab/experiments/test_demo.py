@@ -9,9 +9,10 @@ import pytest
 import diff_transformer.lab.experiments.demo as demo
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.lab.experiments.demo import run_demo
+from diff_transformer.lab.record import AttentionExample, Samples
 from diff_transformer.lab.report.measured_tables import demo_table
-from diff_transformer.lab.report.run_pages import build_demo_report
-from diff_transformer.lab.results_files import read_attention, read_results, read_samples
+from diff_transformer.lab.report.run_pages import build_run_report
+from diff_transformer.lab.results_files import read_record, read_results
 from diff_transformer.storage.files import read_metrics
 
 
@@ -62,7 +63,7 @@ def test_checkpoints_load(finished: Path) -> None:
 
 
 def test_example_maps_are_the_difference(finished: Path) -> None:
-    example = read_attention(finished / "attention.json")
+    example = read_record(finished / "attention.json", AttentionExample)
     maps = example.maps["diff"]
     for a1, a2, difference in zip(maps["A1"], maps["A2"], maps["difference"], strict=True):
         for first, second, weight in zip(a1, a2, difference, strict=True):
@@ -73,14 +74,14 @@ def test_example_maps_are_the_difference(finished: Path) -> None:
 
 
 def test_samples_are_text(finished: Path) -> None:
-    samples = read_samples(finished / "samples.json")
+    samples = read_record(finished / "samples.json", Samples)
     assert samples.prompt
     assert samples.diff
     assert samples.softmax
 
 
 def test_page_and_table(finished: Path) -> None:
-    page = build_demo_report(finished).read_text(encoding="utf-8")
+    page = build_run_report([finished]).read_text(encoding="utf-8")
     assert page.count("<svg") >= 4
     assert len(demo_table(read_results(finished / "results.json")).rows) > 4
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diff_transformer.lab.report.run_pages import build_demo_report, build_run_report
+from diff_transformer.lab.report.run_pages import build_run_report
 
 VOID = {"meta", "br", "img", "link", "path", "use", "image", "rect", "circle"}
 
@@ -54,7 +54,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """One complete demo folder for the tests that only read its page."""
-    return build_demo_report(request.getfixturevalue("make_demo")(tmp_path_factory.mktemp("demo")))
+    return build_run_report([request.getfixturevalue("make_demo")(tmp_path_factory.mktemp("demo"))])
 
 
 def test_the_page_holds_everything_the_demo_measured(whole: Path) -> None:
@@ -143,8 +143,8 @@ def test_single_measurements_favour_nobody(whole: Path) -> None:
 
 
 def test_the_same_results_give_the_same_page(demo_dir: Path) -> None:
-    first = build_demo_report(demo_dir).read_bytes()
-    assert build_demo_report(demo_dir).read_bytes() == first
+    first = build_run_report([demo_dir]).read_bytes()
+    assert build_run_report([demo_dir]).read_bytes() == first
 
 
 def test_whatever_files_say_is_text(demo_dir: Path) -> None:
@@ -168,7 +168,7 @@ def test_whatever_files_say_is_text(demo_dir: Path) -> None:
     (demo_dir / "attention.json").write_text(json.dumps(attention), encoding="utf-8")
     metrics = [json.dumps({"step": step, "loss": 1.0, f"validation/{evil}": 1.0}) + "\n" for step in (1, 2)]
     (demo_dir / "retrieval-diff" / "metrics.jsonl").write_text("".join(metrics), encoding="utf-8")
-    path = build_demo_report(demo_dir)
+    path = build_run_report([demo_dir])
     page = Page(path)
     assert not {"script", "iframe"} & set(page.tags)
     assert "<script" not in path.read_text(encoding="utf-8")
@@ -191,7 +191,7 @@ def test_whatever_files_say_is_text(demo_dir: Path) -> None:
 def test_a_missing_part_leaves_a_note(demo_dir: Path, missing: str, said: str) -> None:
     path = demo_dir / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-    page = Page(build_demo_report(demo_dir))
+    page = Page(build_run_report([demo_dir]))
     assert said in page.text + "".join(page.labels)
 
 
@@ -202,20 +202,20 @@ def test_results_alone_and_no_results_at_all(demo_dir: Path, tmp_path: Path) -> 
     results = json.loads((demo_dir / "results.json").read_text(encoding="utf-8"))
     results["records"] = []
     (alone / "results.json").write_text(json.dumps(results), encoding="utf-8")
-    text = Page(build_demo_report(alone)).text
+    text = Page(build_run_report([alone])).text
     for said in ("holds no results", "no curves to draw", "no measures of attention", "no maps", "No run has logged λ"):
         assert said in text
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(FileNotFoundError, match=r"empty holds no demo: neither results\.json nor"):
-        build_demo_report(empty)
+    with pytest.raises(ValueError, match=r"empty is not a run folder"):
+        build_run_report([empty])
     assert list(empty.iterdir()) == []
 
 
 def test_a_broken_part_is_named(demo_dir: Path) -> None:
     (demo_dir / "samples.json").write_text('{"prompt": "x"}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"samples\.json: the file lacks diff, softmax"):
-        build_demo_report(demo_dir)
+        build_run_report([demo_dir])
 
 
 @pytest.mark.usefixtures("no_drawings")
@@ -273,7 +273,7 @@ def test_a_single_evaluation_is_no_curve(demo_dir: Path) -> None:
     line = {"step": 5, "loss": 1.0, "validation/accuracy": 0.5}
     for folder in demo_dir.glob("*-*"):
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-    for path in (build_demo_report(demo_dir), build_run_report([demo_dir / "retrieval-diff"])):
+    for path in (build_run_report([demo_dir]), build_run_report([demo_dir / "retrieval-diff"])):
         labels = Page(path).labels
         assert any("oss" in label for label in labels)
         assert not any(label.startswith(("accuracy of", "Validation: accuracy")) for label in labels)

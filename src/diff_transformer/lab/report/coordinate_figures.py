@@ -53,18 +53,10 @@ _LEVEL_DASHES = ("--", "-.", ":")
 class Panel:
     """One figure: a measure of several variants over the numbers of a coordinate.
 
-    Attributes:
-        name: the measure.
-        part: the coordinates that are the same everywhere in it, as a reader is told of them; "" where there are none.
-        label: the measure as the vertical axis has it.
-        axis: the title of the horizontal axis.
-        numbers, texts: the places on it, ascending, and the text that stands for each.
-        lines: one for each variant: means over seeds, NaN where one is not known; intervals from the lowest to the
-            highest seed, or, with one seed, the measurement's own.
-        paper: the paper's values, where it gives as many.
-        levels: chance and floor, where they are known at every place.
-        seeds: over how many.
-        own_intervals: whether bands are the measurement's own intervals.
+    `part` names the coordinates that are the same everywhere in it, `label` is the measure as the vertical axis has it,
+    and `texts` stand for the `numbers`, which ascend. `lines` are the means over seeds of each variant, NaN where one
+    is not known, with the lowest and the highest seed or, with one seed, the measurement's own interval. `paper` are
+    the paper's values and `levels` chance and floor, where they are known at every place.
     """
 
     name: str

@@ -83,13 +83,7 @@ _LEVELS_CAPTION = (
 class ForestRow:
     """A row: a difference with its interval, or a heading over those below it, which has no difference.
 
-    Attributes:
-        difference: NaN where it is not known; `missing` then stands for it.
-        interval: None where nothing is known of the spread.
-        verdict: None where nothing is claimed.
-        exploratory: whether the verdict is on a question of ours, and not on a claim of the paper's.
-        paper: the paper's difference.
-        remark: what follows the verdict.
+    `missing` stands for a difference that is NaN, `paper` is the paper's difference, `remark` follows the verdict.
     """
 
     label: str

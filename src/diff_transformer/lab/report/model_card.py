@@ -19,23 +19,14 @@ from diff_transformer.variants import ATTENTION_TYPES
 
 Form = Literal["package", "onnx"]
 
-MEASURED_ON = {"retrieval": ("synthetic", "multi-needle retrieval from a seeded generator")}
-UNKNOWN_DATA = ("unknown", "not recorded")
-
 
 @dataclass(frozen=True, kw_only=True)
 class SharedModel:
     """What a card says about a model that is neither in its recipe nor in its results.
 
-    Attributes:
-        form: how it is loaded: "package" with this package, or "onnx".
-        needed: version of this package.
-        config: the configuration, as config.json has it.
-        task: the Hub's name of what it does, e.g. "text-generation", or None.
-        auto_class: transformers' class that loads it.
-        step: the optimizer step of a run's checkpoint; None for its end.
-        data: what its recipe's data is, in a few words; None without a recipe.
-        length: tokens of a training sequence; None without a recipe.
+    `needed` is the version of this package that loads it, `config` the content of its config.json, `task` the Hub's
+    name of what it does, and `step` that of a run's checkpoint, None for the run's end. Of its recipe there are the
+    data in a few words and the tokens of a training sequence.
     """
 
     name: str
@@ -64,14 +55,8 @@ def model_card(
 ) -> str:
     """The text of README.md: front matter for the Hub, how to load the model, how it was trained, what was measured.
 
-    Args:
-        model: see `SharedModel`.
-        recipe: of the run that trained it, or None where that is not known.
-        results: of this model, and of the model that it is compared with; all of it is shown, whichever is better.
-        license: the Hub's name of a licence, e.g. "mit"; none is claimed unless it is given.
-
-    Raises:
-        ValueError: two files hold the same measurement.
+    All of `results` is shown, whichever model is better; no licence is claimed unless the Hub's name of one is given.
+    Raises ValueError where two files hold the same measurement.
     """
     records = _all_records(results)
     index = list(_index(model, recipe, results))
@@ -90,8 +75,9 @@ def model_card(
         model=model,
         kind=f"with attention of the type {model.variant!r}." if described is None else described.summary,
         install=INSTALL,
-        facts=_facts(model, recipe),
-        recipe=None if recipe is None else yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True),
+        attention=variant_label(model.variant),
+        recipe=recipe,
+        recipe_text=yaml.safe_dump(dict(recipe or {}), sort_keys=False, allow_unicode=True),
         measured=_measured_table(model, records) if records else None,
         is_measured=model.variant in variants_of(records),
         files=results,
@@ -135,8 +121,8 @@ def _index(
 
 def _data(section: str, model: SharedModel, recipe: Mapping[str, Any] | None, file: ResultsFile) -> tuple[str, str]:
     """The Hub's kind of a dataset and its name, for what was measured under `section`."""
-    if section in MEASURED_ON:
-        return MEASURED_ON[section]
+    if section == "retrieval":
+        return "synthetic", "multi-needle retrieval from a seeded generator"
     if section == "harness":
         return "lm-evaluation-harness", ", ".join(map(str, file.settings.get("tasks", []))) or "lm-evaluation-harness"
     if texts := file.settings.get("text"):
@@ -144,39 +130,7 @@ def _data(section: str, model: SharedModel, recipe: Mapping[str, Any] | None, fi
         return "text", ", ".join(PurePath(path).name or path for path in texts)
     if section == "language" and recipe is not None and recipe["data"]["kind"] == "text":
         return "text", f"held-out part of {model.data}"
-    return UNKNOWN_DATA
-
-
-def _facts(model: SharedModel, recipe: Mapping[str, Any] | None) -> Table:
-    """What the model is, and how it was trained where that is known."""
-    config = model.config
-    heads = f"{config['num_attention_heads']} of width {config['head_dim']} (as the Transformer counts them)"
-    facts = {
-        "attention": f"{variant_label(model.variant)} ({model.variant})",
-        "parameters": f"{model.parameters:,}",
-        "layers": f"{config['num_hidden_layers']} of width {config['hidden_size']}",
-        "heads": heads,
-        "context": f"{config['max_position_embeddings']:,} tokens",
-    }
-    if (norm := config.get("headwise_norm")) is not None:  # a row of Table 6 that is not the type's usual form
-        facts["norm of each head"] = "yes" if norm else "no"
-    if recipe is not None:
-        facts |= _training_facts(model, recipe["data"], recipe["train"])
-    return Table.of_rows(["", ""], list(facts.items()))
-
-
-def _training_facts(model: SharedModel, data: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, str]:
-    steps = min(train["steps"], model.step or train["steps"])
-    part = f" of {train['steps']:,}, so it is not finished" if steps < train["steps"] else ""
-    tokens = steps * data["batch_size"] * (model.length or 0)
-    return {
-        "data": str(model.data),
-        "steps": f"{steps:,}{part}",
-        "tokens seen": f"{tokens:,} ({data['batch_size']} sequences of {model.length} a step)",
-        "learning rate": f"{train['learning_rate']:g}, {train['schedule']}",
-        "mixed precision": str(train["precision"]),
-        "seed": str(train["seed"]),
-    }
+    return "unknown", "not recorded"
 
 
 def _measured_table(model: SharedModel, records: Sequence[Result]) -> Table:

@@ -3,23 +3,25 @@
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from diff_transformer.lab.record import AttentionExample, Baseline, Result
+from diff_transformer.lab.record import AttentionExample, Baseline, Result, Samples
 from diff_transformer.lab.report import figures
 from diff_transformer.lab.report.coordinate_figures import bands, panel_along
 from diff_transformer.lab.report.documents import Table, fill_page, write_page
 from diff_transformer.lab.report.figures import CYCLE, MUTED, THEME, Drawing, Series, variant_colour, variant_marker
 from diff_transformer.lab.report.measured_tables import LABELS, demo_table, every_number
 from diff_transformer.lab.report.wording import DIVERGED, format_number, levels_text, variant_label
-from diff_transformer.lab.results_files import read_attention, read_results, read_samples
+from diff_transformer.lab.results_files import read_record, read_results
 from diff_transformer.storage.files import read_json, read_metrics
 from diff_transformer.variants import ATTENTION_TYPES, lambda_init_schedule
 
 Metrics = Sequence[Mapping[str, Any]]
+# The runs of one figure: each with its label, its variant ("" where colours tell only the runs apart) and its metrics.
+Logs = Sequence[tuple[str, str, Metrics]]
 T = TypeVar("T")
 
 TASKS = ("retrieval", "language")
@@ -35,25 +37,12 @@ ATTENTION_MEASURES = [name for name in LABELS if name.startswith("retrieval/atte
 MAPS = {"A1": "A1", "A2": "A2", "difference": "A1 − λA2", "A": "A"}
 
 
-def build_demo_report(run_dir: str | Path) -> Path:
-    """Write `run_dir/report.html` from the result files in `run_dir`; parts that are missing leave a note.
-
-    Raises FileNotFoundError where `run_dir` holds nothing of a demo, ValueError where a file is not what it should be.
-    """
-    run_dir = Path(run_dir)
-    if not is_demo(run_dir):
-        raise FileNotFoundError(f"{run_dir} holds no demo: neither results.json nor a run such as retrieval-diff")
-    return write_page(run_dir / "report.html", _demo_page(run_dir))
-
-
 def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
     """Write a report of training runs side by side; a demo folder alone gives the demo's report.
 
     Among several folders a demo's stands for the runs inside it. Without `output` the report is `report.html` in the
-    folder of a single run, `comparison.html` in the nearest folder that holds all of several.
-    An earlier report is replaced, any other file is not.
-    Raises FileNotFoundError for a folder that is missing, ValueError for one that is not a run's, FileExistsError where
-    something else than a report is in the way.
+    folder of a single run, `comparison.html` in the nearest folder that holds all of several. Raises FileNotFoundError
+    for a folder that is missing, ValueError for one that is not a run's, FileExistsError as `refuse_others` does.
     """
     folders = [Path(run_dir) for run_dir in run_dirs]
     path = run_report_path(folders, output)
@@ -165,20 +154,20 @@ def _summary(logs: Mapping[str, Metrics]) -> Table:
 
 
 def _run_curves(logs: Mapping[str, Metrics]) -> Iterator[Drawing]:
-    validation = {key: ("Validation: " + key.partition("/")[2], key) for key in _validation_keys(logs.values())}
-    for key, (title, label) in {**CURVES, **validation}.items():
-        lines = [line for name, metrics in logs.items() if (line := _series(metrics, key, name))]
-        # One evaluation, at the end, is no curve.
-        if not lines or (key in validation and all(len(line.x) == 1 for line in lines)):
-            continue
-        curves, checks = ([], lines) if key in validation else (lines, [])
-        figure = figures.curves(curves, checks=checks, title=title, ylabel=label, noisy=key != "learning_rate")
-        yield figures.drawing(figure, f"{title}: {_ends_in_words(lines)}.")
+    named = [(label, "", metrics) for label, metrics in logs.items()]
+    for key, (title, label) in CURVES.items():
+        if lines := _series(named, key):
+            figure = figures.curves(lines, title=title, ylabel=label, noisy=key != "learning_rate")
+            yield figures.drawing(figure, f"{title}: {_ends_in_words(lines)}.")
+    for key, checks in _validation(named):
+        title = f"Validation: {key.partition('/')[2]}"
+        figure = figures.curves([], checks=checks, title=title, ylabel=key)
+        yield figures.drawing(figure, f"{title}: {_ends_in_words(checks)}.")
 
 
 def _demo_page(run_dir: Path) -> str:
     results = _if_there(run_dir / "results.json", read_results)
-    example = _if_there(run_dir / "attention.json", read_attention)
+    example = _if_there(run_dir / "attention.json", lambda path: read_record(path, AttentionExample))
     records, baselines = (results.records, results.baselines) if results else ((), ())
     folders = _task_runs(run_dir)
     runs: dict[tuple[str, str], Metrics] = {key: read_metrics(run / "metrics.jsonl") for key, run in folders.items()}
@@ -207,7 +196,7 @@ def _demo_page(run_dir: Path) -> str:
         retrieval=[*_task_curves("retrieval", runs), *accuracy],
         language=list(_task_curves("language", runs)),
         weights=[*itertools.chain(*weights)],
-        samples=_if_there(run_dir / "samples.json", read_samples),
+        samples=_if_there(run_dir / "samples.json", lambda path: read_record(path, Samples)),
         lambdas=[one for key, run in folders.items() for one in _lambda_figure(runs[key], run, f"λ, {key[0]}")],
     )
 
@@ -217,29 +206,20 @@ def _if_there(path: Path, read: Callable[[Path], T]) -> T | None:
 
 
 def _task_curves(task: str, runs: Mapping[tuple[str, str], Metrics]) -> Iterator[Drawing]:
-    logs = {variant: metrics for (name, variant), metrics in runs.items() if name == task}
-
-    def lines(key: str, suffix: str = "") -> list[Series]:
-        drawn = (_series(metrics, key, variant_label(name) + suffix, name) for name, metrics in logs.items())
-        return [line for line in drawn if line is not None]
-
-    loss, checks = lines("loss"), lines("validation/loss", ", validation")
+    logs = [(variant_label(variant), variant, metrics) for (name, variant), metrics in runs.items() if name == task]
+    loss, checks = _series(logs, "loss"), _series(logs, "validation/loss", ", validation")
     if loss or checks:
         faint = any(len(line.x) > figures.MANY for line in loss)
         yield figures.drawing(
-            figures.curves(loss, checks=checks, title="Loss", ylabel="loss (nats per predicted token)"),
+            figures.curves(loss, checks=checks, title="Loss", ylabel=CURVES["loss"][1]),
             f"Loss of the {task} task over training: {_ends_in_words([*loss, *checks])}.",
             "Training loss: faint as logged, bold its running mean." if faint else "Training loss as logged.",
         )
-    for key in _validation_keys(logs.values()):
-        name = key.removeprefix("validation/").replace("_", " ")
-        checks = lines(key)
-        # One evaluation, at the end, is no curve: the table has it.
-        if key != "validation/loss" and any(len(line.x) > 1 for line in checks):
-            yield figures.drawing(
-                figures.curves([], checks=checks, title=f"Validation: {name}", ylabel=name),
-                f"{name} of the {task} task over training: {_ends_in_words(checks)}.",
-            )
+    for key, checks in _validation(logs):
+        if key != "validation/loss":
+            name = key.removeprefix("validation/").replace("_", " ")
+            figure = figures.curves([], checks=checks, title=f"Validation: {name}", ylabel=name)
+            yield figures.drawing(figure, f"{name} of the {task} task over training: {_ends_in_words(checks)}.")
 
 
 def _depth_figure(
@@ -321,19 +301,24 @@ def _lambda_figure(metrics: Metrics, run: Path, title: str) -> list[Drawing]:
     return [figures.drawing(figure, f"{title} by layer over training: {ends}.", caption)]
 
 
-def _series(metrics: Metrics, key: str, label: str, variant: str = "") -> Series | None:
-    """The values of `key` over steps, where they were logged; None if they never were."""
-    points = [(line["step"], line[key]) for line in metrics if isinstance(line.get(key), int | float)]
-    if not points:
-        return None
-    steps, values = zip(*points, strict=True)
-    return Series(label, steps, values, colour=variant_colour(variant), marker=variant_marker(variant))
+def _series(logs: Logs, key: str, suffix: str = "") -> list[Series]:
+    """The values of `key` over steps, where they were logged, of each run that logged any."""
+    lines = []
+    for label, variant, metrics in logs:
+        points = [(line["step"], line[key]) for line in metrics if isinstance(line.get(key), int | float)]
+        if points:
+            steps, values = zip(*points, strict=True)
+            style: dict[str, Any] = {"colour": variant_colour(variant), "marker": variant_marker(variant)}
+            lines.append(Series(label + suffix, steps, values, **style))
+    return lines
 
 
-def _validation_keys(logs: Iterable[Metrics]) -> list[str]:
-    """The names of what was measured by evaluations during training, as logged."""
-    keys = dict.fromkeys(key for metrics in logs for line in metrics for key in line)
-    return [key for key in keys if key.startswith("validation/")]
+def _validation(logs: Logs) -> Iterator[tuple[str, list[Series]]]:
+    """What evaluations during training measured, as logged; one evaluation, at the end, is no curve."""
+    for key in dict.fromkeys(key for *_, metrics in logs for line in metrics for key in line):
+        lines = _series(logs, key) if key.startswith("validation/") else []
+        if any(len(line.x) > 1 for line in lines):
+            yield key, lines
 
 
 def _ends_in_words(lines: Sequence[Series]) -> str:
