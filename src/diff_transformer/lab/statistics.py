@@ -7,6 +7,7 @@ something. Guessing is not learning, nor is knowing which answers occur without 
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, stdev, variance
@@ -51,12 +52,10 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 def bootstrap_interval(
     documents: Sequence[tuple[float, float]], against: Sequence[tuple[float, float]] | None = None
 ) -> Interval:
-    """The 95 % percentile interval of Σ sum / Σ count under resampling of documents with replacement, seeded.
+    """The 95 % percentile interval of Σ sum / Σ count of documents, resampled with replacement from a fixed seed.
 
-    Args:
-        documents: the (sum, count) of each, two or more.
-        against: the same documents measured otherwise: the interval is that of the difference of the two ratios, with
-            the same documents drawn for both.
+    Where `against` has the same documents measured otherwise, it is the interval of the difference of the two ratios,
+    with the same documents drawn for both.
     """
     import numpy as np
 
@@ -82,11 +81,8 @@ def variance_beyond_chance(shares: Sequence[float], trials: int) -> float:
 
     A share p of n independent answers varies by p (1 − p) / n without any cause; its unbiased estimate,
     p (1 − p) / (n − 1), is taken from the variance of the shares. What is left is unbiased, and so below 0 now and
-    then: cut off at 0, or its root, it would be the larger the nearer p is to one half.
-
-    Args:
-        shares: of right answers, two or more; the questions of each are drawn anew.
-        trials: questions behind each share, two or more.
+    then: cut off at 0, or its root, it would be the larger the nearer p is to one half. There must be two shares and
+    two trials or more; the questions of each share are drawn anew.
     """
     if len(shares) < 2 or trials < 2:
         raise ValueError(f"a spread needs two shares and two trials or more, got {len(shares)} and {trials}")
@@ -119,44 +115,41 @@ def compare(
     too wide, as what a seed does to a document counts in both. With one seed it is the bootstrap alone, and the
     verdict stays open: other documents say nothing about other seeds.
 
-    Args:
-        records: of all variants and seeds.
-        name, coordinates: the measure, and where it was taken.
-        variant, against: the one that is claimed to be better, and the other one.
-        paper: the paper's values of both, NaN where it gives none.
-        claimed: whether anything is claimed; if not, there is a difference and no verdict.
-        exploratory: whether the claim is a question of this project's, and not the paper's.
-
-    Raises:
-        ValueError: the variants have no seed in common, two records of one seed, or no direction for a claim.
+    `variant` is the one that is claimed to be better; where nothing is `claimed`, there is a difference and no verdict.
+    An `exploratory` claim is a question of this project's, and not the paper's; `paper` holds the paper's values of
+    both, NaN where it gives none. Raises ValueError where the variants have no seed in common, two records are of one
+    seed, or a claim has no direction.
     """
-    first, second = (_by_seed(records, name, one, coordinates) for one in (variant, against))
-    seeds = [seed for seed in first if seed in second]
-    if not seeds:
+    own = [one for one in records if (one.name, one.coordinates) == (name, coordinates)]
+    for (measured, seed), count in Counter((one.variant, one.seed) for one in own).items():
+        if count > 1 and measured in (variant, against):
+            raise ValueError(f"{name} of {measured!r} was measured twice for seed {seed}")
+    first, second = ({one.seed: one for one in own if one.variant == side} for side in (variant, against))
+    pairs = [(one, second[seed]) for seed, one in first.items() if seed in second]
+    if not pairs:
         part = f" of {coordinates.label}" if coordinates else ""
         raise ValueError(f"{name}{part} was not measured in both {variant!r} and {against!r} for any seed")
-    pairs = [(first[seed], second[seed]) for seed in seeds]
     better = pairs[0][0].better if claimed else None
     if claimed and better is None:
         raise ValueError(f"{name} has no better direction, so nothing can be claimed of it")
     differences = tuple(one.value - other.value for one, other in pairs)
-    difference, interval, method = fmean(differences), mean_interval(differences), SEEDS if len(seeds) > 1 else ""
+    difference, interval, method = fmean(differences), mean_interval(differences), SEEDS if len(pairs) > 1 else ""
     over_seeds, other_documents = interval, 0.0
     if all(record.documents for pair in pairs for record in pair):
         documents = [_over_seeds([pair[side] for pair in pairs]) for side in (0, 1)]
         drawn = bootstrap_interval(*documents)
         other_documents = abs(drawn[0 if difference > 0 else 1] - difference)  # the half that may reach 0
         interval, method = (drawn, DOCUMENTS) if interval is None else (_added(difference, interval, drawn), BOTH)
-    judged = None if better is None else verdict(interval, better, seeds=len(seeds))
-    too_few_documents = judged == "inconclusive" and len(seeds) > 1 and other_documents > 0
+    judged = None if better is None else verdict(interval, better, seeds=len(pairs))
+    too_few_documents = judged == "inconclusive" and len(pairs) > 1 and other_documents > 0
     if too_few_documents and better is not None:
-        decided = verdict(over_seeds, better, seeds=len(seeds)) != "inconclusive"
+        decided = verdict(over_seeds, better, seeds=len(pairs)) != "inconclusive"
         too_few_documents = decided or other_documents >= abs(difference)
     needed = None
     if judged == "inconclusive" and not too_few_documents:
         needed = seeds_needed(differences, other_documents)
         # A bootstrap's halves differ, so that by one of them the seeds there are may seem to be enough.
-        needed = needed if needed is not None and needed > len(seeds) else None
+        needed = needed if needed is not None and needed > len(pairs) else None
     return Comparison(
         name=name,
         variant=variant,
@@ -207,11 +200,8 @@ def seeds_needed(differences: Sequence[float], other: float = 0.0) -> int | None
 
     The mean and the standard deviation of `differences`, one for each seed so far, are taken for the true ones, which
     for two or three of them is a rough guess. `other` is half the width of an interval, added in squares, that more
-    seeds do not make narrower.
-
-    Returns:
-        2 or more; None where the spread is not known, the difference is not finite or not larger than `other`, or the
-        number would be above 10,000.
+    seeds do not make narrower. The number is 2 or more; None where the spread is not known, the difference is not
+    finite or not larger than `other`, or the number would be above 10,000.
     """
     if len(differences) < 2 or not all(map(math.isfinite, differences)):
         return None
@@ -240,16 +230,6 @@ def _power(effect: float, seeds: int, floor: float) -> float:
     u = np.linspace(max(0.0, 1 - reach), 1 + reach, 401)
     power = stats.norm.cdf(effect * root - np.hypot(t_quantile(df) * u, floor * root))
     return float(integrate.simpson(stats.chi.pdf(u, df, scale=1 / math.sqrt(df)) * power, x=u))
-
-
-def _by_seed(records: Sequence[Result], name: str, variant: str, coordinates: Coordinates) -> dict[int | None, Result]:
-    by_seed: dict[int | None, Result] = {}
-    for record in records:
-        if (record.name, record.variant, record.coordinates) == (name, variant, coordinates):
-            if record.seed in by_seed:
-                raise ValueError(f"{name} of {variant!r} was measured twice for seed {record.seed}")
-            by_seed[record.seed] = record
-    return by_seed
 
 
 def _over_seeds(records: Sequence[Result]) -> list[tuple[float, float]]:

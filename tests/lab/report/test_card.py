@@ -236,6 +236,6 @@ def test_a_row_of_table_6_says_how_it_departs_from_its_type(setting: bool | None
 
 
 def test_a_name_cannot_break_the_table() -> None:
-    records = [result("harness/a|b/acc", "diff", 0.5, better="higher"), result("harness/a|b/acc", "sof|tmax", 0.25)]
+    records = [result("harness/a|b/acc", name, value) for name, value in (("diff", 0.5), ("sof|tmax", 0.25))]
     card = model_card(MODEL, RECIPE, [file(*records)])
     assert row(card, "harness: a|b/acc")[1:3] == ["0.500", "0.250"]

@@ -4,9 +4,10 @@ No table here says which variant is better. That takes paired seeds and is the v
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.record import Result, ResultsFile
@@ -65,29 +66,27 @@ class MeasuredRow:
 
     def texts(self, variants: Sequence[str]) -> list[str]:
         """Of each variant the value with its interval, or the range of values over places; "–" where there is none."""
-        return [_value_or_range(self.results.get(variant, ())) for variant in variants]
+        texts = []
+        for results in (self.results.get(variant, ()) for variant in variants):
+            values = [format_number(end([one.value for one in results])) for end in (min, max) if len(results) > 1]
+            texts.append(" … ".join(values or map(format_result, results)) or "–")
+        return texts
 
 
-def rows_of(records: Sequence[Result]) -> list[MeasuredRow]:
-    """Records paired by measure, coordinates and seed, in the order in which they were written."""
-    rows: dict[tuple[str, Coordinates, int | None], dict[str, list[Result]]] = {}
+def rows_of(records: Sequence[Result], *, by_place: bool = True) -> list[MeasuredRow]:
+    """Records paired by measure, seed and coordinates, or with those of all places together, in their order."""
+    rows: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
     for record in records:
-        rows.setdefault((record.name, record.coordinates, record.seed), {})[record.variant] = [record]
-    seeds = Counter((name, place) for name, place, _ in rows)
+        # A measure may have a direction at some of its places alone.
+        key = (record.name, record.coordinates if by_place else NOWHERE, record.better, record.seed)
+        rows.setdefault(key, {}).setdefault(record.variant, []).append(record)
+    seeds = Counter(key[:-1] for key in rows)
     return [
-        MeasuredRow(name, _label(name, results) + (f", seed {seed}" if seeds[name, place] > 1 else ""), place, results)
-        for (name, place, seed), results in rows.items()
+        MeasuredRow(
+            key[0], _label(key[0], results) + (f", seed {key[-1]}" if seeds[key[:-1]] > 1 else ""), key[1], results
+        )
+        for key, results in rows.items()
     ]
-
-
-def places_together(rows: Sequence[MeasuredRow]) -> list[MeasuredRow]:
-    """One row for every measure, with the results of all of its places."""
-    by_measure: dict[tuple[str, str], dict[str, list[Result]]] = {}
-    for row in rows:
-        together = by_measure.setdefault((row.name, row.label), {})
-        for variant, results in row.results.items():
-            together.setdefault(variant, []).extend(results)
-    return [MeasuredRow(name, label, NOWHERE, results) for (name, label), results in by_measure.items()]
 
 
 def demo_table(results: ResultsFile) -> Table:
@@ -98,7 +97,7 @@ def demo_table(results: ResultsFile) -> Table:
     variants = variants_of(results.records)
     levels = {one.name: f" ({levels_text(one)})" for one in results.baselines if one.is_accuracy}
     rows: list[list[str]] = []
-    for section, block in groupby(places_together(rows_of(results.records)), key=lambda row: row.section):
+    for section, block in groupby(rows_of(results.records, by_place=False), key=lambda row: row.section):
         rows.append([section.capitalize()])
         rows += [[row.label + levels.get(row.name, ""), *row.texts(variants)] for row in block]
     names = list(map(variant_label, variants))
@@ -154,17 +153,11 @@ def harness_table(results: ResultsFile) -> Table:
     }
     for model, row in published.items():
         columns[f"{model} (paper)"] = [format_number(row[one.name]) if one.name in row else "–" for one in records]
-    caption = "\n".join(_harness_notes(results, bool(published)))
+    notes = [f"{NOTE} over questions.", *([PAPERS_NUMBERS] if published else []), *results.settings.get("notes", [])]
+    harness = f"lm_eval {results.versions.get('lm_eval', 'of unknown version')}. Measured on {results.device}."
+    caption = "\n".join([*notes, harness])
     narrow = (here, "questions")
     return Table.of_columns(columns, title=results.title, caption=caption, one_line=narrow, right=("questions",))
-
-
-def _harness_notes(results: ResultsFile, beside_the_paper: bool) -> Iterator[str]:
-    yield f"{NOTE} over questions."
-    if beside_the_paper:
-        yield PAPERS_NUMBERS
-    yield from results.settings.get("notes", [])
-    yield f"lm_eval {results.versions.get('lm_eval', 'of unknown version')}. Measured on {results.device}."
 
 
 def _task(record: Result) -> str:
@@ -179,13 +172,6 @@ def _label(name: str, results: Mapping[str, Sequence[Result]]) -> str:
     if first.unit and first.unit.replace("/", " per ") != label:
         label += f" ({first.unit})"
     return label + ARROWS[first.better]
-
-
-def _value_or_range(results: Sequence[Result]) -> str:
-    if len(results) < 2:
-        return format_result(results[0]) if results else "–"
-    values = [result.value for result in results]
-    return f"{format_number(min(values))} … {format_number(max(values))}"
 
 
 def _own_digits(record: Result) -> str:

@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from diff_transformer._version import INSTALL
 from diff_transformer.lab.record import Result, ResultsFile
 from diff_transformer.lab.report.documents import Table, fill_markdown
-from diff_transformer.lab.report.measured_tables import NOTE, UNPAIRED, places_together, rows_of
+from diff_transformer.lab.report.measured_tables import NOTE, UNPAIRED, rows_of
 from diff_transformer.lab.report.wording import variant_label, variants_of
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -137,6 +137,6 @@ def _measured_table(model: SharedModel, records: Sequence[Result]) -> Table:
     """All measures, the variants side by side, whichever is better."""
     variants = variants_of(records)
     heads = [variant_label(one) + (" (this model)" if one == model.variant else "") for one in variants]
-    rows = [[f"{row.section}: {row.label}", *row.texts(variants)] for row in places_together(rows_of(records))]
+    rows = [[f"{row.section}: {row.label}", *row.texts(variants)] for row in rows_of(records, by_place=False)]
     caption = f"{NOTE}. {UNPAIRED if len(variants) > 1 else 'Nothing was measured beside it.'}"
     return Table.of_rows(["measure", *heads], rows, caption=caption)

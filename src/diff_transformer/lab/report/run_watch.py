@@ -1,5 +1,6 @@
 """Reads how training runs stand while they go on, and draws their curves in a terminal, in panels of braille dots."""
 
+import io
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +11,8 @@ from statistics import fmean
 from typing import Any
 
 import yaml
-from rich.color import Color
+from rich.color import Color, blend_rgb
+from rich.color_triplet import ColorTriplet
 from rich.text import Text
 
 from diff_transformer.lab.report.run_pages import names_of, runs_in
@@ -22,7 +24,10 @@ _LINES_OF_SILENCE = 5
 _RECENT = 20  # lines that the speed is computed from
 # Okabe and Ito's colours, told apart by every kind of colour vision, those that show on black as on white.
 _COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#f0e442")
-_FIRST_LAYER, _LAST_LAYER = (86, 180, 233), (230, 159, 0)  # layers are ordered: a ramp from blue to orange
+_FIRST_LAYER, _LAST_LAYER = (
+    ColorTriplet(86, 180, 233),
+    ColorTriplet(230, 159, 0),
+)  # layers are ordered: a ramp from blue to orange
 _AXIS = 8  # characters left of a panel's curves
 _LEAST_WIDTH, _LEAST_HEIGHT = 30, 4  # of a panel, in characters
 _SHAPE = 4.0  # a panel's width over its height, in characters, that is wanted
@@ -49,17 +54,11 @@ class WatchedRun:
     def read(self) -> None:
         """Look for what is new. A file that is not what it was, as after a resumption, is read from its beginning.
 
-        Raises:
-            ValueError: a line, other than one that is being written, is none of a `metrics.jsonl`.
+        Raises ValueError where a line, other than one that is being written, is none of a `metrics.jsonl`.
         """
         self.steps = _steps(self.folder / "recipe.yaml")
         path = self.folder / "metrics.jsonl"
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:
-            self.lines, self._end, self._last = [], 0, b""
-            return
-        with file:
+        with path.open("rb") if path.exists() else io.BytesIO() as file:
             file.seek(self._end - len(self._last))
             if file.read(len(self._last)) != self._last:
                 self.lines, self._end, self._last = [], 0, b""
@@ -113,9 +112,7 @@ class WatchedRun:
 def watched(folders: Sequence[Path]) -> list[WatchedRun]:
     """The runs in `folders`, not read yet: a run's own folder, which may have logged nothing so far, or a demo's.
 
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: a folder holds no run, or a run is named twice.
+    Raises FileNotFoundError for a folder that is missing, ValueError for one without a run and a run named twice.
     """
     begun = ("recipe.yaml", "metrics.jsonl")
     runs = [
@@ -150,10 +147,8 @@ def _steps(recipe: Path) -> int | None:
 class TerminalPanel:
     """What is drawn in one place: a number of `metrics.jsonl`, or a list with one for each layer.
 
-    Attributes:
-        points: another name, whose numbers are drawn as points over the curve.
-        peaks: whether the largest of the numbers that fall together is drawn, and not their mean.
-        ratios: whether equal distances are equal ratios.
+    The numbers of another name, `points`, are drawn as points over the curve. Of numbers that fall together the largest
+    is drawn (`peaks`), or their mean. With `ratios` equal distances are equal ratios.
     """
 
     key: str
@@ -253,7 +248,8 @@ def _curves(panel: TerminalPanel, runs: Sequence[WatchedRun]) -> Iterator[Curve]
             logged = logged[:: -max(1, len(logged) // _LAYERED)][::-1]
             layers = list(zip_longest(*(line[panel.key] for line in logged)))
             for layer, values in enumerate(layers):
-                colour = _colour(number) if mark else _ramp(layer / max(1, len(layers) - 1))
+                of_layer = blend_rgb(_FIRST_LAYER, _LAST_LAYER, layer / max(1, len(layers) - 1))
+                colour = _colour(number) if mark else Color.from_triplet(of_layer).name
                 yield Curve([line["step"] for line in logged], values, colour, mark or str(layer + 1), bool(mark))
             continue
         for key, as_points in ((panel.key, False), (panel.points or "", True)):
@@ -367,8 +363,3 @@ def _between(one: tuple[int, int], other: tuple[int, int]) -> Iterator[tuple[int
 
 def _colour(number: int) -> str:
     return _COLOURS[number % len(_COLOURS)]
-
-
-def _ramp(share: float) -> str:
-    mixed = (round(a + (b - a) * share) for a, b in zip(_FIRST_LAYER, _LAST_LAYER, strict=True))
-    return Color.from_rgb(*mixed).name
