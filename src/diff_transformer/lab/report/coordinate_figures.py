@@ -24,7 +24,7 @@ from diff_transformer.lab.report.figures import (
     axes_of,
     colours_of,
     drawing,
-    short,
+    legend,
     styled,
     variant_colour,
     variant_marker,
@@ -230,13 +230,12 @@ def bands(panel: Panel, *, title: str, from_zero: bool = False) -> Figure:
     by_label = dict(zip((line.label for line in panel.lines), colours, strict=True))
     marked: dict[str, Any] = {"linewidth": 1.6, "markersize": 5}
     for number, (line, colour) in enumerate(zip(panel.lines, colours, strict=True)):
-        _draw_intervals(axes, line, colour)
-        style: dict[str, Any] = {
-            "color": colour,
-            "linestyle": DASHES[number % len(DASHES)],
-            "marker": line.marker,
-            **marked,
-        }
+        if ends := [
+            (x, *interval) for x, interval in zip(line.x, line.intervals, strict=False) if interval is not None
+        ]:
+            x, low, high = zip(*ends, strict=True)
+            axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+        style = marked | {"color": colour, "linestyle": DASHES[number % len(DASHES)], "marker": line.marker}
         axes.plot(line.x, line.y, label=line.label, **style)
         lost = [x for x, y in zip(line.x, line.y, strict=True) if not math.isfinite(y)]
         cross: dict[str, Any] = {"marker": "x", "linestyle": "", "color": colour, "markeredgewidth": 1.8}
@@ -255,16 +254,8 @@ def bands(panel: Panel, *, title: str, from_zero: bool = False) -> Figure:
     values = [value for line in lines for value in line.y if math.isfinite(value)]
     _scale(axes, panel, tall=not from_zero and bool(values) and min(values) > 0 and max(values) / min(values) >= _TALL)
     figure.set_figheight(3.2 + 0.2 * math.ceil(len(lines) / 2))
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, [short(label, 32) for label in labels], loc="outside lower center", ncols=2, fontsize=9)
+    legend(axes, figure, loc="outside lower center", ncols=2)
     return figure
-
-
-def _draw_intervals(axes: Axes, line: Series, colour: str) -> None:
-    ends = [(x, *interval) for x, interval in zip(line.x, line.intervals, strict=False) if interval is not None]
-    if ends:
-        x, low, high = zip(*ends, strict=True)
-        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
 def _scale(axes: Axes, panel: Panel, *, tall: bool) -> None:

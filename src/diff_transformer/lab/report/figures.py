@@ -127,17 +127,13 @@ def curves(
     """Measures over training steps, `noisy` ones with a running mean; `checks`, made now and then, have markers."""
     figure, axes = axes_of(title, "training step", ylabel)
     for number, (line, colour) in enumerate(zip(series, colours_of(series), strict=True)):
+        y = line.y
+        if noisy and len(y) > MANY:
+            axes.plot(line.x, y, color=colour, linewidth=0.6, alpha=0.35)
+            y = running_mean(y)
         # The first is drawn wider, so that it shows on both sides of a second that covers it.
-        style: dict[str, Any] = {
-            "color": colour,
-            "linestyle": DASHES[number // len(CYCLE) % 4],
-            "linewidth": 1.5 if number else 2.6,
-        }
-        if noisy and len(line.x) > MANY:
-            axes.plot(line.x, line.y, color=colour, linewidth=0.6, alpha=0.35)
-            axes.plot(line.x, running_mean(line.y), label=line.label, **style)
-        else:
-            axes.plot(line.x, line.y, label=line.label, **style)
+        style: dict[str, Any] = {"linestyle": DASHES[number // len(CYCLE) % 4], "linewidth": 1.5 if number else 2.6}
+        axes.plot(line.x, y, label=line.label, color=colour, **style)
     for line, colour in zip(checks, colours_of(checks), strict=True):
         style = {"color": colour, "linestyle": "--", "linewidth": 1, "marker": line.marker, "markersize": 4}
         axes.plot(line.x, line.y, label=line.label, **style)
@@ -170,8 +166,7 @@ def lambdas(
 @styled
 def attention_map(rows: Sequence[Sequence[float]], example: AttentionExample, *, title: str, largest: float) -> Figure:
     """One causal map (N, N) on a scale from −`largest` to `largest`, growing as the square root; zero is the page."""
-    figure = Figure(figsize=(4.8, 4.3), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = axes_of("", "position attended to", "position attending", height=4.3)
     signed_root = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x))
     norm = FuncNorm(signed_root, vmin=-largest, vmax=largest)
     visible = np.tril(np.ones((len(rows), len(rows)), dtype=bool))
@@ -185,12 +180,11 @@ def attention_map(rows: Sequence[Sequence[float]], example: AttentionExample, *,
         marks: dict[str, Any] = {"linestyle": "", "marker": "v", "markersize": 5, "clip_on": False}
         axes.plot(positions, [above] * len(positions), color=colour, **marks)
     axes.plot([above], [example.query_position], linestyle="", marker=">", color=INK, clip_on=False)
-    axes.set(xlabel="position attended to", ylabel="position attending", xlim=(-0.5, size - 0.5))
-    axes.set_ylim(size - 0.5, -0.5)
+    axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5))
     axes.set_title(title, pad=12)
     axes.grid(visible=False)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    for along in (axes.xaxis, axes.yaxis):
+        along.set_major_locator(MaxNLocator(5, integer=True))
     return figure
 
 
@@ -243,17 +237,19 @@ def svg(figure: Figure) -> str:
     return text.replace("xlink:href", "href")
 
 
-def axes_of(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(4.8, 3.1), layout="constrained")
+def axes_of(title: str, xlabel: str, ylabel: str = "", height: float = 3.1) -> tuple[Figure, Axes]:
+    """A figure of the width that all have, whole on a phone with legible text, and its axes."""
+    figure = Figure(figsize=(4.8, height), layout="constrained")
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return figure, axes
 
 
-def legend(axes: Axes) -> None:
+def legend(axes: Axes, shown_by: Axes | Figure | None = None, **more: Any) -> None:
+    """The legend of `axes`, inside them or where `more` says in the figure that shows it."""
     handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles, [short(label, 32) for label in labels], fontsize=9)
+    (shown_by or axes).legend(handles, [short(label, 32) for label in labels], fontsize=9, **more)
 
 
 def short(label: str, most: int) -> str:

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from diff_transformer.lab.record import Better, Comparison, Interval, Verdict
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, count_verdicts, verdict_counts
-from diff_transformer.lab.report.figures import INK, MUTED, PAGE, RULE, THEME, Drawing, drawing, short, styled
+from diff_transformer.lab.report.figures import INK, MUTED, PAGE, RULE, THEME, Drawing, axes_of, drawing, short, styled
 from diff_transformer.lab.report.wording import (
     ARROWS,
     NOT_KNOWN,
@@ -60,8 +60,8 @@ _STYLES: dict[Verdict | None, _Style] = {
     "not comparable": _Style("X", MUTED, False, PAGE, INK, "xxxx"),
     None: _Style("D", MUTED, False, PAGE, MUTED, "...."),
 }
-# Inches, as wide as other figures, so that a phone shows it whole with legible text: labels stand above their rows.
-_WIDTH, _LINE = 4.8, 0.19
+# Inches of a line of text; labels stand above their rows, since the figure is as narrow as others.
+_LINE = 0.19
 # Inches: text is set by whatever shows the figure, whose letters may be a little wider.
 _MARGIN = 0.08
 # Characters of a line of text.
@@ -222,9 +222,8 @@ def forest(rows: Sequence[ForestRow], *, title: str, xlabel: str, better: Better
     # Lines of text, one for the interval, and space before the next row.
     heights = (len(row.lines) + (0.1 if row.difference is None else 1.25) for row in rows)
     *tops, end = itertools.accumulate(heights, initial=0.0)
-    figure = Figure(figsize=(_WIDTH, 1.35 + _LINE * end), layout=ConstrainedLayoutEngine(w_pad=_MARGIN))
-    axes = figure.add_subplot()
-    axes.set(title=title, xlabel=xlabel)
+    figure, axes = axes_of(title, xlabel, height=1.35 + _LINE * end)
+    figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=_MARGIN))
     low, high = _limits(rows)
     claim = {"higher": (0.0, high), "lower": (low, 0.0), None: None}[better]
     for row, top in zip(rows, tops, strict=True):
@@ -325,9 +324,8 @@ def _keys(figure: Figure, rows: Sequence[ForestRow]) -> None:
 @styled
 def _counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]], title: str) -> Figure:
     """A bar for each experiment, by name, with a part for each verdict as long as it is frequent, and its number."""
-    figure = Figure(figsize=(_WIDTH, 1.5 + 0.36 * len(rows)), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set(title=title, xlabel="comparisons", yticks=[], ylim=(len(rows) - 0.5, -0.8))
+    figure, axes = axes_of(title, "comparisons", height=1.5 + 0.36 * len(rows))
+    axes.set(yticks=[], ylim=(len(rows) - 0.5, -0.8))
     longest = max(sum(counts.values()) for _, counts in rows) or 1
     for y, (name, counts) in enumerate(rows):
         start = 0
@@ -345,7 +343,6 @@ def _counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]], title: st
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False, axis="y")
     axes.set_axisbelow(True)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     parts = [Patch(label=verdict_words(verdict), **part.patch) for verdict, part in _STYLES.items()]
     figure.legend(handles=parts, loc="outside lower center", ncols=2, fontsize=9)
     return figure
