@@ -122,7 +122,7 @@ def test_bench_sets_the_threads(run: Run, tmp_path: Path) -> None:
         (["model", "--head-dim", 8], "--head-dim is an option of bench operator"),
         (["operator", "--compile"], "--compile is an option of bench model"),
         (["model", "--compile", "--pass", "decode"], "decoding is not measured with compiled layers"),
-        (["operator", "--device", "moon"], "the device 'moon' cannot be used here"),
+        (["operator", "--device", "moon"], "The device 'moon' cannot be used here"),
         (["model", "--pass", "backward"], "pass must be one of 'forward', 'step', 'decode', got 'backward'"),
     ],
 )

@@ -18,6 +18,7 @@ from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import capture_results, write_json
 from diff_transformer.model.remote_code import code_files
 from diff_transformer.train import load_recipe
+from diff_transformer.train.recipe import dump_recipe
 
 Run = Callable[..., Any]
 
@@ -31,7 +32,8 @@ def demo(text_run: Path, tmp_path: Path) -> Path:
     """A run in a demo's folder, whose results are of both twins and both tasks."""
     folder = tmp_path / "demo"
     shutil.copytree(text_run, folder / "language-diff")
-    recipe = load_recipe(text_run / "recipe.yaml")
+    recipe = load_recipe(text_run / "recipe.yaml", ["name=language"])
+    (folder / "language-diff" / "recipe.yaml").write_text(dump_recipe(recipe))
     shared = recipe.model_dump(mode="json", exclude={"model": {"attention_type"}})
     records = [
         Result(name=name, variant=variant, value=value, better="lower")

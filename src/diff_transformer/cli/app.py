@@ -28,7 +28,7 @@ COMMANDS = {
     "reproduce": "experiment_commands:reproduce",
     "convert": "convert_command:convert",
     "export": "export_command:export",
-    "report": "report_command:report",
+    "report": "experiment_commands:report",
     "bench": "bench_command:bench",
     "build": "setup_commands:build",
     "info": "setup_commands:info",

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
+from diff_transformer.lab.bench.benchmark import check_device
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.storage.files import parse_json
 from diff_transformer.storage.manifest import require_unchanged_weights
@@ -74,7 +75,9 @@ def load_model(
         ValueError: the weights cannot be read, are incomplete, or differ from the checkpoint's manifest; or the
             device cannot be used.
     """
-    torch_device = _usable_device(device)
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    check_device(device)
     require_unchanged_weights(folder)
     try:
         model, report = getattr(transformers, auto_class).from_pretrained(
@@ -84,7 +87,7 @@ def load_model(
         raise ValueError(f"The weights in {str(folder)!r} cannot be loaded: {str(error).splitlines()[0]}") from error
     if report["missing_keys"]:
         raise ValueError(f"The weights in {str(folder)!r} lack {', '.join(sorted(report['missing_keys']))}.")
-    return model.eval().to(torch_device)
+    return model.eval().to(device)
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -145,13 +148,3 @@ def _convert_command(folder: Path, settings: Any) -> str:
     unnamed = "microsoft|microsoft-v2" if "model_type" not in settings and "num_heads" in settings else None
     layout = LAYOUT_OF_TYPE.get(str(settings.get("model_type")), unnamed)
     return f" `diff-transformer convert {shlex.quote(str(folder))} DST --from {layout}` makes it one." if layout else ""
-
-
-def _usable_device(name: str | None) -> str:
-    if name is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown name, or a build without it
-        raise ValueError(f"The device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
-    return name

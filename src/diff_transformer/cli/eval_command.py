@@ -1,38 +1,33 @@
-"""`diff-transformer eval`"""
+"""The command `eval` takes measurements of a model, or lets it answer the tasks of lm-evaluation-harness."""
 
+from collections.abc import Iterator
 from dataclasses import replace
-from importlib import metadata
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diff_transformer.cli import console
+from diff_transformer.cli.console import Checkpoint, Device
 from diff_transformer.cli.extras import require_extra
 
 if TYPE_CHECKING:
     from diff_transformer.data import Batches
     from diff_transformer.lab.measure.measurement import Measurement, Options
-    from diff_transformer.lab.record import Result
+    from diff_transformer.lab.record import Result, ResultsFile
+    from diff_transformer.lab.report.documents import Table
 
 
 def evaluate_tasks(
-    checkpoint: Path,
-    tasks: list[str],
-    include: list[Path],
-    output: Path | None,
-    device: str | None,
-    options: dict[str, Any],
-) -> None:
-    """Measure and print the table. The results are written after each task, so that what is done is never lost."""
-    from diff_transformer.cli import console
+    checkpoint: Path, tasks: list[str], include: list[Path], device: str | None, options: dict[str, Any]
+) -> "Iterator[tuple[ResultsFile, Table]]":
+    """The results up to each task, when that is done, and their table."""
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
     from diff_transformer.lab.measure.harness import load_tasks, measure_tasks, published, table_1_average, task_names
-    from diff_transformer.lab.record import ResultsFile
     from diff_transformer.lab.report.measured_tables import harness_table
-    from diff_transformer.lab.results_files import capture_results, write_json
+    from diff_transformer.lab.results_files import capture_results, installed_version
 
-    console.quiet_libraries()
     names = task_names(tasks)
     if not names:
         raise ValueError("--tasks names no task.")
@@ -42,47 +37,35 @@ def evaluate_tasks(
     model = load_model(folder, device)
     variant = getattr(model.config, "attention_type", model.config.model_type)
     settings: dict[str, Any] = {"checkpoint": folder, "tasks": names, **options, "notes": []}
-    results: ResultsFile | None = None
     records: list[Any] = []
-    try:
-        for done in measure_tasks(model, tokenizer, loaded, variant, **options):
-            records += done.records
-            if done.cut:
-                settings["notes"].append(
-                    f"{done.name}: {done.cut:,} of {done.requests:,} texts were longer than the model's context and "
-                    "lost their beginning."
-                )
-            average = table_1_average(records)
-            shown = [*records, average] if average else records
-            settings["published"] = published(shown)
-            results = capture_results(f"lm-evaluation-harness on {folder}", settings, shown, str(model.device))
-            results = replace(results, versions={**results.versions, "lm_eval": metadata.version("lm_eval")})
-            if output is not None:
-                write_json(output, results)
-    finally:
-        if results is not None:
-            console.output().print(harness_table(results))
+    for done in measure_tasks(model, tokenizer, loaded, variant, **options):
+        records += done.records
+        if done.cut:
+            settings["notes"].append(
+                f"{done.name}: {done.cut:,} of {done.requests:,} texts were longer than the model's context and lost "
+                "their beginning."
+            )
+        average = table_1_average(records)
+        shown = [*records, average] if average else records
+        settings["published"] = published(shown)
+        results = capture_results(f"lm-evaluation-harness on {folder}", settings, shown, str(model.device))
+        results = replace(results, versions={**results.versions, "lm_eval": installed_version("lm_eval")})
+        yield results, harness_table(results)
 
 
 def evaluate_measures(
-    checkpoint: Path,
-    text: list[Path] | None,
-    names: list[str],
-    given: list[str],
-    output: Path | None,
-    device: str | None,
-) -> None:
-    """Measure, print the table, and write the results where a file is wanted.
+    checkpoint: Path, text: list[Path] | None, names: list[str], given: list[str], device: str | None
+) -> "Iterator[tuple[ResultsFile, Table]]":
+    """The results of all measurements at once, and their table.
 
     The names are of measurements; without any, or with names of single numbers, the standard measurement is taken, and
     the table shows the chance and the floor of the run's task.
     """
-    from diff_transformer.cli import console
     from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
     from diff_transformer.data import NeedleBatches, TextBatches
     from diff_transformer.lab.measure.measurement import EvalInput, find_measurement
     from diff_transformer.lab.report.measured_tables import demo_table, measure_table
-    from diff_transformer.lab.results_files import capture_results, write_json
+    from diff_transformer.lab.results_files import capture_results
 
     named = _are_measurements(names)
     if not named:
@@ -95,7 +78,6 @@ def evaluate_measures(
     takes_data = any(measure.needs for measure in measures.values())
     if text and not takes_data:
         raise ValueError(f"--text does not go with the measure {', '.join(measures)}, which takes no text.")
-    console.quiet_libraries()
     folder = find_checkpoint(checkpoint, ours=not all(measure.any_model for measure in measures.values()))
     model = load_model(folder, device)
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
@@ -128,16 +110,13 @@ def evaluate_measures(
     if recipe is not None:  # the data is the run's own, so chance and floor of its task are known
         known = [one.baselines(options[name], recipe) for name, one in measures.items() if one.baselines is not None]
         results = replace(results, baselines=tuple(chain(*known)))
-    console.output().print(measure_table(results) if named else demo_table(results))
-    if output is not None:
-        write_json(output, results)
+    yield results, measure_table(results) if named else demo_table(results)
 
 
 def _are_measurements(names: list[str]) -> bool:
     """Whether the names are of measurements; if not, there are none or they are of the standard one's numbers.
 
-    Raises:
-        ValueError: a name that means nothing, or names of both kinds.
+    Raises ValueError for a name that means nothing, or names of both kinds.
     """
     from diff_transformer.lab.measure.measurement import MEASUREMENTS
     from diff_transformer.lab.report.measured_tables import LABELS
@@ -157,13 +136,11 @@ def _are_measurements(names: list[str]) -> bool:
 def read_measure_options(measures: "dict[str, Measurement[Any]]", given: list[str]) -> "dict[str, Options]":
     """The settings of each measurement, with what the user gave as NAME=VALUE.
 
-    Raises:
-        ValueError: one that no measurement has, or a value that a measurement that has it does not allow.
+    Raises ValueError for one that no measurement has, or a value that a measurement that has it does not allow.
     """
-    from diff_transformer.cli.console import parse_options
     from diff_transformer.lab.measure.measurement import refuse_unknown
 
-    values = parse_options(given)
+    values = console.parse_options(given)
     known = {name: measure.options.model_fields for name, measure in measures.items()}
     refuse_unknown(values, list(dict.fromkeys(chain(*known.values()))), f"The measure {', '.join(measures)}")
     return {
@@ -177,9 +154,7 @@ DEFAULT_LENGTH, BATCH_SIZE = 1024, 16
 
 
 def evaluate(
-    checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", help="A run folder, or a folder with config.json and weights.")
-    ],
+    checkpoint: Checkpoint,
     text: Annotated[
         list[Path] | None,
         typer.Option(
@@ -220,7 +195,7 @@ def evaluate(
         list[Path] | None, typer.Option(help="A folder with YAML tasks of lm_eval's kind; may be repeated.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Also write the results to this new JSON file.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where to run.", show_default="the GPU, if any")] = None,
+    device: Device = None,
 ) -> None:
     """Measure a model: loss and bits per byte on text, accuracy and attention on the retrieval task, or harness tasks.
 
@@ -234,13 +209,24 @@ def evaluate(
         _refuse("a measurement without --tasks", {**only_tasks, "--include-path": include_path})
     if output is not None and (output.exists() or not output.parent.is_dir()):
         raise FileExistsError(f"--output must be a new file in a folder that exists, got {str(output)!r}.")
+    console.quiet_libraries()
     if tasks:
         require_extra("harness")
-
         options = {"limit": limit, "num_fewshot": num_fewshot, "batch_size": batch_size or BATCH_SIZE}
-        evaluate_tasks(checkpoint, tasks, include_path or [], output, device, options)
+        evaluated = evaluate_tasks(checkpoint, tasks, include_path or [], device, options)
     else:
-        evaluate_measures(checkpoint, text, list(dict.fromkeys(measure or [])), option or [], output, device)
+        evaluated = evaluate_measures(checkpoint, text, list(dict.fromkeys(measure or [])), option or [], device)
+    from diff_transformer.lab.results_files import write_json
+
+    table = None
+    try:
+        for results, results_table in evaluated:
+            table = results_table
+            if output is not None:  # after each task, so that what is done is never lost
+                write_json(output, results)
+    finally:
+        if table is not None:
+            console.output().print(table)
 
 
 def _refuse(what: str, options: dict[str, object]) -> None:

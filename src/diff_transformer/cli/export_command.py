@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from diff_transformer.lab.record import ResultsFile
     from diff_transformer.train import Recipe
 
-# Kind of data → the first part of the names of its measurements.
-SECTIONS = {"text": "language", "retrieval": "retrieval"}
 # Auto class → the name of its task on the Hub. The base model has no task.
 TASKS = {
     "AutoModelForCausalLM": "text-generation",
@@ -133,7 +131,6 @@ def _results_about(results: "ResultsFile", folder: Path, recipe: "Recipe | None"
     shared = settings.get(recipe.name)
     if not isinstance(shared, dict) or any(shared.get(part) != trained[part] for part in ("model", "data", "train")):
         return None
-    section = SECTIONS[recipe.data.kind]
-    return replace(
-        results, records=tuple(record for record in results.records if record.name.startswith(f"{section}/"))
-    )
+    # The recipe's name begins the names of what was measured of its models.
+    own = tuple(record for record in results.records if record.name.startswith(f"{recipe.name}/"))
+    return replace(results, records=own)

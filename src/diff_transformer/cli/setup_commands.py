@@ -19,14 +19,11 @@ def build(
     except BuildError as error:
         raise ValueError(f"The CPU kernel cannot be compiled: {error}.") from None
     when = "before" if compiled.seconds is None else f"in {compiled.seconds:.1f} s"
-    line = f"compiled for {compiled.capability} {when}: {compiled.path}"
-    console.print_line(line)
+    console.print_line(f"compiled for {compiled.capability} {when}: {compiled.path}")
 
 
 def info() -> None:
     """Show the versions, the device, and which backends can run here or why they cannot."""
-    from importlib import metadata
-
     import torch
     from rich.table import Table
     from rich.text import Text
@@ -34,21 +31,16 @@ def info() -> None:
     from diff_transformer._version import CHECKOUT
     from diff_transformer.cli import console
     from diff_transformer.cli.extras import TRAIN_EXTRA
-    from diff_transformer.lab.results_files import capture_environment
+    from diff_transformer.lab.results_files import capture_environment, installed_version
     from diff_transformer.ops.backends import explain
     from diff_transformer.ops.cpu import cpu_build
-
-    def version(package: str) -> str:
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return f'not installed: pip install ".[train]" {CHECKOUT}'
 
     environment = capture_environment()
     rows = {"device": environment.device, "torch threads": str(torch.get_num_threads())}
     rows |= {"commit": environment.commit} if environment.commit else {}
     rows |= environment.versions
-    rows |= {package: version(package) for package in TRAIN_EXTRA.values()}
+    missing = f'not installed: pip install ".[train]" {CHECKOUT}'
+    rows |= {package: installed_version(package, missing) for package in TRAIN_EXTRA.values()}
     # Each device is asked for the dtype that training uses on it.
     for device, dtype in {"cpu": torch.float32, "cuda": torch.bfloat16}.items():
         if device == "cuda" and not torch.cuda.is_available():

@@ -65,19 +65,22 @@ _TIMES = {"M": 1e6, "B": 1e9}
 
 def capture_environment(device: str | None = None) -> Environment:
     """What every results file says about its origin; `device` is a torch device string, by default the one in use."""
-    versions = {"python": platform.python_version()}
-    for package in ("diff-transformer", "torch", "transformers"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:  # run from a source tree that is not installed
-            versions[package] = "not installed"
+    packages = ("diff-transformer", "torch", "transformers")
     return Environment(
         command=command_line(),
         device=device_name(device),
-        versions=versions,
+        versions={"python": platform.python_version(), **{name: installed_version(name) for name in packages}},
         commit=_git_commit(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def installed_version(package: str, otherwise: str = "not installed") -> str:
+    """The version of an installed package; a source tree may not be one."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return otherwise
 
 
 def capture_results(

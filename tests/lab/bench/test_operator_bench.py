@@ -164,7 +164,7 @@ def test_a_threshold_without_rows_is_not_measured() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"device": "moon"}, "the device 'moon' cannot be used here"),
+        ({"device": "moon"}, "The device 'moon' cannot be used here"),
         ({"dtypes": ("float64",)}, "dtype must be one of 'float32', 'bfloat16', got 'float64'"),
         (
             {"passes": ("step",)},

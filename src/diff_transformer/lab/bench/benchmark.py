@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from diff_transformer.lab.bench.timing import LEAST_ROUNDS, Clock, Run, alternate, free_memory, spread, try_run
-from diff_transformer.lab.results_files import capture_environment
+from diff_transformer.lab.results_files import capture_environment, installed_version
 
 FORWARD, BACKWARD, TRAINING, DECODE = "forward", "backward", "forward + backward", "decode"
 STEP = "training step"
@@ -71,6 +70,7 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         check_device(self.device)
+        check_choice("device", [self.torch_device.type], ("cpu", "cuda"))
         check_choice("dtype", self.dtypes, DTYPES)
         check_choice("pass", self.passes, self.PASSES)
         for name, value in vars(self).items():
@@ -110,18 +110,14 @@ def check_choice(what: str, chosen: Sequence[str], allowed: Iterable[str]) -> No
 def check_device(name: str) -> None:
     """Raises ValueError for a device that cannot be used here."""
     try:
-        if torch.empty(0, device=name).device.type not in ("cpu", "cuda"):
-            raise RuntimeError("it is neither cpu nor cuda")
+        torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown name, or a build without it
-        raise ValueError(f"the device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"The device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def cuda_versions() -> str:
     """The versions of CUDA, cuDNN and Triton, which the kernels on CUDA come from."""
-    try:
-        triton = metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        triton = "none"
+    triton = installed_version("triton", "none")
     return f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, Triton {triton}."
 
 
@@ -261,20 +257,8 @@ class Threshold:
     holds: bool | None
 
 
-def threshold(
-    text: str,
-    limit: float,
-    values: Iterable[tuple[float, str]],
-    *,
-    failed: BenchRow | None = None,
-    at_least: bool = False,
-) -> Threshold:
-    """Whether all values, each with the case that it was measured in, keep an upper (or a lower) limit.
-
-    A `failed` row, which should have a time and has none, breaks the limit.
-    """
-    if failed is not None:
-        return Threshold(text=text, limit=limit, worst=None, where=f"{failed.sizes}: {failed.reason}", holds=False)
+def threshold(text: str, limit: float, values: Iterable[tuple[float, str]], *, at_least: bool = False) -> Threshold:
+    """Whether all values, each with the case that it was measured in, keep an upper (or a lower) limit."""
     worst, where = (min if at_least else max)(values, key=lambda value: value[0], default=(None, None))
     holds = None if worst is None else worst >= limit if at_least else worst <= limit
     return Threshold(text=text, limit=limit, worst=worst, where=where, holds=holds)
@@ -289,9 +273,11 @@ def row_threshold(
     at_least: bool = False,
 ) -> Threshold:
     """A threshold on a value of each row, by default its ratio; a row without a ratio breaks it."""
-    failed = next((row for row in rows if row.ratio is None), None)
+    for row in rows:
+        if row.ratio is None:
+            return Threshold(text=text, limit=limit, worst=None, where=f"{row.sizes}: {row.reason}", holds=False)
     values = [(number, row.sizes) for row in rows if (number := value(row)) is not None]
-    return threshold(text, limit, values, failed=failed, at_least=at_least)
+    return threshold(text, limit, values, at_least=at_least)
 
 
 class Watcher(Protocol):
