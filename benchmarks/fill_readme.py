@@ -17,13 +17,10 @@ from typing import Any
 from diff_transformer.lab.bench.bench_pages import (
     bandwidth_table,
     base_of,
-    memory_table,
-    one_head_table,
-    provenance,
+    page_part,
     ratio_table,
     read_document,
     replace_sections,
-    thresholds_table,
     throughput_table,
     tokens_table,
     write_page,
@@ -151,7 +148,7 @@ def speed_table(document: dict[str, Any], **selection: Any) -> str:
         f"Ratios to the time of `{base_of(document)}`, the Transformer's attention, in the same round, median of the "
         "rounds; causal; heads are the Transformer's. "
     )
-    return f"{ratio_table(document, **selection)}\n\n{note}{provenance(document)}"
+    return f"{ratio_table(document, **selection)}\n\n{note}{page_part('provenance', document)}"
 
 
 def whole_model_table(document: dict[str, Any]) -> str:
@@ -164,16 +161,16 @@ def whole_model_table(document: dict[str, Any]) -> str:
         f"Ratios to the Transformer's time in the same round; a / b is relative to b. Hidden size {hidden}, "
         f"{layers} layers, batch {batch}. "
     )
-    return f"{ratio_table(document)}\n\n{note}{provenance(document)}"
+    return f"{ratio_table(document)}\n\n{note}{page_part('provenance', document)}"
 
 
 def backends_parts(operator: dict[str, Any]) -> dict[str, str]:
     """What docs/backends.md shows of the operator's results."""
     return {
         "speed": speed_table(operator),
-        "thresholds": thresholds_table(operator),
-        "heads": one_head_table(operator) or "Not measured.",
-        "memory": memory_table(operator) or "Not measured.",
+        "thresholds": page_part("thresholds", operator),
+        "heads": page_part("one_head", operator) or "Not measured.",
+        "memory": page_part("memory", operator) or "Not measured.",
     }
 
 
@@ -186,13 +183,13 @@ def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) ->
         backends["cuda speed"] = f"{speed_table(operator)}\n\n{notes}"
         backends["cuda throughput"] = throughput_table(operator) or "Not measured."
         backends["cuda decode"] = bandwidth_table(operator) or "Not measured."
-        backends["cuda memory"] = memory_table(operator) or "Not measured."
+        backends["cuda memory"] = page_part("memory", operator) or "Not measured."
     if model is not None:
         notes = "\n\n".join(model["notes"])
         readme["cuda model"] = f"{whole_model_table(model)}\n\n{tokens_table(model)}\n\n{notes}"
     thresholds = [one for document in (operator, model) if document is not None for one in document["thresholds"]]
     if thresholds:
-        backends["cuda thresholds"] = thresholds_table({"thresholds": thresholds})
+        backends["cuda thresholds"] = page_part("thresholds", {"thresholds": thresholds})
     return {README: readme, BACKENDS_PAGE: backends}
 
 

@@ -209,7 +209,6 @@ def evaluate(
         _refuse("a measurement without --tasks", {**only_tasks, "--include-path": include_path})
     if output is not None and (output.exists() or not output.parent.is_dir()):
         raise FileExistsError(f"--output must be a new file in a folder that exists, got {str(output)!r}.")
-    console.quiet_libraries()
     if tasks:
         require_extra("harness")
         options = {"limit": limit, "num_fewshot": num_fewshot, "batch_size": batch_size or BATCH_SIZE}
@@ -218,6 +217,7 @@ def evaluate(
         evaluated = evaluate_measures(checkpoint, text, list(dict.fromkeys(measure or [])), option or [], device)
     from diff_transformer.lab.results_files import write_json
 
+    console.quiet_libraries()
     table = None
     try:
         for results, results_table in evaluated:

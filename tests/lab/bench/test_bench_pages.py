@@ -8,7 +8,7 @@ import pytest
 from diff_transformer.lab.bench import bench_pages
 from diff_transformer.lab.bench.bench_pages import (
     page,
-    provenance,
+    page_part,
     ratio_table,
     read_document,
     results_path,
@@ -102,7 +102,7 @@ def test_a_file_of_something_else_is_not_replaced(tmp_path: Path, content: str) 
 
 
 def test_an_installed_package_has_no_commit(document: dict[str, Any]) -> None:
-    line = provenance({**document, "commit": None})
+    line = page_part("provenance", {**document, "commit": None})
     assert ", commit" not in line
     assert document["command"] in line
-    assert "commit abc" in provenance({**document, "commit": "abc"})
+    assert "commit abc" in page_part("provenance", {**document, "commit": "abc"})

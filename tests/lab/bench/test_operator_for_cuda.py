@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from torch import Tensor
 from diff_transformer.lab.bench import benchmark, operator_bench, operator_candidates, peak_memory, timing
 from diff_transformer.lab.bench.bench_pages import (
     bandwidth_table,
-    memory_table,
     page,
+    page_part,
     ratio_table,
     read_document,
     row_line,
@@ -314,7 +315,7 @@ def test_widths_have_a_column_where_there_are_several() -> None:
         return {**base, "gigabytes_per_second": 5.0, "total": 1.0, "own": 1.0, "ratio": 1.0}
 
     one, two = ({"rows": parts, "memory": parts} for parts in ([part(64)], [part(64), part(128)]))
-    for table in (bandwidth_table, memory_table):
+    for table in (bandwidth_table, partial(page_part, "memory")):
         assert "width" not in table(one)
         assert "width" in table(two)
         assert "| 128 |" in table(two)

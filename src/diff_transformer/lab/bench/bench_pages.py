@@ -1,13 +1,14 @@
 """Writes the document of a benchmark as JSON, reads it back, and lays it out as Markdown tables and lines of text."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from diff_transformer.lab.bench.benchmark import BASELINE, RENAMED, WRONG, BenchRow, Threshold
 from diff_transformer.lab.results_files import write_json, write_text
@@ -18,10 +19,6 @@ Row = dict[str, Any]
 # Columns of a table, each with the template of its cells, which takes a row's fields.
 Columns = Mapping[str, str]
 
-MEMORY_NOTE = (
-    "MiB in a process of its own, above what it held before the inputs. Total: the peak with inputs, output and "
-    "gradients. Own: the peak above the inputs. The ratio is of the totals."
-)
 _SPAN = "[{quartiles[0]:.2f}–{quartiles[1]:.2f}]"
 _PASS_AND_DTYPE = {"pass": "{pass}", "dtype": "{dtype}"}
 _SIZES = "{shape[batch]} × {shape[heads]} × {shape[width]}, {shape[keys]}"
@@ -81,56 +78,23 @@ def read_document(path: Path) -> Document:
 
 
 def page(document: Document) -> str:
-    """The whole page of one document: a section of each kind that it has."""
-    base = base_of(document)
-    sections: dict[str, Callable[[Document], str]] = {
-        "Thresholds": thresholds_table,
-        "Times": partial(ratio_table, quartiles=True),
-        "TFLOP/s, and the share of the peak": throughput_table,
-        "Decoding: GB/s of keys and values": bandwidth_table,
-        "Tokens per second": tokens_table,
-        "One differential head on all threads": one_head_table,
-        "Peak memory": memory_table,
-        "Candidates": _candidates,
-        "Not measured": _reasons,
-    }
-    texts = {heading: section(document) for heading, section in sections.items()}
-    parts = [
-        f"# {'The operator' if document['title'] == 'bench operator' else 'The whole model'}, relative to `{base}`",
-        f"Each cell is a ratio of times: the median over the rounds of (time / time of `{base}` in the same round), "
-        "with the quartiles in brackets. All candidates run once a round, in one process. Below 1 is faster.",
-        provenance(document),
-        *document.get("notes", ()),
-        *(f"## {heading}\n\n{text}" for heading, text in texts.items() if text),
-    ]
-    return "\n\n".join(parts) + "\n"
+    """The page of one document: a section of each kind that it has."""
+    # Each reason once, with the candidate and the number of cases that it kept from running.
+    reasons = Counter((row["candidate"], row["reason"]) for row in _with(document, "reason"))
+    template = _ENVIRONMENT.get_template("bench_page.md")
+    text = template.render(document=document, base=base_of(document), reasons=reasons)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def page_part(name: str, document: Document) -> str:
+    """A part of the page that is no table of cases: the macro of this name in `templates/bench_tables.md`."""
+    return str(getattr(_ENVIRONMENT.get_template("bench_tables.md").module, name)(document)).strip()
 
 
 def base_of(document: Document) -> str:
     """What the ratios of most cases are to: the baseline, or on CUDA its flash kernel."""
     names = [row["against"] for row in document["rows"] if row["candidate"] == row["against"]]
     return max(dict.fromkeys(names), key=names.count, default=BASELINE)
-
-
-def provenance(document: Document) -> str:
-    """Device, versions, command, commit and time of a document, in one line."""
-    versions = ", ".join(f"{name} {document['versions'][name]}" for name in ("torch", "transformers", "python"))
-    commit = ""
-    if document["commit"]:  # an installed package has none
-        commit = f", commit {document['commit'][:12]}" + ("-dirty" if document["commit"].endswith("-dirty") else "")
-    return f"{document['device']}, {versions}{commit}, {document['created'][:10]}, `{document['command']}`."
-
-
-def thresholds_table(document: Document) -> str:
-    """Each limit, the value furthest from it, and whether it holds."""
-    answers = {None: "not measured", True: "yes", False: "**no**"}
-    columns = {"threshold": "{text}", "limit": "{limit:.2f}"}
-    columns |= {"measured": "{measured}", "where": "{case}", "holds": "{answer}"}
-    rows = [
-        {**one, "measured": _number(one["worst"]), "case": one["where"] or "–", "answer": answers[one["holds"]]}
-        for one in document["thresholds"]
-    ]
-    return _table(columns, rows)
 
 
 def ratio_table(
@@ -193,26 +157,6 @@ def bandwidth_table(document: Document) -> str:
     return _case_table(rows, columns, "{gigabytes_per_second:.1f}".format_map)
 
 
-def one_head_table(document: Document) -> str:
-    """How much faster all threads are than one, for one differential head (two of the Transformer's)."""
-    columns = {name: f"{{{name}}}" for name in ("candidate", "pass", "dtype", "length", "threads")}
-    columns |= {"speed-up": f"{{speed_up:.2f}} {_SPAN}", "ms on all": "{milliseconds:.1f}"}
-    return _table(columns, document.get("one_head", ()))
-
-
-def memory_table(document: Document) -> str:
-    """Peak memory in MiB."""
-    rows = document.get("memory", ())
-    sizes = {"total": "{total:.0f}", "own": "{own:.0f}", f"ratio to {BASELINE}": "{shown}"}
-    columns = {"candidate": "{candidate}", **_PASS_AND_DTYPE, "length": "{shape[keys]}", **_width(rows), **sizes}
-    unmeasured = dict(zip(sizes, ("{reason}", "–", "–"), strict=True))
-    lines = []
-    for row in rows:
-        cells = columns if "total" in row else {**columns, **unmeasured}
-        lines.append([cell.format(**row, shown=_number(row.get("ratio"))) for cell in cells.values()])
-    return f"{markdown_table(list(columns), lines)}\n\n{MEMORY_NOTE}" if lines else ""
-
-
 def row_line(row: BenchRow) -> str:
     """One row as a line of text."""
     name = f"{row.candidate} ({row.backend})" if row.backend else row.candidate
@@ -230,11 +174,6 @@ def threshold_line(one: Threshold) -> str:
     verdict = {None: "not measured", True: "holds", False: "does not hold"}[one.holds]
     where = f" ({one.where})" if one.where else ""
     return f"threshold: {one.text}: {_number(one.worst)}, limit {one.limit:.2f}: {verdict}{where}"
-
-
-def _table(columns: Columns, rows: Iterable[Row]) -> str:
-    """A line for each row."""
-    return markdown_table(list(columns), [[cell.format_map(row) for cell in columns.values()] for row in rows])
 
 
 def _case_table(
@@ -273,17 +212,6 @@ def _title(rows: Iterable[Row], name: str) -> str:
     return f"{name} ({', '.join(backends)})" if backends else name
 
 
-def _candidates(document: Document) -> str:
-    sizes = {name: f", {size:,} parameters" for name, size in document["parameters"].items()}
-    return "\n".join(f"- {name}: {about}{sizes.get(name, '')}" for name, about in document["candidates"].items())
-
-
-def _reasons(document: Document) -> str:
-    """Each reason once, with the candidate and the number of cases that it kept from running."""
-    counts = Counter((row["candidate"], row["reason"]) for row in _with(document, "reason"))
-    return "\n".join(f"- {name}: {reason} (cases: {count})" for (name, reason), count in counts.items())
-
-
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
@@ -305,3 +233,16 @@ def replace_sections(path: Path, sections: Mapping[str, str]) -> None:
         before, _, rest = text.partition(start)
         text = f"{before}{start}{content}\n{end}{rest.partition(end)[2]}"
     write_text(path, text)
+
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("diff_transformer.lab.bench"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters["number"] = _number
+_ENVIRONMENT.globals |= {"baseline": BASELINE}
+_ENVIRONMENT.globals |= {
+    table.__name__: table for table in (ratio_table, throughput_table, bandwidth_table, tokens_table)
+}
