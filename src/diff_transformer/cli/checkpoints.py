@@ -41,12 +41,9 @@ READ_BY_TRANSFORMERS = (
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
     """The folder that holds the model: `path` itself, a run folder's `model/`, or its newest checkpoint.
 
-    The model must belong to this project, or (`ours` false) be any causal language model.
-
-    Raises:
-        FileNotFoundError: there is nothing at `path`, or no model in it.
-        ValueError: `path` is a file or a folder of several runs, the model is of another project although it must be
-            of this one, it is no causal language model, or its config.json is not valid.
+    The model must belong to this project, or (`ours` false) be any causal language model. Raises FileNotFoundError
+    where there is no such model, and ValueError where `path` is no folder of one model, or the model is another one or
+    not valid.
     """
     if not path.exists():
         raise FileNotFoundError(f"The checkpoint {str(path)!r} does not exist.")
@@ -70,10 +67,7 @@ def load_model(
     """Load the model in a folder that `find_checkpoint` found, in evaluation mode.
 
     It goes to the GPU, if there is one, unless a device is given; its dtype is the weights' own unless one is given.
-
-    Raises:
-        ValueError: the weights cannot be read, are incomplete, or differ from the checkpoint's manifest; or the
-            device cannot be used.
+    Raises ValueError where the weights cannot be read, are incomplete, or differ from the checkpoint's manifest.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -56,8 +56,7 @@ def results_path(folder: Path, kind: str, device: str) -> Path:
 
 def write_document(path: Path, document: Document) -> tuple[Path, Path]:
     """Write a document, and beside it the page made from what was written."""
-    write_json(path, document, indent=1)
-    return path, write_page(path)
+    return path, write_page(write_json(path, document, indent=1))
 
 
 def write_page(path: Path) -> Path:
@@ -126,8 +125,8 @@ def ratio_table(
     rows = [row for row in rows if batches is None or row["shape"]["batch"] in batches]
     rows = [{**row, "candidate": column(row)} for row in rows]
     # A backend that no case here can run has no column; its reason is on the page.
-    shown = _names(row for row in rows if row["ratio"] is not None or row["reason"] == WRONG)
-    names = [name for name in shown if name != last and (candidates is None or name in candidates)]
+    shown = [row["candidate"] for row in rows if row["ratio"] is not None or row["reason"] == WRONG]
+    names = [name for name in dict.fromkeys(shown) if name != last and (candidates is None or name in candidates)]
     return _case_table(rows, _CASE[document["title"]], cell, [*names, last])
 
 
@@ -183,7 +182,7 @@ def _case_table(
     cases: dict[str, dict[str, Row]] = {}
     for row in rows:
         cases.setdefault(f"{row['pass']} {row['dtype']} {row['shape']}", {})[row["candidate"]] = row
-    names = _names(rows) if names is None else names
+    names = list(dict.fromkeys(row["candidate"] for row in rows)) if names is None else names
     lines = []
     for case in cases.values():
         first = next(iter(case.values()))
@@ -200,10 +199,6 @@ def _with(document: Document, field: str) -> list[Row]:
 def _width(rows: Sequence[Row]) -> Columns:
     """The column of the width, where there are several."""
     return {"width": "{shape[width]}"} if len({row["shape"]["width"] for row in rows}) > 1 else {}
-
-
-def _names(rows: Iterable[Row]) -> list[str]:
-    return list(dict.fromkeys(row["candidate"] for row in rows))
 
 
 def _title(rows: Iterable[Row], name: str) -> str:
