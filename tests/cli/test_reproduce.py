@@ -134,7 +134,7 @@ def test_what_cannot_be_run_is_one_sentence(run: Run, tmp_path: Path) -> None:
     fails(run("reproduce", "recall", "--option", "sequences"), "'sequences' is not a setting; write NAME=VALUE.")
     fails(run("reproduce", "recall", "--option", "a=[", "--output", tmp_path), "The value of 'a=[' is not valid YAML.")
     twice = ("--option", "sequences=1", "--option", "sequences=2")
-    fails(run("reproduce", "recall", *twice, "--output", tmp_path), "'sequences' is given twice")
+    fails(run("reproduce", "recall", *twice, "--output", tmp_path), "'sequences' is set twice")
     fails(run("reproduce", "recall", "--option", "sequence=1"), "no option 'sequence'; did you mean 'sequences'?")
     fails(
         run("reproduce", "recall", "--option", "sequences=x"),

@@ -39,12 +39,7 @@ def read_recipe(name: str, settings: list[str] | None) -> "Recipe":
     """The recipe that a command names, with its KEY=VALUE settings. Raises ValueError where a key is given twice."""
     from diff_transformer.train import load_recipe
 
-    given: dict[str, str] = {}
-    for setting in settings or ():
-        key = setting.partition("=")[0]
-        if key in given:
-            raise ValueError(f"{key!r} is set twice, by {given[key]!r} and by {setting!r}; give it once.")
-        given[key] = setting
+    _refuse_repeated(settings or ())
     return load_recipe(name, settings or ())
 
 
@@ -54,18 +49,26 @@ def parse_options(given: list[str]) -> dict[str, Any]:
 
     from diff_transformer.train.recipe import read_yaml
 
+    _refuse_repeated(given)
     options: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ValueError(f"{text!r} is not a setting; write NAME=VALUE.")
-        if name in options:
-            raise ValueError(f"The option {name!r} is given twice.")
         try:
             options[name] = read_yaml(value)
         except yaml.YAMLError:
             raise ValueError(f"The value of {text!r} is not valid YAML.") from None
     return options
+
+
+def _refuse_repeated(settings: Iterable[str]) -> None:
+    given: dict[str, str] = {}
+    for setting in settings:
+        name = setting.partition("=")[0]
+        if name in given:
+            raise ValueError(f"{name!r} is set twice, by {given[name]!r} and by {setting!r}; give it once.")
+        given[name] = setting
 
 
 def refuse_existing(paths: Iterable[Path], what: str, *, overwrite: bool) -> None:
