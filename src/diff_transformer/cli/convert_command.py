@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from diff_transformer.cli import console
-from diff_transformer.storage.files import parse_json
 from diff_transformer.variants import ATTENTION_TYPES
 
 # The text that ranks heads for DEX: at most this many sequences of this many tokens, from its beginning.
@@ -29,14 +29,11 @@ def chosen_heads(choice: str, source: Path, text: list[Path] | None) -> list[lis
     if choice == "all":
         return None
     try:
-        layers = parse_json(choice, "--dex-heads")
-    except ValueError:
-        layers = None
-    if not isinstance(layers, list) or not all(isinstance(heads, list) for heads in layers):
+        return TypeAdapter(list[list[int]]).validate_json(choice, strict=True)
+    except ValidationError:
         raise ValueError(
             f"--dex-heads must be all, a share like 25%, or a list for each layer like [[0, 3], []], got {choice}."
-        )
-    return layers
+        ) from None
 
 
 def _widest_heads(choice: str, source: Path, text: list[Path] | None) -> list[list[int]]:
