@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,14 @@ _TREC = {
 
 @dataclass(frozen=True)
 class LabelledText:
-    """A classification task and how its prompts are written.
+    """A classification task and how its prompts are written."""
 
-    Attributes:
-        name: "trec", "trec-fine", "banking77" or "clinc150".
-        train, test: pairs of a text and its label.
-        labels: all labels, sorted.
-        input_name, label_name: what stands before a text and before its label ("Question", "Type").
-    """
-
-    name: str
-    train: tuple[tuple[str, str], ...]
+    name: str  # "trec", "trec-fine", "banking77" or "clinc150"
+    train: tuple[tuple[str, str], ...]  # texts with their labels
     test: tuple[tuple[str, str], ...]
-    labels: tuple[str, ...]
-    input_name: str
-    label_name: str
+    labels: tuple[str, ...]  # all, sorted
+    input_name: str  # what stands before a text: "Question"
+    label_name: str  # and before its label: "Type"
 
     def demonstration(self, text: str, label: str) -> str:
         """A text with its label, as it stands in a prompt."""
@@ -53,10 +47,6 @@ def read_labelled(name: str, folder: str | Path) -> LabelledText:
 
     "trec" and "trec-fine" (6 and 50 classes): train.txt or train_5500.label, test.txt or TREC_10.label. "banking77":
     train.csv, test.csv. "clinc150": data_full.json, without the questions outside its 150 intents.
-
-    Args:
-        name: of the task.
-        folder: where its files are.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -141,8 +131,8 @@ def _find(folder: Path, names: Sequence[str]) -> Path:
 
 
 _READERS: dict[str, tuple[Callable[[Path], tuple[Rows, Rows]], str, str]] = {
-    "trec": (lambda folder: _trec(folder, fine=False), "Question", "Type"),
-    "trec-fine": (lambda folder: _trec(folder, fine=True), "Question", "Type"),
+    "trec": (partial(_trec, fine=False), "Question", "Type"),
+    "trec-fine": (partial(_trec, fine=True), "Question", "Type"),
     "banking77": (_banking77, "query", "intent"),
     "clinc150": (_clinc150, "utterance", "intent"),
 }

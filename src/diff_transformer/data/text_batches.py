@@ -122,17 +122,11 @@ class TextBatches:
 
 
 class Packed(NamedTuple):
-    """Documents of a token cache, one after the other.
+    """Documents of a token cache, one after the other."""
 
-    Attributes:
-        tokens: (cache,) of the cache.
-        begins: (documents,) where each document begins in the cache.
-        ends: (documents + 1,) where each document ends in the packed stream, after a 0.
-    """
-
-    tokens: np.ndarray
-    begins: np.ndarray
-    ends: np.ndarray
+    tokens: np.ndarray  # (cache,) of the cache
+    begins: np.ndarray  # (documents,) where each document begins in the cache
+    ends: np.ndarray  # (documents + 1,) where each document ends in the packed stream, after a 0
 
     @classmethod
     def of(cls, tokens: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> "Packed":
@@ -167,11 +161,10 @@ class Packed(NamedTuple):
         return tokens.astype(np.int64), positions - np.maximum(begins, start)
 
     def batch(self, indices: np.ndarray, length: int, isolated: bool) -> dict[str, Tensor]:
-        """Blocks (blocks,) as a batch.
+        """Blocks (blocks,) as a batch of `input_ids` and `labels`, (blocks, length) int64.
 
-        Returns:
-            `input_ids` and `labels`, (blocks, length) int64. Isolated, also `position_ids`, which restart with each
-            document, and the first token of a document is not to be predicted: nothing before it can be seen.
+        Isolated, also `position_ids`, which restart with each document, and the first token of a document is not to be
+        predicted: nothing before it can be seen.
         """
         blocks = [self.block(int(index), length) for index in indices]
         input_ids = torch.from_numpy(np.stack([tokens for tokens, _ in blocks]))

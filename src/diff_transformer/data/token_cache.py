@@ -29,12 +29,9 @@ Tell = Callable[[int, int], None]
 
 
 class TokenCache(NamedTuple):
-    """A tokenised corpus.
+    """A tokenised corpus, whose files lie in a folder.
 
-    Attributes:
-        tokens: (tokens,) uint16 or uint32, mapped from the file: all documents, each followed by the end of text.
-        folder: where its files are.
-        name: of the corpus, for messages.
+    `tokens` are (tokens,) uint16 or uint32, mapped from the file: all documents, each followed by the end of text.
     """
 
     tokens: np.ndarray
@@ -55,17 +52,12 @@ def prepare(
     tell: Tell | None = None,
     workers: int | None = None,
 ) -> TokenCache:
-    """The corpus in tokens: from the cache, or tokenised into it.
+    """The corpus in tokens: from the cache in `folder` (`cache_folder()` unless given), or tokenised into it.
 
     A cache is found by the content of the corpus and the tokenizer. One process prepares while others wait for it. An
-    interruption, be it `kill -9`, loses the last few documents alone: the next call goes on from there.
-
-    Args:
-        corpus: the text.
-        tokenizer: with an end-of-text token.
-        folder: of all caches; `cache_folder()` unless given.
-        tell: is told about progress.
-        workers: processes that tokenise, beside this one, which reads; none unless given: the tokens are the same.
+    interruption, be it `kill -9`, loses the last few documents alone: the next call goes on from there. `tell` is
+    called with the progress; `workers` are processes that tokenise beside this one, which reads: the tokens are the
+    same.
 
     Raises:
         ValueError: the corpus cannot be read or holds no text; the tokenizer has no end-of-text token.

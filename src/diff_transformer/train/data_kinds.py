@@ -141,7 +141,10 @@ class TextData(DataSection):
     def build(self, request: DataRequest) -> Data:
         corpus = self._corpus(request)
         tokenizer = request.tokenizer or self._tokenizer(corpus)
-        return Data(self._blocks(corpus, tokenizer, request, self.batch_size), tokenizer)
+        return Data(self._batches(corpus, tokenizer, request), tokenizer)
+
+    def _batches(self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest) -> Batches:
+        return self._blocks(corpus, tokenizer, request, self.batch_size)
 
     @property
     def _folder(self) -> Path | None:
@@ -206,9 +209,7 @@ class NeedleData(TextData):
     def describe(self) -> str:
         return f"{super().describe()}, with needle documents among it"
 
-    def build(self, request: DataRequest) -> Data:
-        corpus = self._corpus(request)
-        tokenizer = request.tokenizer or self._tokenizer(corpus)
+    def _batches(self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest) -> Batches:
         sequences = self.batch_size - self.documents
         text = self._blocks(corpus, tokenizer, request, sequences) if sequences else None
 
@@ -217,7 +218,7 @@ class NeedleData(TextData):
             settings = self.model_dump(include={"length", "needles", "queried", "digits"})
             return NeedleTask(tokenizer, haystack, turns=turns, vary=vary, **settings)
 
-        batches = NeedleBatches(
+        return NeedleBatches(
             text,
             task(training_text, self.turns, vary=True),
             task(validation_text, 1, vary=False),
@@ -226,7 +227,6 @@ class NeedleData(TextData):
             seed=request.seed,
             validation_documents=self.validation_documents,
         )
-        return Data(batches, tokenizer)
 
 
 class GeneratedData(DataSection):

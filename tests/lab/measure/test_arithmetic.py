@@ -93,7 +93,8 @@ def test_records_of_problems_that_are_held_out(kind: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(arithmetic, "solve", know)
     batches = ArithmeticBatches(3)
     options = ArithmeticOptions(problems=12, examples=2)
-    records = arithmetic_records(make(kind), byte_tokenizer(), batches, kind, options, seed=4)
+    measured = EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer())
+    records = arithmetic_records(measured, batches, options, seed=4)
     assert len({problem.question for problem in asked}) == 36
     assert all(is_held_out(problem.question) for problem in asked)
     found = {(record.name, record.coordinates.label): record for record in records}

@@ -15,7 +15,6 @@ from diff_transformer.lab.measure.measurement import (
     Options,
     Shares,
     Text,
-    check_counts,
     find_measurement,
     read_options,
 )
@@ -118,12 +117,6 @@ def test_others_are_one_sentence(name: str, value: object, message: str) -> None
 def test_an_option_where_there_is_none() -> None:
     with pytest.raises(ValueError, match=r"^'recall' has no option 'a'; it has none\.$"):
         read_options(Options, {"a": 1}, "'recall'")
-
-
-def test_numbers_too_small() -> None:
-    check_counts(2, orders=2, queries=3)
-    with pytest.raises(ValueError, match=r"^queries must be 2 or more, got 1\.$"):
-        check_counts(2, orders=2, queries=1)
 
 
 def of_no_kind(kind: type[Options]) -> None:

@@ -70,31 +70,24 @@ class ArithmeticOptions(Options):
 
 
 def arithmetic_records(
-    model: Any,
-    tokenizer: Any,
-    batches: ArithmeticBatches,
-    variant: str,
-    options: ArithmeticOptions | None = None,
-    *,
-    seed: int = 0,
+    measured: EvalInput, batches: ArithmeticBatches, options: ArithmeticOptions, seed: int
 ) -> list[Result]:
     """Exact match and answer length on problems that are held out, in all and by the number of operations.
 
     The problems are drawn with the seed from what the model was trained on, or could have been: `batches`.
     """
-    options = options or ArithmeticOptions()
     numbers = range(1, batches.operations + 1)
     solved = solve(
-        model,
-        tokenizer,
+        measured.model,
+        measured.tokenizer,
         [problem for number in numbers for problem in batches.sample(options.problems, number, seed)],
         examples=batches.examples(options.examples, seed),
         new_tokens=options.new_tokens or batches.longest_solution,
     )
-    records = _records(solved, variant, NOWHERE)
+    records = _records(solved, measured.variant, NOWHERE)
     for number in numbers:
         part = [one for one in solved if one.problem.operations == number]
-        records += _records(part, variant, Coordinates(operations=number))
+        records += _records(part, measured.variant, Coordinates(operations=number))
     return records
 
 
@@ -131,7 +124,7 @@ def _run(measured: EvalInput, options: ArithmeticOptions) -> list[Result]:
     if not isinstance(batches, ArithmeticBatches):
         batches = ArithmeticBatches(options.operations, 1 << 20, largest=options.largest)
     # The same problems for all seeds, which the documents of the records need.
-    return arithmetic_records(measured.model, measured.tokenizer, batches, measured.variant, options)
+    return arithmetic_records(measured, batches, options, seed=0)
 
 
 ARITHMETIC = Measurement(
@@ -140,5 +133,4 @@ ARITHMETIC = Measurement(
     options=ArithmeticOptions,
     run=_run,
     needs=None,
-    any_model=True,
 )

@@ -240,5 +240,4 @@ QUANTISED = Measurement(
     description="what attention logits of 16, 8, 6 and 4 bits cost (Figure 8)",
     options=QuantisedOptions,
     run=_run,
-    any_model=True,
 )

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from diff_transformer.data import TextBatches
 from diff_transformer.data.batches import grouped
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
-from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options, check_counts
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
 from diff_transformer.lab.measure.standard import text_part
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.statistics import bootstrap_interval
@@ -38,7 +38,8 @@ Parts = Sequence[tuple[float, float]]  # the summed loss and the number of token
 def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:
     """At most `most` of the documents with `shortest` tokens or more, spread evenly over their order. Raises ValueError
     where fewer than two are asked for or so long, which leaves nothing to draw other documents from."""
-    check_counts(2, documents=most)
+    if most < 2:
+        raise ValueError(f"documents must be 2 or more, got {most}.")
     documents = list(documents)
     long = [document for document in documents if len(document) >= shortest]
     if len(long) < 2:
@@ -166,7 +167,6 @@ POSITIONS = Measurement(
     options=PositionOptions,
     run=_run_positions,
     needs="text",
-    any_model=True,
     check=lambda options, batches, _: _long_documents(options, text_part(batches)),
 )
 
@@ -265,6 +265,5 @@ REPEATS = Measurement(
     options=RepeatOptions,
     run=_run_repeats,
     needs="text",
-    any_model=True,
     check=lambda options, batches, _: _repeats(options, text_part(batches)),
 )

@@ -165,6 +165,7 @@ CLOSED_FORMS = Measurement(
     description="the largest error of Equation 7 or 9 against autograd in float64, of any layer (Appendix G)",
     options=Options,
     run=_run_closed_forms,
+    any_model=False,
 )
 
 SEQUENCES = 16
@@ -250,7 +251,6 @@ GRADIENTS = Measurement(
     description="the size of the loss' gradient by kind of parameter (Appendix G)",
     options=GradientOptions,
     run=lambda measured, options: gradient_records(measured, options.sequences),
-    any_model=True,
 )
 GRADIENTS_IN_TRAINING = Measurement(
     name="gradients_in_training",

@@ -249,6 +249,5 @@ HALLUCINATION = Measurement(
     options=HallucinationOptions,
     run=_run,
     needs=None,
-    any_model=True,
     check=lambda options, *data: (judge_of(options), _sets(options, *data)),
 )

@@ -360,7 +360,6 @@ HARNESS = Measurement(
     options=HarnessOptions,
     run=_run,
     needs="text",
-    any_model=True,
     check=_tasks,
     baselines=_baselines,
 )

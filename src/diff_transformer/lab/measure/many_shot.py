@@ -200,6 +200,7 @@ EPISODES = Measurement(
     description="many-shot classification of synthetic words by the number of shots and of wrong labels (Figure 6)",
     options=EpisodeOptions,
     run=_run_episodes,
+    any_model=False,
     baselines=_shots_baselines,
 )
 EPISODE_ORDERS = Measurement(
@@ -207,6 +208,7 @@ EPISODE_ORDERS = Measurement(
     description="how much the answers to it depend on the order of the same demonstrations (Figure 7)",
     options=EpisodeOrderOptions,
     run=_run_episode_orders,
+    any_model=False,
     baselines=_orders_baselines,
 )
 
@@ -376,7 +378,6 @@ MANY_SHOT = Measurement(
     options=ManyShotOptions,
     run=_run_labelled,
     needs=None,
-    any_model=True,
 )
 MANY_SHOT_ORDERS = Measurement(
     name="many_shot_orders",
@@ -384,5 +385,4 @@ MANY_SHOT_ORDERS = Measurement(
     options=ManyShotOrderOptions,
     run=_run_labelled_orders,
     needs=None,
-    any_model=True,
 )

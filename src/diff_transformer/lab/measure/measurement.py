@@ -66,13 +66,6 @@ def refuse_unknown(given: Collection[str], known: Collection[str], whose: str) -
             raise ValueError(f"{whose} has no option {name!r}{hint}")
 
 
-def check_counts(least: int, **counts: int) -> None:
-    """Raises ValueError for a number below the least that means anything."""
-    for name, count in counts.items():
-        if count < least:
-            raise ValueError(f"{name} must be {least} or more, got {count}.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
     """What is known of the training of a model that an experiment has trained.
@@ -150,7 +143,7 @@ class Measurement(Generic[O]):
     options: type[O]
     run: Callable[[EvalInput, O], list[Result]]
     needs: Literal["text", "recipe", "training"] | None = "recipe"
-    any_model: bool = False
+    any_model: bool = True
     check: Callable[[O, Batches, Any], object] | None = None
     baselines: Callable[[O, Any], list[Baseline]] | None = None
 

@@ -296,7 +296,6 @@ NEEDLES = Measurement(
     description="numbers of cities hidden in a text and found again, by generation, at five depths (Table 2, Figure 5)",
     options=NeedleOptions,
     run=lambda measured, options: _measure(measured, options, _cell(options)),
-    any_model=True,
     check=_task,
     baselines=lambda options, recipe: _baselines(options, recipe, _cell(options)),
 )
@@ -305,7 +304,6 @@ NEEDLE_LENGTHS = Measurement(
     description="one needle of several found, by the length of the context and the needle's depth (Figure 5)",
     options=NeedleLengthOptions,
     run=_run_lengths,
-    any_model=True,
     check=lambda options, *data: [_task(at_length, *data) for at_length in options.at_each().values()],
     baselines=_length_baselines,
 )
@@ -314,7 +312,6 @@ NEEDLE_ATTENTION = Measurement(
     description="attention to such a number and attention noise, by both definitions (Table 3)",
     options=NeedleAttentionOptions,
     run=_run_attention,
-    any_model=True,
     check=_task,
 )
 NEEDLE_TOKENS = Measurement(
@@ -322,5 +319,6 @@ NEEDLE_TOKENS = Measurement(
     description="needles found among noise tokens, as many and as many asked for as the options say",
     options=TokenOptions,
     run=_run_tokens,
+    any_model=False,
     baselines=lambda options, recipe: _baselines(options, recipe, _cell(options)),
 )

@@ -137,5 +137,4 @@ OUTLIERS = Measurement(
     description="the largest attention logits and hidden states, and their medians (Table 5)",
     options=OutlierOptions,
     run=_run,
-    any_model=True,
 )

@@ -261,6 +261,7 @@ RETRIEVAL_LENGTHS = Measurement(
     description="recall in contexts once, twice and four times as long as in training (beyond the paper)",
     options=LengthOptions,
     run=_run_lengths,
+    any_model=False,
     check=lambda options, batches, _: _longer_tasks(options, batches),
     baselines=_length_baselines,
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from diff_transformer.data import ArithmeticBatches, Batches, NeedleBatches, RetrievalBatches, TextBatches
 from diff_transformer.data.batches import IGNORED, flattened
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.measure.arithmetic import arithmetic_records
+from diff_transformer.lab.measure.arithmetic import ArithmeticOptions, arithmetic_records
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
 from diff_transformer.lab.measure.retrieval import retrieval_answers, retrieval_baselines, retrieval_records
 from diff_transformer.lab.record import Result
@@ -131,7 +131,8 @@ def evaluate(model: Any, batches: Batches, variant: str, *, sequences: int = 512
         case RetrievalBatches():
             return retrieval_records(model, batches, variant, sequences=sequences, seed=seed)
         case ArithmeticBatches():
-            return arithmetic_records(model, batches.tokenizer, batches, variant, seed=seed)
+            measured = EvalInput(model=model, variant=variant, tokenizer=batches.tokenizer)
+            return arithmetic_records(measured, batches, ArithmeticOptions(), seed)
     raise ValueError(
         f"Data of type {type(batches).__name__} has no measurement without a name; name one, e.g. needles or episodes."
     )
@@ -187,7 +188,6 @@ STANDARD = Measurement(
     description="loss and bits per byte on text; accuracy and attention mass on the retrieval task",
     options=StandardOptions,
     run=_run,
-    any_model=True,
     baselines=lambda _, recipe: retrieval_baselines(recipe),
 )
 LOSS_BY_TOKENS = Measurement(
@@ -202,5 +202,4 @@ LOSS_OF_A_GUESS = Measurement(
     description="the loss of a guess among all tokens of the data's vocabulary, in nats",
     options=Options,
     run=_run_guess,
-    any_model=True,
 )
