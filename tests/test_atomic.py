@@ -11,9 +11,9 @@ from diff_transformer.storage.atomic import (
     atomic_directory,
     atomic_file,
     clean_up,
+    clean_up_all,
     commit,
     present_folders,
-    stale_paths,
     unfinished_path,
     write_atomically,
 )
@@ -135,10 +135,7 @@ def test_what_a_killed_process_left_of_folders_is_found_and_cleaned_up(tmp_path:
         "step-1": tmp_path / "step-1",
         "step-2": tmp_path / ".replaced-step-2",
     }
-    targets = stale_paths(tmp_path, "step-*")
-    assert targets == {tmp_path / name for name in ("step-1", "step-2", "step-3")}
-    for target in targets:
-        clean_up(target)
+    clean_up_all(tmp_path, "step-*")
     assert names(tmp_path) == ["step-1", "step-2", "x"]
     assert names(tmp_path / "step-2") == ["a"]
 

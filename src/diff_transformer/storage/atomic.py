@@ -122,10 +122,11 @@ def present_folders(parent: Path, pattern: str) -> dict[str, Path]:
     return moved | {path.name: path for path in parent.glob(pattern) if path.is_dir()}
 
 
-def stale_paths(parent: Path, pattern: str) -> set[Path]:
-    """The targets in `parent` beside which killed processes may have left something for `clean_up`."""
-    siblings = [(prefix, path) for prefix in (_UNFINISHED, _REPLACED) for path in parent.glob(prefix + pattern)]
-    return {parent / path.name.removeprefix(prefix) for prefix, path in siblings}
+def clean_up_all(parent: Path, pattern: str) -> None:
+    """`clean_up` for every target in `parent` beside which killed processes have left something."""
+    for prefix in (_UNFINISHED, _REPLACED):
+        for path in parent.glob(prefix + pattern):
+            clean_up(parent / path.name.removeprefix(prefix))
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -3,35 +3,21 @@
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from diff_transformer.storage.atomic import atomic_file, files_in
+from diff_transformer.storage.atomic import files_in, write_atomically
 from diff_transformer.storage.files import read_json
 
 MANIFEST = "complete.json"
 _BLOCK = 1 << 20  # bytes that are read at a time
+_BATCH = 1000  # files that wait for a thread at a time
 _THREADS = min(8, os.cpu_count() or 1)  # hashing releases Python's lock, and more threads do not help a disk
-_BATCH = 1000  # files that are hashed before their digests are remembered
-_LINE = re.compile(r"(\d{1,20}) (\d{1,20}) (.+) ([0-9a-f]{64})")  # size, time, path, SHA-256
-_TEXT: Any = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}  # as Python has names of files
 # A file that was changed so few nanoseconds ago may change again without a new time: file systems' clocks are coarse.
 _UNSETTLED = 2_000_000_000
-
-# What tells that a file has not changed: its size in bytes, and the time of its last change in nanoseconds.
-Stamp = tuple[int, int]
-
-
-class Entry(NamedTuple):
-    """What a manifest says of a file: its bytes, and the SHA-256 of its content in hexadecimal digits."""
-
-    size: int
-    sha256: str | None  # None in a manifest of an earlier version, which had sizes alone
 
 
 def sizes_in(folder: Path) -> dict[str, int]:
@@ -54,13 +40,14 @@ def write_manifest(folder: Path, sha256: Mapping[str, str]) -> None:
     (folder / MANIFEST).write_text(json.dumps({"files": entries}, indent=1), encoding="utf-8")
 
 
-def read_manifest(folder: Path) -> dict[str, Entry]:
-    """The manifest of a folder. Raises FileNotFoundError where there is none (the folder is not finished), ValueError
-    where it is broken.
+def read_manifest(folder: Path) -> dict[str, tuple[int, str | None]]:
+    """Size and SHA-256 of each file by the manifest of a folder; in those of earlier versions there was no SHA-256.
+
+    Raises FileNotFoundError where there is none, as the folder is not finished, and ValueError where it is broken.
     """
     try:
         return {
-            name: Entry(entry, None) if isinstance(entry, int) else Entry(entry["size"], entry["sha256"])
+            name: (entry, None) if isinstance(entry, int) else (entry["size"], entry["sha256"])
             for name, entry in read_json(folder / MANIFEST)["files"].items()
         }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -70,12 +57,12 @@ def read_manifest(folder: Path) -> dict[str, Entry]:
 def why_incomplete(folder: Path) -> str | None:
     """Which file is missing or has another size than the manifest says; None where none is. Reads no content."""
     try:
-        for name, entry in read_manifest(folder).items():
+        for name, (size, _) in read_manifest(folder).items():
             file = folder / name
             if not file.is_file():
                 return f"{name} is missing"
-            if file.stat().st_size != entry.size:
-                return f"{name} has {file.stat().st_size} bytes instead of {entry.size}"
+            if file.stat().st_size != size:
+                return f"{name} has {file.stat().st_size} bytes instead of {size}"
     except FileNotFoundError:
         return f"it has no {MANIFEST}, which is written last"
     except (OSError, ValueError) as error:
@@ -89,7 +76,7 @@ def why_changed(folder: Path, names: Iterable[str] | None = None) -> str | None:
     Reads each file from beginning to end. Files without a digest in the manifest count as unchanged.
     """
     try:
-        expected = {name: entry.sha256 for name, entry in read_manifest(folder).items() if entry.sha256 is not None}
+        expected = {name: sha256 for name, (_, sha256) in read_manifest(folder).items() if sha256 is not None}
         present = digests(folder, sorted(expected if names is None else expected.keys() & set(names)))
     except (OSError, ValueError) as error:
         return f"it cannot be read: {' '.join(str(error).split())}"
@@ -121,34 +108,28 @@ def sha256_of(file: str | Path, prefix: bytes = b"") -> str:
 def file_digests(files: Sequence[str], record: Path) -> list[str]:
     """The SHA-256 of the ending and content of each file, in hexadecimal digits.
 
-    `record` remembers the digests by the absolute paths in `files`, a line for each. What has been hashed before an
-    interruption is not hashed again. Where the record cannot be written, nothing is remembered.
+    `record` remembers the digests by the absolute paths in `files`, also those from before an error or Ctrl-C. Where
+    the record cannot be written, nothing is remembered.
     """
-    known, lines = _read_record(record)
     stamps = {file: _stamp(file) for file in files}
-    digests = {file: known[file][1] for file in files if file in known and known[file][0] == stamps[file]}
-    missing = [file for file in files if file not in digests]
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for start in range(0, len(missing), _BATCH):
-            batch, hashed = missing[start : start + _BATCH], []
-            try:
+    known = {file: digest for file, (*stamp, digest) in _read_record(record).items() if stamp == stamps.get(file)}
+    digests, missing = dict(known), [file for file in files if file not in known]
+    try:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for start in range(0, len(missing), _BATCH):
+                batch = missing[start : start + _BATCH]
                 for file, digest in zip(batch, threads.map(_digest, batch), strict=True):
                     digests[file] = digest
-                    if _is_settled(file, stamps[file]):
-                        known[file] = stamps[file], digest
-                        hashed.append(_line(file, stamps[file], digest))
-            finally:  # after an interruption, too
-                # Somebody else's cache cannot be written, nor a full disk; the text can be read all the same.
-                with suppress(OSError):
-                    _append(record, hashed)
-                    lines += len(hashed)
-    if lines > 2 * len(files) and missing:  # most lines are about files as they were
-        with (
-            suppress(OSError),
-            atomic_file(record, concurrent=True) as unfinished,
-            unfinished.open("w", **_TEXT) as stream,
-        ):
-            stream.writelines(_line(file, *known[file]) for file in files if file in known)
+                    # Whether what was read is what the stamp stands for, and will be.
+                    if _stamp(file) == stamps[file] and stamps[file][1] < time.time_ns() - _UNSETTLED:
+                        known[file] = digest
+    finally:
+        if missing:
+            # Somebody else's cache cannot be written, nor a full disk; the text can be read all the same.
+            with suppress(OSError):
+                record.parent.mkdir(parents=True, exist_ok=True)
+                entries = {file: (*stamps[file], digest) for file, digest in known.items()}
+                write_atomically(record, json.dumps(entries), concurrent=True)
     return [digests[file] for file in files]
 
 
@@ -156,38 +137,15 @@ def _digest(file: str) -> str:
     return sha256_of(file, prefix=os.path.splitext(file)[1].lower().encode())
 
 
-def _stamp(file: str) -> Stamp:
+def _stamp(file: str) -> list[int]:
+    """What tells that a file has not changed: its size in bytes, and the time of its last change in nanoseconds."""
     status = os.stat(file)
-    return status.st_size, status.st_mtime_ns
+    return [status.st_size, status.st_mtime_ns]
 
 
-def _is_settled(file: str, stamp: Stamp) -> bool:
-    """Whether what was read is what the stamp stands for, and will be; and whether a line can hold the path."""
-    return "\n" not in file and _stamp(file) == stamp and stamp[1] < time.time_ns() - _UNSETTLED
-
-
-def _read_record(record: Path) -> tuple[dict[str, tuple[Stamp, str]], int]:
-    """What is remembered by path, and in how many lines."""
-    known: dict[str, tuple[Stamp, str]] = {}
-    if not record.is_file():
-        return known, 0
-    count = 0
-    with record.open(**_TEXT) as lines:
-        for line in lines:
-            count += 1
-            fields = _LINE.fullmatch(line.rstrip("\n"))
-            if fields is not None:  # else it was cut off by an interruption, or is damaged
-                size, changed, path, digest = fields.groups()
-                known[path] = (int(size), int(changed)), digest
-    return known, count
-
-
-def _append(record: Path, lines: Sequence[str]) -> None:
-    record.parent.mkdir(parents=True, exist_ok=True)
-    with record.open("a", **_TEXT) as stream:
-        stream.write("\n" if stream.tell() else "")  # ends the line that an interruption cut off
-        stream.writelines(lines)
-
-
-def _line(path: str, stamp: Stamp, digest: str) -> str:
-    return f"{stamp[0]} {stamp[1]} {path} {digest}\n"
+def _read_record(record: Path) -> dict[str, tuple[int, int, str]]:
+    """Size, time and SHA-256 by path; nothing where the record is damaged, or is one of an earlier version."""
+    try:
+        return {path: (size, changed, digest) for path, (size, changed, digest) in read_json(record).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedTokenizerFast
 
 from diff_transformer.storage import manifest
-from diff_transformer.storage.atomic import clean_up, commit, present_folders, stale_paths, unfinished_path
+from diff_transformer.storage.atomic import clean_up, clean_up_all, commit, present_folders, unfinished_path
 from diff_transformer.storage.files import full_disk, read_json, require_space
 from diff_transformer.train.checkpoint import (
     RunState,
@@ -83,8 +83,7 @@ def write_manifest(folder: Path) -> None:
 
 def structure_error(folder: Path) -> str | None:
     """What makes a folder with a manifest incomplete, by names and sizes, headers of safetensors and JSON; or None."""
-    reason = manifest.why_incomplete(folder)
-    if reason is not None:
+    if reason := manifest.why_incomplete(folder):
         return reason
     for name in manifest.read_manifest(folder):
         file = folder / name
@@ -104,12 +103,10 @@ def validation_error(folder: Path) -> str | None:
 
     Called on every process, as each reads its share of the files. All get the same answer.
     """
-    reason = on_first(lambda: structure_error(folder))
-    if reason is not None:
+    if reason := on_first(lambda: structure_error(folder)):
         return reason
-    sizes = {name: entry.size for name, entry in on_first(lambda: manifest.read_manifest(folder)).items()}
-    reasons = gathered(manifest.why_changed(folder, local_part(sizes)))
-    return next((reason for reason in reasons if reason is not None), None)
+    sizes = {name: size for name, (size, _) in on_first(lambda: manifest.read_manifest(folder)).items()}
+    return next(filter(None, gathered(manifest.why_changed(folder, local_part(sizes)))), None)
 
 
 class Checkpoints:
@@ -145,9 +142,8 @@ class Checkpoints:
                 f"No checkpoint in {str(self.folder)!r} can be used to go on from ({reasons}): put a complete one "
                 "back, or begin anew with --overwrite (in Python overwrite=True)."
             )
-        for step, reason in self._damaged.items():
-            if is_first():
-                self.tell(f"The checkpoint {str(self._path(step))!r} cannot be used and is passed over: {reason}.")
+        for step, reason in self._damaged.items() if is_first() else ():
+            self.tell(f"The checkpoint {str(self._path(step))!r} cannot be used and is passed over: {reason}.")
         return self.last
 
     def save(
@@ -162,7 +158,7 @@ class Checkpoints:
         Called on every process. Where it cannot be written, the checkpoints before are as they were.
         """
         target = self._path(state.step)
-        on_first(self._clean_up)
+        on_first(lambda: clean_up_all(self.folder, f"{_PREFIX}*"))
         size = bytes_of(weights_of(model).values()) + bytes_of(optimizer_tensors(model, optimizers).values())
         with collective_directory(target, size=size, intact=self.intact()) as folder:
             save_model(folder, model, tokenizer)
@@ -180,17 +176,10 @@ class Checkpoints:
     def _path(self, step: int) -> Path:
         return self.folder / f"{_PREFIX}{step:06d}"
 
-    def _clean_up(self) -> None:
-        """Remove what killed processes have left."""
-        for stale in stale_paths(self.folder, f"{_PREFIX}*"):
-            clean_up(stale)
-
     def _delete_old(self, step: int) -> None:
         """Delete all complete checkpoints but the newest `keep`, and the damaged ones from before `step`."""
         folders = self._all()
-        damaged = {
-            number for number, path in folders.items() if number in self._damaged or structure_error(path) is not None
-        }
+        damaged = [number for number, path in folders.items() if number in self._damaged or structure_error(path)]
         old = sorted(folders.keys() - damaged)[: -self.keep]
         for number in (*old, *(number for number in damaged if number < step)):
             shutil.rmtree(folders[number])

@@ -31,13 +31,12 @@ _SKIPPED, _OVERFLOWS = 10, 30
 # A statistic of a layer counts as grown from so many times its last value.
 _GROWN = 2.0
 
-_STATISTICS_IN_WORDS = {
-    "hidden_rms": "the RMS of its output",
-    "norm_input_rms": "the RMS of what enters its headwise norm",
-    "logit_max": "its largest attention logit",
+# Each statistic in words, and from where on growth counts: attention logits below 1 hardly matter.
+_STATISTICS = {
+    "logit_max": ("its largest attention logit", 1.0),
+    "norm_input_rms": ("the RMS of what enters its headwise norm", 1e-12),
+    "hidden_rms": ("the RMS of its output", 1e-12),
 }
-# Growth counts from here. Attention logits below 1 hardly matter.
-_LEAST = {"hidden_rms": 1e-12, "norm_input_rms": 1e-12, "logit_max": 1.0}
 
 
 class DivergenceError(ValueError):
@@ -141,8 +140,8 @@ def diagnose(
     batch: Mapping[str, Tensor],
     context: DistributedContext,
     bad_step: BadStep,
-    *,
     step: int,
+    *,
     accumulation: int = 1,
     before: Mapping[str, list[float]] | None = None,
 ) -> Divergence:
@@ -226,9 +225,9 @@ def _growth(now: Mapping[str, list[float]], before: Mapping[str, list[float]]) -
     What grows in one layer is carried to those after it, so it is the first layer that grew at least half as much.
     """
     growth = {
-        name: [max(new, _LEAST[name]) / max(old, _LEAST[name]) for new, old in zip(values, before[name], strict=True)]
-        for name, values in now.items()
-        if name in _STATISTICS_IN_WORDS and before.get(name)
+        name: [max(new, least) / max(old, least) for new, old in zip(now[name], before[name], strict=True)]
+        for name, (_, least) in _STATISTICS.items()
+        if now.get(name) and before.get(name)
     }
     if not growth:
         return None, "No numbers of the layers were logged before, to compare these with (train.inspect_every)."
@@ -238,7 +237,7 @@ def _growth(now: Mapping[str, list[float]], before: Mapping[str, list[float]]) -
         return None, f"No layer's numbers are {_GROWN:g} times those logged last: it is not the weights."
     layer = next(number for number, ratio in enumerate(growth[name], start=1) if ratio >= most / 2)
     old, new = before[name][layer - 1], now[name][layer - 1]
-    change = f"{_STATISTICS_IN_WORDS[name]} went from {old:.3g} to {new:.3g}"
+    change = f"{_STATISTICS[name][0]} went from {old:.3g} to {new:.3g}"
     return layer, f"It began in layer {layer} of {len(growth[name])}: {change}."
 
 

@@ -55,22 +55,14 @@ Evaluate = Callable[[Any, int], dict[str, float]]
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run in `folder`.
-
-    Attributes:
-        model_folder: the trained model in the folder (`save_pretrained`), with its tokenizer if there is one.
-        model: the same model, still on its device, in evaluation mode.
-        parameters: how many it has.
-        seconds: time spent in training steps, those before an interruption included; no evaluation, no saving.
-        last: the last line of `metrics.jsonl`, if there is one.
-    """
+    """A finished run in `folder`."""
 
     folder: Path
-    model_folder: Path
-    model: Any
+    model_folder: Path  # the trained model in the folder (`save_pretrained`), with its tokenizer if there is one
+    model: Any  # the same model, still on its device, in evaluation mode
     parameters: int
-    seconds: float
-    last: dict[str, Any]
+    seconds: float  # spent in training steps, those before an interruption included; no evaluation, no saving
+    last: dict[str, Any]  # the last line of `metrics.jsonl`, if there is one
 
 
 def train(
@@ -152,10 +144,7 @@ class TrainingRun:
         self.folder, self.context, self.resumes = folder, context, resumes
 
     def train(self, data: Data, progress: Progress | None = None, on_evaluate: Evaluate | None = None) -> TrainedRun:
-        """Train to the last step and save the model.
-
-        Args and Raises: as the function :func:`train`.
-        """
+        """Train to the last step and save the model; see :func:`train`."""
         self._start_or_resume(data, progress, on_evaluate)
         limited = self.limit.running() if self.context.count > 1 else nullcontext()
         with self._open_metrics() as self.metrics, catch_interrupt() as interrupt, limited:
@@ -269,13 +258,7 @@ class TrainingRun:
         """Find out where a step went wrong, and raise DivergenceError unless it may be skipped."""
         settings, report = self.settings, self.folder / DIVERGENCE
         divergence = diagnose(
-            self.model,
-            batch,
-            self.context,
-            bad_step,
-            step=number,
-            accumulation=settings.accumulation,
-            before=self.layers,
+            self.model, batch, self.context, bad_step, number, accumulation=settings.accumulation, before=self.layers
         )
         if self.context.is_first:
             divergence.write(report)
@@ -299,8 +282,8 @@ class TrainingRun:
         measures_layers = settings.inspect_every is not None and (
             number == 1 or step.is_last or _is_due(number, settings.inspect_every)
         )
-        is_skipped = step.bad_step is not None
-        if not (step.is_last or evaluates or measures_layers or is_skipped or _is_due(number, settings.log_every)):
+        is_due = step.is_last or step.bad_step is not None or _is_due(number, settings.log_every)
+        if not (is_due or evaluates or measures_layers):
             return
         line: dict[str, Any] = {"step": number, "loss": step.loss, "learning_rate": step.learning_rate}
         line |= {"grad_norm": step.norm, "tokens_per_second": speed, "seconds": self.state.seconds}
@@ -309,7 +292,10 @@ class TrainingRun:
         if step.bad_step is not None:
             line["skipped"] = step.bad_step.reason
         if measures_layers:
-            self.layers = self._layer_statistics(batch)
+            # From one sequence of each process.
+            row = {name: tensor[:1] for name, tensor in self.context.local_batch(batch).items()}
+            with self.context.autocast():
+                self.layers = reduced(measure_layers(self.model, self.context.model_inputs(row)))
             line |= self.layers
         if evaluates:
             line |= self._evaluate(number)
@@ -324,12 +310,6 @@ class TrainingRun:
         if peak is None:
             return None
         return speed * flops_per_token(self.model.config, self.recipe.data.length) / (self.context.count * peak)
-
-    def _layer_statistics(self, batch: dict[str, Tensor]) -> dict[str, list[float]]:
-        """Statistics of each layer from one sequence of each process."""
-        row = {name: tensor[:1] for name, tensor in self.context.local_batch(batch).items()}
-        with self.context.autocast():
-            return reduced(measure_layers(self.model, self.context.model_inputs(row)))
 
     def _evaluate(self, number: int) -> dict[str, float]:
         assert self.on_evaluate is not None  # the caller's own check
@@ -352,7 +332,6 @@ class TrainingRun:
         return self.checkpoints.save(state, self.model, self.optimizers, self.data.tokenizer)
 
     def _finish(self) -> TrainedRun:
-        """Save the trained model."""
         self.model.eval()
         size = bytes_of(weights_of(self.model).values())
         with collective_directory(self.folder / MODEL, size=size, intact=self.checkpoints.intact()) as target:

@@ -90,14 +90,14 @@ def propagate_errors(group: Any = None) -> Iterator[None]:
         yield
     except Exception as raised:
         error = raised
-    message = None if error is None else (isinstance(error, ValueError), str(error) or type(error).__name__)
-    messages = gathered(message, group)
+    kind = ValueError if isinstance(error, ValueError) else OSError
+    errors = gathered(None if error is None else (kind, str(error) or type(error).__name__), group)
     if error is not None:
         raise error
-    for process, remote in enumerate(messages):
+    for process, remote in enumerate(errors):
         if remote is not None:
-            is_value_error, text = remote
-            raise (ValueError if is_value_error else OSError)(f"Process {process}: {text}")
+            remote_kind, message = remote
+            raise remote_kind(f"Process {process}: {message}")
 
 
 def _is_distributed() -> bool:

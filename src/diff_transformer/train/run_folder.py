@@ -21,8 +21,8 @@ MODEL = "model"
 LOCK = ".lock"
 DIVERGENCE = "divergence.json"
 # What a run writes; the recipe is deleted last, as it marks the folder as ours.
-_UNFINISHED_MODELS = tuple(f".{why}-{MODEL}" for why in ("unfinished", "replaced"))
-_OURS = (UNFINISHED_START, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, *_UNFINISHED_MODELS, DIVERGENCE, RECIPE)
+_UNFINISHED = (UNFINISHED_START, f".unfinished-{MODEL}", f".replaced-{MODEL}")
+_OURS = (*_UNFINISHED, METRICS, TENSORBOARD, CHECKPOINTS, MODEL, DIVERGENCE, RECIPE)
 _BEGUN = {unfinished_path(Path(RECIPE)).name, LOCK}  # all that a run leaves that was killed when it began
 _NAMED = 4  # how many differing settings a message names
 _CHANGEABLE = ("train.timeout_minutes ",)  # settings that a resumed run may change: no number depends on them
@@ -47,12 +47,11 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
     if resume not in (True, False, "auto"):
         raise ValueError(f"resume is True, False or 'auto', got {resume!r}.")
     is_run = is_run_folder(folder)
-    if resume and resume != "auto" and not is_run:
+    if resume is True and not is_run:
         raise FileNotFoundError(f"There is no run to resume in {str(folder)!r}.")
     if resume and is_run:
-        changed = [
-            text for text in differences(load_recipe(folder / RECIPE), recipe) if not text.startswith(_CHANGEABLE)
-        ]
+        changed = differences(load_recipe(folder / RECIPE), recipe)
+        changed = [text for text in changed if not text.startswith(_CHANGEABLE)]
         if changed:
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
             raise ValueError(

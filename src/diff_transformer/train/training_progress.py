@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -88,9 +87,7 @@ class Metrics:
     def __enter__(self) -> "Metrics":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._file.close()
         try:
             # The error that ended the run is reported, not one that follows from it.
@@ -130,12 +127,9 @@ def peak_memory(device: torch.device) -> int | None:
 def _bytes_to_keep(lines: Path, step: int) -> int:
     """Where the complete lines about steps up to `step` end."""
     end = 0
-    with lines.open("rb") as file:
+    with lines.open("rb") as file, suppress(ValueError):  # a power cut may leave anything in the file's place
         for line in file:
-            try:
-                if not line.endswith(b"\n") or parse_metrics_line(line, str(lines))["step"] > step:
-                    break
-            except ValueError:  # a power cut may leave anything in the file's place
+            if not line.endswith(b"\n") or parse_metrics_line(line, str(lines))["step"] > step:
                 break
             end += len(line)
     return end
