@@ -13,10 +13,18 @@ from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCaus
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.ops import nonfinite, sdpa
 from diff_transformer.ops.backends import explain
-from diff_transformer.train.memory_plan import Memory, ends_bytes, layer_bytes, loss_bytes, peak_memory
 from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.step import build_optimizers
-from diff_transformer.train.step_costs import StepLayout, meta_model, sizes_of
+from diff_transformer.train.step_costs import (
+    Memory,
+    StepLayout,
+    ends_bytes,
+    layer_bytes,
+    loss_bytes,
+    meta_model,
+    peak_memory,
+    sizes_of,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

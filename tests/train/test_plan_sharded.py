@@ -9,10 +9,9 @@ import torch.distributed as dist
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.ops.backends import explain
 from diff_transformer.train.distributed import shard
-from diff_transformer.train.memory_plan import peak_memory
 from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.step import build_optimizers
-from diff_transformer.train.step_costs import StepLayout, meta_model, sizes_of
+from diff_transformer.train.step_costs import StepLayout, meta_model, peak_memory, sizes_of
 
 # Neither is promised by torch to stay.
 fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")

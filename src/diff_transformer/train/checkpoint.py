@@ -56,8 +56,8 @@ def _read_state(file: Path) -> RunState:
         return RunState(**read_json(file))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        is_missing = problem["type"] == "missing"
-        reason = f"{problem['loc'][0]} is {'missing' if is_missing else repr(problem['input'])[:60]}; {problem['msg']}"
+        value = "missing" if problem["type"] == "missing" else repr(problem["input"])[:60]
+        reason = f"{problem['loc'][0]} is {value}; {problem['msg']}"
     except (ValueError, TypeError) as error:  # not JSON, or not an object
         reason = str(error).rstrip(".")
     raise ValueError(f"{str(file)!r} is not the state of a run: {reason}.")

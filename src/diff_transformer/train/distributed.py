@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -127,7 +128,7 @@ class DistributedContext:
                 f"{launched} processes were launched, but accelerate connects this one with {count - 1} others: "
                 "start them with torchrun, or check the launcher's configuration."
             )
-        kind: Kind = "fsdp" if _is_set("ACCELERATE_USE_FSDP") else "ddp"
+        kind: Kind = "fsdp" if parse_flag_from_env("ACCELERATE_USE_FSDP") else "ddp"
         if settings.parallel != "auto":
             kind = settings.parallel
         if count == 1:
@@ -290,7 +291,7 @@ def is_first_process() -> bool:
 def _check_launcher(settings: TrainRecipe) -> None:
     """Raises ValueError where the launcher's configuration and the recipe do not go together."""
     for variable, name in _UNSUPPORTED.items():
-        if _is_set(variable):
+        if parse_flag_from_env(variable):
             raise ValueError(
                 f"The launcher is configured for {name}, which training does not use: train.parallel is "
                 "'ddp', 'fsdp' or 'tensor'."
@@ -301,9 +302,5 @@ def _check_launcher(settings: TrainRecipe) -> None:
             f"The launcher asks for mixed precision {precision!r} and the recipe for train.precision "
             f"{settings.precision!r}: make them equal, or leave the launcher's out."
         )
-    if _is_set("ACCELERATE_USE_FSDP") and settings.parallel not in ("auto", "fsdp"):
+    if parse_flag_from_env("ACCELERATE_USE_FSDP") and settings.parallel not in ("auto", "fsdp"):
         raise ValueError(f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}.")
-
-
-def _is_set(variable: str) -> bool:
-    return os.environ.get(variable, "false").lower() in ("true", "1")

@@ -82,17 +82,13 @@ def locate_nonfinite(
 
 
 class _FiniteHooks:
-    """Hooks on all modules of a model that test their inputs and outputs, and the gradients of both.
-
-    Attributes:
-        values, gradients: whether something there is not finite, by place, in the order of the forward pass.
-        is_forward: whether this is the forward pass; what is recomputed for gradients is not tested again.
-    """
+    """Hooks on all modules of a model that test their inputs and outputs, and the gradients of both."""
 
     def __init__(self, model: nn.Module, undo: ExitStack) -> None:
+        # Whether something there is not finite, by place, in the order of the forward pass.
         self.values: dict[Place, Tensor | None] = {}
         self.gradients: dict[Place, Tensor | None] = {}
-        self.is_forward = True
+        self.is_forward = True  # what is recomputed for gradients is not tested again
         for name, module in model.named_modules():
             undo.callback(module.register_forward_pre_hook(partial(self._enter, name)).remove)
             undo.callback(module.register_forward_hook(partial(self._leave, name)).remove)
@@ -182,10 +178,11 @@ def _forward_words(name: str, side: str | None) -> tuple[str, str]:
 
 def _backward_words(name: str, side: str | None) -> tuple[str, str]:
     """The module where the backward pass went wrong, and what is wrong there."""
-    before = "although the gradients before it in the backward pass are"
     parent, _, child = name.rpartition(".")
-    if side is None:
-        return parent, f"the gradient of {name} is not finite, {before}"
-    if side == "input":
-        return name, f"the gradient that {name} gives back is not finite, {before}"
-    return parent, f"the gradient that {parent or 'the loss'} gives back to {child} is not finite, {before}"
+    gradient = {
+        None: f"of {name}",
+        "input": f"that {name} gives back",
+        "output": f"that {parent or 'the loss'} gives back to {child}",
+    }[side]
+    wrong = f"the gradient {gradient} is not finite, although the gradients before it in the backward pass are"
+    return name if side == "input" else parent, wrong

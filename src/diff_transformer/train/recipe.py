@@ -254,13 +254,9 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def differences(first: Recipe, second: Recipe) -> list[str]:
     """The settings that two recipes do not share: "train.steps (100, 200)"."""
-    settings = [dict(_flatten(recipe.model_dump())) for recipe in (first, second)]
-    keys = dict.fromkeys(key for flat in settings for key in flat)
-    return [
-        f"{key} ({settings[0].get(key, 'absent')!r}, {settings[1].get(key, 'absent')!r})"
-        for key in keys
-        if key not in settings[0] or key not in settings[1] or settings[0][key] != settings[1][key]
-    ]
+    flat = [dict(_flatten(recipe.model_dump())) for recipe in (first, second)]
+    pairs = {key: tuple(settings.get(key, "absent") for settings in flat) for key in flat[0] | flat[1]}
+    return [f"{key} {values}" for key, values in pairs.items() if values[0] != values[1]]
 
 
 def build_config(
@@ -337,7 +333,11 @@ def _quoted(value: Any) -> str:
 
 
 def _suggestion(key: str, kind: str | None) -> str:
-    allowed = list(_keys(kind))
+    """The end of a message about an unknown key; where the kind of data is not known, any may have been meant."""
+    data = [KINDS[kind]] if kind in KINDS else list(KINDS.values())
+    sections: dict[str, list[type[BaseModel]]] = {"model": [ModelRecipe], "data": [*data], "train": [TrainRecipe]}
+    inner = [f"{name}.{field}" for name, each in sections.items() for section in each for field in section.model_fields]
+    allowed = [*Recipe.model_fields, *inner]
     section, _, name = key.rpartition(".")
     in_section = [candidate for candidate in allowed if candidate.rpartition(".")[0] == section]
     for candidates in (in_section, allowed):
@@ -345,16 +345,6 @@ def _suggestion(key: str, kind: str | None) -> str:
         if near := nearest(name, by_name):
             return f"; did you mean {by_name[near]!r}?"
     return f"; allowed are {', '.join(map(repr, in_section or allowed))}."
-
-
-def _keys(kind: str | None) -> Iterator[str]:
-    """All keys of a recipe, dotted; where the kind of data is not known, those of all."""
-    data = [KINDS[kind]] if kind in KINDS else list(KINDS.values())
-    sections: dict[str, list[type[BaseModel]]] = {"model": [ModelRecipe], "data": [*data], "train": [TrainRecipe]}
-    for name in Recipe.model_fields:
-        yield name
-        for section in sections.get(name, []):
-            yield from (f"{name}.{key}" for key in section.model_fields)
 
 
 def _flatten(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

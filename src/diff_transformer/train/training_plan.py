@@ -16,15 +16,16 @@ from diff_transformer.ops.triton.triton_backend import WIDEST_KEY
 from diff_transformer.train.data_kinds import TextData
 from diff_transformer.train.distributed import DistributedContext, Kind
 from diff_transformer.train.hardware import Gpu, gpu_named, peak_flops
-from diff_transformer.train.memory_plan import Memory, peak_memory
 from diff_transformer.train.recipe import Recipe, build_config
 from diff_transformer.train.step_costs import (
     FLOAT,
     Communication,
+    Memory,
     StepLayout,
     communication,
     flops_per_token,
     meta_model,
+    peak_memory,
     sizes_of,
 )
 from diff_transformer.variants import head_dim
@@ -96,7 +97,7 @@ def plan(
     """Plan a run on one or more GPUs of :data:`diff_transformer.train.hardware.GPUS`, or on this machine's "cpu".
 
     Memory is that of training steps of layers that are not compiled (compiled ones keep less), by the formulas of
-    :mod:`diff_transformer.train.memory_plan`; validation, which takes a whole batch at a time without gradients, and
+    :mod:`diff_transformer.train.step_costs`; validation, which takes a whole batch at a time without gradients, and
     saving are not in it.
 
     Args:
@@ -130,16 +131,16 @@ def plan(
 
     sizes = sizes_of(meta_model(config), settings)
     rows = recipe.data.batch_size // context.dp_size
-    packed = isinstance(recipe.data, TextData) and recipe.data.isolate_documents
+    half, text = settings.precision != "no", recipe.data if isinstance(recipe.data, TextData) else None
     layout = StepLayout(
         kind=kind,
         devices=gpus,
         sequences=rows // settings.accumulation,
         length=length,
         parts=settings.accumulation,
-        half=settings.precision != "no",
+        half=half,
         checkpointing=False,
-        backend=backend(config, device, settings.precision != "no", packed),
+        backend=backend(config, device, half, packed=text is not None and text.isolate_documents),
         on_cpu=device is None,
     )
     available = _available_memory(device)
@@ -158,8 +159,7 @@ def plan(
             window = sent.overlap * computation
             needed = (sent.received / window, sent.through_network / window)
     checkpoint = sizes.total * FLOAT + sizes.state
-    is_text = isinstance(recipe.data, TextData)
-    token_cache = settings.steps * tokens * token_dtype(config.vocab_size).itemsize if is_text else None
+    token_cache = None if text is None else settings.steps * tokens * token_dtype(config.vocab_size).itemsize
 
     def way(checkpointing: bool) -> Way:
         here = replace(layout, checkpointing=checkpointing)
