@@ -45,9 +45,7 @@ def finite(value: Any) -> Any:
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The logged steps of a `metrics.jsonl`, without the half line that a running or killed training leaves.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not one of metrics; the message names it.
+    Raises FileNotFoundError, or ValueError, which names the line that is not one of metrics.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist")

@@ -34,10 +34,8 @@ def collective_directory(target: Path, *, size: int | None = None, intact: str =
 
     Its content has reached the disk before it is renamed, so that no power cut leaves half of it. After an error
     `target` is as it was, and nothing else is left behind. An error inside must be one of all processes, see
-    `propagate_errors`. Where the disk has less than `size` bytes, nothing is written.
-
-    Raises:
-        OSError: the folder cannot be written; one sentence says which, why, and what the user still has (`intact`).
+    `propagate_errors`. Where the folder cannot be written, or the disk has less than `size` bytes, OSError says which
+    folder, why, and what the user still has (`intact`).
     """
     unfinished = unfinished_path(target)
 
@@ -114,20 +112,18 @@ class Checkpoints:
 
     A checkpoint can be used like a finished model: it holds the configuration and the tokenizer as well. It is
     complete with its manifest `complete.json`, which has the size and the SHA-256 of every file. All processes must see
-    the same file system; the first one is told about each checkpoint that is passed over. `last` is the newest complete
-    checkpoint that `newest` has seen or `save` has written.
+    the same file system; the first one is told about each checkpoint that is passed over.
     """
 
     def __init__(self, folder: Path, keep: int, tell: Callable[[str], None] = warnings.warn) -> None:
         self.folder, self.keep, self.tell = folder, keep, tell
-        self.last: Path | None = None
+        self.last: Path | None = None  # the newest complete checkpoint that was found or written
         self._damaged: dict[int, str] = {}  # by step, what `newest` found wrong
 
     def newest(self) -> Path | None:
         """The newest complete checkpoint; None where there is none at all. Called on every process; changes nothing.
 
-        Raises:
-            OSError: there are checkpoints, but none is complete: to begin anew would lose what they hold.
+        Raises OSError where none of several is complete: to begin anew would lose what they hold.
         """
         self.last, self._damaged = None, {}
         for step, path in reversed(on_first(self._all).items()):

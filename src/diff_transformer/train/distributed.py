@@ -112,9 +112,8 @@ class DistributedContext:
     def from_env(cls, settings: TrainRecipe) -> "DistributedContext":
         """Join the processes that a launcher started; without one the process trains alone.
 
-        Raises:
-            ValueError: the launcher asks for what the recipe does not, or the device cannot do what it asks for.
-            ConnectionError: the others do not join within the recipe's `timeout_minutes`.
+        Raises ValueError where the launcher, the recipe and the device do not go together, and ConnectionError where
+        the others do not join within the recipe's `timeout_minutes`.
         """
         _check_launcher(settings)
         launched = int(os.environ.get("WORLD_SIZE", "1"))

@@ -146,8 +146,7 @@ class TrainingRun:
     def train(self, data: Data, progress: Progress | None = None, on_evaluate: Evaluate | None = None) -> TrainedRun:
         """Train to the last step and save the model; see :func:`train`."""
         self._start_or_resume(data, progress, on_evaluate)
-        limited = self.limit.running() if self.context.count > 1 else nullcontext()
-        with self._open_metrics() as self.metrics, catch_interrupt() as interrupt, limited:
+        with self._open_metrics() as self.metrics, catch_interrupt() as interrupt:
             self._announce()
             try:
                 self.call.train()
@@ -167,6 +166,7 @@ class TrainingRun:
                                 interrupt.signal,
                             )
             finally:
+                self.limit.end()
                 self.progress.stop()
         return self._finish()
 

@@ -108,39 +108,29 @@ class TimeLimit:
     """Ends this process where a step of the whole group takes longer than it may.
 
     A process that waits for another inside gloo or NCCL cannot raise an error, and NCCL's own limit ends it with a dump
-    of its state. So a thread looks at the clock: where more than `minutes` pass between `begin` and `end`, it writes
-    the sentence that `message` gives to stderr, and ends the process.
+    of its state. So a thread waits: where more than `minutes` pass between `begin` and `end`, it writes the sentence
+    that `message` gives to stderr, and ends the process. A process alone waits for nobody, and has no limit.
     """
 
     def __init__(self, minutes: float, message: Callable[[], str]) -> None:
         self._seconds, self._message = 60 * minutes, message
-        self._deadline = math.inf
-        self._over = threading.Event()
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Watch the time until the block ends."""
-        thread = threading.Thread(target=self._watch, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            thread.join()
+        self._timer: threading.Timer | None = None
 
     def begin(self) -> None:
         """Start counting the time."""
-        self._deadline = time.monotonic() + self._seconds
+        if count() > 1:
+            self._timer = threading.Timer(self._seconds, self._end_process)
+            self._timer.daemon = True
+            self._timer.start()
 
     def end(self) -> None:
         """Stop counting the time until the next `begin`."""
-        self._deadline = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
 
-    def _watch(self) -> None:
-        while not self._over.wait(min(1.0, self._seconds / 4)):
-            if time.monotonic() > self._deadline:
-                os.write(2, f"error: {self._message()}\n".encode(errors="replace"))
-                os._exit(_EXIT_CODE)
+    def _end_process(self) -> None:
+        os.write(2, f"error: {self._message()}\n".encode(errors="replace"))
+        os._exit(_EXIT_CODE)
 
 
 @contextmanager
@@ -171,7 +161,7 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 class Interrupt:
-    """Whether the run is asked to stop: by a signal, whose number this records, or because its launcher is gone."""
+    """Whether the run is to stop: `signal` asked for it, or its launcher is gone."""
 
     def __init__(self) -> None:
         self.signal: int | None = None

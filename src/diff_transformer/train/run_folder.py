@@ -35,12 +35,8 @@ Resume = bool | Literal["auto"]
 def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite: bool) -> bool:
     """Check that a run of `recipe` may have `folder` and can start from the model it names. Changes nothing.
 
-    Returns whether a run in the folder is resumed rather than begun.
-
-    Raises:
-        ValueError: both `resume` and `overwrite` are given; or the run to resume had another recipe.
-        FileNotFoundError: there is no run to resume; "auto" begins one.
-        FileExistsError: the folder holds a run (and neither is given), or something that is not a run.
+    Returns whether a run in the folder is resumed rather than begun. Raises ValueError, FileNotFoundError or
+    FileExistsError, whose message says what to do.
     """
     if resume and overwrite:
         raise ValueError("A run is either resumed or overwritten, not both.")
@@ -75,8 +71,7 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
 def begin_run_folder(folder: Path, recipe: Recipe) -> None:
     """Prepare `folder`, which `check_run_folder` has allowed, for a new run of `recipe`.
 
-    Overwriting deletes what a run writes (`recipe.yaml`, `metrics.jsonl`, `tensorboard/`, `checkpoints/`, `model/`)
-    and nothing else, and only in a folder whose `recipe.yaml` a run has written.
+    Overwriting deletes what a run writes and nothing else, and only where a run has written `recipe.yaml`.
     """
     if is_run_folder(folder):
         for path in (folder / name for name in _OURS):

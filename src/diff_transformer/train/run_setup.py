@@ -113,10 +113,7 @@ def check_init_from(recipe: Recipe) -> None:
 def _load_initial_weights(
     recipe: Recipe, config: DiffTransformerConfig, tokenizer: PreTrainedTokenizerFast | None
 ) -> DiffTransformerForCausalLM:
-    """A recipe's model in float32 with the weights in the folder that the recipe names.
-
-    Raises FileNotFoundError and ValueError as `check_init_from`, or for another vocabulary, or incomplete weights.
-    """
+    """A recipe's model in float32 with the weights in the folder that the recipe names."""
     folder = _check_sizes(recipe, config)
     vocab_size = DiffTransformerConfig.from_pretrained(folder).vocab_size
     if vocab_size != config.vocab_size:
