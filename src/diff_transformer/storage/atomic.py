@@ -17,6 +17,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
+from diff_transformer.storage.files import read_json
+
 _UNFINISHED, _REPLACED = ".unfinished-", ".replaced-"
 
 
@@ -218,9 +220,8 @@ class ResumableDirectory:
         commit(self._files, self.target)
 
     def _is_same_job(self) -> bool:
-        if not self._files.is_dir():  # it has its name already, and what is left here was not removed
-            return False
         try:
-            return bool(json.loads(self._job_file.read_text(encoding="utf-8")) == self.job)
+            is_same = read_json(self._job_file) == self.job
         except (OSError, ValueError):  # there is none, or its writing was interrupted
             return False
+        return is_same and self._files.is_dir()  # without, it has its name already, and what is left was not removed

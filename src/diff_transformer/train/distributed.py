@@ -21,14 +21,14 @@ from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import distributed as transformers_distributed
 
 from diff_transformer.data.batches import flattened
 from diff_transformer.model.parallel_plan import check_ranks
 from diff_transformer.nn import KeepsFloat32
-from diff_transformer.train.process_errors import plain_connection_errors
+from diff_transformer.train.process_errors import is_first, plain_connection_errors
 from diff_transformer.train.recipe import Recipe, TrainRecipe, build_config
 
 UNFINISHED_START = ".unfinished-start"  # the folder in a run's through which tensor parallelism passes a model
@@ -67,10 +67,8 @@ def materialized(module: nn.Module) -> Iterator[None]:
     for name, part in shards.items():
         full = module._parameters[name]
         assert full is not None
-        parts = full.detach().chunk(part.device_mesh.size())  # as FSDP2 divides: the last ones may have nothing
-        rank = part.device_mesh.get_local_rank()
-        if rank < len(parts):
-            part.to_local().detach().copy_(parts[rank])
+        divided = distribute_tensor(full.detach(), part.device_mesh, part.placements, src_data_rank=None)
+        part.to_local().detach().copy_(divided.to_local())
         module._parameters[name] = part
 
 
@@ -142,11 +140,6 @@ class DistributedContext:
         return cls(kind, state.device, state.process_index, count, settings.precision)
 
     @property
-    def is_first(self) -> bool:
-        """Whether this process writes files and shows progress."""
-        return self.rank == 0
-
-    @property
     def dp_size(self) -> int:
         """The number of parts into which a batch is divided among the processes (the data-parallel size)."""
         return self.count if self.kind in ("ddp", "fsdp") else 1
@@ -190,14 +183,14 @@ class DistributedContext:
     def _tensor_parallel(self, model: Any, folder: Path) -> Any:
         """transformers divides a model by its plan while it loads one, so the model is saved first."""
         start = folder / UNFINISHED_START
-        if self.is_first:
+        if is_first():
             shutil.rmtree(start, ignore_errors=True)
             model.save_pretrained(start)
         self.wait()
         plan: Any = transformers_distributed.DistributedConfig(tp_size=self.count)
         divided = type(model).from_pretrained(start, dtype=torch.float32, distributed_config=plan)
         self.wait()
-        if self.is_first:
+        if is_first():
             shutil.rmtree(start)
         return divided.train()
 

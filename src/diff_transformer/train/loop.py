@@ -28,6 +28,7 @@ from diff_transformer.train.process_errors import (
     TrainingInterrupted,
     catch_interrupt,
     gathered,
+    is_first,
     plain_connection_errors,
     propagate_errors,
 )
@@ -116,7 +117,7 @@ def open_run(
     context.check(recipe)
     with plain_connection_errors(recipe.train.timeout_minutes), ExitStack() as lock:
         with propagate_errors():
-            if context.is_first:
+            if is_first():
                 lock.enter_context(locked(folder))
         yield TrainingRun(recipe, folder, context, gathered(resumes)[0])
 
@@ -174,14 +175,14 @@ class TrainingRun:
         settings, context = self.settings, self.context
         self.data, self.on_evaluate = data, on_evaluate
         self.warn = warnings.warn if progress is None else progress.tell
-        self.progress = progress if progress is not None and context.is_first else Silent()
+        self.progress = progress if progress is not None and is_first() else Silent()
         set_seed(settings.seed)
         self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, settings.keep_checkpoints, self.warn)
         self.resumed_from = self.checkpoints.newest() if self.resumes else None
         model = build_model(
             self.recipe, data, init_from=self.resumed_from is None, without_weights=context.kind == "fsdp"
         )
-        if not self.resumes and context.is_first:
+        if not self.resumes and is_first():
             begin_run_folder(self.folder, self.recipe)
         context.wait()
         if settings.gradient_checkpointing:
@@ -219,7 +220,7 @@ class TrainingRun:
         self.state = state
 
     def _open_metrics(self) -> AbstractContextManager[Metrics | None]:
-        if not self.context.is_first:
+        if not is_first():
             return nullcontext()
         return Metrics(self.folder / METRICS, self.folder / TENSORBOARD, self.state.step)
 
@@ -260,7 +261,7 @@ class TrainingRun:
         divergence = diagnose(
             self.model, batch, self.context, bad_step, number, accumulation=settings.accumulation, before=self.layers
         )
-        if self.context.is_first:
+        if is_first():
             divergence.write(report)
         if settings.on_divergence == "stop" or not self.detector.may_skip or divergence.weights_are_broken:
             checkpoint = self.checkpoints.last
@@ -270,7 +271,7 @@ class TrainingRun:
                 f"{settings.learning_rate}) or a longer warm-up usually helps; train.on_divergence=skip skips such "
                 "steps."
             )
-        if self.context.is_first:
+        if is_first():
             self.warn(f"The step is skipped. {divergence}")
 
     def _log(self, step: _Step, batch: dict[str, Tensor]) -> None:

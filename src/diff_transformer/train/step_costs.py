@@ -1,5 +1,6 @@
 """What a training step costs: operations, what the GPUs of a run send each other, and the most memory each holds."""
 
+import math
 from dataclasses import astuple, dataclass
 
 import torch
@@ -150,15 +151,10 @@ class Communication:
     @property
     def seconds(self) -> float | None:
         """The least time it takes, both ways in use at once; None where the bandwidth is not known."""
-        times = []
-        for size, bandwidth in (
-            (self.received - self.through_network, self.link),
-            (self.through_network, self.network),
-        ):
-            if size and bandwidth is None:
-                return None
-            times.append(size / bandwidth if bandwidth else 0.0)
-        return max(times)
+        through_link = self.received - self.through_network
+        if (through_link and self.link is None) or (self.through_network and self.network is None):
+            return None
+        return max(through_link / (self.link or math.inf), self.through_network / (self.network or math.inf))
 
     def best(self, utilisation: float, computation: float) -> float:
         """The share of the peak that a step reaches at best, where its `computation` (seconds) alone reaches
