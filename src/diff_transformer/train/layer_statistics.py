@@ -4,8 +4,8 @@ The operator does not return what enters the headwise norm, and never holds a wh
 attention layers compute both beside the pass, in blocks of queries: memory grows with the length, not with its square.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from diff_transformer.data.batches import flattened
 from diff_transformer.model.interface_attention import InterfaceAttention
 from diff_transformer.nn import DecoderLayer, DifferentialAttention
 from diff_transformer.ops import diff_attention
-from diff_transformer.ops.visibility import segment_bounds_from
+from diff_transformer.ops.visibility import key_ranges, segment_bounds_from, visible_keys
 from diff_transformer.train.distributed import reshard
 from diff_transformer.train.process_errors import gathered
 
@@ -53,11 +53,8 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
     if "cu_seq_lens_q" not in tokens:  # packed documents in one row, as in training
         tokens = flattened(tokens | {"labels": tokens["input_ids"]})
         del tokens["labels"]
-    ends, length = tokens.get("cu_seq_lens_q"), tokens["input_ids"].shape[1]
-    # The first key that each token sees, that of its document.
-    first = torch.zeros(length, device=batch["input_ids"].device, dtype=torch.int32)
-    if ends is not None:
-        first = segment_bounds_from(ends, length)[0]
+    ends = tokens.get("cu_seq_lens_q")
+    bounds = None if ends is None else segment_bounds_from(ends, tokens["input_ids"].shape[1])
     statistics: dict[str, list[Tensor]] = {}
 
     def note(name: str, value: Tensor) -> None:
@@ -72,7 +69,7 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
         else:
             q, k = queries.transpose(1, 2).unsqueeze(2), keys.unsqueeze(2)
         window = attention.sliding_window
-        note("logit_max", _largest_logit(q, k, attention.scaling, window, first))
+        note("logit_max", _largest_logit(q, k, attention.scaling, window, bounds))
         if not isinstance(attention, DifferentialAttention):
             return
         if attention.config.described.lambda_per_token:
@@ -84,7 +81,9 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
 
     with ExitStack() as undo:
         undo.enter_context(torch.compiler.set_stance("force_eager"))  # what is compiled passes hooks by
-        undo.enter_context(_evaluating(model))  # nothing is dropped out, or computed twice to save memory
+        for module in model.modules():
+            undo.callback(setattr, module, "training", module.training)
+        model.eval()  # nothing is dropped out, or computed twice to save memory
         undo.callback(reshard, model)
         for attention in attentions:
             undo.callback(attention.register_forward_pre_hook(measure, with_kwargs=True).remove)
@@ -110,35 +109,23 @@ def reduced(numbers: Mapping[str, list[float]]) -> dict[str, list[float]]:
     return {name: by_name.get(name, root_mean_square)[i].tolist() for i, name in enumerate(numbers)}
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _largest_logit(q: Tensor, k: Tensor, scale: float, window: int | None, first: Tensor) -> Tensor:
-    """The largest logit that is seen: q (B, H, C, N, d) of C maps, k (B, H_kv, C or 1, N, d), `first` (N,)."""
+def _largest_logit(q: Tensor, k: Tensor, scale: float, window: int | None, segment_bounds: Tensor | None) -> Tensor:
+    """The largest logit that is seen: q (B, H, C, N, d) of C maps, k (B, H_kv, C or 1, N, d)."""
     batch, heads, maps, n, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     rows = max(1, _SCORES // (batch * heads * n))
-    positions = torch.arange(n, device=q.device)
-    if window is not None:
-        first = torch.maximum(first, positions - window + 1)
+    begin, end = key_ranges(n, n, True, window, segment_bounds, q.device)
     largest = []
     with torch.autocast(q.device.type, enabled=False):
         for start in range(0, n, rows):
-            low, stop = 0 if window is None else max(0, start - window + 1), min(n, start + rows)
-            keys = positions[low:stop]
-            seen = (keys <= positions[start:stop, None]) & (keys >= first[start:stop, None])  # (rows, keys)
+            stop = min(n, start + rows)
+            low, high = visible_keys(start, stop, n, n, True, window, None)
+            keys = torch.arange(low, high, device=q.device)
+            seen = (begin[start:stop, None] <= keys) & (keys < end[start:stop, None])  # (rows, keys)
             for c in range(maps):
                 # The queries of a group meet the same keys: one product, (B, H_kv, G·rows, keys).
                 block = q[:, :, c, start:stop].unflatten(1, (k.shape[1], -1)).flatten(2, 3).to(dtype) * scale
-                logits = block @ k[:, :, c % k.shape[2], low:stop].to(dtype).mT
+                logits = block @ k[:, :, c % k.shape[2], low:high].to(dtype).mT
                 logits = logits.unflatten(2, (-1, stop - start)).masked_fill_(~seen, -torch.inf)
                 largest.append(logits.amax())
     return torch.stack(largest).amax()
