@@ -43,7 +43,7 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
     if resume not in (True, False, "auto"):
         raise ValueError(f"resume is True, False or 'auto', got {resume!r}.")
     is_run = is_run_folder(folder)
-    if resume is True and not is_run:
+    if resume and resume != "auto" and not is_run:
         raise FileNotFoundError(f"There is no run to resume in {str(folder)!r}.")
     if resume and is_run:
         changed = differences(load_recipe(folder / RECIPE), recipe)
