@@ -21,7 +21,7 @@ from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import distributed as transformers_distributed
 
@@ -67,8 +67,10 @@ def materialized(module: nn.Module) -> Iterator[None]:
     for name, part in shards.items():
         full = module._parameters[name]
         assert full is not None
-        divided = distribute_tensor(full.detach(), part.device_mesh, part.placements, src_data_rank=None)
-        part.to_local().detach().copy_(divided.to_local())
+        parts = full.detach().chunk(part.device_mesh.size())  # as FSDP2 divides: the last ones may have nothing
+        rank = part.device_mesh.get_local_rank()
+        if rank < len(parts):
+            part.to_local().detach().copy_(parts[rank])
         module._parameters[name] = part
 
 
