@@ -85,15 +85,11 @@ def why_changed(folder: Path, names: Iterable[str] | None = None) -> str | None:
 
 
 def require_unchanged_weights(folder: Path) -> None:
-    """Raise ValueError where a model's weights in a checkpoint no longer hold what was written.
-
-    A folder without a manifest, as that of a finished model, has nothing to compare with.
-    """
-    if not (folder / MANIFEST).is_file():
-        return
-    reason = why_changed(folder, (file.name for file in folder.glob("model*.safetensors")))
-    if reason is not None:
-        raise ValueError(f"The checkpoint {str(folder)!r} is damaged: {reason}.")
+    """Raise ValueError where a model's weights in a checkpoint no longer hold what was written."""
+    if (folder / MANIFEST).is_file():  # a finished model's folder has none, so nothing to compare with
+        reason = why_changed(folder, (file.name for file in folder.glob("model*.safetensors")))
+        if reason is not None:
+            raise ValueError(f"The checkpoint {str(folder)!r} is damaged: {reason}.")
 
 
 def sha256_of(file: str | Path, prefix: bytes = b"") -> str:

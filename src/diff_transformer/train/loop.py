@@ -107,10 +107,7 @@ def train(
 def open_run(
     recipe: Recipe, output_dir: str | Path, *, resume: Resume = False, overwrite: bool = False
 ) -> Iterator["TrainingRun"]:
-    """Check that a recipe can be trained in a folder, before any data is read, and lock the folder for the block.
-
-    Args and Raises: as :func:`train`. Called on every process.
-    """
+    """Before any data is read, check as :func:`train` does, and lock the folder for the block. On every process."""
     folder = Path(output_dir)
     resumes = check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
     context = DistributedContext.from_env(recipe.train)

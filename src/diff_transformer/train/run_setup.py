@@ -65,7 +65,7 @@ def build_model(
     """A recipe's model in float32 with its first weights.
 
     Args:
-        recipe, data: the recipe, and its data, whose vocabulary the model gets.
+        data: the recipe's, whose vocabulary the model gets.
         init_from: whether to load the weights that the recipe names in `init_from`. Not where a checkpoint's are loaded
             afterwards: a run goes on without what it was started from.
         without_weights: leave weights that would be drawn to a later :func:`draw_weights`: the model is on the meta
@@ -102,10 +102,7 @@ def draw_weights(model: DiffTransformerForCausalLM, seed: int) -> None:
 
 
 def check_init_from(recipe: Recipe) -> None:
-    """Check that a recipe's model can start from the weights it names. Reads no weights and needs no data.
-
-    Raises FileNotFoundError where there is no model in the folder, ValueError where it has other sizes.
-    """
+    """Raise an error if a recipe's model cannot start from the weights it names. Reads no weights, needs no data."""
     if recipe.model.init_from is not None:
         _check_sizes(recipe, build_config(recipe, vocab_size=1))
 

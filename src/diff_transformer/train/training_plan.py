@@ -101,7 +101,6 @@ def plan(
     saving are not in it.
 
     Args:
-        recipe: what is to be trained.
         gpu, gpus: the name, and how many.
         parallel: what they do together, "ddp", "fsdp" or "tensor"; the recipe's unless given, "ddp" where it has none.
         utilisation: which share of the peak the model's own operations reach where communication takes no time.
