@@ -66,6 +66,11 @@ class ExperimentResults:
         return f"{self.title}, preset {self.preset}"
 
     @property
+    def summary(self) -> str:
+        """What the experiment shows, as a sentence."""
+        return f"{self.file.title[:1].upper()}{self.file.title[1:]}."
+
+    @property
     def headline(self) -> Comparison | None:
         """The comparison that stands for the experiment in an overview; None where no comparison has a verdict.
 
@@ -135,15 +140,12 @@ def read_experiments(
 
 def _experiment_files(path: Path) -> Iterator[Path]:
     """The file, or the files in a folder, whose settings say which experiment was requested."""
-    files = [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*/*.json")])
-    return filter(_is_experiment, files)
-
-
-def _is_experiment(path: Path) -> bool:
-    data = translated(read_json(path))
-    settings = data.get("settings") if isinstance(data, dict) else None
-    request = settings.get("request") if isinstance(settings, dict) else None
-    return isinstance(request, dict) and all(isinstance(request.get(key), str) for key in ("experiment", "preset"))
+    for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*/*.json")]):
+        inner = translated(read_json(file))
+        for key in ("settings", "request"):
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and all(isinstance(inner.get(key), str) for key in ("experiment", "preset")):
+            yield file
 
 
 def _of_the_paper(name: str) -> tuple[str, str] | None:
@@ -209,7 +211,9 @@ def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mappin
         papers = [row.paper or (math.nan, math.nan) for row in comparisons]
         columns[f"Paper, {first}"] = [_paper(one) for one, _ in papers]
         columns[f"Paper, {second}"] = [_paper(other) for _, other in papers]
-        columns["Paper, difference"] = [_paper_difference(*values) for values in papers]
+        # Without a remainder of the subtraction.
+        differences = [_paper(round(one - other, 6), "+,.6g") for one, other in papers]
+        columns["Paper, difference"] = [text.replace("-", "−") for text in differences]
     words = [missing_word(row, trained) for row in comparisons]
     for side, name in enumerate((first, second)):
         here = zip(comparisons, words, strict=True)
@@ -303,15 +307,9 @@ def _pair(values: tuple[float, float], missing: str) -> str:
     return " / ".join(format_number(value, missing=missing) for value in values)
 
 
-def _paper(value: float) -> str:
-    """A value of the paper's with its own digits."""
-    return f"{value:,.6g}" if math.isfinite(value) else "–"
-
-
-def _paper_difference(first: float, second: float) -> str:
-    """With the paper's own digits, without a remainder of the subtraction."""
-    difference = round(first - second, 6)
-    return f"{difference:+,.6g}".replace("-", "−") if math.isfinite(difference) else "–"
+def _paper(value: float, form: str = ",.6g") -> str:
+    """A number of the paper's with its own digits."""
+    return f"{value:{form}}" if math.isfinite(value) else "–"
 
 
 def _seeds_needed(row: Comparison) -> str:

@@ -7,21 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from diff_transformer.lab.record import ResultsFile
+from diff_transformer.lab.report import experiment_tables, wording
 from diff_transformer.lab.report.coordinate_figures import line_figures
 from diff_transformer.lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill_markdown, fill_page, refuse_others
-from diff_transformer.lab.report.experiment_tables import (
-    ExperimentResults,
-    comparison_table,
-    interval_methods,
-    overview,
-    read_experiments,
-    reasons_unknown,
-    variants_table,
-    verdict_counts,
-)
 from diff_transformer.lab.report.figures import FIGURE_MARK, Drawing, svg_file
 from diff_transformer.lab.report.forest_figures import forest_figures, overview_figure
-from diff_transformer.lab.report.wording import DIRECTIONS, LEVELS, UNCORRECTED
 from diff_transformer.lab.results_files import write_text
 from diff_transformer.lab.statistics import judge
 
@@ -55,7 +45,7 @@ def build_results_report(
         FileExistsError: something else than a report is in the way.
     """
     given = [Path(path) for path in paths]
-    all_results = read_experiments(given, complete)
+    all_results = experiment_tables.read_experiments(given, complete)
     document = _document_path(given, output)
     page = document.with_suffix(".html")
     if document != page:
@@ -63,21 +53,23 @@ def build_results_report(
     refuse_others(page, HTML_MARK)
     often = Counter(results.name for results in all_results)
     summary = overview_figure(all_results)
-    sections = [
-        _section(results, results.heading if often[results.name] > 1 else results.title) for results in all_results
-    ]
+    sections: list[dict[str, Any]] = []
+    for results in all_results:
+        called = results.heading if often[results.name] > 1 else results.title
+        wide, narrow = list(forest_figures(results, called)), list(line_figures(results, called))
+        sections.append({"results": results, "wide": wide, "narrow": narrow})
     values = {
         "title": TITLE,
-        "directions": DIRECTIONS,
-        "levels": LEVELS,
-        "uncorrected": UNCORRECTED,
+        "wording": wording,
+        "tables": experiment_tables,
         "overview": summary,
-        "verdicts": overview(all_results),
+        "verdicts": experiment_tables.overview(all_results),
         "sections": sections,
     }
     if document == page:
         return (write_text(page, fill_page("results.html", **values)),)
-    _write_figures(document.parent / FIGURES, [summary, *(one for section in sections for one in section["figures"])])
+    drawn = (one for section in sections for one in (*section["wide"], *section["narrow"]))
+    _write_figures(document.parent / FIGURES, [summary, *drawn])
     write_text(page, fill_page("results.html", **values))
     write_text(document, fill_markdown("results.md", **values, page=page.name, folder=FIGURES))
     return document, page
@@ -94,24 +86,6 @@ def results_report_files(paths: Sequence[str | Path], output: str | Path | None 
     figures = sorted((document.parent / FIGURES).glob("*.svg"))
     texts = [path for path in (document, document.with_suffix(".html")) if path.exists()]
     return [*texts, *filter(_is_figure, figures)]
-
-
-def _section(results: ExperimentResults, called: str) -> dict[str, Any]:
-    """What the report shows of one experiment, by the names that its templates use."""
-    title, comparisons = results.file.title, results.file.comparisons
-    wide, narrow = list(forest_figures(results, called)), list(line_figures(results, called))
-    return {
-        "results": results,
-        "summary": f"{title[:1].upper()}{title[1:]}.",
-        "counts": verdict_counts(comparisons),
-        "wide": wide,
-        "narrow": narrow,
-        "figures": wide + narrow,
-        "comparisons": comparison_table(comparisons, results.variants) if comparisons else None,
-        "methods": interval_methods(comparisons),
-        "unknown": reasons_unknown(comparisons),
-        "trained": variants_table(results.variants) if results.variants else None,
-    }
 
 
 def _document_path(paths: Sequence[Path], output: str | Path | None) -> Path:
