@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from diff_transformer.lab.coordinates import NOWHERE
 from diff_transformer.lab.record import Comparison, Environment, Result, ResultsFile
 from diff_transformer.storage.atomic import write_atomically
-from diff_transformer.storage.files import read_json
+from diff_transformer.storage.files import finite, read_json
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -154,27 +154,23 @@ def write_text(path: str | Path, text: str) -> Path:
 
 def write_json(path: str | Path, value: Any, *, indent: int | None = 2) -> Path:
     """Write records, mappings, sequences, numbers, tensors and arrays as strict JSON (not finite → null)."""
-    return write_text(path, json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent) + "\n")
+    plain = finite(json.loads(json.dumps(value, default=_plain)))
+    return write_text(path, json.dumps(plain, ensure_ascii=False, allow_nan=False, indent=indent) + "\n")
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
-        return value
+    """What JSON has no form for in one that it has, at least on the outside."""
     if is_dataclass(value):
         values = {field: getattr(value, field.name) for field in fields(value)}
         # What most records have none of is not written for each.
         written = {field: item for field, item in values.items() if item not in ((), NOWHERE) or item != field.default}
-        return {field.name.rstrip("_"): _plain(item) for field, item in written.items()}
+        return {field.name.rstrip("_"): item for field, item in written.items()}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return dict(value)
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):  # tensors and arrays, without importing what they come from
-        return _plain(value.tolist())
+        return value.tolist()
     raise ValueError(f"a results file holds numbers, text, lists and mappings, not {type(value).__name__}")
 
 

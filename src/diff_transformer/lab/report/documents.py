@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
-from diff_transformer.lab.results_files import write_text
-
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
@@ -150,9 +148,3 @@ def refuse_others(path: Path, mark: str) -> None:
         raise FileExistsError(f"{str(path)!r} is a folder; a report is a file in one, such as {inside!r}")
     if path.exists() and mark not in path.read_text(encoding="utf-8", errors="replace"):
         raise FileExistsError(f"{str(path)!r} exists and is not a report of ours, so it is left as it is")
-
-
-def write_page(path: Path, page: str) -> Path:
-    """Write a page in the place of an earlier one. Raises FileExistsError as `refuse_others` does."""
-    refuse_others(path, HTML_MARK)
-    return write_text(path, page)

@@ -112,11 +112,8 @@ def read_experiments(
     """The results in files, and in the folders that hold them directly or one level deeper.
 
     `complete` adds to the results of one file what the definition of its experiment says of them, which files of
-    earlier versions lack. By default only what the file says itself is used.
-
-    Raises:
-        FileNotFoundError: a path that does not exist.
-        ValueError: one without results of an experiment, a broken file, or two results of one experiment and preset.
+    earlier versions lack. By default only what the file says itself is used. Raises FileNotFoundError for a path that
+    does not exist, ValueError for one without results, a broken file, or two results of one experiment and preset.
     """
     files: dict[Path, ResultsFile] = {}
     for path in paths:

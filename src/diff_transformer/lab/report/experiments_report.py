@@ -15,7 +15,6 @@ from diff_transformer.lab.report.forest_figures import forest_figures, overview_
 from diff_transformer.lab.results_files import write_text
 from diff_transformer.lab.statistics import judge
 
-TITLE = "Results beside the paper's"
 FIGURES = "figures"
 DOCUMENT = "RESULTS.md"
 # Pixels: two figures stand side by side where a code host shows the document.
@@ -29,20 +28,12 @@ def build_results_report(
 ) -> tuple[Path, ...]:
     """Write the report of experiments from their results files, or the folders that hold them.
 
-    Args:
-        paths: files as `diff-transformer reproduce` writes them, or folders with such.
-        output: the Markdown document; by default RESULTS.md in the folder that holds all of the files. The page lies
-            beside it with the ending .html, figures in the folder "figures" beside it. A path that ends in .html is
-            the page, which is then written alone.
-        complete: as `read_experiments` takes it.
+    `output` is the Markdown document, by default RESULTS.md in the folder that holds all of the files. The page lies
+    beside it with the ending .html, figures in the folder "figures" beside it; a path that ends in .html is the page,
+    which is then written alone. Returns the document, if there is one, and the page.
 
-    Returns:
-        The document, if there is one, and the page. Earlier ones are replaced, and figures of an earlier report that
-        are not in this one removed; any other file is left alone.
-
-    Raises:
-        FileNotFoundError, ValueError: as `read_experiments`; or no folder for `output`.
-        FileExistsError: something else than a report is in the way.
+    Earlier ones are replaced, and figures of an earlier report that are not in this one removed; any other file is left
+    alone. Raises as `read_experiments` and `refuse_others` do, and FileNotFoundError without a folder for `output`.
     """
     given = [Path(path) for path in paths]
     all_results = experiment_tables.read_experiments(given, complete)
@@ -59,7 +50,7 @@ def build_results_report(
         wide, narrow = list(forest_figures(results, called)), list(line_figures(results, called))
         sections.append({"results": results, "wide": wide, "narrow": narrow})
     values = {
-        "title": TITLE,
+        "title": "Results beside the paper's",
         "wording": wording,
         "tables": experiment_tables,
         "overview": summary,

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from diff_transformer.lab.record import AttentionExample, Baseline, Result, Samples
 from diff_transformer.lab.report import figures
 from diff_transformer.lab.report.coordinate_figures import bands, panel_along
-from diff_transformer.lab.report.documents import Table, fill_page, write_page
+from diff_transformer.lab.report.documents import HTML_MARK, Table, fill_page, refuse_others
 from diff_transformer.lab.report.figures import CYCLE, MUTED, THEME, Drawing, Series, variant_colour, variant_marker
 from diff_transformer.lab.report.measured_tables import LABELS, demo_table, every_number
 from diff_transformer.lab.report.wording import DIVERGED, format_number, levels_text, variant_label
-from diff_transformer.lab.results_files import read_record, read_results
+from diff_transformer.lab.results_files import read_record, read_results, write_text
 from diff_transformer.storage.files import read_json, read_metrics
 from diff_transformer.variants import ATTENTION_TYPES, lambda_init_schedule
 
@@ -46,8 +46,9 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
     """
     folders = [Path(run_dir) for run_dir in run_dirs]
     path = run_report_path(folders, output)
+    refuse_others(path, HTML_MARK)
     alone = len(folders) == 1 and is_demo(folders[0])
-    return write_page(path, _demo_page(folders[0]) if alone else _runs_page(_all_runs(folders)))
+    return write_text(path, _demo_page(folders[0]) if alone else _runs_page(_all_runs(folders)))
 
 
 def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
@@ -126,6 +127,7 @@ def _runs_page(runs: Sequence[Path]) -> str:
         "runs.html",
         title=f"Training of {next(iter(folders))}" if len(runs) == 1 else f"Training of {len(runs)} runs",
         summary=_summary(logs),
+        demo_table=demo_table,
         curves=list(_run_curves(logs)),
         lambdas=[one for label, run in folders.items() for one in _lambda_figure(logs[label], run, f"λ, {label}")],
         runs=[_own_values(label, run) for label, run in folders.items()],
@@ -134,9 +136,8 @@ def _runs_page(runs: Sequence[Path]) -> str:
 
 def _own_values(label: str, run: Path) -> dict[str, Any]:
     """What only this run has: its results, if something was measured, and its recipe."""
-    results = _if_there(run / "results.json", read_results)
     recipe = _if_there(run / "recipe.yaml", lambda path: path.read_text(encoding="utf-8", errors="replace"))
-    return {"label": label, "results": results, "table": demo_table(results) if results else None, "recipe": recipe}
+    return {"label": label, "results": _if_there(run / "results.json", read_results), "recipe": recipe}
 
 
 def _summary(logs: Mapping[str, Metrics]) -> Table:
@@ -185,8 +186,8 @@ def _demo_page(run_dir: Path) -> str:
         "demo.html",
         title=results.title if results else f"The demo in {run_dir.name}",
         results=results,
-        table=demo_table(results) if results else None,
-        every_number=every_number(results) if results else None,
+        demo_table=demo_table,
+        every_number=every_number,
         one_seed=len({record.seed for record in records} - {None}) <= 1,
         example=example,
         query_rows=[] if example is None else _row_figures(example),
