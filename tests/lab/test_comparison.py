@@ -85,6 +85,9 @@ def test_pairing_takes_out_what_seeds_share() -> None:
 def test_only_seeds_that_both_have_are_compared() -> None:
     found = compare([*losses("diff", [2.0, 2.1]), *TWIN], "loss", "diff", "softmax")
     assert found.differences == pytest.approx((-1.0, -1.0))
+    # By their numbers, whichever seeds a variant has and in whatever order they were measured.
+    found = compare([*reversed(losses("diff", [2.0, 2.1, 1.7])[1:]), *TWIN], "loss", "diff", "softmax")
+    assert found.differences == pytest.approx((-1.2, -1.0))
 
 
 def test_one_seed_and_a_diverged_one_leave_the_verdict_open() -> None:

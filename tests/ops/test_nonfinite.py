@@ -231,3 +231,15 @@ def test_finite_rows_are_left_alone() -> None:
         assert torch.equal(same_v, v)
         assert nonfinite is None or not nonfinite.any()
         assert (same_k is k) == (value == 1.0)
+
+
+@pytest.mark.parametrize("place", ["first key", "second key", "value"])
+def test_a_token_is_replaced_where_one_of_its_rows_is_not_finite(place: str) -> None:
+    k, v = torch.ones(1, 2, 2, 5, 4), torch.ones(1, 2, 5, 8)
+    row = {"first key": k[:, :, 0], "second key": k[:, :, 1], "value": v}[place]
+    row[0, 1, 3, 2] = float("inf")
+    rows, nonfinite = zero_nonfinite_rows(k, v)
+    assert nonfinite is not None
+    assert nonfinite.nonzero().tolist() == [[0, 1, 3]]
+    for x, before in zip(rows, (k, v), strict=True):
+        assert torch.equal(x, torch.where(nonfinite.view(1, 2, *(1,) * (x.dim() - 4), 5, 1), 0.0, before))
