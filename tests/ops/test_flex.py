@@ -74,8 +74,8 @@ COMPILED_IN_FULL_RUN = (
     "20 queries, cache layout",
     "odd widths",
     "20 keys, negative scale",
+    "bool (B, 1, 1, S), window",
     "bool (B, H, N, S)",
-    "bool (H, 1, S), expanded layout",
     "add -inf (N, S)",
 )
 HALF = [
