@@ -34,15 +34,10 @@ _NOT_SOURCE = frozenset(_FOLDERS.split())
 
 
 class Piece(NamedTuple):
-    """A part of a document that fits in memory.
+    """A part of a document that fits in memory."""
 
-    Attributes:
-        text: characters, all of which have bytes (no half of a surrogate pair). Empty for a document of white space.
-        ends: whether the document ends with it.
-    """
-
-    text: str
-    ends: bool
+    text: str  # all of it has bytes: no half of a surrogate pair; empty for a document of white space
+    ends: bool  # whether the document ends with it
 
 
 class Corpus(Protocol):

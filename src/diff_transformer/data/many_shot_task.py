@@ -11,23 +11,14 @@ from diff_transformer.data.batches import IGNORED, SAMPLE, TRAINING, GeneratedBa
 
 @dataclass(frozen=True)
 class Episode:
-    """One assignment of words to classes, demonstrations of it and queries. All int64; a label is a token.
+    """One assignment of words to classes, demonstrations of it and queries. All int64; a label is a token."""
 
-    Attributes:
-        items: (shots, item_length), the demonstrated items.
-        labels: (shots,), the label that is shown with each, some of them wrong.
-        classes: (shots,), the class that each item is of, from 0.
-        queries: (Q, item_length), items that were drawn apart from the demonstrations.
-        answers: (Q,), their right labels.
-        candidates: (classes,), all labels of the episode.
-    """
-
-    items: Tensor
-    labels: Tensor
-    classes: Tensor
-    queries: Tensor
-    answers: Tensor
-    candidates: Tensor
+    items: Tensor  # (shots, item_length), the demonstrated items
+    labels: Tensor  # (shots,), the label that is shown with each, some of them wrong
+    classes: Tensor  # (shots,), the class that each item is of, from 0
+    queries: Tensor  # (Q, item_length), items that were drawn apart from the demonstrations
+    answers: Tensor  # (Q,), their right labels
+    candidates: Tensor  # (classes,), all labels of the episode
 
     def prompt(self, order: Tensor | None = None) -> Tensor:
         """The demonstrations in an order (shots,), as they are unless given: (shots · (item_length + 1),)."""

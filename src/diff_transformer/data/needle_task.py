@@ -45,29 +45,17 @@ def question(cities: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class NeedleDocument:
-    """A haystack with needles, questions and answers. Positions count tokens from the document's first.
+    """A haystack with needles, questions and answers. Positions count tokens from the document's first."""
 
-    Attributes:
-        tokens: of the whole document.
-        learned: for each token, whether it belongs to an answer.
-        prompt_length: tokens before the last answer, which is what a model is to give.
-        context_length: tokens before the first question.
-        numbers: what the last question asks for, R numbers of digits.
-        answer_spans: R spans (begin, end) of these numbers in the context.
-        needle_spans: R spans of the needles that they stand in.
-        query_positions: R positions in the last answer, each of which predicts the first token of a number.
-        depth: in 0 … 1, where in the haystack the needle of the first of these numbers lies.
-    """
-
-    tokens: tuple[int, ...]
-    learned: tuple[bool, ...]
-    prompt_length: int
-    context_length: int
-    numbers: tuple[str, ...]
-    answer_spans: tuple[tuple[int, int], ...]
-    needle_spans: tuple[tuple[int, int], ...]
-    query_positions: tuple[int, ...]
-    depth: float
+    tokens: tuple[int, ...]  # of the whole document
+    learned: tuple[bool, ...]  # for each token, whether it belongs to an answer
+    prompt_length: int  # tokens before the last answer, which is what a model is to give
+    context_length: int  # tokens before the first question
+    numbers: tuple[str, ...]  # what the last question asks for, R numbers of digits
+    answer_spans: tuple[tuple[int, int], ...]  # R spans (begin, end) of these numbers in the context
+    needle_spans: tuple[tuple[int, int], ...]  # R spans of the needles that they stand in
+    query_positions: tuple[int, ...]  # R positions in the last answer that each predict a number's first token
+    depth: float  # in 0 … 1, where in the haystack the needle of the first of these numbers lies
 
 
 @dataclass(eq=False, repr=False)

@@ -11,21 +11,14 @@ from diff_transformer.data.batches import IGNORED, SAMPLE, TRAINING, GeneratedBa
 
 @dataclass(frozen=True)
 class RetrievalSample:
-    """Sequences with the positions that an evaluation needs. n sequences of N tokens, Q queries each; all int64.
+    """Sequences with the positions that an evaluation needs. n sequences of N tokens, Q queries each; all int64 but
+    `depth`, float32 in [0, 1]: where in the context the needle lies, 0 the first possible place, 1 the last."""
 
-    Attributes:
-        input_ids: (n, N).
-        labels: (n, N), −100 except where an answer stands; to be shifted by the model, as in transformers.
-        answer_spans: (n, Q), the position in the context of the value that answers the query.
-        query_positions: (n, Q), the position whose prediction is the answer (the queried key, at the end).
-        depth: (n, Q) float32 in [0, 1], where in the context the needle lies: 0 the first possible place, 1 the last.
-    """
-
-    input_ids: Tensor
-    labels: Tensor
-    answer_spans: Tensor
-    query_positions: Tensor
-    depth: Tensor
+    input_ids: Tensor  # (n, N)
+    labels: Tensor  # (n, N), −100 except where an answer stands; to be shifted by the model, as in transformers
+    answer_spans: Tensor  # (n, Q), the position in the context of the value that answers the query
+    query_positions: Tensor  # (n, Q), the position whose prediction is the answer (the queried key, at the end)
+    depth: Tensor  # (n, Q)
 
 
 @dataclass(eq=False)

@@ -21,20 +21,14 @@ from diff_transformer.variants import ATTENTION_TYPES
 
 
 class HeadWeights(NamedTuple):
-    """The matrices of heads of differential attention, or of the twin's pairs of heads taken as one of width 2d.
+    """The matrices of heads of differential attention, or of the twin's pairs of heads taken as one of width 2d."""
 
-    Attributes:
-        q1, k1, q2, k2: (…, D, d).
-        v: (…, D, 2d).
-        o: (…, 2d, D).
-    """
-
-    q1: Tensor
+    q1: Tensor  # (…, D, d), as the next three
     k1: Tensor
     q2: Tensor
     k2: Tensor
-    v: Tensor
-    o: Tensor
+    v: Tensor  # (…, D, 2d)
+    o: Tensor  # (…, 2d, D)
 
 
 def differential_gradients(

@@ -32,15 +32,10 @@ R = TypeVar("R", Result, Baseline)
 
 
 def read_options(kind: type[O], given: Mapping[str, Any], whose: str) -> O:
-    """The options of that kind, from values by name as a command line or a preset gives them.
+    """The options of that kind, from values by name as a command line or a preset gives them; a list is a tuple.
 
-    Args:
-        kind: tells which there are, and their defaults.
-        given: by name; a list stands for a tuple.
-        whose: the beginning of a sentence: "The measure many_shot".
-
-    Raises:
-        ValueError: an unknown name, with the nearest; or a value that is not allowed, with what is.
+    Raises ValueError for an unknown name, with the nearest, or a value that is not allowed, with what is; the sentence
+    begins with `whose`: "The measure many_shot".
     """
     refuse_unknown(given, kind.model_fields, whose)
     try:
@@ -68,40 +63,24 @@ def refuse_unknown(given: Collection[str], known: Collection[str], whose: str) -
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """What is known of the training of a model that an experiment has trained.
+    """What is known of the training of a model that an experiment has trained."""
 
-    Attributes:
-        folder: of the run, where a measurement may keep a file.
-        metrics: the lines of `metrics.jsonl`, validation during training among them.
-        tokens_per_step: of training.
-        untrained: builds the model as it was before training, in evaluation mode, on the model's device.
-    """
-
-    folder: Path
-    metrics: Sequence[Mapping[str, Any]]
+    folder: Path  # of the run, where a measurement may keep a file
+    metrics: Sequence[Mapping[str, Any]]  # the lines of `metrics.jsonl`, validation during training among them
     tokens_per_step: int
-    untrained: Callable[[], Any]
+    untrained: Callable[[], Any]  # builds the model as it was before training, ready to evaluate, on the model's device
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalInput:
-    """What is measured, and on what.
+    """What is measured, and on what."""
 
-    Attributes:
-        model: a causal language model of transformers in evaluation mode, on its device.
-        variant: what to call it in the records.
-        batches: validation data; None for a measurement that needs none.
-        tokenizer: the model's; None where it has none (a model of a synthetic task).
-        seed: of whatever the measurement draws.
-        training: what is known of the model's training; None for a checkpoint that no experiment has trained.
-    """
-
-    model: Any
-    variant: str
-    batches: Batches | None = None
-    tokenizer: Any = None
-    seed: int = 0
-    training: TrainingRecord | None = None
+    model: Any  # a causal language model of transformers in evaluation mode, on its device
+    variant: str  # what to call it in the records
+    batches: Batches | None = None  # validation data; None for a measurement that needs none
+    tokenizer: Any = None  # the model's; None where it has none (a model of a synthetic task)
+    seed: int = 0  # of whatever the measurement draws
+    training: TrainingRecord | None = None  # None for a checkpoint that no experiment has trained
 
     @property
     def data(self) -> Batches:
@@ -154,17 +133,11 @@ class Measurement(Generic[O]):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementRequest:
-    """A measurement by name, with the options that are not its defaults.
-
-    Attributes:
-        name: of the measurement.
-        options: by name.
-        numbers: the names of the records that are wanted; all of them unless given.
-    """
+    """A measurement by name, with the options that are not its defaults."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    numbers: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()  # the names of the records that are wanted; all of them unless given
 
     def resolve(self) -> tuple[Measurement[Any], Any]:
         """The measurement and its options. Raises ValueError where either is not known."""

@@ -10,11 +10,17 @@ from torch import Tensor
 
 from diff_transformer.data import Batches, RetrievalBatches, RetrievalSample
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.measure.accuracy import BY_SEQUENCE, share_interval, share_record, token_levels
+from diff_transformer.lab.measure.accuracy import (
+    BY_SEQUENCE,
+    proportion_record,
+    share_interval,
+    share_record,
+    token_levels,
+)
 from diff_transformer.lab.measure.attention_heads import applied_maps
 from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Options
 from diff_transformer.lab.record import Baseline, Better, Interval, Result
-from diff_transformer.lab.statistics import mean_interval, proportion_interval
+from diff_transformer.lab.statistics import mean_interval
 
 T = TypeVar("T", RetrievalSample, "AttentionSpans")
 
@@ -61,11 +67,8 @@ class AttentionMass:
     """Attention from the position that answers a query, averaged over heads and layers; each (n, Q) float32.
 
     The *signed* mass is the sum of the weights, which for A1 − λA2 can be negative; the *share* is the sum of their
-    absolute values over that of the whole row. The paper states neither its normalisation nor its sign (Table 3).
-
-    Attributes:
-        answer_signed, answer_share: on the answer in the context.
-        noise_signed, noise_share: on all of the context but the answer and its key.
+    absolute values over that of the whole row. The paper states neither its normalisation nor its sign (Table 3). Noise
+    is all of the context but the answer and its key.
     """
 
     answer_signed: Tensor
@@ -76,21 +79,13 @@ class AttentionMass:
 
 @dataclass(frozen=True)
 class AttentionSpans:
-    """Sequences, and where in them the measures of :class:`AttentionMass` look. n sequences, Q queries each; all int64.
+    """n sequences with Q queries each, and where in them the measures of :class:`AttentionMass` look; all int64."""
 
-    Attributes:
-        input_ids: (n, N); what stands behind the last query changes nothing.
-        query_positions: (n, Q), the positions that attend.
-        answer_spans: (n, Q, 2), where each answer begins and ends (not included) in the context.
-        needle_spans: (n, Q, 2), the same of the needle around it, which is no noise.
-        context_lengths: (n,), positions before the first query.
-    """
-
-    input_ids: Tensor
-    query_positions: Tensor
-    answer_spans: Tensor
-    needle_spans: Tensor
-    context_lengths: Tensor
+    input_ids: Tensor  # (n, N); what stands behind the last query changes nothing
+    query_positions: Tensor  # (n, Q), the positions that attend
+    answer_spans: Tensor  # (n, Q, 2), where each answer begins and ends (not included) in the context
+    needle_spans: Tensor  # (n, Q, 2), the same of the needle around it, which is no noise
+    context_lengths: Tensor  # (n,), positions before the first query
 
 
 def attention_mass(model: Any, sample: RetrievalSample, context_length: int, batch_size: int = 32) -> AttentionMass:
@@ -150,19 +145,11 @@ def retrieval_records(
     """
     sample = batches.sample(sequences, seed)
     right = retrieval_answers(model, sample)
-    first = right[:, 0]
+
     shared: dict[str, Any] = {"variant": variant, "seed": seed}
     records = [
         share_record(ACCURACY, right, **shared),
-        Result(
-            name=FIRST_QUERY,
-            value=first.float().mean().item(),
-            interval=proportion_interval(int(first.sum()), len(first)),
-            n=len(first),
-            better="higher",
-            method="Wilson's score interval",
-            **shared,
-        ),
+        proportion_record(FIRST_QUERY, right[:, 0].tolist(), method="Wilson's score interval", **shared),
         *_by_depth(BY_DEPTH, right.float(), sample, share_interval, better="higher", **shared),
     ]
     mass = attention_mass(model, sample, batches.context_length)
