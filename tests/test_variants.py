@@ -12,7 +12,7 @@ import torch
 from diff_transformer import variants
 from diff_transformer.lab.experiments.experiment import heads_of
 from diff_transformer.lab.record import Result
-from diff_transformer.lab.report.figures import variant_colour, variant_marker
+from diff_transformer.lab.report.figures import variant_style
 from diff_transformer.lab.report.wording import variant_label, variants_of
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.interface_attention import layer_settings
@@ -142,4 +142,4 @@ def test_a_fifth_type_is_reported(fifth: AttentionType) -> None:
     records = [Result(name="a/b", variant=name, value=1.0) for name in ("another", "tripled", "diff")]
     assert variants_of(records) == ["diff", "tripled", "another"]
     assert variant_label("tripled, half the heads") == "DIFF, tripled, half the heads"
-    assert (variant_colour("tripled"), variant_marker("tripled")) == (fifth.colour[0], "v")
+    assert variant_style("tripled") == {"colour": fifth.colour[0], "marker": "v"}

@@ -117,7 +117,7 @@ class Coordinates(Mapping[str, Coordinate]):
         # Here and not above: `info` writes an environment without what only reading needs.
         from pydantic_core import core_schema
 
-        return core_schema.no_info_plain_validator_function(_read)
+        return core_schema.no_info_after_validator_function(cls, core_schema.dict_schema())
 
 
 def axis(name: str) -> Axis:
@@ -133,12 +133,6 @@ def _checked(name: str, value: Any) -> Coordinate:
     if isinstance(value, str) or (is_number and (ends is None or len(ends) == 2)):
         return value if ends is None else (ends[0], ends[1])
     raise ValueError(f"the coordinate {name} must be a number, a word or two numbers, got {value!r:.60}")
-
-
-def _read(value: Any) -> Coordinates:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"coordinates must be an object of names with numbers or words, got {value!r:.60}")
-    return Coordinates(value)
 
 
 NOWHERE = Coordinates()

@@ -35,7 +35,7 @@ def contrast(first: str, second: str) -> float:
 @pytest.fixture
 def drawing() -> Figure:
     lines = [
-        Series("DIFF", [1, 2], [3.0, 2.0], colour=figures.variant_colour("diff")),
+        Series("DIFF", [1, 2], [3.0, 2.0], **figures.variant_style("diff")),
         Series("Other <b>", [1, 2], [3.0, 1.0]),
     ]
     return figures.curves(lines, title="Loss & more", ylabel="nats")
@@ -64,7 +64,7 @@ def test_labels_of_any_kind_are_drawn_as_they_are() -> None:
 def test_the_same_figure_gives_the_same_svg(drawing: Figure) -> None:
     again = figures.curves(
         [
-            Series("DIFF", [1, 2], [3.0, 2.0], colour=figures.variant_colour("diff")),
+            Series("DIFF", [1, 2], [3.0, 2.0], **figures.variant_style("diff")),
             Series("Other <b>", [1, 2], [3.0, 1.0]),
         ],
         title="Loss & more",

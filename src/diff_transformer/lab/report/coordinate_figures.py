@@ -26,8 +26,7 @@ from diff_transformer.lab.report.figures import (
     drawing,
     legend,
     styled,
-    variant_colour,
-    variant_marker,
+    variant_style,
 )
 from diff_transformer.lab.report.wording import (
     DIVERGED,
@@ -119,9 +118,8 @@ def panel_along(
     numbers = {place: place.place(coordinate) for place in places}
     lines, own = [], False
     for number, variant in enumerate(variants_of(records)):
-        by_place = {
-            place: [one for one in records if one.variant == variant and one.coordinates == place] for place in places
-        }
+        own_records = [one for one in records if one.variant == variant]
+        by_place = {place: [one for one in own_records if one.coordinates == place] for place in places}
         measured = {place: results for place, results in by_place.items() if results}
         own = own or all(len(results) == 1 for results in measured.values())
         lines.append(
@@ -129,9 +127,8 @@ def panel_along(
                 variant_label(variant),
                 [numbers[place] for place in measured],
                 [fmean(one.value for one in results) for results in measured.values()],
-                colour=variant_colour(variant),
                 intervals=[_interval(results) for results in measured.values()],
-                marker=variant_marker(variant, _MARKERS[number % len(_MARKERS)]),
+                **variant_style(variant, _MARKERS[number % len(_MARKERS)]),
             )
         )
     return Panel(
@@ -180,7 +177,7 @@ def _paper(name: str, numbers: Mapping[Coordinates, float], comparisons: Sequenc
         if len(points) >= FEWEST:
             x = sorted(points)
             y = [points[number] for number in x]
-            yield Series(variant_label(variant), x, y, variant_colour(variant), marker=variant_marker(variant))
+            yield Series(variant_label(variant), x, y, **variant_style(variant))
 
 
 def line_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:

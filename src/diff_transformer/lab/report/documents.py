@@ -32,11 +32,9 @@ class Cell:
 class Table:
     """Columns with a heading each, and rows of cells; `macros.html` has its HTML form.
 
-    Attributes:
-        rows: as many cells as there are columns, or a single one: a heading for the rows below it.
-        title, caption: what stands above and below the table in the terminal; a page has its own headings and notes.
-        right: the columns that are aligned to the right in the terminal.
-        one_line: the columns whose cells are not wrapped there.
+    A row has as many cells as there are columns, or a single one: a heading for the rows below it. In the terminal
+    `title` and `caption` stand above and below, `right` names columns that are aligned to the right, and `one_line`
+    those whose cells are not wrapped; a page has its own headings and notes.
     """
 
     head: tuple[str, ...]

@@ -77,14 +77,11 @@ _FILE_STYLE = f"<style>svg {{ {LIGHT}}} @media (prefers-color-scheme: dark) {{ s
 styled = matplotlib.rc_context(_STYLE)
 
 
-def variant_colour(variant: str) -> str | None:
-    """The colour of an attention type on light pages; None for another variant, whose place decides its colour."""
-    return ATTENTION_TYPES[variant].colour[0] if variant in ATTENTION_TYPES else None
-
-
-def variant_marker(variant: str, otherwise: str = "o") -> str:
-    """The marker of an attention type's points."""
-    return ATTENTION_TYPES[variant].marker if variant in ATTENTION_TYPES else otherwise
+def variant_style(variant: str, marker: str = "o") -> dict[str, Any]:
+    """The colour on light pages and the marker of an attention type; another variant's place decides its colour."""
+    if variant not in ATTENTION_TYPES:
+        return {"colour": None, "marker": marker}
+    return {"colour": ATTENTION_TYPES[variant].colour[0], "marker": ATTENTION_TYPES[variant].marker}
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,19 @@
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from diff_transformer.lab.record import AttentionExample, Baseline, Result, Samples
+from diff_transformer.lab.record import AttentionExample, Baseline, Result, ResultsFile, Samples
 from diff_transformer.lab.report import figures
 from diff_transformer.lab.report.coordinate_figures import bands, panel_along
 from diff_transformer.lab.report.documents import HTML_MARK, Table, fill_page, refuse_others
-from diff_transformer.lab.report.figures import CYCLE, MUTED, THEME, Drawing, Series, variant_colour, variant_marker
+from diff_transformer.lab.report.figures import CYCLE, MUTED, THEME, Drawing, Series, variant_style
 from diff_transformer.lab.report.measured_tables import LABELS, demo_table, every_number
 from diff_transformer.lab.report.wording import DIVERGED, format_number, levels_text, variant_label
-from diff_transformer.lab.results_files import read_record, read_results, write_text
+from diff_transformer.lab.results_files import read_record, write_text
 from diff_transformer.storage.files import read_json, read_metrics
 from diff_transformer.variants import ATTENTION_TYPES, lambda_init_schedule
 
@@ -136,8 +136,9 @@ def _runs_page(runs: Sequence[Path]) -> str:
 
 def _own_values(label: str, run: Path) -> dict[str, Any]:
     """What only this run has: its results, if something was measured, and its recipe."""
-    recipe = _if_there(run / "recipe.yaml", lambda path: path.read_text(encoding="utf-8", errors="replace"))
-    return {"label": label, "results": _if_there(run / "results.json", read_results), "recipe": recipe}
+    recipe = run / "recipe.yaml"
+    text = recipe.read_text(encoding="utf-8", errors="replace") if recipe.is_file() else None
+    return {"label": label, "results": _if_there(run / "results.json", ResultsFile), "recipe": text}
 
 
 def _summary(logs: Mapping[str, Metrics]) -> Table:
@@ -167,8 +168,8 @@ def _run_curves(logs: Mapping[str, Metrics]) -> Iterator[Drawing]:
 
 
 def _demo_page(run_dir: Path) -> str:
-    results = _if_there(run_dir / "results.json", read_results)
-    example = _if_there(run_dir / "attention.json", lambda path: read_record(path, AttentionExample))
+    results = _if_there(run_dir / "results.json", ResultsFile)
+    example = _if_there(run_dir / "attention.json", AttentionExample)
     records, baselines = (results.records, results.baselines) if results else ((), ())
     folders = _task_runs(run_dir)
     runs: dict[tuple[str, str], Metrics] = {key: read_metrics(run / "metrics.jsonl") for key, run in folders.items()}
@@ -197,13 +198,13 @@ def _demo_page(run_dir: Path) -> str:
         retrieval=[*_task_curves("retrieval", runs), *accuracy],
         language=list(_task_curves("language", runs)),
         weights=[*itertools.chain(*weights)],
-        samples=_if_there(run_dir / "samples.json", lambda path: read_record(path, Samples)),
+        samples=_if_there(run_dir / "samples.json", Samples),
         lambdas=[one for key, run in folders.items() for one in _lambda_figure(runs[key], run, f"λ, {key[0]}")],
     )
 
 
-def _if_there(path: Path, read: Callable[[Path], T]) -> T | None:
-    return read(path) if path.is_file() else None
+def _if_there(path: Path, kind: type[T]) -> T | None:
+    return read_record(path, kind) if path.is_file() else None
 
 
 def _task_curves(task: str, runs: Mapping[tuple[str, str], Metrics]) -> Iterator[Drawing]:
@@ -309,8 +310,7 @@ def _series(logs: Logs, key: str, suffix: str = "") -> list[Series]:
         points = [(line["step"], line[key]) for line in metrics if isinstance(line.get(key), int | float)]
         if points:
             steps, values = zip(*points, strict=True)
-            style: dict[str, Any] = {"colour": variant_colour(variant), "marker": variant_marker(variant)}
-            lines.append(Series(label + suffix, steps, values, **style))
+            lines.append(Series(label + suffix, steps, values, **variant_style(variant)))
     return lines
 
 
