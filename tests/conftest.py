@@ -15,6 +15,9 @@ import triton_interpreter
 # The tensors here are tiny, and a second thread costs more than it does: ten times the time on a busy machine.
 torch.set_num_threads(1)
 
+# A tokenizer or model that is no folder is not looked for on a network, which takes a minute where there is none.
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+
 # Without a GPU the Triton kernels run in triton's interpreter, which has to know before it sees them.
 if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
     os.environ["TRITON_INTERPRET"] = "1"
