@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from diff_transformer.lab.bench.bench_pages import (
-    bandwidth_table,
     base_of,
     page_part,
     ratio_table,
     read_document,
     replace_sections,
-    throughput_table,
-    tokens_table,
     write_page,
 )
 from diff_transformer.lab.experiments.request import as_defined
@@ -181,12 +178,12 @@ def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) ->
         notes = "\n\n".join(operator["notes"])
         readme["cuda speed"] = speed_table(operator, **CUDA_SELECTION)
         backends["cuda speed"] = f"{speed_table(operator)}\n\n{notes}"
-        backends["cuda throughput"] = throughput_table(operator) or "Not measured."
-        backends["cuda decode"] = bandwidth_table(operator) or "Not measured."
+        backends["cuda throughput"] = page_part("throughput", operator) or "Not measured."
+        backends["cuda decode"] = page_part("bandwidth", operator) or "Not measured."
         backends["cuda memory"] = page_part("memory", operator) or "Not measured."
     if model is not None:
         notes = "\n\n".join(model["notes"])
-        readme["cuda model"] = f"{whole_model_table(model)}\n\n{tokens_table(model)}\n\n{notes}"
+        readme["cuda model"] = f"{whole_model_table(model)}\n\n{page_part('tokens', model)}\n\n{notes}"
     thresholds = [one for document in (operator, model) if document is not None for one in document["thresholds"]]
     if thresholds:
         backends["cuda thresholds"] = page_part("thresholds", {"thresholds": thresholds})

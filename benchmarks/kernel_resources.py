@@ -15,7 +15,7 @@ import importlib.util
 import itertools
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ if importlib.util.find_spec("triton") is None:
 import torch
 import triton
 
-from diff_transformer.lab.bench.bench_pages import markdown_table, replace_sections
+from diff_transformer.lab.bench.bench_pages import replace_sections
 from diff_transformer.lab.results_files import write_json
 from diff_transformer.ops.triton.kernel_arguments import are_wide
 from diff_transformer.ops.triton.resources import SHARED_MEMORY, Configuration, Resources, launches, resources
@@ -109,6 +109,10 @@ def capability_table(rows: list[dict[str, Any]], capability: int) -> str:
             lines.append(tuple(map(str, cells)))
     shared = f"{SHARED_MEMORY[capability] // 1024} KiB of shared memory a block"
     return f"Compute capability {capability / 10}, {shared}:\n\n{markdown_table(header, lines)}"
+
+
+def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *lines))
 
 
 def summary(rows: list[dict[str, Any]]) -> str:

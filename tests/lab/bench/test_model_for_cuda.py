@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diff_transformer.lab.bench import benchmark, model_bench
-from diff_transformer.lab.bench.bench_pages import page, read_document, row_line, tokens_table
+from diff_transformer.lab.bench.bench_pages import page, page_part, read_document, row_line
 from diff_transformer.lab.bench.benchmark import DECODE, FORWARD, STEP, BenchRow
 from diff_transformer.lab.bench.model_bench import (
     MODELS,
@@ -137,7 +137,7 @@ def test_results_are_checked_on_fewer_layers(
         assert row.tokens_per_second == pytest.approx(tokens / row.milliseconds * 1e3)
     assert " tokens/s" in row_line(rows[0])
     written = read_document(write_json(tmp_path / "model.json", document))
-    assert tokens_table(written).splitlines()[0] == "| pass | dtype | length | softmax | diff |"
+    assert page_part("tokens", written).splitlines()[0] == "| pass | dtype | length | softmax | diff |"
     assert document["notes"][0] in page(written)
 
 

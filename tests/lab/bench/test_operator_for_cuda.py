@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,13 +10,11 @@ from torch import Tensor
 
 from diff_transformer.lab.bench import benchmark, operator_bench, operator_candidates, peak_memory, timing
 from diff_transformer.lab.bench.bench_pages import (
-    bandwidth_table,
     page,
     page_part,
     ratio_table,
     read_document,
     row_line,
-    throughput_table,
 )
 from diff_transformer.lab.bench.benchmark import BACKWARD, DECODE, FORWARD, TRAINING, BenchRow
 from diff_transformer.lab.bench.operator_bench import OperatorSettings, cuda_thresholds, measure_operator
@@ -179,7 +176,7 @@ def test_a_run(believed: None, notes: Any, tmp_path: Any) -> None:
     text = page(written)
     assert "relative to `softmax flash`" in text
     assert "softmax flash, ms" in ratio_table(written)
-    assert f"Peak of a matrix product: bfloat16 {PEAK:.0f} TFLOP/s." in throughput_table(written)
+    assert f"Peak of a matrix product: bfloat16 {PEAK:.0f} TFLOP/s." in page_part("throughput", written)
     assert all(note in text for note in (*operator_bench.CUDA_NOTES, benchmark.cuda_versions()))
     assert [done for _, done, _ in notes.stages] == list(range(notes.stages[0][2]))
 
@@ -315,10 +312,10 @@ def test_widths_have_a_column_where_there_are_several() -> None:
         return {**base, "gigabytes_per_second": 5.0, "total": 1.0, "own": 1.0, "ratio": 1.0}
 
     one, two = ({"rows": parts, "memory": parts} for parts in ([part(64)], [part(64), part(128)]))
-    for table in (bandwidth_table, partial(page_part, "memory")):
-        assert "width" not in table(one)
-        assert "width" in table(two)
-        assert "| 128 |" in table(two)
+    for table in ("bandwidth", "memory"):
+        assert "width" not in page_part(table, one)
+        assert "width" in page_part(table, two)
+        assert "| 128 |" in page_part(table, two)
 
 
 def test_a_process_is_requests_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,12 @@ from diff_transformer.storage.files import read_json
 
 Document = dict[str, Any]
 Row = dict[str, Any]
-# Columns of a table, each with the template of its cells, which takes a row's fields.
-Columns = Mapping[str, str]
 
 _SPAN = "[{quartiles[0]:.2f}–{quartiles[1]:.2f}]"
-_PASS_AND_DTYPE = {"pass": "{pass}", "dtype": "{dtype}"}
-_SIZES = "{shape[batch]} × {shape[heads]} × {shape[width]}, {shape[keys]}"
-# The columns that say which case a line is, by the kind of benchmark.
-_CASE: Mapping[str, Columns] = {
-    "bench operator": {"batch × heads × width, length": _SIZES, **_PASS_AND_DTYPE},
-    "bench model": {**_PASS_AND_DTYPE, "length": "{shape[length]}"},
+# The columns that say which case a line is, by the kind of benchmark, each with where a case has it.
+_CASE_COLUMNS = {
+    "bench operator": {"batch × heads × width, length": "sizes", "pass": "pass", "dtype": "dtype"},
+    "bench model": {"pass": "pass", "dtype": "dtype", "length": "shape.length"},
 }
 
 
@@ -79,15 +75,19 @@ def read_document(path: Path) -> Document:
 def page(document: Document) -> str:
     """The page of one document: a section of each kind that it has."""
     # Each reason once, with the candidate and the number of cases that it kept from running.
-    reasons = Counter((row["candidate"], row["reason"]) for row in _with(document, "reason"))
+    reasons = Counter((row["candidate"], row["reason"]) for row in document["rows"] if row.get("reason"))
     template = _ENVIRONMENT.get_template("bench_page.md")
     text = template.render(document=document, base=base_of(document), reasons=reasons)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def page_part(name: str, document: Document) -> str:
-    """A part of the page that is no table of cases: the macro of this name in `templates/bench_tables.md`."""
-    return str(getattr(_ENVIRONMENT.get_template("bench_tables.md").module, name)(document)).strip()
+    """A part of the page by the name of its macro in `templates/bench_tables.md`: "throughput", "memory", …"""
+    return _fill_macro(name, document)
+
+
+def _fill_macro(name: str, *values: Any) -> str:
+    return str(getattr(_ENVIRONMENT.get_template("bench_tables.md").module, name)(*values)).strip()
 
 
 def base_of(document: Document) -> str:
@@ -109,17 +109,12 @@ def ratio_table(
     A candidate that is measured against another one than the base has a column "a / b" for it.
     """
     base, digits = base_of(document), 3 if document["settings"]["device"].startswith("cuda") else 1
-    last, template = f"{base}, ms", "{ratio:.2f}" + (f" {_SPAN}" if quartiles else "")
+    last = f"{base}, ms"
 
     def column(row: Row) -> str:
         if row["candidate"] == base:
             return last
         return row["candidate"] if row["against"] == base else f"{row['candidate']} / {row['against']}"
-
-    def cell(row: Row) -> str:
-        if row["ratio"] is None:
-            return "wrong" if row["reason"] == WRONG else "–"
-        return f"{row['milliseconds']:.{digits}f}" if row["candidate"] == last else template.format_map(row)
 
     rows = [row for row in document["rows"] if lengths is None or row["shape"]["keys"] in lengths]
     rows = [row for row in rows if batches is None or row["shape"]["batch"] in batches]
@@ -127,33 +122,7 @@ def ratio_table(
     # A backend that no case here can run has no column; its reason is on the page.
     shown = [row["candidate"] for row in rows if row["ratio"] is not None or row["reason"] == WRONG]
     names = [name for name in dict.fromkeys(shown) if name != last and (candidates is None or name in candidates)]
-    return _case_table(rows, _CASE[document["title"]], cell, [*names, last])
-
-
-def throughput_table(document: Document) -> str:
-    """TFLOP/s by the Transformer's operations, and their share of a matrix product's, of every case but decoding."""
-    rows, peaks = _with(document, "teraflops_per_second"), document.get("peak_teraflops_per_second", {})
-
-    def cell(row: Row) -> str:
-        share = f" ({row['teraflops_per_second'] / peaks[row['dtype']]:.0%})" if row["dtype"] in peaks else ""
-        return f"{row['teraflops_per_second']:.0f}{share}"
-
-    note = ", ".join(f"{dtype} {peak:.0f} TFLOP/s" for dtype, peak in peaks.items())
-    table = _case_table(rows, _CASE["bench operator"], cell)
-    return f"{table}\n\nPeak of a matrix product: {note}." if table else ""
-
-
-def tokens_table(document: Document) -> str:
-    """Tokens per second of every model in every case."""
-    rows = _with(document, "tokens_per_second")
-    return _case_table(rows, _CASE["bench model"], "{tokens_per_second:,.0f}".format_map)
-
-
-def bandwidth_table(document: Document) -> str:
-    """Bytes of the cache by time, of every decoding case."""
-    rows = _with(document, "gigabytes_per_second")
-    columns = {"batch": "{shape[batch]}", "keys": "{shape[keys]}", **_width(rows), "dtype": "{dtype}"}
-    return _case_table(rows, columns, "{gigabytes_per_second:.1f}".format_map)
+    return _fill_macro("times", rows, _CASE_COLUMNS[document["title"]], [*names, last], digits, quartiles)
 
 
 def row_line(row: BenchRow) -> str:
@@ -175,47 +144,33 @@ def threshold_line(one: Threshold) -> str:
     return f"threshold: {one.text}: {_number(one.worst)}, limit {one.limit:.2f}: {verdict}{where}"
 
 
-def _case_table(
-    rows: Sequence[Row], case_columns: Columns, cell: Callable[[Row], str], names: Sequence[str] | None = None
-) -> str:
-    """A line for each case: its columns, and a cell for each named candidate, by default for all."""
-    cases: dict[str, dict[str, Row]] = {}
+def _cases(rows: Iterable[Row]) -> list[Row]:
+    """Each case once, with its rows by candidate, and the operator's sizes as a reader takes them in."""
+    cases: dict[str, Row] = {}
     for row in rows:
-        cases.setdefault(f"{row['pass']} {row['dtype']} {row['shape']}", {})[row["candidate"]] = row
-    names = list(dict.fromkeys(row["candidate"] for row in rows)) if names is None else names
-    lines = []
-    for case in cases.values():
-        first = next(iter(case.values()))
-        cells = [cell(case[name]) if name in case else "–" for name in names]
-        lines.append([*(column.format_map(first) for column in case_columns.values()), *cells])
-    return markdown_table([*case_columns, *(_title(rows, name) for name in names)], lines)
+        case = cases.setdefault(f"{row['pass']} {row['dtype']} {row['shape']}", {**row, "by_name": {}})
+        case["by_name"][row["candidate"]] = row
+        if "heads" in row["shape"]:
+            case["sizes"] = "{batch} × {heads} × {width}, {keys}".format_map(row["shape"])
+    return list(cases.values())
 
 
-def _with(document: Document, field: str) -> list[Row]:
-    """The rows that have a field, which older files lack."""
-    return [row for row in document["rows"] if row.get(field) is not None]
+def _titles(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
+    """Candidates' names, with the backends that "auto" chose."""
+    titles = []
+    for name in names:
+        backends = dict.fromkeys(row["backend"] for row in rows if row["candidate"] == name and row["backend"])
+        titles.append(f"{name} ({', '.join(backends)})" if backends else name)
+    return titles
 
 
-def _width(rows: Sequence[Row]) -> Columns:
-    """The column of the width, where there are several."""
-    return {"width": "{shape[width]}"} if len({row["shape"]["width"] for row in rows}) > 1 else {}
-
-
-def _title(rows: Iterable[Row], name: str) -> str:
-    """A candidate's name, with the backends that "auto" chose."""
-    backends = dict.fromkeys(row["backend"] for row in rows if row["candidate"] == name and row["backend"])
-    return f"{name} ({', '.join(backends)})" if backends else name
+def _has_widths(rows: Iterable[Row]) -> bool:
+    """Whether the operator was measured with several widths."""
+    return len({row["shape"]["width"] for row in rows}) > 1
 
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
-
-
-def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, or nothing where there are no lines."""
-    if not lines:
-        return ""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *lines))
 
 
 def replace_sections(path: Path, sections: Mapping[str, str]) -> None:
@@ -237,7 +192,5 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 _ENVIRONMENT.filters["number"] = _number
-_ENVIRONMENT.globals |= {"baseline": BASELINE}
-_ENVIRONMENT.globals |= {
-    table.__name__: table for table in (ratio_table, throughput_table, bandwidth_table, tokens_table)
-}
+_ENVIRONMENT.globals |= {"baseline": BASELINE, "wrong": WRONG, "case_columns": _CASE_COLUMNS}
+_ENVIRONMENT.globals |= {"ratio_table": ratio_table, "cases": _cases, "titles": _titles, "has_widths": _has_widths}
