@@ -17,7 +17,6 @@ from diff_transformer.storage.files import read_json
 Document = dict[str, Any]
 Row = dict[str, Any]
 
-_SPAN = "[{quartiles[0]:.2f}–{quartiles[1]:.2f}]"
 # The columns that say which case a line is, by the kind of benchmark, each with where a case has it.
 _CASE_COLUMNS = {
     "bench operator": {"batch × heads × width, length": "sizes", "pass": "pass", "dtype": "dtype"},
@@ -134,7 +133,8 @@ def row_line(row: BenchRow) -> str:
     base = "" if row.against == BASELINE else f"   (relative to {row.against})"
     rates = {"TFLOP/s": row.teraflops_per_second, "GB/s": row.gigabytes_per_second, "tokens/s": row.tokens_per_second}
     rate = "".join(f"   {value:,.1f} {unit}" for unit, value in rates.items() if value is not None)
-    return f"{name:24} {row.ratio:6.2f} {_SPAN.format_map(vars(row))} {row.milliseconds:10.3f} ms{rate}{error}{base}"
+    span = "[{:.2f}–{:.2f}]".format(*row.quartiles)
+    return f"{name:24} {row.ratio:6.2f} {span} {row.milliseconds:10.3f} ms{rate}{error}{base}"
 
 
 def threshold_line(one: Threshold) -> str:
