@@ -41,39 +41,32 @@ class Gpu:
         return self.tf32 if tf32 else self.float32
 
 
-# TFLOP/s from the vendors' datasheets; where they print the number for sparse matrices, half of it. Then GB/s in one
+# FLOP/s from the vendors' datasheets; where they print the number for sparse matrices, half of it. Then bytes/s in one
 # direction, half of the datasheets' sums of both: NVLink (1800, 900 and 600 GB/s), AMD's Infinity Fabric (7 × 128), or
 # else PCIe x16 (128 GB/s in its fifth generation, 64 in its fourth), also where bridges join some pairs of a machine.
 # Last the network: DGX B200, H200 and H100 have a card of 400 Gb/s for each GPU, DGX A100 has one of 200, and AMD's
 # reference network for the MI300X one of 400.
-_DATASHEETS: list[tuple[str, str, float, float, float, float, float | None, float | None]] = [
-    ("b200", r"NVIDIA B200", 178, 2250, 1125, 75, 900, 50),
-    ("h200", r"NVIDIA H200", 139.8, 989.5, 494.7, 67, 450, 50),
-    ("h200-nvl", r"NVIDIA H200 NVL", 139.8, 835.5, 417.5, 60, 64, None),
-    ("h100", r"NVIDIA H100 80GB HBM3", 79.1, 989.5, 494.7, 67, 450, 50),
-    ("h100-pcie", r"NVIDIA H100 PCIe", 79.1, 756, 378, 51, 64, None),
-    ("h100-nvl", r"NVIDIA H100 NVL", 93, 835.5, 417.5, 60, 64, None),
-    ("gh200", r"NVIDIA GH200 480GB", 94.5, 989.5, 494.7, 67, None, None),
-    ("a100-80", r"NVIDIA A100(-SXM4-80GB|-PCIE-80GB| 80GB PCIe)", 79.1, 312, 156, 19.5, 300, 25),
-    ("a100-40", r"NVIDIA A100-(SXM4|PCIE)-40GB", 39.4, 312, 156, 19.5, 300, 25),
-    ("mi300x", r"AMD Instinct MI300X( OAM)?", 191.5, 1307.4, 653.7, 163.4, 448, 50),
-    ("l40s", r"NVIDIA L40S", 44.4, 362, 183, 91.6, 32, None),
-    ("l4", r"NVIDIA L4", 22, 121, 60, 30.3, 32, None),
-    ("a10g", r"NVIDIA A10G", 22, 70, 35, 35, 32, None),
-    ("rtx-6000-ada", r"NVIDIA RTX 6000 Ada Generation", 47.4, 364.2, 182.1, 91.1, 32, None),
-    ("rtx-a6000", r"NVIDIA RTX A6000", 47.4, 154.8, 77.4, 38.7, 32, None),
-    ("rtx-5090", r"NVIDIA GeForce RTX 5090", 31.4, 209.5, 104.8, 104.8, 64, None),
-    ("rtx-4090", r"NVIDIA GeForce RTX 4090", 23.5, 165.2, 82.6, 82.6, 32, None),
-    ("rtx-3090", r"NVIDIA GeForce RTX 3090", 23.6, 71, 35.6, 35.6, 32, None),
-]
-GPUS = {
-    name: Gpu(
-        *(name, device_names, memory_gib, half * 1e12, tf32 * 1e12, float32 * 1e12),
-        link=None if link is None else link * 1e9,
-        network=None if network is None else network * 1e9,
-    )
-    for name, device_names, memory_gib, half, tf32, float32, link, network in _DATASHEETS
-}
+_DATASHEETS = (
+    Gpu("b200", r"NVIDIA B200", 178, 2250e12, 1125e12, 75e12, 900e9, 50e9),
+    Gpu("h200", r"NVIDIA H200", 139.8, 989.5e12, 494.7e12, 67e12, 450e9, 50e9),
+    Gpu("h200-nvl", r"NVIDIA H200 NVL", 139.8, 835.5e12, 417.5e12, 60e12, 64e9, None),
+    Gpu("h100", r"NVIDIA H100 80GB HBM3", 79.1, 989.5e12, 494.7e12, 67e12, 450e9, 50e9),
+    Gpu("h100-pcie", r"NVIDIA H100 PCIe", 79.1, 756e12, 378e12, 51e12, 64e9, None),
+    Gpu("h100-nvl", r"NVIDIA H100 NVL", 93, 835.5e12, 417.5e12, 60e12, 64e9, None),
+    Gpu("gh200", r"NVIDIA GH200 480GB", 94.5, 989.5e12, 494.7e12, 67e12, None, None),
+    Gpu("a100-80", r"NVIDIA A100(-SXM4-80GB|-PCIE-80GB| 80GB PCIe)", 79.1, 312e12, 156e12, 19.5e12, 300e9, 25e9),
+    Gpu("a100-40", r"NVIDIA A100-(SXM4|PCIE)-40GB", 39.4, 312e12, 156e12, 19.5e12, 300e9, 25e9),
+    Gpu("mi300x", r"AMD Instinct MI300X( OAM)?", 191.5, 1307.4e12, 653.7e12, 163.4e12, 448e9, 50e9),
+    Gpu("l40s", r"NVIDIA L40S", 44.4, 362e12, 183e12, 91.6e12, 32e9, None),
+    Gpu("l4", r"NVIDIA L4", 22, 121e12, 60e12, 30.3e12, 32e9, None),
+    Gpu("a10g", r"NVIDIA A10G", 22, 70e12, 35e12, 35e12, 32e9, None),
+    Gpu("rtx-6000-ada", r"NVIDIA RTX 6000 Ada Generation", 47.4, 364.2e12, 182.1e12, 91.1e12, 32e9, None),
+    Gpu("rtx-a6000", r"NVIDIA RTX A6000", 47.4, 154.8e12, 77.4e12, 38.7e12, 32e9, None),
+    Gpu("rtx-5090", r"NVIDIA GeForce RTX 5090", 31.4, 209.5e12, 104.8e12, 104.8e12, 64e9, None),
+    Gpu("rtx-4090", r"NVIDIA GeForce RTX 4090", 23.5, 165.2e12, 82.6e12, 82.6e12, 32e9, None),
+    Gpu("rtx-3090", r"NVIDIA GeForce RTX 3090", 23.6, 71e12, 35.6e12, 35.6e12, 32e9, None),
+)
+GPUS = {gpu.name: gpu for gpu in _DATASHEETS}
 
 
 def gpu_named(name: str) -> Gpu:
