@@ -115,10 +115,11 @@ class Fixed:
 
 
 def unequal(step: int) -> dict[str, Tensor]:
-    """A batch whose rows have from one to eight targets."""
+    """A batch whose rows have from one to eight targets, and a label of the first token, which is none."""
     generator = torch.Generator().manual_seed(step)
     input_ids = torch.randint(0, 20, (8, 12), generator=generator)
     keep = torch.arange(12) > torch.arange(3, 11).flip(0)[:, None]
+    keep[:, 0] = True
     return {"input_ids": input_ids, "labels": torch.where(keep, input_ids, -100)}
 
 
