@@ -127,7 +127,7 @@ def test_attention_to_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {"answer_signed": 0.3, "answer_share": 0.3, "noise_signed": 0.2, "noise_share": 0.2}
     for name, value in expected.items():
         torch.testing.assert_close(getattr(mass, name), torch.full((3, 2), value / 2), msg=name)
-    records = attention_records([("depth 0 %", mass)], "diff", seed=4)
+    records = attention_records(EvalInput(model=None, variant="diff", seed=4), [("depth 0 %", mass)])
     assert all((record.coordinates.label, record.seed, record.n) == ("depth 0 %", 4, 3) for record in records)
     found: dict[str, Any] = {record.name: (record.value, record.better) for record in records}
     assert found == {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import diff_transformer.lab.measure.retrieval as room
 from diff_transformer.data import RetrievalBatches
+from diff_transformer.lab.measure.measurement import EvalInput
 from diff_transformer.lab.measure.retrieval import attention_mass, retrieval_answers, retrieval_records
 from diff_transformer.lab.measure.standard import validation_callback
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
@@ -71,7 +72,7 @@ def test_records_of_a_real_model() -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = DiffTransformerForCausalLM(DiffTransformerConfig(vocab_size=TASK.vocab_size, **sizes)).eval()
-    records = retrieval_records(model, TASK, "diff", sequences=20, seed=3)
+    records = retrieval_records(EvalInput(model=model, variant="diff", seed=3), TASK, 20)
     by_name: dict[str, list[Any]] = {}
     for record in records:
         by_name.setdefault(record.name, []).append(record)

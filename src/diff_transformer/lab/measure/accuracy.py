@@ -14,6 +14,8 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.measure.measurement import EvalInput
 from diff_transformer.lab.record import Interval, Result
 from diff_transformer.lab.statistics import mean_interval, proportion_interval
 
@@ -28,21 +30,15 @@ def share_interval(means: Tensor) -> Interval | None:
     return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
 
 
-def share_record(name: str, right: Tensor, **shared: Any) -> Result:
+def share_record(measured: EvalInput, name: str, right: Tensor, coordinates: Coordinates = NOWHERE) -> Result:
     """The share of right answers among `right`, (sequences, answers) boolean, with its interval over sequences.
 
     It carries no documents: sequences are drawn anew for each seed, so what differs between seeds tells of both.
     """
     values = right.double()
-    return Result(
-        name=name,
-        value=values.mean().item(),
-        interval=share_interval(values.mean(1)),
-        n=values.numel(),
-        better="higher",
-        method=BY_SEQUENCE,
-        **shared,
-    )
+    interval = share_interval(values.mean(1))
+    fields = {"interval": interval, "n": values.numel(), "coordinates": coordinates}
+    return measured.record(name, values.mean().item(), better="higher", method=BY_SEQUENCE, **fields)
 
 
 def proportion_record(name: str, right: Sequence[bool], **shared: Any) -> Result:

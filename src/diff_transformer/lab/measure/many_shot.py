@@ -154,9 +154,8 @@ def _run_episodes(measured: EvalInput, options: EpisodeOptions) -> list[Result]:
     for noise, shots in product(options.noises, options.shots):
         drawn = (task.episode(seed, number, shots, options.queries, noise) for number in range(options.episodes))
         right = torch.stack([episode_answers(measured.model, episode) for episode in drawn])
-        place = Coordinates(noise=noise, shots=shots)
         # The queries of an episode share its demonstrations, so the interval is over episodes.
-        records.append(share_record(ACCURACY, right, variant=measured.variant, coordinates=place, seed=seed))
+        records.append(share_record(measured, ACCURACY, right, Coordinates(noise=noise, shots=shots)))
     return records
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from statistics import fmean
 from typing import Any
 
@@ -84,15 +85,11 @@ def token_answers(measured: EvalInput, task: RetrievalBatches, sequences: int) -
 def answer_records(measured: EvalInput, answers: Answers, place: Coordinates) -> list[Result]:
     """Accuracy over all depths, for each city and for all of a question's jointly, and by depth."""
     right, by_depth = answers
-    shared: dict[str, Any] = {"variant": measured.variant, "seed": measured.seed}
+    at_depth = {Coordinates(place, depth=depth): some for depth, some in by_depth.items() if len(some)}
     return [
-        share_record(ACCURACY, right, coordinates=place, **shared),
-        share_record(JOINT, joint(right), coordinates=place, **shared),
-        *(
-            share_record(BY_DEPTH, some, coordinates=Coordinates(place, depth=depth), **shared)
-            for depth, some in by_depth.items()
-            if len(some)
-        ),
+        share_record(measured, ACCURACY, right, place),
+        share_record(measured, JOINT, joint(right), place),
+        *(share_record(measured, BY_DEPTH, some, depth) for depth, some in at_depth.items()),
     ]
 
 
@@ -127,26 +124,15 @@ def attention_by_depth(measured: EvalInput, task: NeedleTask | RetrievalBatches,
             yield depth, AttentionMass(**{name: values[fifths == number] for name, values in vars(mass).items()})
 
 
-def attention_records(masses: Iterable[tuple[float, AttentionMass]], variant: str, seed: int) -> list[Result]:
+def attention_records(measured: EvalInput, masses: Iterable[tuple[float, AttentionMass]]) -> list[Result]:
     """Table 3's two measures by both definitions, at each depth: "needles/attention_to_answer_share" and so on."""
     records = []
-    for depth, mass in masses:
-        for kind, part, better in ATTENTION:
-            for definition in DEFINITIONS:
-                values = getattr(mass, f"{part}_{definition}").double().mean(1)
-                records.append(
-                    Result(
-                        name=f"needles/{kind}_{definition}",
-                        variant=variant,
-                        value=values.mean().item(),
-                        interval=mean_interval(values.tolist()),
-                        n=len(values),
-                        seed=seed,
-                        better=better,
-                        coordinates=Coordinates(depth=depth),
-                        method=ATTENTION_METHOD,
-                    )
-                )
+    for (depth, mass), (kind, part, better), definition in product(masses, ATTENTION, DEFINITIONS):
+        values = getattr(mass, f"{part}_{definition}").double().mean(1)
+        name, interval = f"needles/{kind}_{definition}", mean_interval(values.tolist())
+        fields = {"n": len(values), "better": better, "coordinates": Coordinates(depth=depth)}
+        record = measured.record(name, values.mean().item(), interval=interval, method=ATTENTION_METHOD, **fields)
+        records.append(record)
     return records
 
 
@@ -281,7 +267,7 @@ def _length_baselines(options: NeedleLengthOptions, recipe: Any) -> list[Baselin
 def _run_attention(measured: EvalInput, options: NeedleAttentionOptions) -> list[Result]:
     task = _task(options, measured.batches, measured.tokenizer)
     masses = attention_by_depth(measured, task, options.samples)
-    return attention_records(masses, measured.variant, measured.seed)
+    return attention_records(measured, masses)
 
 
 def _run_tokens(measured: EvalInput, options: TokenOptions) -> list[Result]:

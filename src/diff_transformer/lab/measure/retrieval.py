@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from itertools import product
 from typing import Any, TypeVar
 
 import torch
@@ -133,9 +134,7 @@ def _inside(places: Tensor, spans: Tensor) -> Tensor:
     return (places >= spans[..., :1]) & (places < spans[..., 1:])
 
 
-def retrieval_records(
-    model: Any, batches: RetrievalBatches, variant: str, *, sequences: int = 512, seed: int = 0
-) -> list[Result]:
+def retrieval_records(measured: EvalInput, batches: RetrievalBatches, sequences: int) -> list[Result]:
     """Accuracy, in all and by depth, and Table 3's attention to the answer and to noise by depth.
 
     Where all pairs are asked for, later queries can be answered by elimination: each value that was given leaves one
@@ -143,20 +142,18 @@ def retrieval_records(
     measured on its own because it leaves nothing to eliminate. The queries of a sequence share its context, so
     intervals are over sequences.
     """
-    sample = batches.sample(sequences, seed)
-    right = retrieval_answers(model, sample)
-
-    shared: dict[str, Any] = {"variant": variant, "seed": seed}
+    sample = batches.sample(sequences, measured.seed)
+    right = retrieval_answers(measured.model, sample)
+    first: dict[str, Any] = {"variant": measured.variant, "seed": measured.seed, "method": "Wilson's score interval"}
     records = [
-        share_record(ACCURACY, right, **shared),
-        proportion_record(FIRST_QUERY, right[:, 0].tolist(), method="Wilson's score interval", **shared),
-        *_by_depth(BY_DEPTH, right.float(), sample, share_interval, better="higher", **shared),
+        share_record(measured, ACCURACY, right),
+        proportion_record(FIRST_QUERY, right[:, 0].tolist(), **first),
+        *_by_depth(measured, BY_DEPTH, right.float(), sample, share_interval, "higher"),
     ]
-    mass = attention_mass(model, sample, batches.context_length)
-    for kind, part, better in ATTENTION:
-        for definition in DEFINITIONS:
-            name, values = f"retrieval/{kind}_{definition}", getattr(mass, f"{part}_{definition}")
-            records += _by_depth(name, values, sample, _mean_interval, better=better, **shared)
+    mass = attention_mass(measured.model, sample, batches.context_length)
+    for (kind, part, better), definition in product(ATTENTION, DEFINITIONS):
+        name, values = f"retrieval/{kind}_{definition}", getattr(mass, f"{part}_{definition}")
+        records += _by_depth(measured, name, values, sample, _mean_interval, better)
     return records
 
 
@@ -165,7 +162,12 @@ def _mean_interval(means: Tensor) -> Interval | None:
 
 
 def _by_depth(
-    name: str, values: Tensor, sample: RetrievalSample, interval: Callable[[Tensor], Interval | None], **shared: Any
+    measured: EvalInput,
+    name: str,
+    values: Tensor,
+    sample: RetrievalSample,
+    interval: Callable[[Tensor], Interval | None],
+    better: Better,
 ) -> list[Result]:
     """One record for each depth at which there are needles."""
     fifths = fifth_of(sample.depth)
@@ -176,11 +178,8 @@ def _by_depth(
         if not counts.any():
             continue
         of_sequences = ((values * chosen).sum(1) / counts.clamp(min=1))[counts > 0]
-        value, n = values[chosen].mean().item(), int(counts.sum())
-        ends = interval(of_sequences)
-        records.append(
-            Result(name=name, value=value, interval=ends, n=n, coordinates=place, method=BY_SEQUENCE, **shared)
-        )
+        details = {"n": int(counts.sum()), "better": better, "coordinates": place, "method": BY_SEQUENCE}
+        records.append(measured.record(name, values[chosen].mean().item(), interval=interval(of_sequences), **details))
     return records
 
 
@@ -220,11 +219,10 @@ def _run_lengths(measured: EvalInput, options: LengthOptions) -> list[Result]:
     """The share of first queries answered right, at each length."""
     return [
         share_record(
+            measured,
             LENGTH_ACCURACY,
             retrieval_answers(measured.model, longer.sample(options.sequences, measured.seed)),
-            variant=measured.variant,
-            coordinates=Coordinates(context_factor=factor),
-            seed=measured.seed,
+            Coordinates(context_factor=factor),
         )
         for factor, longer in _longer_tasks(options, measured.batches).items()
     ]

@@ -125,13 +125,13 @@ def evaluate(model: Any, batches: Batches, variant: str, *, sequences: int = 512
         raise ValueError(
             f"The data has a vocabulary of {batches.vocab_size} tokens, the model only {model.config.vocab_size}."
         )
+    measured = EvalInput(model=model, variant=variant, tokenizer=getattr(batches, "tokenizer", None), seed=seed)
     match batches:
         case TextBatches():
             return language_records(model, batches, variant)
         case RetrievalBatches():
-            return retrieval_records(model, batches, variant, sequences=sequences, seed=seed)
+            return retrieval_records(measured, batches, sequences)
         case ArithmeticBatches():
-            measured = EvalInput(model=model, variant=variant, tokenizer=batches.tokenizer)
             return arithmetic_records(measured, batches, ArithmeticOptions(), seed)
     raise ValueError(
         f"Data of type {type(batches).__name__} has no measurement without a name; name one, e.g. needles or episodes."
