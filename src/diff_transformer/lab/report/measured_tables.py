@@ -126,7 +126,7 @@ def measure_table(results: ResultsFile) -> Table:
         "measure": [record.name + ARROWS[record.better] for record in results.records],
         "part": [record.coordinates.label for record in results.records],
         "variant": [variant_label(record.variant) for record in results.records] if len(variants) > 1 else [],
-        value: [_own_digits(record) for record in results.records],
+        value: [format_result(record, own_digits=True) for record in results.records],
         "unit": [record.unit for record in results.records],
         "n": ["" if record.n is None else f"{record.n:,}" for record in results.records],
     }
@@ -172,9 +172,3 @@ def _label(name: str, results: Mapping[str, Sequence[Result]]) -> str:
     if first.unit and first.unit.replace("/", " per ") != label:
         label += f" ({first.unit})"
     return label + ARROWS[first.better]
-
-
-def _own_digits(record: Result) -> str:
-    """The value and the ends of its interval, each with digits of its own."""
-    value = format_number(record.value)
-    return value if record.interval is None else f"{value} [{', '.join(map(format_number, record.interval))}]"

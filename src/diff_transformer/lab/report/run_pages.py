@@ -192,7 +192,7 @@ def _demo_page(run_dir: Path) -> str:
         one_seed=len({record.seed for record in records} - {None}) <= 1,
         example=example,
         query_rows=[] if example is None else _row_figures(example),
-        heads=[] if example is None else [_head_label(example, variant) for variant in example.layers],
+        types=ATTENTION_TYPES,
         maps=[_map_figure(example, rows, name, largest or 1.0) for name, rows in maps.items() if example],
         largest=largest,
         retrieval=[*_task_curves("retrieval", runs), *accuracy],
@@ -244,11 +244,6 @@ def _depth_figure(
         f"{title} by depth of the answer: {'; '.join(words)}.",
         f"Bands: 95 % intervals, {'; '.join(methods)}." if methods else "",
     )
-
-
-def _head_label(example: AttentionExample, variant: str) -> str:
-    strength = f" (λ = {example.lambda_:.3f})" if ATTENTION_TYPES[variant].differential else ""
-    return f"head {example.heads[variant]} of layer {example.layers[variant]} of {variant_label(variant)}{strength}"
 
 
 def _map_figure(example: AttentionExample, rows: list[list[float]], title: str, largest: float) -> Drawing:
