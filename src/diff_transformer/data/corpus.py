@@ -141,19 +141,12 @@ class Fingerprinted:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """The rows of a data set of the `datasets` library, a document a row, read as they come.
+    """The rows of a data set of the `datasets` library, a document a row, read as they come."""
 
-    Args:
-        dataset: its name on the Hub, or a folder that `datasets` can load.
-        config: which of its configurations; None where it has one.
-        split: which of its splits.
-        field: the column that holds the text.
-    """
-
-    dataset: str
-    config: str | None = None
+    dataset: str  # its name on the Hub, or a folder that `datasets` can load
+    config: str | None = None  # which of its configurations; None where it has one
     split: str = "train"
-    field: str = "text"
+    field: str = "text"  # the column that holds the text
 
     @property
     def name(self) -> str:

@@ -39,12 +39,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train byte-level byte-pair encoding on `documents`.
+    """Train byte-level byte-pair encoding on `documents`, which are read once.
 
-    Args:
-        documents: the text to learn merges from, read once.
-        vocab_size: the number of tokens, with the 256 bytes and the end of text. A corpus that is too small for so
-            many merges gives fewer: `len(tokenizer)` is the number that counts.
+    `vocab_size` is the number of tokens, with the 256 bytes and the end of text. A corpus that is too small for so many
+    merges gives fewer: `len(tokenizer)` is the number that counts.
 
     Raises:
         ValueError: `vocab_size` leaves no room for a merge, there are no documents, or one is not valid text.
@@ -86,10 +84,7 @@ def trained_bpe(
 
 def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> list[list[int]]:
     """The tokens of each document, without an end of text. A literal "<|endoftext|>" in a document is plain text.
-
-    Raises:
-        ValueError: a document is not valid text.
-    """
+    Raises ValueError where a document is not valid text."""
     return encode(plain_text_tokenizer(tokenizer), list(_checked(documents)))
 
 
