@@ -345,3 +345,14 @@ def test_more_keys_than_a_block_keeps(queries: int, window: int | None) -> None:
         error, limit = (value - truth[name]).norm(), (plain[name] - truth[name]).norm()
         assert error <= 2 * limit + 4 * torch.finfo(torch.float32).eps * truth[name].norm(), name
     torch.testing.assert_close(attend(problem).double(), truth["out"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_heads_of_a_group_whose_masks_differ(differentiable: bool) -> None:
+    """Side by side in a block of queries: one head sees every key, another some of them, a third none."""
+    q, k, v = torch.randn(1, 3, 2, 2, 8), torch.randn(1, 1, 2, 9, 8), torch.randn(1, 1, 9, 16)
+    mask = torch.ones(3, 1, 9, dtype=torch.bool)
+    mask[1, :, 4:], mask[2] = False, False
+    q.requires_grad_(differentiable)
+    out, expected = (diff_attention(q, k, v, 0.5, attn_mask=mask, backend=name) for name in ("cpu", "reference"))
+    assert torch.allclose(out, expected, atol=1e-5)
