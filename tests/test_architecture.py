@@ -166,3 +166,14 @@ def test_the_journeys_of_the_design_page_exist_and_are_short() -> None:
     ]
     assert [len(files) <= most for files, most in zip(journeys, LONGEST_JOURNEYS, strict=True)] == [True] * 5
     assert all((PACKAGE / file).is_file() for files in journeys for file in files)
+
+
+@pytest.mark.parametrize("package", ["ops", "nn"])
+def test_ops_and_nn_import_torch_and_triton_alone(package: str) -> None:
+    """Inside functions, too, which a test of a running process may not reach."""
+    allowed = sys.stdlib_module_names | {"torch", "triton", "ninja", "diff_transformer"}  # ninja where it is installed
+    for file in (PACKAGE / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.partition(".")[0] for name in names} <= allowed, f"{file}: {names}"
