@@ -71,7 +71,6 @@ CASES = {name: replace(TWO_BLOCKS, **what) for name, what in OPTIONS.items()} | 
 COMPILED_IN_FULL_RUN = (
     "shared keys, projection layout",
     "one query, scale 0",
-    "20 queries, cache layout",
     "odd widths",
     "20 keys, negative scale",
     "bool (B, 1, 1, S), window",
