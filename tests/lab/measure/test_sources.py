@@ -131,6 +131,7 @@ def test_a_set_inside_an_archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         "cache_dir": str(tmp_path / "cache"),
     }
     monkeypatch.setitem(PAPER_SETS, "qasper", HubSet(load=local, columns=PAPER_SETS["qasper"].columns))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)  # or an archive is taken for something on a network
     found = read_sources("qasper", limit=3)
     assert len(found) == 3
     assert all(source.question == f"Number {source.reference}?" for source in found)
