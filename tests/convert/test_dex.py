@@ -146,7 +146,7 @@ def test_too_large_to_fold(theirs: Folder, tmp_path: Path) -> None:
     weights["model.layers.0.self_attn.dex.weight"] += 60000
     weights["model.layers.0.self_attn.o_proj.weight"] += 10
     save_file(weights, ours / "model.safetensors", metadata={"format": "pt"})
-    message = r"^model\.layers\.0\.self_attn\.o_proj\.weight with W_D folded in is too large for torch\.float16\.$"
+    message = r"^model\.layers\.0\.self_attn\.o_proj\.weight cannot be converted in torch\.float16: .* not finite\.$"
     with pytest.raises(ValueError, match=message):
         convert_to("llama", ours, tmp_path / "back")
     assert not (tmp_path / "back").exists()

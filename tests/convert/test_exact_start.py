@@ -52,7 +52,7 @@ def test_a_weight_too_large_to_double_is_refused(theirs: Folder, tmp_path: Path)
     old = {key: x.half() for key, x in load_file(source / "model.safetensors").items()}
     old["model.layers.1.self_attn.o_proj.weight"][0, 0] = 40000
     save_file(old, source / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.o_proj\.weight cannot be scaled in torch\.float16"):
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.o_proj\.weight cannot be converted in torch\.float16"):
         convert_from("llama", source, tmp_path / "new", attention_type="diff_v2")
     assert not (tmp_path / "new").exists()
 

@@ -73,7 +73,7 @@ def checkpoint(
         if mapping.input is None or (mapping.input == OUTPUT_HEAD and config.tie_word_embeddings):
             continue
         dtype, shape = dtypes[number % len(dtypes)], mapping.input_shape
-        tensors[mapping.input] = torch.ones(shape, dtype=dtype) if mapping.folded_into else any_bits(shape, dtype)
+        tensors[mapping.input] = torch.ones(shape, dtype=dtype) if mapping.output is None else any_bits(shape, dtype)
     with TemporaryDirectory() as folder:
         (source := Path(folder, "source")).mkdir()
         save_file(tensors, source / "model.safetensors")

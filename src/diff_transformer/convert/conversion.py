@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,19 +11,14 @@ from typing import Any
 
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from diff_transformer._version import __version__
 from diff_transformer.convert.layout import Header, Layout, Output, plan, some
-from diff_transformer.convert.layout_tables import (
-    LAYOUTS,
-    read_diff_transformer,
-    with_dex,
-    write_diff_transformer,
-    write_settings,
-)
+from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
 from diff_transformer.storage.atomic import ResumableDirectory, refuse_existing
@@ -104,12 +100,19 @@ def convert_from(
         allowed = " or ".join(map(repr, choices))
         raise ValueError(f"A checkpoint in the layout {layout!r} can become {allowed}, not {attention_type!r}.")
     raw = _read_config(source)
-    config = _named(source / CONFIG, lambda: chosen.read(raw))
+    with _errors_in_one_line(f"{str(source / CONFIG)!r} cannot be converted: "):
+        config = chosen.read(raw)
     if dex_heads is not None or dex_lambda_start is not None:
-        config = with_dex(config, dex_heads, dex_lambda_start)
-    return _Job(chosen, source, target, config, write_diff_transformer(config), max_shard_size, backwards=False).run(
-        progress
-    )
+        if not config.described.corrects_heads:
+            raise ValueError(
+                f"dex_heads and dex_lambda_start belong to the attention type 'dex', not to {config.attention_type!r}."
+            )
+        dex = {"dex_heads": dex_heads and [list(heads) for heads in dex_heads], "dex_lambda_start": dex_lambda_start}
+        with _errors_in_one_line():
+            config = DiffTransformerConfig.from_dict(config.to_dict() | dex)
+    config.architectures = ["DiffTransformerForCausalLM"]
+    settings = json.loads(config.to_json_string())
+    return _Job(chosen, source, target, config, settings, max_shard_size, backwards=False).run(progress)
 
 
 def convert_to(
@@ -126,7 +129,8 @@ def convert_to(
     """
     choices = _layouts(layout)
     raw = _read_config(source)
-    config = _named(source / CONFIG, lambda: read_diff_transformer(raw))
+    with _errors_in_one_line(f"{str(source / CONFIG)!r} cannot be converted: "):
+        config = read_config(raw, DiffTransformerConfig)
     chosen = choices.get(config.attention_type)
     if chosen is None or chosen.write is None:
         holds = " or ".join(repr(kind) for kind, choice in choices.items() if choice.write is not None)
@@ -134,7 +138,8 @@ def convert_to(
             f"The layout {layout!r} has one kind of attention, our {holds}, and no place for the other weights of a "
             f"{config.attention_type!r} model like {str(source)!r}."
         )
-    settings = _named(source / CONFIG, lambda: write_settings(chosen, config))
+    with _errors_in_one_line(f"{str(source / CONFIG)!r} cannot be converted: "):
+        settings = write_settings(chosen, config)
     return _Job(chosen, source, target, config, settings, max_shard_size, backwards=True).run(progress)
 
 
@@ -187,38 +192,37 @@ class _Job:
         self.outputs = {output.key: output for output in outputs}
         self.settings, self.attention_type = settings, config.attention_type
         self.shards = _shards(self.outputs, max_shard_size)
-        self.total = sum(output.bytes for output in outputs)
+        self.sizes = {name: sum(self.outputs[key].bytes for key in keys) for name, keys in self.shards.items()}
+        self.total = sum(self.sizes.values())
         carried = {file for pattern in CARRIED for file in source.glob(pattern) if file.is_file()}
         self.carried = {file.relative_to(source).as_posix(): file for file in sorted(carried)}
         self.folder = ResumableDirectory(target, self._identity())
 
     def run(self, progress: Progress | None) -> Converted:
-        done = self._done(self.folder.finished())
-        free = free_bytes(self.folder.target)
-        if self.total - done > free:
+        needed, free = self.total - self._done(self.folder.finished()), free_bytes(self.folder.target)
+        if needed > free:
             raise OSError(
                 f"The disk of {str(self.folder.target)!r} has {free:,} bytes free, and the converted weights need "
-                f"{self.total - done:,}."
+                f"{needed:,}."
             )
+        report = progress or (lambda done, total: None)
         with self.folder.started() as finished:
-            self._write(finished, progress)
+            done = self._done(finished)
+            report(done, self.total)
+            for name, keys in self.shards.items():
+                if name not in finished:
+                    self.folder.write(name, partial(self._save, keys))
+                    done += self.sizes[name]
+                    report(done, self.total)
+            for name, text in self._texts().items():
+                self.folder.write(name, partial(Path.write_text, data=text, encoding="utf-8"))
+            for name, original in self.carried.items():
+                self.folder.write(name, partial(shutil.copyfile, original))
+            self.folder.finish()
         return Converted(self.folder.target, len(self.outputs), self.total, len(self.shards), self.attention_type)
 
-    def _write(self, finished: set[str], progress: Progress | None) -> None:
-        """Everything but the files that are ``finished``; then the folder gets its name."""
-        done = self._done(finished)
-        tell = progress or (lambda done, total: None)
-        tell(done, self.total)
-        for name, keys in self.shards.items():
-            if name not in finished:
-                self.folder.write(name, partial(self._save, keys))
-                done += self._bytes(keys)
-                tell(done, self.total)
-        for name, text in self._texts().items():
-            self.folder.write(name, partial(Path.write_text, data=text, encoding="utf-8"))
-        for name, original in self.carried.items():
-            self.folder.write(name, partial(shutil.copyfile, original))
-        self.folder.finish()
+    def _done(self, finished: set[str]) -> int:
+        return sum(size for name, size in self.sizes.items() if name in finished)
 
     def _save(self, keys: list[str], file: Path) -> None:
         tensors = {}
@@ -227,12 +231,6 @@ class _Job:
             tensors[key] = output.make(*map(self.weights.read, output.inputs)).contiguous()
             assert (tensors[key].shape, tensors[key].dtype) == (output.shape, output.dtype)
         save_file(tensors, file, metadata={"format": "pt"})
-
-    def _done(self, finished: set[str]) -> int:
-        return sum(self._bytes(keys) for name, keys in self.shards.items() if name in finished)
-
-    def _bytes(self, keys: list[str]) -> int:
-        return sum(self.outputs[key].bytes for key in keys)
 
     def _texts(self) -> dict[str, str]:
         texts = {CONFIG: json.dumps(self.settings, indent=2, ensure_ascii=False) + "\n"}
@@ -266,12 +264,15 @@ def _read_config(source: Path) -> dict[str, Any]:
     return read_json_object(source / CONFIG)
 
 
-def _named(file: Path, convert: Callable[[], Any]) -> Any:
-    """The result; a ValueError gets the file's name before it."""
+@contextmanager
+def _errors_in_one_line(prefix: str = "") -> Iterator[None]:
+    """What a configuration class says against settings becomes a ValueError in one line."""
     try:
-        return convert()
-    except ValueError as error:
-        raise ValueError(f"{str(file)!r} cannot be converted: {error}") from None
+        yield
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(prefix + " ".join(str(error).split())) from None
+    except ZeroDivisionError:  # how transformers takes a model of no heads
+        raise ValueError(f"{prefix}a size that others are divided by, such as num_attention_heads, is 0.") from None
 
 
 def _shards(outputs: dict[str, Output], max_shard_size: int | str) -> dict[str, list[str]]:

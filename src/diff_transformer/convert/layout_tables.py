@@ -4,15 +4,20 @@ docs/converting.md explains them, and how to add one.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from huggingface_hub.errors import StrictDataclassError
+import torch
+from torch import Tensor
 from transformers import DiffLlamaConfig, LlamaConfig, PreTrainedConfig
 
 from diff_transformer.convert.layout import (
     ATTENTION,
+    KEY,
+    OUTPUT,
+    QUERY,
+    VALUE,
     Layout,
     Row,
     deinterleave_channels,
@@ -20,6 +25,9 @@ from diff_transformer.convert.layout import (
     repeat_heads,
 )
 from diff_transformer.model import DiffTransformerConfig
+from diff_transformer.nn import AnnealedLambda, annealed_lambda, fold_output
+from diff_transformer.nn.layers import constant_lambda
+from diff_transformer.variants import ATTENTION_TYPES
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
 
@@ -62,7 +70,16 @@ AUTHORS_OPTIONAL = (
     "torch_dtype",
     "transformers_version",
 )
+# By the attention type that a layout of theirs holds, the setting that this one alone has, and ours for it.
+AUTHORS_OWN = {"diff": ("first_depth", "lambda_init_offset"), "diff_v2": ("head_dim", "head_dim")}
 SUBLN_EPS = 1e-5  # fixed in the module of the authors
+
+
+def read_config(raw: Mapping[str, Any], config_class: type[Config]) -> Config:
+    """A config.json that transformers' `save_pretrained` wrote, ours included."""
+    if raw.get("model_type") != config_class.model_type:
+        raise ValueError(f"model_type must be {config_class.model_type!r}, got {raw.get('model_type')!r}.")
+    return config_class.from_dict(dict(raw))
 
 
 def read_transformers(
@@ -72,69 +89,57 @@ def read_transformers(
 
     Both count heads as we do. DiffLlama counts layers from 0 where we count from 1.
     """
-    _check_model_type(config_class, raw)
-    config = _valid(lambda: config_class.from_dict(dict(raw)))
+    config = read_config(raw, config_class)
     for name, (value, reason) in FIXED.items():
-        if (got := getattr(config, name, value)) not in (value, None):
-            raise ValueError(f"{name} must be {value!r}, because {reason}; got {got!r}.")
+        if (setting := getattr(config, name, value)) not in (value, None):
+            raise ValueError(f"{name} must be {value!r}, because {reason}; got {setting!r}.")
     settings = {name: getattr(config, name) for name in (*SHARED, *HEADS)}
-    return _valid(lambda: DiffTransformerConfig(attention_type=attention_type, **settings))
+    return DiffTransformerConfig(attention_type=attention_type, **settings)
 
 
 def write_transformers(config: DiffTransformerConfig, config_class: type[PreTrainedConfig]) -> dict[str, Any]:
     """Our settings as those of transformers' Llama or DiffLlama."""
     settings = {name: getattr(config, name) for name in (*SHARED, *HEADS)}
     model = config_class.__name__.replace("Config", "ForCausalLM")
-    return _json(_valid(lambda: config_class(architectures=[model], **settings)))
+    return json.loads(config_class(architectures=[model], **settings).to_json_string())
 
 
-def read_microsoft(raw: Mapping[str, Any]) -> DiffTransformerConfig:
-    """Settings in the authors' layout: `num_heads` and `num_kv_heads` are half of what ours are."""
-    _check_keys(raw, (*AUTHORS_OPTIONAL, "first_depth"))
+def read_authors(raw: Mapping[str, Any], attention_type: str) -> DiffTransformerConfig:
+    """Settings in one of the authors' layouts. The first counts pairs of heads; the second, output heads as we do."""
+    described = ATTENTION_TYPES[attention_type]
+    their_name, our_name = AUTHORS_OWN[attention_type]
+    _check_keys(raw, (*AUTHORS_OPTIONAL, their_name))
     heads, width = raw["num_heads"], raw["hidden_size"]
-    kv_heads = raw.get("num_kv_heads") or heads
-    if width % (2 * heads):
+    if described.pairs_heads and width % (2 * heads):
         raise ValueError(f"hidden_size must be a multiple of 2·num_heads, got {width} and {heads}.")
-    if raw.get("rms_norm_eps", SUBLN_EPS) != SUBLN_EPS:
+    if described.headwise_norm and raw.get("rms_norm_eps", SUBLN_EPS) != SUBLN_EPS:
         raise ValueError(
             f"rms_norm_eps must be {SUBLN_EPS}: the authors' headwise norm has that eps, and ours has the eps of all "
             f"norms; got {raw['rms_norm_eps']}."
         )
-    return _from_authors(
-        raw,
-        attention_type="diff",
-        num_attention_heads=2 * heads,
-        num_key_value_heads=2 * kv_heads,
-        head_dim=width // (2 * heads),
-        lambda_init_offset=raw.get("first_depth", 0),
-    )
+    settings = {name: raw[name] for name in (*SHARED, "rope_theta") if name in raw}
+    settings.setdefault("dtype", raw.get("torch_dtype"))
+    if their_name in raw:
+        settings[our_name] = raw[their_name]
+    per_head = 2 if described.pairs_heads else 1
+    settings["num_attention_heads"] = per_head * heads
+    settings["num_key_value_heads"] = per_head * (raw.get("num_kv_heads") or heads)
+    return DiffTransformerConfig(attention_type=attention_type, **settings)
 
 
-def write_microsoft(config: DiffTransformerConfig) -> dict[str, Any]:
-    """Settings in the authors' layout."""
+def write_authors(config: DiffTransformerConfig) -> dict[str, Any]:
+    """Settings in the layout of the authors that holds an attention type."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     assert kv_heads is not None  # never None once it is constructed
-    fields = {"num_heads": heads // 2, "num_kv_heads": kv_heads // 2, "first_depth": config.lambda_init_offset}
-    return {"model_type": "microsoft_diff", **fields, **_shared_json(config)}
-
-
-def read_microsoft_v2(raw: Mapping[str, Any]) -> DiffTransformerConfig:
-    """Settings in the authors' second layout: `num_heads` counts output heads, as ours does."""
-    _check_keys(raw, (*AUTHORS_OPTIONAL, "head_dim"))
-    heads = raw["num_heads"]
-    return _from_authors(
-        raw,
-        attention_type="diff_v2",
-        num_attention_heads=heads,
-        num_key_value_heads=raw.get("num_kv_heads") or heads,
-        head_dim=raw.get("head_dim"),
-    )
-
-
-def write_microsoft_v2(config: DiffTransformerConfig) -> dict[str, Any]:
-    """Settings in the authors' second layout."""
-    fields = {"num_heads": config.num_attention_heads, "num_kv_heads": config.num_key_value_heads}
-    return {"model_type": "microsoft_diff_v2", **fields, "head_dim": config.head_dim, **_shared_json(config)}
+    their_name, our_name = AUTHORS_OWN[config.attention_type]
+    everything = json.loads(config.to_json_string(use_diff=False))
+    return {
+        "model_type": f"microsoft_{config.attention_type}",
+        "num_heads": config.described.heads(heads),
+        "num_kv_heads": config.described.cached_heads(kv_heads),
+        their_name: getattr(config, our_name),
+        **{name: everything[name] for name in SHARED if name in everything},
+    }
 
 
 def write_settings(layout: Layout, config: DiffTransformerConfig) -> dict[str, Any]:
@@ -159,55 +164,6 @@ def write_settings(layout: Layout, config: DiffTransformerConfig) -> dict[str, A
     return settings
 
 
-def read_diff_transformer(raw: Mapping[str, Any]) -> DiffTransformerConfig:
-    """Our own config.json."""
-    _check_model_type(DiffTransformerConfig, raw)
-    return _valid(lambda: DiffTransformerConfig.from_dict(dict(raw)))
-
-
-def write_diff_transformer(config: DiffTransformerConfig) -> dict[str, Any]:
-    """Our own config.json."""
-    config.architectures = ["DiffTransformerForCausalLM"]
-    return _json(config)
-
-
-def with_dex(
-    config: DiffTransformerConfig, heads: Sequence[Sequence[int]] | None, lambda_start: float | None
-) -> DiffTransformerConfig:
-    """A "dex" configuration with its heads chosen.
-
-    Raises:
-        ValueError: heads that it has not, or another attention type.
-    """
-    if not config.described.corrects_heads:
-        raise ValueError(
-            f"dex_heads and dex_lambda_start belong to the attention type 'dex', not to {config.attention_type!r}."
-        )
-    chosen = {"dex_heads": None if heads is None else [list(layer) for layer in heads]}
-    settings = {**config.to_dict(), **chosen, "dex_lambda_start": lambda_start}
-    return _valid(lambda: DiffTransformerConfig.from_dict(settings))
-
-
-def _from_authors(raw: Mapping[str, Any], **fields: Any) -> DiffTransformerConfig:
-    settings = {name: raw[name] for name in (*SHARED, "rope_theta") if name in raw}
-    settings.setdefault("dtype", raw.get("torch_dtype"))
-    return _valid(lambda: DiffTransformerConfig(**settings, **fields))
-
-
-def _shared_json(config: DiffTransformerConfig) -> dict[str, Any]:
-    everything = json.loads(config.to_json_string(use_diff=False))
-    return {name: everything[name] for name in SHARED if name in everything}
-
-
-def _json(config: PreTrainedConfig) -> dict[str, Any]:
-    return json.loads(config.to_json_string())
-
-
-def _check_model_type(config_class: type[PreTrainedConfig], raw: Mapping[str, Any]) -> None:
-    if raw.get("model_type") != config_class.model_type:
-        raise ValueError(f"model_type must be {config_class.model_type!r}, got {raw.get('model_type')!r}.")
-
-
 def _check_keys(raw: Mapping[str, Any], optional: tuple[str, ...]) -> None:
     missing = [name for name in AUTHORS_REQUIRED if name not in raw]
     unknown = sorted(raw.keys() - {*AUTHORS_REQUIRED, *SHARED, *optional})
@@ -222,18 +178,35 @@ def _check_keys(raw: Mapping[str, Any], optional: tuple[str, ...]) -> None:
             raise ValueError(f"{name} must be a whole number, 1 or more, got {value!r}.")
 
 
-def _valid(build: Callable[[], Config]) -> Config:
-    """What a configuration class made of settings, or a ValueError in one line."""
-    try:
-        return build()
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(" ".join(str(error).split())) from None
-    except ZeroDivisionError:  # how transformers takes a model of no heads
-        raise ValueError("a size that others are divided by, such as num_attention_heads, is 0.") from None
+def initial_dex_lambda(config: DiffTransformerConfig, layer: int) -> float:
+    """λ_learn of a model that is not trained."""
+    return AnnealedLambda(layer + 1, config.lambda_init_of(layer + 1), config.dex_lambda_start).start
+
+
+def fold_dex(
+    config: DiffTransformerConfig, layer: int, output_weight: Tensor, weight: Tensor, learned: Tensor, progress: Tensor
+) -> Tensor:
+    """W_O with the layer's correction taken up, λ as training left it."""
+    lambda_init = constant_lambda(layer + 1, config.lambda_init_of(layer + 1))
+    lam = annealed_lambda(lambda_init, learned.double().squeeze(0), progress.double())
+    return fold_output(output_weight, weight, lam, config.dex_heads and config.dex_heads[layer])
+
+
+def fold_norm(config: DiffTransformerConfig, layer: int, output_weight: Tensor, norm_weight: Tensor) -> Tensor:
+    """W_O whose columns, head by head, take up the weight of the headwise norm, which the heads share."""
+    if bool((norm_weight == 1).all()):
+        return output_weight
+    wide = torch.promote_types(torch.promote_types(output_weight.dtype, norm_weight.dtype), torch.float32)
+    heads = output_weight.to(wide).unflatten(1, (-1, norm_weight.numel()))
+    return (heads * norm_weight.to(wide)).flatten(1).to(output_weight.dtype)
 
 
 def transformers_layout(
-    config_class: type[PreTrainedConfig], attention_type: str, *rows: Row, writable: bool = True
+    config_class: type[PreTrainedConfig],
+    attention_type: str,
+    *rows: Row,
+    fold: Callable[..., Tensor] | None = None,
+    writable: bool = True,
 ) -> Layout:
     """The layout of a model of transformers' own as one of our attention types."""
     return Layout(
@@ -242,6 +215,7 @@ def transformers_layout(
         rows=rows,
         read=partial(read_transformers, config_class=config_class, attention_type=attention_type),
         write=partial(write_transformers, config_class=config_class) if writable else None,
+        fold=fold,
         # A buffer that old versions of transformers saved; it follows from the settings.
         ignored=("rotary_emb.inv_freq",),
     )
@@ -251,15 +225,14 @@ def transformers_layout(
 LAMBDAS = tuple(
     Row(target=f"{ATTENTION}lam.{name}", source=f"{ATTENTION}lambda_{name}") for name in ("q1", "k1", "q2", "k2")
 )
-QUERY, KEY, VALUE, OUTPUT = (f"{ATTENTION}{letter}_proj.weight" for letter in "qkvo")
 NORM = f"{ATTENTION}head_norm.weight"
 
 MICROSOFT_V2 = Layout(
     name="microsoft-v2",
     attention_type="diff_v2",
     rows=tuple(Row(target=key, source=key, source_rows=deinterleave_channels) for key in (QUERY, KEY)),
-    read=read_microsoft_v2,
-    write=write_microsoft_v2,
+    read=partial(read_authors, attention_type="diff_v2"),
+    write=write_authors,
 )
 
 MICROSOFT = Layout(
@@ -272,8 +245,8 @@ MICROSOFT = Layout(
         # Before October 2024 the authors' norm had no weight.
         Row(target=NORM, source=f"{ATTENTION}subln.weight", constant=1.0),
     ),
-    read=read_microsoft,
-    write=write_microsoft,
+    read=partial(read_authors, attention_type="diff"),
+    write=write_authors,
 )
 
 DIFFLLAMA = transformers_layout(
@@ -282,7 +255,8 @@ DIFFLLAMA = transformers_layout(
     *(Row(target=key, source=key, source_rows=interleave_heads) for key in (QUERY, KEY, VALUE)),
     *LAMBDAS,
     # DiffLlama's norm has no weight: norm(x)·w·W_O takes it into W_O.
-    Row(target=NORM, source=None, constant=1.0, folded_into=OUTPUT),
+    Row(target=NORM, source=None, constant=1.0),
+    fold=fold_norm,
 )
 
 LLAMA = transformers_layout(LlamaConfig, "softmax")
@@ -300,7 +274,14 @@ LLAMA_AS_DIFF_V2 = transformers_layout(
 )
 
 # The Llama and W_D = 0 (arXiv 2505.16333). The way back takes (I − λ W_D) into W_O.
-LLAMA_AS_DEX = transformers_layout(LlamaConfig, "dex")
+LLAMA_AS_DEX = transformers_layout(
+    LlamaConfig,
+    "dex",
+    Row(target=f"{ATTENTION}dex.weight", source=None, constant=0.0),
+    Row(target=f"{ATTENTION}dex.lam.learned", source=None, constant=initial_dex_lambda),
+    Row(target=f"{ATTENTION}dex.lam.progress", source=None, constant=1.0),
+    fold=fold_dex,
+)
 
 # Name → layouts, by the attention type that each becomes here. The first is the default.
 LAYOUTS: dict[str, dict[str, Layout]] = {}
