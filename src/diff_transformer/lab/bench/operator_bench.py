@@ -186,11 +186,11 @@ def _measure_shape(shape: Shape, passes: list[str], settings: OperatorSettings, 
             if problem is None or check is None:
                 recorder.add([replace(row, reason=reason)])
             else:
-                recorder.add(_measure_case(row, problem, shape, check, settings))
+                recorder.add(_measure_case(row, problem, check, settings))
 
 
 def _measure_case(
-    template: BenchRow, problem: OperatorProblem, shape: Shape, check: AnswerCheck, settings: OperatorSettings
+    template: BenchRow, problem: OperatorProblem, check: AnswerCheck, settings: OperatorSettings
 ) -> list[BenchRow]:
     """The rows of all candidates in the case of a row."""
     device, pass_ = settings.torch_device, template.pass_
@@ -201,8 +201,8 @@ def _measure_case(
         # The backend that "auto" chose need not be measured twice.
         if wanted and name != backend:
             row = replace(template, candidate=name, backend=backend if name == AUTO else None)
-            rows[name] = check_candidate(candidate, row, problem, shape, check, device)
-    operations = flops(shape, pass_) if settings.on_cuda else None
+            rows[name] = check_candidate(candidate, row, problem, check, device)
+    operations = flops(problem.shape, pass_) if settings.on_cuda else None
 
     def rates(seconds: float) -> dict[str, Any]:
         read = problem.k.nbytes + problem.v.nbytes
@@ -224,16 +224,12 @@ def _measure_case(
 
 
 def check_candidate(
-    candidate: Candidate,
-    row: BenchRow,
-    problem: OperatorProblem,
-    shape: Shape,
-    check: AnswerCheck,
-    device: torch.device,
+    candidate: Candidate, row: BenchRow, problem: OperatorProblem, check: AnswerCheck, device: torch.device
 ) -> BenchRow:
     """The row with the candidate's error, or the reason why it does not run. The baseline, torch's own, only runs."""
-    reason = None if candidate.is_baseline else candidate.reason(problem, shape, row.pass_)
-    if candidate.is_baseline or reason is not None:
+    if candidate.is_baseline:
+        return row
+    if (reason := candidate.reason(problem, row.pass_)) is not None:
         return replace(row, reason=reason)
     expected = candidate.expected_errors(device)
     return row.checked(
@@ -253,7 +249,7 @@ def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tupl
         return replace(row, reason="there is one thread alone"), []
     drawn = draw(shape, _CPU)
     problem = drawn.to(DTYPES[dtype])
-    row = check_candidate(candidates()[AUTO], row, problem, shape, AnswerCheck(drawn), _CPU)
+    row = check_candidate(candidates()[AUTO], row, problem, AnswerCheck(drawn), _CPU)
     if row.reason is not None:
         return row, []
     parts = []

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diff_transformer.lab.bench.benchmark import BACKWARD, BASELINE, DECODE, FORWARD, TRAINING
-from diff_transformer.lab.bench.operator_problem import OperatorProblem, Shape
+from diff_transformer.lab.bench.operator_problem import OperatorProblem
 from diff_transformer.ops import diff_attention
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.backends import BACKENDS, choose, reason_against
@@ -73,14 +73,9 @@ class Candidate:
     is_baseline: bool = False
     is_backend: bool = False
 
-    def reason(self, problem: OperatorProblem, shape: Shape, pass_: str) -> str | None:
-        """Why it does not run a case, or None."""
-        limit = self.limit(problem, shape, pass_)
-        return reason_against(self.name, _request(problem, pass_)) if limit is None and self.is_backend else limit
-
-    def limit(self, problem: OperatorProblem, shape: Shape, pass_: str) -> str | None:
-        """Why it is not measured at a size, or None."""
-        device, dtype, d = problem.q.device, problem.q.dtype, shape.head_dim
+    def reason(self, problem: OperatorProblem, pass_: str) -> str | None:
+        """Why it does not run a case, or is not measured at its size; None if it is."""
+        device, dtype, shape, d = problem.q.device, problem.q.dtype, problem.shape, problem.shape.head_dim
         if device.type == "cpu":
             longest = LONGEST.get(self.name, {}).get(pass_, shape.keys)
             fused = self.name != FULL_V or pass_ == DECODE or sdpa_plan("cpu", dtype, d, 2 * d, False).full_v
@@ -93,7 +88,7 @@ class Candidate:
             scores = 4 * shape.batch * shape.heads * shape.queries * shape.keys
             if scores > SCORES_SHARE * torch.cuda.get_device_properties(device).total_memory:
                 return f"{HOLDS_SCORES}, {scores / 2**30:.0f} GiB"
-        return None
+        return reason_against(self.name, _request(problem, pass_)) if self.is_backend else None
 
     def expected_errors(self, device: torch.device) -> tuple[type[Exception], ...]:
         """The exceptions, besides memory that ran out, by which it says that it cannot run.

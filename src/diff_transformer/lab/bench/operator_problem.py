@@ -58,6 +58,11 @@ class OperatorProblem:
     lam: Tensor
     grad: Tensor
 
+    @property
+    def shape(self) -> Shape:
+        batch, heads, _, queries, width = self.q.shape
+        return Shape(batch, 2 * heads, width, queries, self.k.shape[-2])
+
     def map(self, change: Callable[[Tensor], Tensor]) -> "OperatorProblem":
         """The problem with every tensor but λ changed."""
         q, k, v, grad = (change(tensor) for tensor in (self.q, self.k, self.v, self.grad))
