@@ -17,6 +17,7 @@ from diff_transformer.lab.record import Result
 from diff_transformer.lab.report.measured_tables import harness_table
 from diff_transformer.lab.results_files import capture_results, read_results
 from harness_tasks import write_lines, write_task
+from table_cells import column
 
 Run = Callable[..., Any]
 
@@ -47,7 +48,7 @@ def test_examples_before_the_questions_are_named() -> None:
         for task, method in (("a", "0-shot"), ("b", "5-shot"), ("c", "2-shot; Wilson's score interval"), ("d", ""))
     ]
     table = harness_table(capture_results("Evaluation", {}, records, "cpu"))
-    assert table.column("task") == ["a", "b (5-shot)", "c (2-shot)", "d"]
+    assert column(table, "task") == ["a", "b (5-shot)", "c (2-shot)", "d"]
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ from diff_transformer.lab.report.forest_figures import overview_figure
 from diff_transformer.lab.report.wording import few_heads
 from diff_transformer.lab.results_files import read_results, write_json
 from diff_transformer.lab.statistics import compare
+from table_cells import column
 
 TWINS = ("diff", "softmax")
 LONG = "softmax, half the heads, headwise norm, and a name that goes on for longer than any table is wide"
@@ -544,7 +545,7 @@ def test_what_a_reader_must_know_of_many_verdicts_is_said(folder: Path) -> None:
 def test_where_documents_are_lacking_no_seeds_are_asked_for() -> None:
     row = compare(records("a", OUTCOMES["inconclusive"]), "a", *TWINS)
     lacking = replace(row, documents_needed=True, seeds_needed=None)
-    assert comparison_table([lacking]).column("Seeds needed") == ["more documents"]
+    assert column(comparison_table([lacking]), "Seeds needed") == ["more documents"]
 
 
 def test_it_is_drawn_from_what_reproduce_writes(tmp_path: Path) -> None:
@@ -569,7 +570,7 @@ def test_heads_stand_with_the_variants_and_too_few_are_said(tmp_path: Path) -> N
     assert said in document(tmp_path)
     assert str(escape(said)) in (tmp_path / "RESULTS.html").read_text(encoding="utf-8")
     table = variants_table(results.settings["variants"])
-    assert table.column("Heads × d") == [row[column] for row in trained[1:]]
+    assert column(table, "Heads × d") == [row[column] for row in trained[1:]]
     assert table.caption == said
 
 
@@ -578,5 +579,5 @@ def test_heads_that_are_enough_or_not_known_need_no_words() -> None:
     assert few_heads(with_heads(4)).endswith("(DIFF, 0M: 4).")
     variant, _ = file([], [], "fig3").settings["variants"]  # of results that were written before heads were told
     assert few_heads([variant]) == ""
-    assert variants_table([variant]).column("Heads × d") == ["–"]
+    assert column(variants_table([variant]), "Heads × d") == ["–"]
     assert variants_table([variant]).caption == ""

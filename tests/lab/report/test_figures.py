@@ -120,5 +120,5 @@ def test_lambdas_label_their_layers_without_covering_each_other() -> None:
     heights = [text.get_position()[1] for text in figure.axes[0].texts]
     assert [text.get_text() for text in figure.axes[0].texts] == [f"layer {number}" for number in range(1, 5)]
     assert all(upper - lower > 0.0001 for lower, upper in itertools.pairwise(heights))
-    many = figures.lambdas([1], [[0.1 * layer] for layer in range(28)], None, title="λ")
+    many = figures.lambdas([1], [[0.1 * layer] for layer in range(28)], [], title="λ")
     assert 4 <= len(many.axes[0].texts) <= 8

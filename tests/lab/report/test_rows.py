@@ -9,6 +9,7 @@ from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.record import Baseline, Result, ResultsFile
 from diff_transformer.lab.report.measured_tables import demo_table, rows_of
 from diff_transformer.lab.report.wording import format_number, format_result, variants_of
+from table_cells import column
 
 
 def pair(
@@ -91,7 +92,7 @@ def test_chance_and_floor_stand_behind_the_label_of_an_accuracy() -> None:
     ]
     records = [record for name in ("accuracy", "guess", "variance") for record in pair(0.5, 0.2, name=f"task/{name}")]
     table = demo_table(replace(results_file(*records), baselines=tuple(known)))
-    assert table.column("Measure") == [
+    assert column(table, "Measure") == [
         "accuracy ↑ (chance 0.250, floor 0.500, by elimination 0.750)",
         "guess ↑ (chance 0.250)",
         "variance ↑",

@@ -18,6 +18,7 @@ from diff_transformer.lab.report.wording import (
     variant_label,
     verdict_text,
 )
+from table_cells import column
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_the_terminal_tells_what_diverged_from_what_is_not_known() -> None:
     table = verdict_table(
         ResultsFile(title="t", settings={"variants": variants}, records=(), comparisons=rows, **environment)
     )
-    here, difference = table.column("here"), table.column("difference")
+    here, difference = column(table, "here"), column(table, "difference")
     assert here == ["diverged / 1.000", "not known / 1.000"]
     assert difference == ["diverged", "not known"]
 
@@ -177,8 +178,8 @@ def test_chance_and_floor_stand_beside_accuracies_alone() -> None:
     row = judged(verdict="reproduced", baseline=LEVELS)
     assert level_cells(row) == ("0.062", "0.531; 0.766 by elimination")
     assert levels_mark(row) == " (0.06,\N{NO-BREAK SPACE}0.77)"
-    assert comparison_table([row]).column("Chance") == ["0.062"]
-    assert comparison_table([row]).column("Floor") == ["0.531; 0.766 by elimination"]
+    assert column(comparison_table([row]), "Chance") == ["0.062"]
+    assert column(comparison_table([row]), "Floor") == ["0.531; 0.766 by elimination"]
     for other in (
         judged(verdict="reproduced"),
         judged(verdict="reproduced", baseline=replace(LEVELS, is_accuracy=False)),
@@ -187,5 +188,5 @@ def test_chance_and_floor_stand_beside_accuracies_alone() -> None:
         assert "Chance" not in comparison_table([other]).head
     environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
     table = verdict_table(ResultsFile(title="t", settings={}, records=(), comparisons=(row,), **environment))
-    assert table.column("chance / floor") == ["0.062 / 0.531; 0.766 by elimination"]
+    assert column(table, "chance / floor") == ["0.062 / 0.531; 0.766 by elimination"]
     assert "begun to learn" in table.caption

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
@@ -27,6 +27,11 @@ class Cell:
     strong: bool = False
     anchor: str = ""
 
+    def markdown(self) -> str:
+        text = escape_markdown(self.text)
+        text = f"**{text}**" if self.strong else text
+        return f"[{text}](#{self.anchor})" if self.anchor else text
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -34,7 +39,7 @@ class Table:
 
     A row has as many cells as there are columns, or a single one: a heading for the rows below it. In the terminal
     `title` and `caption` stand above and below, `right` names columns that are aligned to the right, and `one_line`
-    those whose cells are not wrapped; a page has its own headings and notes.
+    those whose cells are not wrapped.
     """
 
     head: tuple[str, ...]
@@ -56,15 +61,10 @@ class Table:
         """A table from columns by heading, each with a text or cell for every row."""
         return cls.of_rows(tuple(columns), list(zip(*columns.values(), strict=True)), **more)
 
-    def column(self, name: str) -> list[str]:
-        """The texts of a column, without headings between rows."""
-        index = self.head.index(name)
-        return [row[index].text for row in self.rows if len(row) > 1]
-
     def markdown(self) -> str:
         """The table for a Markdown document, everything in it escaped."""
-        rows = [[*map(_markdown_cell, row), *[""] * (len(self.head) - len(row))] for row in self.rows]
-        lines = [[escape_markdown(cell) for cell in self.head], ["---"] * len(self.head), *rows]
+        rows = [[*(cell.markdown() for cell in row), *[""] * (len(self.head) - len(row))] for row in self.rows]
+        lines = [[escape_markdown(name) for name in self.head], ["---"] * len(self.head), *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def __rich__(self) -> "RichTable":
@@ -75,8 +75,8 @@ class Table:
         caption = Text(self.caption) if self.caption else None
         table = RichTable(title=Text(self.title), title_justify="left", caption=caption, caption_justify="left")
         for name in self.head:
-            aligned: dict[str, Any] = {"overflow": "fold", "justify": "right" if name in self.right else "left"}
-            table.add_column(Text(name), no_wrap=name in self.one_line, **aligned)
+            justify: Literal["left", "right"] = "right" if name in self.right else "left"
+            table.add_column(Text(name), no_wrap=name in self.one_line, overflow="fold", justify=justify)
         for row in self.rows:
             if len(row) == 1:
                 table.add_section()
@@ -88,12 +88,6 @@ def escape_markdown(text: str) -> str:
     """Text that means nothing to Markdown or HTML, on one line."""
     flat = " ".join(text.split())
     return re.sub(r"([\\`*_\[\]<>|#~$])", r"\\\1", flat.replace("&", "&amp;"))
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = escape_markdown(cell.text)
-    text = f"**{text}**" if cell.strong else text
-    return f"[{text}](#{cell.anchor})" if cell.anchor else text
 
 
 def _markdown_code(text: str) -> str:

@@ -10,7 +10,7 @@ from diff_transformer.lab.record import ResultsFile
 from diff_transformer.lab.report import experiment_tables, wording
 from diff_transformer.lab.report.coordinate_figures import line_figures
 from diff_transformer.lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill_markdown, fill_page, refuse_others
-from diff_transformer.lab.report.figures import FIGURE_MARK, Drawing, svg_file
+from diff_transformer.lab.report.figures import FIGURE_MARK, svg_file
 from diff_transformer.lab.report.forest_figures import forest_figures, overview_figure
 from diff_transformer.lab.results_files import write_text
 from diff_transformer.lab.statistics import judge
@@ -35,9 +35,8 @@ def build_results_report(
     Earlier ones are replaced, and figures of an earlier report that are not in this one removed; any other file is left
     alone. Raises as `read_experiments` and `refuse_others` do, and FileNotFoundError without a folder for `output`.
     """
-    given = [Path(path) for path in paths]
-    all_results = experiment_tables.read_experiments(given, complete)
-    document = _document_path(given, output)
+    all_results = experiment_tables.read_experiments([Path(path) for path in paths], complete)
+    document = _document_path(paths, output)
     page = document.with_suffix(".html")
     if document != page:
         refuse_others(document, MARKDOWN_MARK)
@@ -59,8 +58,16 @@ def build_results_report(
     }
     if document == page:
         return (write_text(page, fill_page("results.html", **values)),)
-    drawn = (one for section in sections for one in (*section["wide"], *section["narrow"]))
-    _write_figures(document.parent / FIGURES, [summary, *drawn])
+    figures = [summary, *(figure for section in sections for figure in (*section["wide"], *section["narrow"]))]
+    folder = document.parent / FIGURES
+    files = {folder / f"{figure.name}.svg": figure for figure in figures}
+    for path in files:
+        refuse_others(path, FIGURE_MARK)
+    folder.mkdir(exist_ok=True)
+    for path, figure in files.items():
+        write_text(path, svg_file(figure.svg, figure.alt, width=None if figure.wide else _HALF_WIDTH))
+    for path in filter(_is_figure, set(folder.glob("*.svg")) - files.keys()):
+        path.unlink()
     write_text(page, fill_page("results.html", **values))
     write_text(document, fill_markdown("results.md", **values, page=page.name, folder=FIGURES))
     return document, page
@@ -71,21 +78,17 @@ def results_report_files(paths: Sequence[str | Path], output: str | Path | None 
 
     Raises as it does where there is no place for the document.
     """
-    document = _document_path([Path(path) for path in paths], output)
+    document = _document_path(paths, output)
     if document.suffix == ".html":
         return [document] if document.exists() else []
     figures = sorted((document.parent / FIGURES).glob("*.svg"))
-    texts = [path for path in (document, document.with_suffix(".html")) if path.exists()]
-    return [*texts, *filter(_is_figure, figures)]
+    return [*filter(Path.exists, (document, document.with_suffix(".html"))), *filter(_is_figure, figures)]
 
 
-def _document_path(paths: Sequence[Path], output: str | Path | None) -> Path:
-    if output is None:
-        folders = [path if path.is_dir() else path.parent for path in paths]
-        shared = Path(os.path.commonpath([folder.resolve() for folder in folders]))
-        document = (folders[0] if len(folders) == 1 else shared) / DOCUMENT
-    else:
-        document = Path(output)
+def _document_path(paths: Sequence[str | Path], output: str | Path | None) -> Path:
+    folders = [path if path.is_dir() else path.parent for path in map(Path, paths)]
+    shared = folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.resolve() for folder in folders]))
+    document = shared / DOCUMENT if output is None else Path(output)
     if document.suffix not in (".md", ".html"):
         raise ValueError(
             f"the report of experiments is a Markdown document or a page, so {str(document)!r} must end in .md or .html"
@@ -98,14 +101,3 @@ def _document_path(paths: Sequence[Path], output: str | Path | None) -> Path:
 def _is_figure(path: Path) -> bool:
     """Whether a file is a figure of an earlier report."""
     return FIGURE_MARK in path.read_text(encoding="utf-8", errors="replace")
-
-
-def _write_figures(folder: Path, figures: Sequence[Drawing]) -> None:
-    files = {folder / f"{figure.name}.svg": figure for figure in figures}
-    for path in files:
-        refuse_others(path, FIGURE_MARK)
-    folder.mkdir(exist_ok=True)
-    for path, figure in files.items():
-        write_text(path, svg_file(figure.svg, figure.alt, width=None if figure.wide else _HALF_WIDTH))
-    for path in filter(_is_figure, set(folder.glob("*.svg")) - files.keys()):
-        path.unlink()

@@ -37,6 +37,7 @@ DARK = "".join(f"--{name}: {dark}; " for name, (_, dark) in THEME.items())
 PAGE, INK, MUTED, RULE = (THEME[name][0] for name in ("page", "ink", "muted", "rule"))
 CYCLE = [THEME[name][0] for name in ("diff", "softmax", "diff_v2", "dex", "fifth", "sixth")]
 DASHES = ("-", "--", "-.", ":")
+_MAP_COLOURS = {"A1": MUTED, "λA2": CYCLE[3], "A1 − λA2": THEME["diff"][0], "A": THEME["softmax"][0]}
 # Layers are ordered: one ramp of middle lightness, legible on white and on black.
 _RAMP = LinearSegmentedColormap.from_list("layers", ["#8e44ad", "#2e86c1", "#17a589", "#b7950b"])
 # Of a weight: nothing is drawn where it is 0, so that the page shows through, light or dark.
@@ -139,9 +140,7 @@ def curves(
 
 
 @styled
-def lambdas(
-    steps: Sequence[int], layers: Sequence[Sequence[float]], initial: Sequence[float] | None, *, title: str
-) -> Figure:
+def lambdas(steps: Sequence[int], layers: Sequence[Sequence[float]], initial: Sequence[float], *, title: str) -> Figure:
     """λ of every layer over training: layers[l][i] is λ of layer l + 1 at steps[i]; `initial` marks λ_init."""
     figure, axes = axes_of(title, "training step", "λ")
     span = (max(steps) - min(steps)) or 1
@@ -150,7 +149,7 @@ def lambdas(
     colours = [to_hex(_RAMP(number / max(1, len(layers) - 1))) for number in range(len(layers))]
     for values, colour in zip(layers, colours, strict=True):
         axes.plot(steps, values, color=colour, linewidth=1.8)
-    for value, colour in zip(initial or [], colours, strict=False):
+    for value, colour in zip(initial, colours, strict=False):
         mark: dict[str, Any] = {"marker": ">", "markersize": 6, "color": colour, "clip_on": False}
         axes.plot([min(steps) - 0.03 * span], [value], **mark)
     for number, height in zip(labelled, heights, strict=True):
@@ -187,20 +186,15 @@ def attention_map(rows: Sequence[Sequence[float]], example: AttentionExample, *,
 
 @styled
 def attention_row(
-    weights: Mapping[str, Sequence[float]],
-    colours: Sequence[str],
-    example: AttentionExample,
-    *,
-    title: str,
-    limits: tuple[float, float],
+    weights: Mapping[str, Sequence[float]], example: AttentionExample, *, title: str, limits: tuple[float, float]
 ) -> Figure:
     """What one query attends to: a line per map over the positions up to it; needles shaded, the answer marked."""
     figure, axes = axes_of(title, "position attended to", "weight")
     for position in example.needle_positions:
         axes.axvspan(position - 0.5, position + 0.5, color=RULE, linewidth=0, zorder=0)
-    for number, ((label, values), colour) in enumerate(zip(weights.items(), colours, strict=True)):
-        last = number == len(weights) - 1
-        axes.plot(range(len(values)), values, color=colour, linewidth=1.6 if last else 0.9, label=label)
+    for label, values in weights.items():
+        width = 1.6 if label == list(weights)[-1] else 0.9
+        axes.plot(range(len(values)), values, color=_MAP_COLOURS[label], linewidth=width, label=label)
     axes.set_ylim(*limits)
     mark: dict[str, Any] = {"linestyle": "", "marker": "v", "color": INK, "clip_on": False, "label": "answer"}
     axes.plot(example.answer_positions, [limits[1]] * len(example.answer_positions), **mark)

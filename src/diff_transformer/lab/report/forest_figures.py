@@ -33,32 +33,22 @@ from diff_transformer.lab.report.wording import (
     verdict_words,
 )
 
-
-@dataclass(frozen=True)
-class _Style:
-    """How a verdict is drawn, told from the others without colour: its mark, and its part of a bar."""
-
-    marker: str
-    colour: str
-    filled: bool
-    fill: str
-    edge: str
-    hatch: str = ""
-
-    @property
-    def patch(self) -> dict[str, Any]:
-        """The part of a bar as matplotlib takes it."""
-        return {"facecolor": self.fill, "edgecolor": self.edge, "hatch": self.hatch}
-
-
-# The two verdicts that decide are equally strong.
+# How a verdict is drawn, told from the others without colour: its mark in a forest plot, and its part of a bar. The two
+# verdicts that decide are equally strong.
 _DIFF, _SOFTMAX = THEME["diff"][0], THEME["softmax"][0]
-_STYLES: dict[Verdict | None, _Style] = {
-    "reproduced": _Style("o", _DIFF, True, _DIFF, _DIFF),
-    "inconclusive": _Style("o", INK, False, RULE, INK),
-    "contrary": _Style("s", _SOFTMAX, True, _SOFTMAX, PAGE, "////"),
-    "not comparable": _Style("X", MUTED, False, PAGE, INK, "xxxx"),
-    None: _Style("D", MUTED, False, PAGE, MUTED, "...."),
+_MARKS: dict[Verdict | None, dict[str, Any]] = {
+    "reproduced": {"marker": "o", "color": _DIFF},
+    "inconclusive": {"marker": "o", "color": INK, "markerfacecolor": PAGE},
+    "contrary": {"marker": "s", "color": _SOFTMAX},
+    "not comparable": {"marker": "X", "color": MUTED, "markerfacecolor": PAGE},
+    None: {"marker": "D", "color": MUTED, "markerfacecolor": PAGE},
+}
+_BARS: dict[Verdict | None, dict[str, Any]] = {
+    "reproduced": {"facecolor": _DIFF, "edgecolor": _DIFF},
+    "inconclusive": {"facecolor": RULE, "edgecolor": INK},
+    "contrary": {"facecolor": _SOFTMAX, "edgecolor": PAGE, "hatch": "////"},
+    "not comparable": {"facecolor": PAGE, "edgecolor": INK, "hatch": "xxxx"},
+    None: {"facecolor": PAGE, "edgecolor": MUTED, "hatch": "...."},
 }
 # Inches of a line of text; labels stand above their rows, since the figure is as narrow as others.
 _LINE = 0.19
@@ -227,66 +217,68 @@ def forest(rows: Sequence[ForestRow], *, title: str, xlabel: str, better: Better
     low, high = _limits(rows)
     claim = {"higher": (0.0, high), "lower": (low, 0.0), None: None}[better]
     for row, top in zip(rows, tops, strict=True):
-        _write(axes, row, top)
-        if row.difference is not None:
+        _draw(axes, row, top, low, high)
+        if row.difference is not None and claim is not None:
             y = top + len(row.lines) + 0.5
-            if claim is not None:
-                axes.fill_between(claim, y - 0.45, y + 0.45, color=RULE, alpha=0.45, linewidth=0, zorder=0)
-            axes.plot([0.0, 0.0], [y - 0.45, y + 0.45], color=INK, linewidth=1.2, zorder=1)
-            _draw(axes, y, row, row.difference, (low, high))
+            axes.fill_between(claim, y - 0.45, y + 0.45, color=RULE, alpha=0.45, linewidth=0, zorder=0)
     axes.set(xlim=(low, high), ylim=(end, -0.2), yticks=[])
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}".replace("-", "−")))
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)
-    _keys(figure, rows)
+    # What the marks mean, below the plot.
+    for verdict, mark in _MARKS.items():
+        kinds = {row.exploratory for row in rows if row.difference is not None and row.verdict == verdict}
+        if kinds:
+            label = "no claim" if verdict is None else verdict_words(verdict, sorted(kinds))
+            axes.plot([], [], linewidth=1.8, label=label, **mark)
+    if any(row.paper is not None for row in rows):
+        axes.plot([], [], marker="x", linestyle="", color=INK, markeredgewidth=1.6, label="the paper")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return figure
 
 
-def _write(axes: Axes, row: ForestRow, top: float) -> None:
-    """A row's label on the left, its verdict on the right."""
+def _draw(axes: Axes, row: ForestRow, top: float, low: float, high: float) -> None:
+    """A row's label on the left, its verdict on the right, and below them its interval, the paper's cross, its dot."""
     style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 9}
     for number, line in enumerate(row.lines):
-        bold = "bold" if row.difference is None else "normal"
-        axes.text(0.0, top + number + 0.5, line, color=INK, fontweight=bold, **style)
-    if row.difference is not None:
-        colour = MUTED if row.verdict is None else INK
-        axes.text(1.0, top + len(row.lines) - 0.5, row.word, color=colour, ha="right", **style)
-
-
-def _draw(axes: Axes, y: float, row: ForestRow, difference: float, limits: tuple[float, float]) -> None:
-    """The interval, the paper's cross and the dot of a row."""
-    low, high = limits
-    mark = _STYLES[row.verdict]
-    if not math.isfinite(difference):
+        weight = "bold" if row.difference is None else "normal"
+        axes.text(0.0, top + number + 0.5, line, color=INK, fontweight=weight, **style)
+    if row.difference is None:
+        return
+    y = top + len(row.lines) + 0.5
+    colour = MUTED if row.verdict is None else INK
+    axes.text(1.0, y - 1, row.word, color=colour, ha="right", **style)
+    axes.plot([0.0, 0.0], [y - 0.45, y + 0.45], color=INK, linewidth=1.2, zorder=1)
+    if not math.isfinite(row.difference):
         axes.text(0.0, y, f" {row.missing}", color=INK, va="center", fontsize=9, fontstyle="italic")
         return
+    mark = _MARKS[row.verdict]
     if row.interval is not None:
         ends = [min(max(end, low), high) for end in row.interval]
-        axes.plot(ends, [y, y], color=mark.colour, linewidth=1.8, solid_capstyle="butt", zorder=2)
+        axes.plot(ends, [y, y], color=mark["color"], linewidth=1.8, solid_capstyle="butt", zorder=2)
         for end, edge, arrow in ((row.interval[0], low, "<"), (row.interval[1], high, ">")):
             if not low <= end <= high:
-                axes.plot([edge], [y], marker=arrow, markersize=6, color=mark.colour, clip_on=False, zorder=4)
+                axes.plot([edge], [y], marker=arrow, markersize=6, color=mark["color"], clip_on=False, zorder=4)
     if row.paper is not None and low <= row.paper <= high:
-        style: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "color": INK, "zorder": 3}
-        axes.plot([row.paper], [y], marker="x", linestyle="", **style)
+        cross: dict[str, Any] = {"markersize": 7, "markeredgewidth": 1.6, "color": INK, "zorder": 3}
+        axes.plot([row.paper], [y], marker="x", linestyle="", **cross)
     elif row.paper is not None:
-        below = row.paper < low
-        number = f"{row.paper:+,.0f}" if abs(row.paper) >= 100 else f"{row.paper:+,.3g}"
+        edge, offset, side = (low, 6, "left") if row.paper < low else (high, -6, "right")
+        text = f"× {row.paper:+,.0f}" if abs(row.paper) >= 100 else f"× {row.paper:+,.3g}"
         axes.annotate(
-            f"× {number}".replace("-", "−"),
-            (low if below else high, y),
-            xytext=(6 if below else -6, 0),
+            text.replace("-", "−"),
+            (edge, y),
+            xytext=(offset, 0),
             textcoords="offset points",
-            ha="left" if below else "right",
+            ha=side,
             va="center",
             fontsize=8,
             color=INK,
             bbox={"facecolor": PAGE, "edgecolor": "none", "pad": 0.5, "alpha": 0.85},  # an interval may lie there
             zorder=4,
         )
-    face = mark.colour if mark.filled else PAGE
-    axes.plot([difference], [y], marker=mark.marker, markersize=6.5, color=mark.colour, markerfacecolor=face, zorder=5)
+    axes.plot([row.difference], [y], markersize=6.5, zorder=5, **mark)
 
 
 def _limits(rows: Sequence[ForestRow]) -> tuple[float, float]:
@@ -307,20 +299,6 @@ def _limits(rows: Sequence[ForestRow]) -> tuple[float, float]:
     return low - left, high + right
 
 
-def _keys(figure: Figure, rows: Sequence[ForestRow]) -> None:
-    """What the marks mean, below the plot."""
-    axes = figure.axes[0]
-    for verdict, mark in _STYLES.items():
-        kinds = {row.exploratory for row in rows if row.difference is not None and row.verdict == verdict}
-        if kinds:
-            label = "no claim" if verdict is None else verdict_words(verdict, sorted(kinds))
-            face = mark.colour if mark.filled else PAGE
-            axes.plot([], [], color=mark.colour, marker=mark.marker, markerfacecolor=face, linewidth=1.8, label=label)
-    if any(row.paper is not None for row in rows):
-        axes.plot([], [], marker="x", linestyle="", color=INK, markeredgewidth=1.6, label="the paper")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
-
-
 @styled
 def _counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]], title: str) -> Figure:
     """A bar for each experiment, by name, with a part for each verdict as long as it is frequent, and its number."""
@@ -330,19 +308,21 @@ def _counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]], title: st
     for y, (name, counts) in enumerate(rows):
         start = 0
         axes.text(0, y - 0.43, short(name, 56), color=INK, fontsize=9, va="center")
-        for verdict, part in _STYLES.items():
+        for verdict, part in _BARS.items():
             count = counts.get(verdict, 0)
             if not count:
                 continue
-            axes.barh(y, count, left=start, height=0.5, linewidth=1, **part.patch)
+            axes.barh(y, count, left=start, height=0.5, linewidth=1, **part)
             if count >= 0.025 * longest:
-                box = {"facecolor": part.fill, "edgecolor": "none", "pad": 1.0} if part.hatch else None
-                centred: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "bbox": box}
-                axes.text(start + count / 2, y, str(count), color=PAGE if part.filled else INK, **centred)
+                box = {"facecolor": part["facecolor"], "edgecolor": "none", "pad": 1.0} if "hatch" in part else None
+                colour = INK if "markerfacecolor" in _MARKS[verdict] else PAGE
+                axes.text(
+                    start + count / 2, y, str(count), color=colour, ha="center", va="center", fontsize=9, bbox=box
+                )
             start += count
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False, axis="y")
     axes.set_axisbelow(True)
-    parts = [Patch(label=verdict_words(verdict), **part.patch) for verdict, part in _STYLES.items()]
+    parts = [Patch(label=verdict_words(verdict), **part) for verdict, part in _BARS.items()]
     figure.legend(handles=parts, loc="outside lower center", ncols=2, fontsize=9)
     return figure
