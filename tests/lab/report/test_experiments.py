@@ -561,8 +561,8 @@ def test_heads_stand_with_the_variants_and_too_few_are_said(tmp_path: Path) -> N
     write_json(tmp_path / "fig3.json", results)
     build_results_report([tmp_path])
     (trained,) = [rows for rows in tables(document(tmp_path)) if rows[0][0] == "Variant"]
-    column = trained[0].index("Heads × d")
-    assert [row[column] for row in trained[1:]] == ["2 × 8", "4 × 8", "4 × 8", "8 × 8", "8 × 8", "16 × 8"]
+    position = trained[0].index("Heads × d")
+    assert [row[position] for row in trained[1:]] == ["2 × 8", "4 × 8", "4 × 8", "8 × 8", "8 × 8", "16 × 8"]
     said = few_heads(variants)
     assert "fewer heads here than the 8 or more" in said
     assert "(DIFF, 0M: 2, DIFF, 1M: 4)" in said
@@ -570,7 +570,7 @@ def test_heads_stand_with_the_variants_and_too_few_are_said(tmp_path: Path) -> N
     assert said in document(tmp_path)
     assert str(escape(said)) in (tmp_path / "RESULTS.html").read_text(encoding="utf-8")
     table = variants_table(results.settings["variants"])
-    assert column(table, "Heads × d") == [row[column] for row in trained[1:]]
+    assert column(table, "Heads × d") == [row[position] for row in trained[1:]]
     assert table.caption == said
 
 
