@@ -3,7 +3,7 @@
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -24,10 +24,14 @@ _LINES_OF_SILENCE = 5
 _RECENT = 20  # lines that the speed is computed from
 # Okabe and Ito's colours, told apart by every kind of colour vision, those that show on black as on white.
 _COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#f0e442")
-_FIRST_LAYER, _LAST_LAYER = (
-    ColorTriplet(86, 180, 233),
-    ColorTriplet(230, 159, 0),
-)  # layers are ordered: a ramp from blue to orange
+# Layers are ordered: a ramp from blue to orange.
+_FIRST_LAYER, _LAST_LAYER = ColorTriplet(86, 180, 233), ColorTriplet(230, 159, 0)
+# Number of a line → what it is multiplied with in a run's heading, and the words around it.
+_HEADED = {
+    "tokens_per_second": (1.0, "{} tokens/s"),
+    "mfu": (100.0, "MFU {} %"),
+    "memory": (2.0**-30, "{} GiB"),
+}
 _AXIS = 8  # characters left of a panel's curves
 _LEAST_WIDTH, _LEAST_HEIGHT = 30, 4  # of a panel, in characters
 _SHAPE = 4.0  # a panel's width over its height, in characters, that is wanted
@@ -145,21 +149,20 @@ def _steps(recipe: Path) -> int | None:
 
 @dataclass(frozen=True)
 class TerminalPanel:
-    """What is drawn in one place: a number of `metrics.jsonl`, or a list with one for each layer.
+    """What is drawn together: a number of `metrics.jsonl`, or a list with one for each layer.
 
-    The numbers of another name, `points`, are drawn as points over the curve. Of numbers that fall together the largest
-    is drawn (`peaks`), or their mean. With `ratios` equal distances are equal ratios.
+    The numbers of the same name in validation are drawn as points over the curve. Of numbers that fall together the
+    largest is drawn (`peaks`), or their mean. With `ratios` equal distances are equal ratios.
     """
 
     key: str
     title: str
-    points: str | None = None
     peaks: bool = False
     ratios: bool = False
 
 
 PANELS = (
-    TerminalPanel("loss", "loss (o: validation)", points="validation/loss"),
+    TerminalPanel("loss", "loss (o: validation)"),
     TerminalPanel("grad_norm", "gradient norm", peaks=True, ratios=True),
     TerminalPanel("norm_input_rms", "norm input RMS", peaks=True),
     TerminalPanel("logit_max", "largest logit", peaks=True),
@@ -179,8 +182,8 @@ class Curve:
     values: Sequence[float | None]
     colour: str
     mark: str
-    of_run: bool = False  # the mark is a run's number, not a layer's
-    as_points: bool = False
+    of_run: bool  # the mark is a run's number, not a layer's
+    as_points: bool
 
 
 def picture(runs: Sequence[WatchedRun], width: int, height: int, now: float) -> Text:
@@ -220,15 +223,12 @@ def _heading(number: int, run: WatchedRun, runs: int, width: int, now: float) ->
     """How a run stands, in as many lines as that takes."""
     steps = f" of {run.steps:,}" if run.steps else ""
     parts = [run.state(now), f"step {run.step:,}{steps}" if run.lines else "nothing has been logged yet"]
-    left = run.time_left()
-    if left is not None and not run.is_finished:
-        parts.append(f"{duration(left)} left")
-    if (speed := run.latest("tokens_per_second")) is not None:
-        parts.append(f"{compact(speed)} tokens/s")
-    if (share := run.latest("mfu")) is not None:
-        parts.append(f"MFU {100 * share:.3g} %")
-    if (memory := run.latest("memory")) is not None:
-        parts.append(f"{memory / 2**30:.3g} GiB")
+    seconds = run.time_left()
+    if seconds is not None and not run.is_finished:
+        parts.append(f"{duration(seconds)} left")
+    for key, (factor, words) in _HEADED.items():
+        if (value := run.latest(key)) is not None:
+            parts.append(words.format(compact(factor * value)))
     name = f"{number} {run.label}" if runs > 1 else run.label
     line = Text.assemble((name, f"bold {_colour(number - 1)}"), ": ", parts[0])
     for part in parts[1:]:
@@ -243,21 +243,19 @@ def _curves(panel: TerminalPanel, runs: Sequence[WatchedRun]) -> Iterator[Curve]
     """The curves of a panel; of those that have no number at all, none."""
     for number, run in enumerate(runs):
         mark = str(number + 1) if len(runs) > 1 else ""
-        logged = [line for line in run.lines if line.get(panel.key) is not None]
-        if logged and isinstance(logged[-1][panel.key], list):
-            logged = logged[:: -max(1, len(logged) // _LAYERED)][::-1]
-            layers = list(zip_longest(*(line[panel.key] for line in logged)))
-            for layer, values in enumerate(layers):
-                of_layer = blend_rgb(_FIRST_LAYER, _LAST_LAYER, layer / max(1, len(layers) - 1))
-                colour = _colour(number) if mark else Color.from_triplet(of_layer).name
-                yield Curve([line["step"] for line in logged], values, colour, mark or str(layer + 1), bool(mark))
-            continue
-        for key, as_points in ((panel.key, False), (panel.points or "", True)):
+        for key in (panel.key, f"validation/{panel.key}"):
             # A key with null is a number that was not finite: the curve has a gap there.
             logged = [line for line in run.lines if key in line]
-            if any(line[key] is not None for line in logged):
-                numbers = [line[key] for line in logged]
-                yield Curve([line["step"] for line in logged], numbers, _colour(number), mark, bool(mark), as_points)
+            if layered := [line for line in logged if isinstance(line[key], list)]:
+                logged = layered[:: -max(1, len(layered) // _LAYERED)][::-1]
+            curves = list(zip_longest(*(line[key] if layered else [line[key]] for line in logged)))
+            if all(value is None for values in curves for value in values):
+                continue
+            for layer, values in enumerate(curves):
+                of_layer = blend_rgb(_FIRST_LAYER, _LAST_LAYER, layer / max(1, len(curves) - 1))
+                colour = Color.from_triplet(of_layer).name if layered and not mark else _colour(number)
+                end = mark or (str(layer + 1) if layered else "")
+                yield Curve([line["step"] for line in logged], values, colour, end, bool(mark), key != panel.key)
 
 
 def _grid(panels: int, width: int, rows: int) -> tuple[int, int]:
@@ -274,21 +272,26 @@ def _panel(panel: TerminalPanel, curves: Sequence[Curve], width: int, height: in
     """A panel as lines of the same width: its title with the newest numbers, and the curves."""
     runs = {curve.mark for curve in curves if curve.of_run}
     marks = min(len(runs), _NAMED) if runs else max(len(curve.mark) for curve in curves)
-    across, down = width - _AXIS - 1 - marks, height - 1
+    across, down = max(1, width - _AXIS - 1 - marks), height - 1
     numbers = [value for curve in curves for value in curve.values if value is not None]
-    ratios = panel.ratios and min(numbers) > 0
     low, high = min(numbers), max(numbers)
-    least, most = (math.log(low), math.log(high)) if ratios else (low, high)
+    scale: Callable[[float], float] = math.log if panel.ratios and low > 0 else float
+    least, most = scale(low), scale(high)
     if most - least <= 1e-9 * max(abs(most), 1e-30):  # a flat curve stands in the middle
         least, most = least - 0.5, most + 0.5
-    canvas = _Canvas(across, down)
-    for curve in curves:
-        x = [(step - first) / max(1, last - first) for step in curve.steps]
-        sizes = [None if value is None else math.log(value) if ratios else value for value in curve.values]
-        y = [None if size is None else (size - least) / (most - least) for size in sizes]
-        canvas.draw(zip(x, y, strict=True), curve, panel.peaks)
+
+    def dots(curve: Curve) -> Iterator[tuple[int, int] | None]:
+        """The dots (column, row from the top) of a curve, one a column; None at a gap."""
+        by_column: defaultdict[int, list[float]] = defaultdict(list)
+        for step, value in zip(curve.steps, curve.values, strict=True):
+            column = round((step - first) / max(1, last - first) * (2 * across - 1))
+            by_column[column] += [] if value is None else [(scale(value) - least) / (most - least)]
+        for column, heights in sorted(by_column.items()):
+            height = (max(heights) if panel.peaks else fmean(heights)) if heights else None
+            yield None if height is None else (column, round((1 - height) * (4 * down - 1)))
+
     lines = [_title(panel, curves, width)]
-    for row, cells in enumerate(canvas.lines(marks)):
+    for row, cells in enumerate(_braille([(curve, list(dots(curve))) for curve in curves], across, down, marks)):
         label = compact(high) if row == 0 else compact(low) if row == down - 1 else ""
         lines.append(Text.assemble((f"{label:>{_AXIS}}│", "dim"), cells))
     return lines
@@ -308,49 +311,39 @@ def _title(panel: TerminalPanel, curves: Sequence[Curve], width: int) -> Text:
     return text
 
 
-class _Canvas:
-    """Braille dots, 2 by 4 to a character (row, column), with a colour for each character."""
+def _braille(
+    curves: Sequence[tuple[Curve, Sequence[tuple[int, int] | None]]], across: int, down: int, marks: int
+) -> Iterator[Text]:
+    """Lines of braille characters, 2 by 4 dots and a colour each, and right of them the marks, so many characters wide.
 
-    def __init__(self, across: int, down: int) -> None:
-        self.across, self.down = max(1, across), max(1, down)
-        self._dots: defaultdict[tuple[int, int], int] = defaultdict(int)
-        self._points: set[tuple[int, int]] = set()
-        self._colours: dict[tuple[int, int], str] = {}
-        self._marks: defaultdict[int, dict[str, str]] = defaultdict(dict)  # of each line: mark → colour
-
-    def draw(self, points: Iterable[tuple[float, float | None]], curve: Curve, peaks: bool) -> None:
-        """A curve through points (x, y) of 0 … 1, y upwards; y is None at a gap."""
-        by_column: defaultdict[int, list[float]] = defaultdict(list)
-        for x, y in points:
-            by_column[round(x * (2 * self.across - 1))] += [] if y is None else [y]
-        dots: list[tuple[int, int] | None] = []
-        for column, values in sorted(by_column.items()):
-            height = (max(values) if peaks else fmean(values)) if values else None
-            dots.append(None if height is None else (column, round((1 - height) * (4 * self.down - 1))))
-        for one, other in pairwise([None, *dots]):
+    Of each curve there are its dots (column, row from the top), which are joined, and None at a gap.
+    """
+    dots: defaultdict[tuple[int, int], int] = defaultdict(int)  # of each character (row, column)
+    points: set[tuple[int, int]] = set()
+    colours: dict[tuple[int, int], str] = {}
+    ends: defaultdict[int, dict[str, str]] = defaultdict(dict)  # of each line: mark → colour
+    for curve, path in curves:
+        for one, other in pairwise([None, *path]):
             if other is None:
                 continue
             if curve.as_points:
-                self._points.add((other[1] // 4, other[0] // 2))
+                points.add((other[1] // 4, other[0] // 2))
             for x, y in [other] if curve.as_points else _between(one or other, other):
-                self._dots[y // 4, x // 2] |= _DOTS[y % 4][x % 2]
-                self._colours[y // 4, x // 2] = curve.colour
-        if dots and dots[-1] is not None and not curve.as_points:
-            marks = self._marks[dots[-1][1] // 4]
-            if curve.of_run or not marks:  # two layers' numbers side by side would read as one
-                marks[curve.mark] = curve.colour
-
-    def lines(self, marks: int) -> Iterator[Text]:
-        """The lines from the top, and right of them the marks, `marks` characters wide."""
-        for row in range(self.down):
-            line = Text()
-            for cell in ((row, column) for column in range(self.across)):
-                letter = chr(_BRAILLE + self._dots[cell]) if cell in self._dots else " "
-                line.append("o" if cell in self._points else letter, self._colours.get(cell))
-            for mark, colour in self._marks[row].items():
-                line.append(mark, colour)
-            line.truncate(self.across + marks, pad=True)
-            yield line
+                dots[y // 4, x // 2] |= _DOTS[y % 4][x % 2]
+                colours[y // 4, x // 2] = curve.colour
+        if path and path[-1] is not None and not curve.as_points:
+            in_line = ends[path[-1][1] // 4]
+            if curve.of_run or not in_line:  # two layers' numbers side by side would read as one
+                in_line[curve.mark] = curve.colour
+    for row in range(down):
+        line = Text()
+        for cell in ((row, column) for column in range(across)):
+            letter = chr(_BRAILLE + dots[cell]) if cell in dots else " "
+            line.append("o" if cell in points else letter, colours.get(cell))
+        for mark, colour in ends[row].items():
+            line.append(mark, colour)
+        line.truncate(across + marks, pad=True)
+        yield line
 
 
 def _between(one: tuple[int, int], other: tuple[int, int]) -> Iterator[tuple[int, int]]:
