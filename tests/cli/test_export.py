@@ -1,7 +1,6 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, safe_open
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+import fresh
 from commands import fails
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import capture_results, write_json
@@ -60,8 +60,7 @@ def test_export_writes_a_folder_that_the_card_tells_how_to_load(run: Run, text_r
     assert "There are no results for this checkpoint" in card.text
     (code,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
     code += "print(type(model).__name__, tokenizer('to be')['input_ids'])"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = fresh.run(code, folder=tmp_path)
     assert done.returncode == 0, done.stderr[-1000:]
     assert done.stdout == "DiffTransformerForCausalLM [116, 111, 32, 98, 101]\n"
 

@@ -4,7 +4,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, dynamic_module_utils
 
 import diff_transformer
+import fresh
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert.shared_folder import export_folder
 from diff_transformer.model.remote_code import AUTO_CLASSES, auto_map, code_files
@@ -152,23 +152,16 @@ print(json.dumps(answers))
 """
 
 
-def fresh(code: str, cache: Path, *arguments: Path) -> Any:
-    """Run code in a process that has imported nothing, has no network, and keeps transformers' copies in `cache`."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(cache), "OMP_NUM_THREADS": "1"}
-    environment["HF_MODULES_CACHE"] = str(cache / "modules")
-    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-
-
 def test_it_loads_where_this_package_was_not_imported(model: Any, tokenizer: Any, tmp_path: Path) -> None:
     export_folder(model, tokenizer, tmp_path / "shared", card="")
     assert names(tmp_path / "shared") == PLAIN | TOKENIZER
     expected = model.eval()(torch.arange(7)[None]).logits[0, -1].tolist()
     first, second = tmp_path / "shared", tmp_path / "saved"
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")}
     # What was saved is as good as what was loaded; and the package imported first changes nothing.
     imported_first = LOADING.replace('assert "diff_transformer" not in sys.modules', "import diff_transformer")
     for code, folder, saved in ((LOADING, first, second), (imported_first, second, tmp_path / "third")):
-        done = fresh(code, tmp_path / "cache", folder, saved)
+        done = fresh.run(code, folder, saved, environment=environment, warnings_are_errors=True)
         assert done.returncode == 0, done.stderr[-2000:]
         for answer in json.loads(done.stdout):
             assert answer == pytest.approx(expected, rel=1e-5, abs=1e-5)

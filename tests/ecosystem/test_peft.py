@@ -24,6 +24,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from transformers import DynamicCache
 
+import fresh
 from diff_transformer import DiffTransformerForCausalLM
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -217,10 +218,14 @@ def test_peft_knows_the_layers_whichever_is_imported_first(imports: str) -> None
     code = (
         f"import {imports}, sys; from peft.utils import constants;"
         "print(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING['diff_transformer'],"
-        "len([finder for finder in sys.meta_path if 'diff_transformer' in type(finder).__module__]))"
+        "len([finder for finder in sys.meta_path if 'diff_transformer' in type(finder).__module__]));"
+        "from transformers import AutoConfig; print(type(AutoConfig.for_model('diff_transformer')).__name__)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ran.stdout == "['q_proj', 'v_proj'] 0\n", ran.stderr[-500:]
+    if imports.startswith("diff_transformer"):  # before transformers too, which peft looks for and then imports
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    else:
+        ran = fresh.run(code)
+    assert ran.stdout.splitlines() == ["['q_proj', 'v_proj'] 0", "DiffTransformerConfig"], ran.stderr[-500:]
 
 
 def test_without_peft_nothing_is_missed() -> None:
@@ -228,7 +233,7 @@ def test_without_peft_nothing_is_missed() -> None:
         "import sys; sys.modules['peft'] = None; import diff_transformer;"
         "from diff_transformer import DiffTransformerConfig; print('peft.utils' in sys.modules)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = fresh.run(code)
     assert ran.stdout == "False\n", ran.stderr[-500:]
 
 

@@ -1,12 +1,11 @@
 """First weights: their distribution, and that no processor draws others."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
+import fresh
 from diff_transformer.nn import layers
 from diff_transformer.nn.layers import draw_normal
 
@@ -28,9 +27,9 @@ def draw(capability: str | None) -> tuple[str, str]:
     environment = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
     if capability is not None:
         environment["ATEN_CPU_CAPABILITY"] = capability
-    command = [sys.executable, "-W", "ignore", "-c", DIGEST]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    found, digest = done.stdout.split()[-2:]
+    done = fresh.run(DIGEST, environment=environment)
+    assert done.returncode == 0, done.stderr
+    found, digest = done.stdout.split()
     return found, digest
 
 

@@ -1,13 +1,12 @@
 """What the blockwise backend promises beyond the right numbers: memory linear in N, and hidden blocks left alone."""
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 
+import fresh
 from diff_transformer import diff_attention
 from diff_transformer.ops import blockwise
 from diff_transformer.ops.attention_request import Request
@@ -141,7 +140,7 @@ def test_heads_taken_together_do_not_change_the_result(monkeypatch: pytest.Monke
     torch.testing.assert_close(*results)
 
 
-def test_memory_is_linear(tmp_path: Path) -> None:
+def test_memory_is_linear() -> None:
     """4,096 tokens, forward and backward: one map alone, 4,096² numbers, would be 64 MiB."""
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("peak memory is read from Linux's /proc")
@@ -165,7 +164,6 @@ def test_memory_is_linear(tmp_path: Path) -> None:
         run(4096)
         print(peak() - before)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
+    done = fresh.run(textwrap.dedent(program))
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 48, f"peak memory grew by {done.stdout.strip()} MiB"

@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import fresh
 from diff_transformer.train import read_metrics
 from diff_transformer.train.training_progress import Metrics, peak_memory
 
@@ -130,7 +129,8 @@ def test_peak_memory_of_a_process() -> None:
         "import torch; from diff_transformer.train.training_progress import peak_memory as p; d = torch.device('cpu')\n"
     )
     code += "a = p(d); torch.ones(1 << 25); b = p(d); print(b - a); import sys; print('tensorboard' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = fresh.run(code)
+    assert done.returncode == 0, done.stderr
     grown, loaded = done.stdout.split()
     assert 0.9 * (1 << 27) < int(grown) < 1.5 * (1 << 27)
     assert loaded == "False"  # nor by whoever only imports this

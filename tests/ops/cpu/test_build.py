@@ -5,7 +5,6 @@ import ctypes
 import fcntl
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import fresh
 from diff_transformer import diff_attention
 from diff_transformer.ops import backends, flex
 from diff_transformer.ops.cpu import cpu_backend, cpu_build
@@ -262,12 +262,12 @@ def test_the_cache_is_torchs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     program = "from torch.utils.cpp_extension import _get_build_directory as folder; print(folder('name', False))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = fresh.run(program)
     assert str(cpu_build.cache_folder() / "name") == done.stdout.strip()
 
 
 def test_torch_compile_loads_the_kernel_while_it_traces() -> None:
-    """In a fresh process, where nothing is loaded yet, with the real kernel from its usual place."""
+    """In a process where nothing of ours is loaded yet, with the real kernel from its usual place."""
     program = """
         import torch
         from diff_transformer import diff_attention
@@ -276,8 +276,7 @@ def test_torch_compile_loads_the_kernel_while_it_traces() -> None:
         torch.testing.assert_close(compiled(q, k, v, 0.5), diff_attention(q, k, v, 0.5, backend="reference"))
         print(hasattr(torch.ops.diff_transformer_cpu, "forward"))
     """
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    done = fresh.run(textwrap.dedent(program), environment=ENVIRONMENT, warnings_are_errors=True)
     assert done.stdout == "True\n", done.stderr
 
 

@@ -6,8 +6,6 @@ lengths around 100 have blocks at the lower edge, blocks that are seen whole, an
 
 import itertools
 import os
-import subprocess
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+import fresh
 from budget import Case, Expected, Problem, build, float64, prepared
 from counted_operators import Operators
 from diff_transformer import diff_attention
@@ -851,9 +850,7 @@ def test_the_kernels_are_imported_when_they_are_used() -> None:
         print([name for name in sys.modules if name.startswith("diff_transformer.ops.triton.")])
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False, env=environment
-    )
+    done = fresh.run(textwrap.dedent(program), environment=environment)
     loaded = [f"diff_transformer.ops.triton.{name}" for name in ("kernel_arguments", "triton_backend")]
     assert done.stdout == f"{loaded}\n", done.stderr
 
