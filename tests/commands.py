@@ -1,6 +1,58 @@
-"""What tests of commands ask of their results."""
+"""Commands in processes of their own, and what tests ask of their results."""
 
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import forked
+
+SECONDS = 300  # a machine may be busy with other tests
+
+
+def interrupt(
+    folder: Path, arguments: list[str], has_begun: Callable[[], bool], batch_characters: int | None = None
+) -> str:
+    """Run a command, press Ctrl-C once it has begun, and return its stderr. It has to end as a program should.
+
+    `batch_characters` are how many a process that tokenises gets at once.
+    """
+    out, err = folder / "stdout.log", folder / "stderr.log"
+    process = forked.start(err, _main, arguments, batch_characters, out=out)
+    try:
+        end = time.monotonic() + SECONDS
+        while not has_begun():
+            assert process.is_alive(), err.read_text()
+            assert time.monotonic() < end, err.read_text()
+            time.sleep(0.01)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        process.join(SECONDS)
+    finally:
+        process.kill()
+        process.join()
+    assert process.exitcode == 130
+    assert out.read_text() == ""
+    message = err.read_text()
+    assert "Traceback" not in message
+    assert "\x1b" not in message
+    return message
+
+
+def _main(arguments: list[str], batch_characters: int | None) -> None:
+    import torch
+
+    from diff_transformer.cli import main
+    from diff_transformer.data import token_cache
+
+    torch.set_num_threads(1)
+    if batch_characters is not None:
+        token_cache._BATCH_CHARACTERS = batch_characters
+    sys.argv = ["diff-transformer", *arguments]
+    main()
 
 
 def fails(result: Any, *parts: str) -> None:

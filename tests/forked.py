@@ -18,20 +18,23 @@ PRELOADED = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch.utils.tensorboard",
+    "frozen_heap",
 ]
 
 
-def start(log: Path, work: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """Start WORK(*ARGUMENTS), a function of a module under tests/, in a process with both streams in `log`."""
+def start(log: Path, work: Callable[..., None], *arguments: Any, out: Path | None = None) -> BaseProcess:
+    """Start WORK(*ARGUMENTS), a function of a module under tests/, in a process with both streams in `log`.
+
+    With `out`, stdout goes there instead.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    process = context.Process(target=_logged, args=(str(log), work, arguments))
+    process = context.Process(target=_logged, args=([str(out or log), str(log)], work, arguments))
     process.start()
     return process
 
 
-def _logged(log: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for descriptor in (1, 2):
-        os.dup2(stream, descriptor)
+def _logged(streams: list[str], work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    for descriptor, path in enumerate(streams, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
     work(*arguments)

@@ -1,9 +1,7 @@
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +10,8 @@ from typing import Any
 import pytest
 import typer
 
-from commands import fails
+import fresh
+from commands import fails, interrupt
 from diff_transformer._version import __version__
 from diff_transformer.cli import app
 from diff_transformer.cli.app import COMMANDS, with_plain_errors
@@ -173,7 +172,7 @@ def test_a_tokenizer_is_trained_without_what_only_training_needs(tmp_path: Path)
     (tmp_path / "a.txt").write_text("to be, or not to be")
     words = ["tokenizer", "train", str(tmp_path / "a.txt"), "--vocab-size", "258", "--output", str(tmp_path / "made")]
     code = f"import sys; sys.modules['tensorboard'] = None; sys.argv[1:] = {words!r}\n"
-    result = python(f"{code}from diff_transformer.cli import main; main()")
+    result = fresh.run(f"{code}from diff_transformer.cli import main; main()")
     assert result.returncode == 0, result.stderr
 
 
@@ -217,18 +216,6 @@ def test_a_letter_that_stdout_cannot_show_is_no_error() -> None:
 def test_ctrl_c_stops_a_training_without_a_traceback(tmp_path: Path, text_file: Path) -> None:
     folder = tmp_path / "run"
     arguments = ["train", "tiny", f"data.paths={text_file}", "train.steps=1000000", "--output", str(folder)]
-    command = [sys.executable, "-m", "diff_transformer.cli", *arguments]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as process:
-        assert process.stderr is not None
-        while not (folder / "metrics.jsonl").is_file() or not (folder / "metrics.jsonl").stat().st_size:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert out == ""
-    assert "--resume" in err
-    assert "Traceback" not in err
-    assert "\x1b" not in err
+    metrics = folder / "metrics.jsonl"
+    message = interrupt(tmp_path, arguments, lambda: metrics.is_file() and metrics.stat().st_size > 0)
+    assert "--resume" in message

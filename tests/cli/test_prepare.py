@@ -2,17 +2,13 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commands import fails
+from commands import fails, interrupt
 from diff_transformer.data import TextBatches, token_cache
 from diff_transformer.train import build_data, load_recipe
 
@@ -61,29 +57,13 @@ def test_ctrl_c_and_the_same_command_go_on(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_text(f"{number} to be, or not to be\n" * 3000)
     cache = tmp_path / "cache"
     command = ["prepare", "tiny", f"data.paths={tmp_path}", f"data.cache={cache}", "--workers", "1"]
-    lines = [
-        "import sys",
-        "if __name__ == '__main__':",
-        "    from diff_transformer.cli import main",
-        "    from diff_transformer.data import token_cache",
-        "    token_cache._BATCH_CHARACTERS = 100_000",
-        f"    sys.argv = ['diff-transformer', *{command!r}]",
-        "    main()",
-    ]
-    script = tmp_path / "command.py"
-    script.write_text("\n".join(lines))
-    with subprocess.Popen(
-        [sys.executable, str(script)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as process:
-        while not any(file.stat().st_size for file in cache.glob("tokens/.unfinished-*/pieces.bin")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert out == ""
-    assert "goes on from there" in err
-    assert "Traceback" not in err
+    message = interrupt(
+        tmp_path,
+        command,
+        lambda: any(file.stat().st_size for file in cache.glob("tokens/.unfinished-*/pieces.bin")),
+        batch_characters=100_000,
+    )
+    assert "goes on from there" in message
     (begun,) = (cache / "tokens").glob(".unfinished-*/tokens.bin")
     tokens = begun.stat().st_size // 2
     assert tokens
