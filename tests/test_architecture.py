@@ -81,7 +81,9 @@ def imported_by(path: Path) -> set[str]:
     return found & MODULES.keys()
 
 
-IMPORTS = {name: imported_by(path) for name, path in MODULES.items()}
+@pytest.fixture(scope="module")
+def imports_by_module() -> dict[str, set[str]]:
+    return {name: imported_by(path) for name, path in MODULES.items()}
 
 
 def package_of(module: str) -> str:
@@ -91,23 +93,23 @@ def package_of(module: str) -> str:
 
 
 @pytest.mark.parametrize("module", sorted(MODULES.keys() - FOR_TYPES_ALONE))
-def test_a_lower_package_never_imports_a_higher_one(module: str) -> None:
+def test_a_lower_package_never_imports_a_higher_one(module: str, imports_by_module: dict[str, set[str]]) -> None:
     if module == "diff_transformer.lab":
-        assert not IMPORTS[module]
+        assert not imports_by_module[module]
         return
     # A program that is started by the name of its package is a door of the command line.
     package = "cli" if module.endswith(".__main__") else package_of(module)
     allowed = MAY_IMPORT[package] | {package, "_version", "suggestions", "variants"}
     wrong = {
         name
-        for name in IMPORTS[module] - {"diff_transformer"}
+        for name in imports_by_module[module] - {"diff_transformer"}
         if package_of(name) not in allowed and name.split(".")[1] not in allowed
     }
     assert not wrong, f"{module} imports {wrong}"
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
-    graph = {name: found - {name} for name, found in IMPORTS.items() if name not in FOR_TYPES_ALONE}
+def test_no_files_import_each_other_in_a_circle(imports_by_module: dict[str, set[str]]) -> None:
+    graph = {name: found - {name} for name, found in imports_by_module.items() if name not in FOR_TYPES_ALONE}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -122,10 +124,10 @@ def test_no_file_name_is_used_twice() -> None:
     assert not {name: paths for name, paths in named.items() if len(paths) > 1}
 
 
-def test_backends_do_not_import_each_other() -> None:
+def test_backends_do_not_import_each_other(imports_by_module: dict[str, set[str]]) -> None:
     """Nor what chooses among them; and what they share knows none of them."""
     backends = {"reference", "blockwise", "sdpa", "flex", "cpu", "triton"}
-    for module, found in IMPORTS.items():
+    for module, found in imports_by_module.items():
         if not module.startswith("diff_transformer.ops."):
             continue
         name = module.split(".")[2]
@@ -134,24 +136,33 @@ def test_backends_do_not_import_each_other() -> None:
             assert not {other.split(".")[2] for other in found if other.count(".") > 1} & (others - {name}), module
 
 
-@pytest.mark.parametrize(
-    ("statement", "absent"),
-    [
+# What is imported in one process, one after another, and what must not be loaded by then.
+LOADED_IN_TURN = {
+    "the library": [
         ("import diff_transformer", ["torch", "transformers", "numpy"]),
         ("import diff_transformer.variants", ["torch", "transformers", "numpy"]),
         (
             "import diff_transformer.ops",
             ["transformers", "pydantic", "typer", "torch.utils.cpp_extension", "setuptools"],
         ),
-        ("import diff_transformer.nn", ["transformers", "pydantic", "typer"]),
-        ("import diff_transformer.lab.results_files, diff_transformer.lab.statistics", ["torch", "transformers"]),
+        ("from diff_transformer.nn import *", ["transformers", "accelerate", "pydantic", "typer"]),
         ("import diff_transformer.model", ["datasets", "pydantic", "typer", "matplotlib", "tensorboard"]),
     ],
-)
-def test_a_package_loads_only_what_it_needs(statement: str, absent: list[str]) -> None:
-    code = f"import sys; {statement}; print([name for name in {absent!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    "results": [
+        ("import diff_transformer.lab.results_files, diff_transformer.lab.statistics", ["torch", "transformers"])
+    ],
+}
+
+
+@pytest.mark.parametrize("imports", LOADED_IN_TURN.values(), ids=LOADED_IN_TURN)
+def test_a_package_loads_only_what_it_needs(imports: list[tuple[str, list[str]]]) -> None:
+    lines = ["import sys"]
+    for statement, absent in imports:
+        lines += [statement, f"print([name for name in {absent!r} if name in sys.modules])"]
+    code = "\n".join(lines)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == ["[]"] * len(imports)
 
 
 # The most files on each journey of docs/design.md, in the order of that page.
