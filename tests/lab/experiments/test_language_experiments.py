@@ -31,6 +31,7 @@ from small_experiment import SMALL
 NAMES = ("fig3", "fig4", "table6", "v2", "lr_sensitivity", "length_generalisation")
 STEPS = ("train.steps=2", "train.evaluate_every=1", "train.warmup_steps=0", "train.log_every=2")
 TEXT = (*STEPS, "data.tokenizer=bytes", "data.vocab_size=null", "data.length=32", "data.batch_size=2")
+TEXT += ("data.validation_tokens=512",)
 RECALL = (*STEPS, "train.evaluate_every=2", "data.length=48", "data.batch_size=4")
 EXTENSION = (
     "data.length=128",

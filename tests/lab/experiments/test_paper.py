@@ -2,6 +2,7 @@
 
 import functools
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 import typer
 
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.cli.app import app
 from diff_transformer.cli.eval_command import read_measure_options
 from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments import experiment
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, TWINS, Variant, find_experiment
 from diff_transformer.lab.experiments.paper_preset import (
     Evaluation,
@@ -24,12 +27,30 @@ from diff_transformer.lab.experiments.paper_preset import (
 )
 from diff_transformer.lab.measure.harness import TABLE_1_MEASURES, task_names
 from diff_transformer.lab.measure.measurement import find_measurement
-from diff_transformer.train import Recipe, build_config, load_recipe
+from diff_transformer.train import Recipe, build_config, load_recipe, training_plan
 from diff_transformer.train.run_setup import check_init_from
+from diff_transformer.train.step_costs import meta_model
 from diff_transformer.train.training_plan import Plan, plan, vocabulary
 from small_experiment import SMALL
 
 NAMES = [name for name in EXPERIMENTS if PAPER in find_experiment(name).presets]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_model_once() -> Iterator[None]:
+    """Most of a plan's time goes into a model on the meta device, which it only counts; many plans are of the same."""
+    models: dict[str, DiffTransformerForCausalLM] = {}
+
+    def make_once(config: DiffTransformerConfig) -> DiffTransformerForCausalLM:
+        key = config.to_json_string(use_diff=False)
+        if key not in models:
+            models[key] = meta_model(config)
+        return models[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "meta_model", make_once)
+        patch.setattr(training_plan, "meta_model", make_once)
+        yield
 
 
 @functools.cache

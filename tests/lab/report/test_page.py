@@ -142,9 +142,8 @@ def test_single_measurements_favour_nobody(whole: Path) -> None:
     assert "Better" not in re.findall(r'<th scope="col">([^<]*)</th>', source)
 
 
-def test_the_same_results_give_the_same_page(demo_dir: Path) -> None:
-    first = build_run_report([demo_dir]).read_bytes()
-    assert build_run_report([demo_dir]).read_bytes() == first
+def test_the_same_results_give_the_same_page(whole: Path, demo_dir: Path) -> None:
+    assert build_run_report([demo_dir]).read_bytes() == whole.read_bytes()
 
 
 def test_whatever_files_say_is_text(demo_dir: Path) -> None:
@@ -212,6 +211,7 @@ def test_results_alone_and_no_results_at_all(demo_dir: Path, tmp_path: Path) -> 
     assert list(empty.iterdir()) == []
 
 
+@pytest.mark.usefixtures("no_drawings")
 def test_a_broken_part_is_named(demo_dir: Path) -> None:
     (demo_dir / "samples.json").write_text('{"prompt": "x"}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"samples\.json: the file lacks diff, softmax"):
@@ -303,6 +303,7 @@ def test_what_is_not_a_report_is_left_alone(demo_dir: Path, tmp_path: Path, take
     assert place.is_dir() or place.read_text(encoding="utf-8") == "mine"
 
 
+@pytest.mark.usefixtures("no_drawings")
 def test_an_earlier_report_is_replaced(demo_dir: Path, tmp_path: Path) -> None:
     page = build_run_report([demo_dir], tmp_path / "page.html")
     before = page.read_text(encoding="utf-8")
