@@ -60,6 +60,42 @@ def run(script: str, folder: Path) -> None:
     assert not failed, "\n".join(failed)
 
 
+def torchrun(module: str, arguments: list[str], folder: Path) -> tuple[int | None, str, str]:
+    """Run ``torchrun --standalone --nproc-per-node 2 -m MODULE ARGUMENTS``; return its exit code, stdout and stderr.
+
+    Nothing is imported anew: the launcher is forked off a process that has all of it, and forks the ranks.
+    """
+    out, err = folder / "torchrun.out", folder / "torchrun.err"
+    process = forked.start(err, _launch, module, arguments, out=out)
+    process.join(SECONDS)
+    process.kill()
+    process.join()
+    return process.exitcode, out.read_text(), err.read_text()
+
+
+def _launch(module: str, arguments: list[str]) -> None:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=RANKS,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="fork",
+    )
+    elastic_launch(config, _run_module)(module, arguments)
+
+
+def _run_module(module: str, arguments: list[str]) -> None:
+    torch.set_num_threads(1)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
 def spread_models(script: str, folder: Path, make: Callable[[str], Any]) -> Path:
     """Save a model of each kind for the ranks to load, run them, and return the folder in which all is."""
     for kind in KINDS:

@@ -33,7 +33,11 @@ from diff_transformer.train.run_setup import draw_weights
 
 KINDS = ("diff", "diff_v2", "softmax")
 WAYS = ("ddp", "fsdp", "tensor")
-STEPS, HALF = 20, 10
+STEPS, HALF = 10, 5
+# Tensor parallelism divides the kinds by plans of their own, and FSDP2 has units of its own for λ, but DDP is the same
+# for all; tests/model/test_tensor_parallel.py has the Transformer in `make test`.
+IN_SHORT_RUN = (*(("diff", way) for way in WAYS), ("diff_v2", "fsdp"), ("diff_v2", "tensor"), ("softmax", "fsdp"))
+RUNS = [(kind, way) for kind in KINDS for way in WAYS]
 
 
 def recipe(kind: str, way: str, text: Path, **settings: Any) -> Recipe:
@@ -71,19 +75,13 @@ def evaluate(model: Any, step: int) -> dict[str, float]:
 
 
 def on_a_rank() -> None:
-    """Every kind in every way; then DIFF goes on from what one process has left."""
+    """The runs that are listed; then DIFF goes on from what one process has left."""
     rank, folder = ranks.join()
     text = folder / "text"
-    for kind in KINDS:
-        for way in WAYS:
-            told = Told()
-            run = train(
-                recipe(kind, way, text),
-                folder / f"{kind} {way}",
-                progress=told,
-                on_evaluate=evaluate,
-            )
-            (folder / f"{kind} {way} {rank}.json").write_text(json.dumps([told.messages, run.parameters]))
+    for kind, way in json.loads((folder / "runs.json").read_text()):
+        told = Told()
+        run = train(recipe(kind, way, text), folder / f"{kind} {way}", progress=told, on_evaluate=evaluate)
+        (folder / f"{kind} {way} {rank}.json").write_text(json.dumps([told.messages, run.parameters]))
     for way in WAYS:
         train(recipe("diff", way, text), folder / f"one then two {way}", resume=True)
     for settings in ({"precision": "bf16"}, {"optimizer": "muon"}):
@@ -113,12 +111,12 @@ def stopped_by_one(folder: Path, rank: int) -> None:
     """The second process alone gets a signal; both save the same step and end."""
 
     def stop(model: Any, step: int) -> dict[str, float]:
-        if rank == 1 and step == 5:
+        if rank == 1 and step == HALF:
             os.kill(os.getpid(), signal.SIGTERM)
         return {}
 
-    settings = recipe("diff", "ddp", folder / "text", evaluate_every=5)
-    with pytest.raises(TrainingInterrupted, match="Stopped after step 5 of 20"):
+    settings = recipe("diff", "ddp", folder / "text", evaluate_every=HALF)
+    with pytest.raises(TrainingInterrupted, match=f"Stopped after step {HALF} of {STEPS}"):
         train(settings, folder / "stopped", on_evaluate=stop)
 
 
@@ -154,8 +152,9 @@ def half_of(run: Path, copy: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spread(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
+    (folder / "runs.json").write_text(json.dumps(RUNS if pytestconfig.getoption("--all") else IN_SHORT_RUN))
     text = folder / "text"
     text.mkdir()
     for number in range(60):  # of very different lengths
@@ -172,14 +171,14 @@ def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def logged(run: Path) -> Tensor:
-    """The loss and the gradient's norm before clipping of each step, (20, 2)."""
+    """The loss and the gradient's norm before clipping of each step, (STEPS, 2)."""
     lines = read_metrics(run / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     return torch.tensor([[line["loss"], line["grad_norm"]] for line in lines], dtype=torch.float64)
 
 
 def check_equal(found: Path, expected: Path) -> None:
-    """Within float32's rounding, 20 steps long: measured are 3e-7 for the losses; one wrong factor is above 1e-2."""
+    """Within float32's rounding: over 20 steps the losses are 3e-7 apart, and by one wrong factor more than 1e-2."""
     torch.testing.assert_close(logged(found), logged(expected), rtol=1e-5, atol=0)
     one, two = (AutoModelForCausalLM.from_pretrained(run / "model").state_dict() for run in (expected, found))
     assert one.keys() == two.keys()
@@ -187,8 +186,9 @@ def check_equal(found: Path, expected: Path) -> None:
         torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "way"), [pytest.param(*run, marks=() if run in IN_SHORT_RUN else pytest.mark.all) for run in RUNS]
+)
 def test_the_losses_are_those_of_one_process(spread: Path, kind: str, way: str) -> None:
     check_equal(spread / f"{kind} {way}", spread / f"{kind} single")
 
@@ -249,25 +249,27 @@ def test_an_evaluation_sees_the_model(spread: Path, way: str) -> None:
     assert last["lambdas"] == pytest.approx(expected["lambdas"], rel=1e-4)
 
 
-def test_torchrun(tmp_path: Path) -> None:
-    """The command of the README."""
+@pytest.mark.parametrize("command", ["in a forked process", pytest.param("as it is", marks=pytest.mark.all)])
+def test_torchrun(tmp_path: Path, command: str) -> None:
+    """The command of the README; three processes that import everything take ten seconds for that."""
     (tmp_path / "text.txt").write_text("one, two, three, and so on. " * 400)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [
-        "-m",
-        "diff_transformer.train",
-        "tiny",
-        f"data.paths=[{tmp_path / 'text.txt'}]",
-        "--output",
-        str(tmp_path / "run"),
-    ]
-    command += ["train.parallel=fsdp", "data.validation_fraction=0.3"]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.count("2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32") == 1
-    assert done.stdout.count("parameters, ") == done.stdout.count("model: ") == 1
+    arguments = ["tiny", f"data.paths=[{tmp_path / 'text.txt'}]", "--output", str(tmp_path / "run")]
+    arguments += ["train.parallel=fsdp", "data.validation_fraction=0.3"]
+    if command == "as it is":
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = subprocess.run(
+            [*launcher, "-m", "diff_transformer.train", *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        code, out, err = done.returncode, done.stdout, done.stderr
+    else:
+        code, out, err = ranks.torchrun("diff_transformer.train", arguments, tmp_path)
+    assert code == 0, err[-3000:]
+    assert err.count("2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32") == 1
+    assert out.count("parameters, ") == out.count("model: ") == 1
     AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
 
 
@@ -324,7 +326,7 @@ def processes(kind: Any, count: int = 2) -> DistributedContext:
 
 def test_a_signal_to_one_process_stops_all(spread: Path) -> None:
     saved = [path.name for path in (spread / "stopped" / "checkpoints").iterdir()]
-    assert saved == ["step-000005"]
+    assert saved == [f"step-{HALF:06d}"]
 
 
 def test_weights_travel_in_bfloat16(spread: Path) -> None:
