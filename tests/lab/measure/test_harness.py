@@ -247,8 +247,10 @@ def test_own_questions_do_not_stand_beside_the_paper(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def all_tasks() -> Any:
-    """lm_eval's own tasks; reading their index takes seconds."""
-    return lm_eval_tasks.TaskManager()
+    """lm_eval's own tasks in the folders that Table 1's are in; to read all of its folders takes five seconds."""
+    folder = Path(lm_eval_tasks.__file__).parent
+    names = ("arc", "hellaswag", "openbookqa", "piqa", "super_glue", "winogrande")
+    return lm_eval_tasks.TaskManager(include_defaults=False, include_path=[str(folder / name) for name in names])
 
 
 def test_unknown_names_get_a_hint(all_tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
