@@ -47,6 +47,18 @@ hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, d
 hypothesis.settings.load_profile("suite")
 
 
+# A fixture of each of these takes many seconds, for all tests of the file. They run first: what one process takes over
+# from another at the end is small, and no such fixture is set up by both.
+FIRST = {
+    "test_distributed.py",
+    "test_sharded_checkpoints.py",
+    "test_language_experiments.py",
+    "test_onnx.py",
+    "test_fsdp.py",
+    "test_tensor_parallel.py",
+}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked `all`, too, as `make test-all` does")
 
@@ -55,6 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--all"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("all")])
         items[:] = [item for item in items if not item.get_closest_marker("all")]
+    items.sort(key=lambda item: item.path.name not in FIRST)
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:
