@@ -107,7 +107,7 @@ def test_the_longest_problem_fits_just(operations: int, largest: int) -> None:
 def test_numbers_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
     for bad in ({"operations": 0}, {"batch_size": 0}, {"largest": 0}, {"validation_problems": 0}):
         settings: dict[str, Any] = bad
-        with pytest.raises(ValueError, match="are at least 1"):
+        with pytest.raises(ValueError, match="must be at least 1"):
             ArithmeticBatches(**settings)
     monkeypatch.setattr(arithmetic_task, "HELD_OUT", 1 << 40)
     with pytest.raises(ValueError, match="so few problems with numbers up to 1 that none is left to hold out"):

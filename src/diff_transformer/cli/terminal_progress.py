@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,10 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
-    TaskID,
+    Task,
     TextColumn,
     TimeRemainingColumn,
 )
-
-from diff_transformer.cli.console import messages
 
 if TYPE_CHECKING:
     from diff_transformer.convert.conversion import Progress as ConversionProgress
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 _SECONDS = 30
 # A conversion writes so many lines to a log.
 _CONVERSION_LINES = 10
+# The time left follows from the speed in the last so many seconds; steps of large models take minutes each.
+_SPEED_SECONDS = 24 * 60 * 60
 
 DESCRIPTION = TextColumn("{task.description}", markup=False)
 
@@ -39,27 +40,30 @@ class TaskDisplay:
     def __init__(self, console: Console, *columns: ProgressColumn, **options: Any) -> None:
         """`options` are those of `rich.progress.Progress`."""
         self.console = console
-        self._columns, self._options = columns, options
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
+        options |= {"get_time": monotonic, "speed_estimate_period": _SPEED_SECONDS}
+        self._new_bar = partial(Progress, *columns, console=console, disable=not console.is_terminal, **options)
+        self._bar = self._new_bar()
         self._next_line = -math.inf
+
+    @property
+    def task(self) -> Task:
+        """The task that was started last."""
+        return self._bar.tasks[0]
 
     def start(self, total: float | None = None, description: str = "", **fields: Any) -> None:
         """Begin a task; `fields` are what the columns show besides."""
         self._next_line = -math.inf
-        if self.console.is_terminal:
-            self._bar = Progress(*self._columns, console=self.console, **self._options)
-            self._task = self._bar.add_task(description, total=total, **fields)
-            self._bar.start()
+        self._bar = self._new_bar()
+        self._bar.add_task(description, total=total, **fields)
+        self._bar.start()
 
     def show(self, line: Callable[[], str], *, is_due: bool | None = None, **fields: Any) -> None:
         """Move the bar, in which `fields` change as `rich.progress.Progress.update` takes them.
 
         In a log, print a line instead if it is due, by default if the last one is some time ago.
         """
-        if self._bar is not None:
-            self._bar.update(self._task, **fields)
-        elif monotonic() >= self._next_line if is_due is None else is_due:
+        self._bar.update(self.task.id, **fields)
+        if self._bar.disable and (monotonic() >= self._next_line if is_due is None else is_due):
             self._next_line = monotonic() + _SECONDS
             self.tell(line())
 
@@ -69,45 +73,36 @@ class TaskDisplay:
 
     def stop(self) -> None:
         """End the task; nothing if there is none."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._bar.stop()
 
 
 class TrainingProgress:
     """A `diff_transformer.train.training_progress.Progress` that shows one bar for each run."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console) -> None:
         remarks = TextColumn("{task.fields[remarks]}", markup=False)
         time_left = TimeRemainingColumn(elapsed_when_finished=True)
-        self._display = TaskDisplay(
-            console or messages(), DESCRIPTION, BarColumn(), MofNCompleteColumn(), remarks, time_left
-        )
-        self._total, self._description = 0, ""
-        self._first: tuple[int, float] | None = None  # the first step that was done in this run, and when
+        self._display = TaskDisplay(console, DESCRIPTION, BarColumn(), MofNCompleteColumn(), remarks, time_left)
+        self._prefix = ""  # of messages about the run
 
     def start(self, total: int, description: str) -> None:
-        self._total, self._description, self._first = total, description, None
+        self._prefix = f"{description}: "
         self._display.start(total, description, remarks="")
 
     def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        remarks = f"loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
-        first, since = self._first = self._first or (step, monotonic())
+        task, remarks = self._display.task, f"loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s"
 
         def line() -> str:
-            left = ""
-            if first < step < self._total:
-                seconds = (monotonic() - since) / (step - first) * (self._total - step)
-                left = f", {timedelta(seconds=round(seconds))} left"
-            return f"{self._description}: step {step} of {self._total}, {remarks}{left}"
+            time_left = f", {timedelta(seconds=task.time_remaining)} left" if task.time_remaining else ""
+            return f"{self._prefix}step {step} of {task.total}, {remarks}{time_left}"
 
-        self._display.show(line, is_due=True if step == self._total else None, completed=step, remarks=remarks)
+        self._display.show(line, is_due=step == task.total or None, completed=step, remarks=remarks)
 
     def tell(self, message: str) -> None:
-        self._display.tell(f"{self._description}: {message}" if self._description else message)
+        self._display.tell(self._prefix + message)
 
     def stop(self) -> None:
-        self._description = ""  # later messages are not about this run
+        self._prefix = ""  # later messages are not about this run
         self._display.stop()
 
 
@@ -131,13 +126,10 @@ def tokenising_progress(console: Console) -> Iterator[Callable[[int, int], None]
 def conversion_progress(console: Console) -> Iterator["ConversionProgress"]:
     """Shows how many bytes of weights have been written, of how many, as the function that it gives is called."""
     display = TaskDisplay(console, BarColumn(), DownloadColumn(), TimeRemainingColumn(), transient=True)
-    shown = 0
 
     def tell(done: int, total: int) -> None:
-        nonlocal shown
-        tenths = done * _CONVERSION_LINES // max(1, total)
-        display.show(lambda: f"{done:,} of {total:,} bytes", is_due=tenths > shown, completed=done, total=total)
-        shown = tenths
+        tenths = [size * _CONVERSION_LINES // max(1, total) for size in (display.task.completed, done)]
+        display.show(lambda: f"{done:,} of {total:,} bytes", is_due=tenths[0] < tenths[1], completed=done, total=total)
 
     display.start()
     try:

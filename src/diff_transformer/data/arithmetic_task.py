@@ -39,7 +39,7 @@ class ArithmeticBatches(GeneratedBatches):
     instead. Only the solution and the end of the text are labelled. Problems that are held out are never trained on:
     which ones is decided by their text alone, so all models and seeds agree.
 
-    Args: as :class:`GeneratedBatches`, and
+    Args:
         operations: the most in a problem; as many problems have one, two, … of them.
         length: tokens in a sequence.
         largest: number in a problem.
@@ -52,15 +52,11 @@ class ArithmeticBatches(GeneratedBatches):
     length: int = 48
     _: KW_ONLY
     batch_size: int = 64
-    seed: int = 0
     largest: int = 9
     validation_problems: int = 512
 
     def __post_init__(self) -> None:
-        if min(self.operations, self.batch_size, self.largest, self.validation_problems) < 1:
-            raise ValueError(
-                "All numbers of an arithmetic task (operations, batch size, largest, problems) are at least 1."
-            )
+        super().__post_init__()
         digits, total = len(str(self.largest)), len(str((self.operations + 1) * self.largest))
         longest_question = (self.operations + 1) * (digits + 1)
         self.longest_solution = self.operations * (2 * total + digits + 3) + 1 + total + 1

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -43,20 +44,17 @@ class Batches(Protocol):
         """The validation data, the same in each call."""
 
 
+@dataclass(eq=False, kw_only=True)
 class GeneratedBatches(ABC):
-    """Batches that a task draws from random numbers; a task fills in `draw`.
+    """Batches that a task draws from random numbers; a task fills in `draw`, and says how many sequences validate."""
 
-    Attributes:
-        batch_size: sequences in a batch.
-        seed: of the training sequences; the validation sequences do not depend on it.
-        validation_size: sequences in `validation_batches`, which the task's last argument says.
-        source: there is none but the settings.
-    """
+    batch_size: int = 32
+    seed: int = 0  # of the training sequences; the validation sequences do not depend on it
+    validation_size: int = field(init=False, repr=False)
+    source = ""  # there is none but the settings
 
-    batch_size: int
-    seed: int
-    validation_size: int
-    source = ""
+    def __post_init__(self) -> None:
+        require_positive(self)
 
     @abstractmethod
     def draw(self, count: int, stream: Stream) -> dict[str, Tensor]:
@@ -70,6 +68,13 @@ class GeneratedBatches(ABC):
         """The same `validation_size` sequences in each call; the last batch may be smaller."""
         for start in range(0, self.validation_size, self.batch_size):
             yield self.draw(min(self.batch_size, self.validation_size - start), (0, VALIDATION, start))
+
+
+def require_positive(settings: object) -> None:
+    """Raise ValueError for a whole number among settings, but for the seed, that is below 1."""
+    for name, value in vars(settings).items():
+        if type(value) is int and value < 1 and name != "seed":  # False is no number
+            raise ValueError(f"{name} must be at least 1, got {name}={value}.")
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int], least: int) -> Iterator[list[T]]:

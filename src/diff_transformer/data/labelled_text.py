@@ -1,7 +1,7 @@
 """Reads labelled questions for many-shot classification, of TREC, Banking-77 and CLINC-150, from their files."""
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,82 +55,71 @@ def read_labelled(name: str, folder: str | Path) -> LabelledText:
     if name not in _READERS:
         raise ValueError(f"There is no labelled text {name!r}, only {', '.join(map(repr, _READERS))}.")
     read, input_name, label_name = _READERS[name]
-    train, test = read(Path(folder))
+    train, test = (tuple(read(Path(folder), part)) for part in ("train", "test"))
+    if not train or not test:
+        raise ValueError(f"The {'test' if train else 'training'} part of {name} in {str(folder)!r} is empty.")
     labels = tuple(sorted({label for _, label in train}))
-    for part, rows in (("training", train), ("test", test)):
-        if not rows:
-            raise ValueError(f"The {part} part of {name} in {str(folder)!r} is empty.")
     if unknown := sorted({label for _, label in test}.difference(labels)):
         raise ValueError(
             f"The test part of {name} in {str(folder)!r} has the label {unknown[0]!r}, the training part none."
         )
-    return LabelledText(name, tuple(train), tuple(test), labels, input_name, label_name)
+    return LabelledText(name, train, test, labels, input_name, label_name)
 
 
-Rows = list[tuple[str, str]]
+Rows = Iterator[tuple[str, str]]
 
 
-def _trec(folder: Path, fine: bool) -> tuple[Rows, Rows]:
-    def read(*names: str) -> Rows:
-        file = _find(folder, names)
-        # The files are in Latin-1, in which every byte is a character; only "\n" ends a line.
-        lines = enumerate(file.read_bytes().decode("latin-1").split("\n"), 1)
-        return [_question(line, fine, f"{file}, line {number}") for number, line in lines if line.strip()]
-
-    return read("train.txt", "train_5500.label"), read("test.txt", "TREC_10.label")
-
-
-def _question(line: str, fine: bool, where: str) -> tuple[str, str]:
-    kind, _, text = line.strip().partition(" ")
-    coarse, colon, fine_class = kind.partition(":")
-    if coarse not in _TREC or not colon or not fine_class or not text:
-        raise ValueError(f"{where}: a line is COARSE:fine and a question, with {', '.join(_TREC)}; got {line[:60]!r}.")
-    return text, f"{_TREC[coarse]} {fine_class}" if fine else _TREC[coarse]
+def _trec(folder: Path, part: str, fine: bool) -> Rows:
+    file = _find(folder, *{"train": ("train.txt", "train_5500.label"), "test": ("test.txt", "TREC_10.label")}[part])
+    # The files are in Latin-1, in which every byte is a character; only "\n" ends a line.
+    for number, line in enumerate(file.read_bytes().decode("latin-1").split("\n"), 1):
+        name, _, text = line.strip().partition(" ")
+        coarse, _, fine_class = name.partition(":")
+        if coarse in _TREC and fine_class and text:
+            yield text, f"{_TREC[coarse]} {fine_class}" if fine else _TREC[coarse]
+        elif name:
+            classes = ", ".join(_TREC)
+            raise ValueError(
+                f"{file}, line {number}: a line is COARSE:fine and a question, with {classes}; got {line[:60]!r}."
+            )
 
 
-def _banking77(folder: Path) -> tuple[Rows, Rows]:
-    def read(name: str) -> Rows:
-        file = _find(folder, (name,))
-        with file.open(encoding="utf-8", newline="") as lines:
-            rows = csv.DictReader(lines)
-            if not {"text", "category"} <= set(rows.fieldnames or ()):
-                raise ValueError(f"{file} has no columns 'text' and 'category', but {rows.fieldnames}.")
-            return [_pair(row["text"], row["category"], f"{file}, line {rows.line_num}") for row in rows]
-
-    return read("train.csv"), read("test.csv")
+def _banking77(folder: Path, part: str) -> Rows:
+    file = _find(folder, f"{part}.csv")
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = csv.DictReader(lines)
+        if not {"text", "category"} <= set(rows.fieldnames or ()):
+            raise ValueError(f"{file} has no columns 'text' and 'category', but {rows.fieldnames}.")
+        for row in rows:
+            yield _pair([row["text"], row["category"]], f"{file}, line {rows.line_num}")
 
 
-def _clinc150(folder: Path) -> tuple[Rows, Rows]:
-    file = _find(folder, ("data_full.json",))
+def _clinc150(folder: Path, part: str) -> Rows:
+    file = _find(folder, "data_full.json")
     try:
-        content = read_json(file)
-        parts = content["train"], content["test"]
+        rows = enumerate(read_json(file)[part], 1)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not JSON with the lists 'train' and 'test': {error}.") from None
-    train, test = ([_row(row, f"{file}, row {number}") for number, row in enumerate(part, 1)] for part in parts)
-    return train, test
+    for number, row in rows:
+        yield _pair(row, f"{file}, row {number}")
 
 
-def _row(row: Any, where: str) -> tuple[str, str]:
-    if not isinstance(row, list) or len(row) != 2:
-        raise ValueError(f"{where}: a row is a list of a text and its intent, got {row!r}.")
-    return _pair(row[0], row[1], where)
-
-
-def _pair(text: object, label: object, where: str) -> tuple[str, str]:
-    if not isinstance(text, str) or not isinstance(label, str) or not text.strip() or not label.strip():
-        raise ValueError(f"{where}: a text and its label are not empty, got {text!r} and {label!r}.")
+def _pair(row: Any, where: str) -> tuple[str, str]:
+    is_pair = isinstance(row, list) and len(row) == 2
+    if not is_pair or not all(isinstance(text, str) and text.strip() for text in row):
+        raise ValueError(f"{where}: a text and its label are a list of two texts that are not empty, got {row!r}.")
+    text, label = row
     return " ".join(text.split()), label.replace("_", " ").strip()
 
 
-def _find(folder: Path, names: Sequence[str]) -> Path:
+def _find(folder: Path, *names: str) -> Path:
     for name in names:
         if (folder / name).is_file():
             return folder / name
     raise FileNotFoundError(f"{str(folder)!r} holds no {' or '.join(names)}.")
 
 
-_READERS: dict[str, tuple[Callable[[Path], tuple[Rows, Rows]], str, str]] = {
+_READERS: dict[str, tuple[Callable[[Path, str], Rows], str, str]] = {
     "trec": (partial(_trec, fine=False), "Question", "Type"),
     "trec-fine": (partial(_trec, fine=True), "Question", "Type"),
     "banking77": (_banking77, "query", "intent"),

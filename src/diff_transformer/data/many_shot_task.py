@@ -38,7 +38,7 @@ class ManyShotBatches(GeneratedBatches):
 
     The vocabulary, in this order: labels, words.
 
-    Args: as :class:`GeneratedBatches`, and
+    Args:
         shots: items in a sequence.
         classes: in a sequence.
         labels: tokens that classes may have for labels, `classes` or more; where there are more, a model first learns
@@ -61,18 +61,14 @@ class ManyShotBatches(GeneratedBatches):
     item_length: int = 2
     noise: float = 0.1
     vary: bool = False
-    batch_size: int = 32
-    seed: int = 0
     validation_sequences: int = 512
 
     def __post_init__(self) -> None:
-        if min(self.shots, self.item_length, self.batch_size, self.validation_sequences) < 1 or self.classes < 2:
+        super().__post_init__()
+        if not 2 <= self.classes <= min(self.words, self.labels):
             raise ValueError(
-                f"Many-shot classification has 2 classes or more, and all its other numbers are at least 1, got {self}."
-            )
-        if min(self.words, self.labels) < self.classes:
-            raise ValueError(
-                f"{self.classes} classes need a word and a label each, but words={self.words} and labels={self.labels}."
+                "There are 2 classes or more, each with a word and a label, "
+                f"got classes={self.classes}, words={self.words}, labels={self.labels}."
             )
         if not 0 <= self.noise < 1:
             raise ValueError(f"noise is a share, at least 0 and below 1, got {self.noise}.")

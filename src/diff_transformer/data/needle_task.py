@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diff_transformer.data.batches import padded
+from diff_transformer.data.batches import padded, require_positive
 from diff_transformer.data.text_batches import TextBatches
 from diff_transformer.data.tokenizers import plain_text_tokenizer
 
@@ -94,13 +94,12 @@ class NeedleTask:
     lead: str = ""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.queried <= self.needles <= len(CITIES):
+        require_positive(self)
+        if not self.queried <= self.needles <= len(CITIES) or self.digits > 18:
             raise ValueError(
-                f"Needles are 1 to {len(CITIES)} and the queried ones no more than these, "
-                f"got needles={self.needles}, queried={self.queried}."
+                f"There are at most {len(CITIES)} needles, no more queried ones, and 18 digits, "
+                f"got needles={self.needles}, queried={self.queried}, digits={self.digits}."
             )
-        if not 1 <= self.digits <= 18 or self.turns < 1:
-            raise ValueError(f"digits is 1 to 18 and turns at least 1, got digits={self.digits}, turns={self.turns}.")
         # A haystack that names a special token has its text.
         self._encoder = plain_text_tokenizer(self.tokenizer)
         self._encoder.no_truncation()
@@ -137,9 +136,9 @@ class NeedleTask:
             raise ValueError(f"depth is between 0 and 1, got {depth}.")
         random = np.random.default_rng(numbers)
         count = int(random.integers(1, self.needles + 1)) if self.vary else self.needles
-        cities = [CITIES[which] for which in random.permutation(len(CITIES))[:count]]
-        low = 10 ** (self.digits - 1)
-        values = [str(value) for value in random.integers(low, 10 * low, size=count)]
+        cities = [CITIES[index] for index in random.permutation(len(CITIES))[:count]]
+        smallest = 10 ** (self.digits - 1)
+        values = list(map(str, random.integers(smallest, 10 * smallest, size=count)))
         lines = [needle(city, value) for city, value in zip(cities, values, strict=True)]
         turns = [self._targets(random, count) for _ in range(self.turns)]
         text = self._text(random, self.length - self._most)
@@ -180,7 +179,7 @@ class NeedleTask:
         queried = min(count, self.queried)
         if self.vary:
             queried = int(random.integers(1, queried + 1))
-        return [int(which) for which in random.permutation(count)[:queried]]
+        return random.permutation(count)[:queried].tolist()
 
     def _text(self, random: np.random.Generator, tokens: int) -> str:
         """At most so many tokens of the haystack, drawn at random, from the beginning of a word on."""
@@ -258,11 +257,7 @@ class NeedleBatches:
     validation_documents: int = 128
 
     def __post_init__(self) -> None:
-        if self.documents < 1 or self.validation_documents < 1:
-            raise ValueError(
-                "A batch and the validation have one needle document or more, "
-                f"got documents={self.documents}, validation_documents={self.validation_documents}."
-            )
+        require_positive(self)
         self.source = hashlib.sha256(self.training.haystack.encode("utf-8", "surrogatepass")).hexdigest()
 
     def train_batch(self, step: int) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"):
-            if target.is_dir() and not _is_verified(target) and (reason := _damage(target)):
+            if target.is_dir() and (reason := _damage(target)):
                 warnings.warn(
                     f"The cache {str(target)!r} is damaged, or of an earlier version, and is made again: {reason}.",
                     stacklevel=2,
@@ -73,7 +73,8 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _damage(folder: Path) -> str | None:
-    return why_incomplete(folder) or why_changed(folder)
+    """Why a folder cannot be used; None where it can. Its content is read where it may have changed."""
+    return None if _is_verified(folder) else why_incomplete(folder) or why_changed(folder)
 
 
 def _is_verified(folder: Path) -> bool:

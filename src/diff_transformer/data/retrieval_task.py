@@ -33,7 +33,7 @@ class RetrievalBatches(GeneratedBatches):
 
     The vocabulary, in this order: the marker, keys, values, noise tokens.
 
-    Args: as :class:`GeneratedBatches`, and
+    Args:
         num_pairs: needles in a sequence.
         length: tokens in a sequence, queries included.
         num_queries: queried needles, distinct and in random order; None means all.
@@ -50,25 +50,19 @@ class RetrievalBatches(GeneratedBatches):
     num_pairs: int = 4
     length: int = 128
     _: KW_ONLY
-    num_queries: int = None  # type: ignore[assignment]  # never None once it is constructed
+    num_queries: int | None = None
     repeats: bool = False
     vary: bool = False
-    batch_size: int = 32
-    seed: int = 0
     num_keys: int = 64
     num_values: int = 64
     num_noise: int = 128
     validation_sequences: int = 1024
 
     def __post_init__(self) -> None:
-        self.num_queries = queries = self.num_pairs if self.num_queries is None else self.num_queries
-        vocabulary = self.num_keys, self.num_values, self.num_noise
-        if min(self.num_pairs, self.batch_size, *vocabulary, self.validation_sequences) < 1:
-            raise ValueError("All numbers of a retrieval task (pairs, batch size, keys, values, noise) are at least 1.")
-        if queries < 1 or not (self.repeats or queries <= self.num_pairs):
-            raise ValueError(
-                f"num_queries is at least 1 and, without repeats, at most num_pairs={self.num_pairs}, got {queries}."
-            )
+        super().__post_init__()
+        self.queries = queries = self.num_queries or self.num_pairs
+        if queries > self.num_pairs and not self.repeats:
+            raise ValueError(f"Without repeats, num_queries is at most num_pairs={self.num_pairs}, got {queries}.")
         if self.vary and not self.repeats:
             raise ValueError("vary=True needs repeats=True: a sequence may have fewer needles than queries.")
         if self.num_keys < self.num_pairs:
@@ -120,22 +114,22 @@ class RetrievalBatches(GeneratedBatches):
         input_ids[rows, needles] = keys
         input_ids[rows, needles + 1] = values
 
-        counts = np.full((n, 1), self.num_pairs)
-        if vary := self.vary and stream[1] == TRAINING:
+        is_removed = np.zeros((n, self.num_pairs), dtype=bool)
+        if self.vary and stream[1] == TRAINING:
             counts = random.integers(1, self.num_pairs + 1, size=(n, 1))
             # Which needles go does not depend on where they lie: positions are drawn for a random order of keys.
-            gone = _distinct(random, n, self.num_pairs, self.num_pairs) >= counts
+            is_removed = _distinct(random, n, self.num_pairs, self.num_pairs) >= counts
             for offset in (0, 1):
-                noise = random.integers(self.first_noise, self.vocab_size, size=gone.shape)
+                noise = random.integers(self.first_noise, self.vocab_size, size=is_removed.shape)
                 hidden = input_ids[rows, needles + offset]
-                input_ids[rows, needles + offset] = np.where(gone, noise, hidden)
-            present = gone.argsort(axis=1, kind="stable")
+                input_ids[rows, needles + offset] = np.where(is_removed, noise, hidden)
         if self.repeats:
-            queried = (random.random((n, self.num_queries)) * counts).astype(np.int64)
-            queried = present[rows, queried] if vary else queried
+            present = is_removed.argsort(axis=1, kind="stable")  # those that are there come first
+            counts = self.num_pairs - is_removed.sum(axis=1, keepdims=True)
+            queried = present[rows, (random.random((n, self.queries)) * counts).astype(np.int64)]
         else:
-            queried = _distinct(random, n, self.num_pairs, self.num_queries)
-        markers = self.context_length + 3 * np.arange(self.num_queries)
+            queried = _distinct(random, n, self.num_pairs, self.queries)
+        markers = self.context_length + 3 * np.arange(self.queries)
         input_ids[:, markers] = self.marker
         input_ids[:, markers + 1] = keys[rows, queried]
         input_ids[:, markers + 2] = values[rows, queried]

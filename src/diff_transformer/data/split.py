@@ -30,21 +30,13 @@ def with_digests(pieces: Iterable[Piece]) -> Iterator[DigestedPiece]:
 
 
 def split(documents: np.ndarray, validation_fraction: float) -> np.ndarray:
-    """Divide documents by their content alone: no seed, and the order does not matter.
+    """How many bytes of each document, from its beginning, are for training: (documents,) int64.
 
-    Documents are ranked by their digest; the first ones are for validation as long as they fit into
-    `validation_fraction` of all bytes. Copies of a document stay on one side. If not even the first fits (few
-    documents, or one), validation is the end of the longest document, the first of them.
-
-    Args:
-        documents: (documents,) with the fields of `DOCUMENT`.
-        validation_fraction: above 0 and at most 1; at 1 all are for validation.
-
-    Returns:
-        How many bytes of each document, from its beginning, are for training: (documents,) int64.
-
-    Raises:
-        ValueError: the fraction is out of range, or there is no text.
+    It depends on the documents' content alone: there is no seed, and the order does not matter. Documents are ranked by
+    their digest; the first ones are for validation as long as they fit into `validation_fraction` of all bytes. Copies
+    of a document stay on one side. If not even the first fits (few documents, or one), validation is the end of the
+    longest document, the first of them. Raises ValueError where there is no text, or the fraction is not above 0 and at
+    most 1.
     """
     if not 0 < validation_fraction <= 1:
         raise ValueError(f"validation_fraction is above 0 and at most 1, got {validation_fraction}.")

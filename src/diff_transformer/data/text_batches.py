@@ -175,16 +175,8 @@ class Packed(NamedTuple):
         return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
 
 
-class Parts(NamedTuple):
-    """A corpus divided: the documents of each part, and a hash of all documents' digests."""
-
-    training: Packed
-    validation: Packed
-    source: str
-
-
-def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) -> Parts:
-    """The training and the validation part of a corpus, see :func:`diff_transformer.data.split.split`.
+def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) -> tuple[Packed, Packed, str]:
+    """The training and the validation part of a corpus, see `split`, and a hash of all documents' digests.
 
     The tables are made once, by one process, beside the cache's folder. All others map them: a process holds the pages
     of them that it reads, which it shares with the machine's other processes. `sizes`, (vocabulary,), says how many
@@ -192,8 +184,7 @@ def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) ->
     """
     vocabulary = hashlib.sha256(sizes.tobytes()).hexdigest()
     key = cache_key(_TABLES_VERSION, cache.folder.name, validation_fraction, vocabulary)
-    names = Parts._fields[:2]
-    tables = Packed._fields[1:]
+    names, tables = ("training", "validation"), Packed._fields[1:]
 
     def make(unfinished: Path) -> None:
         documents = cache.documents
@@ -209,28 +200,23 @@ def divided(cache: TokenCache, validation_fraction: float, sizes: np.ndarray) ->
         Packed(cache.tokens, *(np.load(folder / f"{name}-{table}.npy", mmap_mode="r") for table in tables))
         for name in names
     )
-    return Parts(training, validation, (folder / _SOURCE).read_text(encoding="ascii"))
+    return training, validation, (folder / _SOURCE).read_text(encoding="ascii")
 
 
 def _parts(
     tokens: np.ndarray, documents: np.ndarray, validation_fraction: float, sizes: np.ndarray
 ) -> tuple[Packed, Packed]:
-    """The training and the validation part."""
+    """The training and the validation part, which is behind it in a document that both share."""
     ends = documents["end"]
     begins = np.concatenate([[0], ends[:-1]])
     lengths = ends - begins
     training = split(documents, validation_fraction)
-    cut = np.flatnonzero((training > 0) & (training < documents["bytes"]))
-    if not len(cut):
-        train, held_out = (Packed.of(tokens, begins[part], lengths[part]) for part in (training > 0, training == 0))
-        return train, held_out
-    # The end of the longest document is the validation part: from the first token that begins at the cut or after it.
-    longest = int(cut[0])
-    held_out_bytes = int(documents["bytes"][longest] - training[longest])
-    before = _tokens_before_end(tokens[begins[longest] : ends[longest]], held_out_bytes, sizes)
-    rest = np.array([begins[longest] + before]), np.array([lengths[longest] - before])
-    lengths[longest] = before
-    return Packed.of(tokens, begins, lengths), Packed.of(tokens, *rest)
+    train_lengths = np.where(training > 0, lengths, 0)
+    for shared in np.flatnonzero((training > 0) & (training < documents["bytes"])):  # the longest document, or none
+        # Its validation part begins with the first token that begins at the cut or after it.
+        held_out_bytes = int(documents["bytes"][shared] - training[shared])
+        train_lengths[shared] = _tokens_before_end(tokens[begins[shared] : ends[shared]], held_out_bytes, sizes)
+    return Packed.of(tokens, begins, train_lengths), Packed.of(tokens, begins + train_lengths, lengths - train_lengths)
 
 
 def _tokens_before_end(tokens: np.ndarray, size: int, sizes: np.ndarray) -> int:

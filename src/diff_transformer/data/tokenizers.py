@@ -1,7 +1,6 @@
 """Makes byte-level tokenizers, for which every text has tokens, and the tokens give the text back exactly."""
 
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -58,11 +57,11 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
         initial_alphabet=_characters_of_bytes(),
         show_progress=False,
     )
-    rest = _checked(documents)
-    first = next(rest, None)
+    checked = _checked(documents)
+    first = next(checked, None)
     if first is None:
         raise ValueError("There are no documents to train a tokenizer on.")
-    tokenizer.train_from_iterator(itertools.chain([first], rest), trainer=trainer)
+    tokenizer.train_from_iterator(itertools.chain([first], checked), trainer=trainer)
     return _wrap(tokenizer)
 
 
@@ -78,8 +77,7 @@ def trained_bpe(
     def make(unfinished: Path) -> None:
         train_bpe(training_text(corpus, validation_fraction), vocab_size).save_pretrained(unfinished)
 
-    made = made_once((folder or cache_folder()) / "tokenizers" / key, make)
-    return PreTrainedTokenizerFast.from_pretrained(made)
+    return PreTrainedTokenizerFast.from_pretrained(made_once((folder or cache_folder()) / "tokenizers" / key, make))
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerFast, documents: Sequence[str]) -> list[list[int]]:
@@ -103,13 +101,9 @@ def bytes_of_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """
     special = set(tokenizer.all_special_ids)
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    size = len if "ByteLevel" in _decoders(tokenizer) else _bytes_of_piece
+    is_byte_level = "ByteLevel(" in repr(tokenizer.backend_tokenizer.decoder)  # one decoder, or several in a sequence
+    size = len if is_byte_level else _bytes_of_piece
     return [0 if number in special or token is None else size(token) for number, token in enumerate(tokens)]
-
-
-def _decoders(tokenizer: PreTrainedTokenizerFast) -> set[str]:
-    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {}
-    return {part["type"] for part in (decoder, *decoder.get("decoders", []))} if decoder else set()
 
 
 def _bytes_of_piece(token: str) -> int:
