@@ -91,7 +91,7 @@ def test_no_command_shows_the_help(arguments: list[str], run: Callable[..., Any]
 
 def outcome(command: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     with pytest.raises(typer.Exit) as end:
-        with_plain_errors(command)()
+        with_plain_errors(command, "train")()
     out, err = capsys.readouterr()
     assert out == ""
     return end.value.exit_code, err
@@ -120,7 +120,7 @@ def test_a_file_error_is_one_line_whoever_raised_it(capsys: pytest.CaptureFixtur
 )
 def test_a_bug_is_not_dressed_up_as_bad_input(bug: Callable[[], None]) -> None:
     with pytest.raises((ValueError, ModuleNotFoundError, ZeroDivisionError, BrokenPipeError)):
-        with_plain_errors(bug)()
+        with_plain_errors(bug, "train")()
 
 
 def test_an_interrupt_ends_with_130_and_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from diff_transformer._version import __version__
+from diff_transformer.cli.console import quiet_libraries
 from diff_transformer.cli.extras import missing_extra, require_extra
 
 # Command → "module:function".
@@ -63,8 +64,7 @@ class Commands(TyperGroup):
         if isinstance(loaded, typer.Typer):  # with commands of its own
             return typer.main.get_command(loaded)
         alone = typer.Typer(add_completion=False)
-        extra = None if cmd_name in WITHOUT_EXTRA else "train"
-        alone.command(cmd_name)(with_plain_errors(loaded, extra=extra, without=not_needed_by(cmd_name)))
+        alone.command(cmd_name)(with_plain_errors(loaded, cmd_name))
         return typer.main.get_command(alone)
 
     def main(self, *arguments: Any, **settings: Any) -> Any:
@@ -85,25 +85,19 @@ class Commands(TyperGroup):
         sys.exit(code or 0)
 
 
-def not_needed_by(command: str) -> list[str]:
-    """Modules of the extra [train] that a command does not need."""
-    return [module for module, commands in NEEDED_BY.items() if command not in commands]
-
-
-def with_plain_errors(
-    command: Callable[..., None], *, extra: str | None = "train", without: Collection[str] = ()
-) -> Callable[..., None]:
+def with_plain_errors(command: Callable[..., None], name: str) -> Callable[..., None]:
     """Wrap a command so that expected errors and interruptions end it without a traceback.
 
-    An expected error is one line on stderr with exit code 2; Ctrl-C exits with 130 and SIGTERM with 143. Where `extra`,
-    except for its modules `without`, is not installed, the command does not start.
+    An expected error is one line on stderr with exit code 2; Ctrl-C exits with 130 and SIGTERM with 143. Where the
+    command's packages are not installed, it does not start.
     """
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
-            if extra is not None:
-                require_extra(extra, without)
+            if name not in WITHOUT_EXTRA:
+                require_extra("train", [module for module, commands in NEEDED_BY.items() if name not in commands])
+            quiet_libraries()
             command(*args, **kwargs)
         except KeyboardInterrupt as interrupt:
             if os.environ.get("RANK", "0") == "0":  # only the first of several processes prints

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from diff_transformer.cli import console
+from diff_transformer.cli.console import optional
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,59 +24,46 @@ def bench(
         typer.Argument(metavar="operator|model", help="The operator alone, or whole models."),
     ],
     device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="May be repeated.", show_default="float32 and bfloat16; on CUDA bfloat16")
-    ] = None,
+    dtype: Annotated[list[str] | None, optional("May be repeated.", "float32 and bfloat16; on CUDA bfloat16")] = None,
     length: Annotated[
         list[int] | None,
-        typer.Option(
-            help="Length of the sequence, and when decoding of the cache; may be repeated.",
-            show_default="256 to 8192, decoding 512, 2048, 8192; for the model 1024, decoding 2048; "
+        optional(
+            "Length of the sequence, and when decoding of the cache; may be repeated.",
+            "256 to 8192, decoding 512, 2048, 8192; for the model 1024, decoding 2048; "
             "on CUDA 512 to 65536; for the model 2048 and 4096",
         ),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(
-            help="Sequences at a time.",
-            show_default="1; the operator decodes 1 and 8; on CUDA 16384 tokens for the operator, 4096 for the model",
+        optional(
+            "Sequences at a time.",
+            "1; the operator decodes 1 and 8; on CUDA 16384 tokens for the operator, 4096 for the model",
         ),
     ] = None,
     heads: Annotated[
-        int | None,
-        typer.Option(help="The Transformer's heads (operator); two make a differential head.", show_default="16"),
+        int | None, optional("The Transformer's heads (operator); two make a differential head.", "16")
     ] = None,
     head_dim: Annotated[
-        list[int] | None,
-        typer.Option(help="Width of a query (operator); may be repeated.", show_default="64; on CUDA 64 and 128"),
+        list[int] | None, optional("Width of a query (operator); may be repeated.", "64; on CUDA 64 and 128")
     ] = None,
     pass_: Annotated[
         list[str] | None,
-        typer.Option(
+        optional(
+            "forward, backward, forward+backward or decode; for the model forward, step or decode. May be repeated.",
+            "all; on the CPU without backward",
             "--pass",
-            help="forward, backward, forward+backward or decode; for the model forward, step or decode. "
-            "May be repeated.",
-            show_default="all; on the CPU without backward",
         ),
     ] = None,
     candidate: Annotated[
-        list[str] | None,
-        typer.Option(help="Measure only this beside the Transformer; may be repeated.", show_default="all"),
+        list[str] | None, optional("Measure only this beside the Transformer; may be repeated.", "all")
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Alternated rounds, 5 or more.", show_default="5 to 25, by the time they take")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch.", show_default="all")] = None,
-    memory_length: Annotated[
-        int | None, typer.Option(help="Length for peak memory, 0 for none (operator).", show_default="16384")
-    ] = None,
+    rounds: Annotated[int | None, optional("Alternated rounds, 5 or more.", "5 to 25, by the time they take")] = None,
+    threads: Annotated[int | None, optional("Threads of torch.", "all", min=1)] = None,
+    memory_length: Annotated[int | None, optional("Length for peak memory, 0 for none (operator).", "16384")] = None,
     compile_: Annotated[
         bool, typer.Option("--compile", help="Compile the decoder layers with torch.compile (model, without decoding).")
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the results, as JSON and Markdown.", show_default="only printed"),
-    ] = None,
+    output: Annotated[Path | None, optional("Folder for the results, as JSON and Markdown.", "only printed")] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of this benchmark that are in the output folder.")
     ] = False,

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from diff_transformer.train import Recipe
 
 LARGEST_SEED = (1 << 63) - 1  # the largest seed that torch's generators take
+
+
+def optional(help_text: str, default: str, *names: str, **settings: Any) -> Any:
+    """An option that is None where it is left out; `default` says what the command does then."""
+    return typer.Option(*names, help=help_text, show_default=default, **settings)
+
 
 Checkpoint = Annotated[
     Path, typer.Argument(metavar="CHECKPOINT", help="A run folder, or a folder with config.json and weights.")
@@ -32,7 +38,7 @@ TextPaths = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of weights, data and sampling.")]
-Device = Annotated[str | None, typer.Option(help="The device to run on.", show_default="the GPU, if any")]
+Device = Annotated[str | None, optional("The device to run on.", "the GPU, if any")]
 
 
 def read_recipe(name: str, settings: list[str] | None) -> "Recipe":
@@ -71,6 +77,13 @@ def _refuse_repeated(settings: Iterable[str]) -> None:
         given[name] = setting
 
 
+def refuse(what: str, options: Mapping[str, object]) -> None:
+    """Raise ValueError for an option that was given, since none of these goes with `what`."""
+    for option, value in options.items():
+        if value not in (None, []) and value is not False:
+            raise ValueError(f"{option} does not go with {what}.")
+
+
 def refuse_existing(paths: Iterable[Path], what: str, *, overwrite: bool) -> None:
     """Raise FileExistsError for the first path that exists, unless --overwrite was given."""
     for path in paths:
@@ -96,11 +109,8 @@ def messages(*, quiet: bool = False) -> Console:
 
 
 def quiet_libraries() -> None:
-    """Turn off the progress bars of transformers and datasets."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    # datasets, which few commands import, reads this variable when it is imported.
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    if (datasets := sys.modules.get("datasets")) is not None:
-        datasets.disable_progress_bars()
+    """Turn off the progress bars of transformers and datasets, imported already or when they are."""
+    for library, variable in {"transformers": "HF_HUB", "datasets": "HF_DATASETS"}.items():
+        os.environ.setdefault(f"{variable}_DISABLE_PROGRESS_BARS", "1")
+        if (module := sys.modules.get(f"{library}.utils.logging")) is not None:
+            module.disable_progress_bar()

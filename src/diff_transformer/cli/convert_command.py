@@ -9,6 +9,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from diff_transformer.cli import console
+from diff_transformer.cli.console import optional
 from diff_transformer.variants import ATTENTION_TYPES
 
 # The text that ranks heads for DEX: at most this many sequences of this many tokens, from its beginning.
@@ -82,28 +83,28 @@ def convert(
     ] = None,
     as_: Annotated[
         str | None,
-        typer.Option(
+        optional(
+            "The attention type that a Llama gets: softmax, which is the same model; or diff_v2 or dex, which "
+            "start with the same outputs and become differential in training.",
+            "softmax",
             "--as",
             metavar="TYPE",
-            help="The attention type that a Llama gets: softmax, which is the same model; or diff_v2 or dex, which "
-            "start with the same outputs and become differential in training.",
-            show_default="softmax",
         ),
     ] = None,
     dex_heads: Annotated[
         str | None,
-        typer.Option(
-            metavar="HEADS",
-            help="With --as dex, the heads to correct: all; a share like 25% of each layer's heads, those that look "
+        optional(
+            "With --as dex, the heads to correct: all; a share like 25% of each layer's heads, those that look "
             "most widely on --dex-text; or a list for each layer, [[0, 3], []].",
-            show_default="all",
+            "all",
+            metavar="HEADS",
         ),
     ] = None,
     dex_text: Annotated[
         list[Path] | None, typer.Option(metavar="PATH", help="Text to rank the heads on; may be repeated.")
     ] = None,
     dex_lambda_start: Annotated[
-        float | None, typer.Option(help="With --as dex, λ_learn at the start.", show_default="λ_init of the layer")
+        float | None, optional("With --as dex, λ_learn at the start.", "λ_init of the layer")
     ] = None,
     max_shard_size: Annotated[
         str, typer.Option(help="The largest size of a weights file; about as much memory is needed.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import Checkpoint, Device
+from diff_transformer.cli.console import Checkpoint, Device, optional
 from diff_transformer.cli.extras import require_extra
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def evaluate_measures(
 
     named = _are_measurements(names)
     if not named:
-        _refuse("a measurement without a name", {"--option": given})
+        console.refuse("a measurement without a name", {"--option": given})
     measures = {name: find_measurement(name) for name in (names if named else ["standard"])}
     options = read_measure_options(measures, given)
     for name, measure in measures.items():
@@ -101,10 +101,10 @@ def evaluate_measures(
         settings["measures"] = {name: chosen.model_dump(mode="json") for name, chosen in options.items()}
         records = [replace(record, documents=()) for record in records]
     elif names:
-        taken = dict.fromkeys(record.name for record in records)
+        available = ", ".join(dict.fromkeys(record.name for record in records))
         records = [record for record in records if record.name in names]
         if not records:
-            raise ValueError(f"Nothing of {', '.join(names)} is measured on this data, only {', '.join(taken)}.")
+            raise ValueError(f"Nothing of {', '.join(names)} is measured on this data, only {available}.")
     results = capture_results(title, settings, records, str(model.device))
     recipe = None if text else find_recipe(folder)
     if recipe is not None:  # the data is the run's own, so chance and floor of its task are known
@@ -185,12 +185,9 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many questions of each task.")] = None,
     num_fewshot: Annotated[
-        int | None,
-        typer.Option(min=0, help="Examples before each question.", show_default="the task's own number, or 0"),
+        int | None, optional("Examples before each question.", "the task's own number, or 0", min=0)
     ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Texts of a task at a time.", show_default=str(BATCH_SIZE))
-    ] = None,
+    batch_size: Annotated[int | None, optional("Texts of a task at a time.", str(BATCH_SIZE), min=1)] = None,
     include_path: Annotated[
         list[Path] | None, typer.Option(help="A folder with YAML tasks of lm_eval's kind; may be repeated.")
     ] = None,
@@ -203,10 +200,10 @@ def evaluate(
     that stands before the question), "choices" (two or more texts) and "answer" (the number of the right one, from 0).
     """
     if tasks:
-        _refuse("--tasks", {"--text": text, "--measure": measure, "--option": option})
+        console.refuse("--tasks", {"--text": text, "--measure": measure, "--option": option})
     else:
         only_tasks = {"--limit": limit, "--num-fewshot": num_fewshot, "--batch-size": batch_size}
-        _refuse("a measurement without --tasks", {**only_tasks, "--include-path": include_path})
+        console.refuse("a measurement without --tasks", {**only_tasks, "--include-path": include_path})
     if output is not None and (output.exists() or not output.parent.is_dir()):
         raise FileExistsError(f"--output must be a new file in a folder that exists, got {str(output)!r}.")
     if tasks:
@@ -217,7 +214,6 @@ def evaluate(
         evaluated = evaluate_measures(checkpoint, text, list(dict.fromkeys(measure or [])), option or [], device)
     from diff_transformer.lab.results_files import write_json
 
-    console.quiet_libraries()
     table = None
     try:
         for results, results_table in evaluated:
@@ -227,12 +223,6 @@ def evaluate(
     finally:
         if table is not None:
             console.output().print(table)
-
-
-def _refuse(what: str, options: dict[str, object]) -> None:
-    for option, value in options.items():
-        if value not in (None, []):
-            raise ValueError(f"{option} does not go with {what}.")
 
 
 def batches_of(folder: Path, text: list[Path] | None, context: int | None) -> "Batches":

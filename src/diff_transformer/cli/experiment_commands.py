@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import Seed, TextPaths, parse_options
+from diff_transformer.cli.console import Seed, TextPaths, optional, parse_options
 
 if TYPE_CHECKING:
     from diff_transformer.lab.experiments.experiment import Experiment
@@ -20,9 +20,7 @@ ALL = "all"
 def demo(
     output: Annotated[
         Path | None,
-        typer.Option(
-            help="The folder of everything that the demo writes.", show_default="runs/demo, with --fast runs/demo-fast"
-        ),
+        optional("The folder of everything that the demo writes.", "runs/demo, with --fast runs/demo-fast"),
     ] = None,
     text: TextPaths = None,
     seed: Seed = 0,
@@ -42,7 +40,6 @@ def demo(
     from diff_transformer.lab.report.run_pages import build_run_report
     from diff_transformer.lab.results_files import read_results
 
-    console.quiet_libraries()
     output = output or Path("runs/demo-fast" if fast else "runs/demo")
     folder = run_demo(
         output,
@@ -71,15 +68,14 @@ def reproduce(
         Literal["cpu", "gpu", "paper"],
         typer.Option(help="Two processor cores, one H200, or the paper's own size, which is checked and not run."),
     ] = "cpu",
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds.", show_default="the preset's")] = None,
+    seeds: Annotated[int | None, optional("How many seeds.", "the preset's", min=1)] = None,
     text: TextPaths = None,
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A setting of one experiment's measurement; may be repeated."),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Folder of results, their report, and runs.", show_default="runs/reproduce-PRESET"),
+        Path | None, optional("Folder of results, their report, and runs.", "runs/reproduce-PRESET")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and go on.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
@@ -97,16 +93,14 @@ def reproduce(
 
     if not names:
         raise ValueError(f"Name one experiment or more of {', '.join(EXPERIMENTS)}; --list says what they show.")
-    console.quiet_libraries()
     experiments = [find_experiment(name) for name in dict.fromkeys(names) if name != ALL]
     if ALL in names:
         every = [find_experiment(name) for name in EXPERIMENTS]
         experiments = [one for one in every if preset in one.presets or one.name in names]
     if preset == PAPER:
-        given = {"seeds": seeds, "text": text, "option": option, "output": output}
-        for name, value in {**given, "resume": resume, "overwrite": overwrite}.items():
-            if value:
-                raise ValueError(f"--{name} does not go with --preset paper, which is checked and not run.")
+        settings = {"--seeds": seeds, "--text": text, "--option": option, "--output": output}
+        flags = {"--resume": resume, "--overwrite": overwrite}
+        console.refuse("--preset paper, which is checked and not run", {**settings, **flags})
         from diff_transformer.lab.experiments.paper_preset import experiments_by_run
 
         needed = experiments_by_run()
@@ -245,9 +239,9 @@ def report(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            help="What to write: a page, or of results a Markdown document (.md) or the page alone (.html).",
-            show_default="in the folder of what is shown",
+        optional(
+            "What to write: a page, or of results a Markdown document (.md) or the page alone (.html).",
+            "in the folder of what is shown",
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the report that is there.")] = False,

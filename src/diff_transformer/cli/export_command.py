@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import Checkpoint
+from diff_transformer.cli.console import Checkpoint, optional
 from diff_transformer.cli.extras import require_extra
 
 if TYPE_CHECKING:
@@ -31,16 +31,12 @@ def export(
     ] = False,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="The dtype of the weights.", show_default="the checkpoint's own"),
+        optional("The dtype of the weights.", "the checkpoint's own"),
     ] = None,
-    max_shard_size: Annotated[
-        str | None, typer.Option(help="The largest size of a weights file, such as 500MB.", show_default="5GB")
-    ] = None,
+    max_shard_size: Annotated[str | None, optional("The largest size of a weights file, such as 500MB.", "5GB")] = None,
     results: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A results file for the model card (may be repeated).", show_default="the run's or demo's results.json"
-        ),
+        optional("A results file for the model card (may be repeated).", "the run's or demo's results.json"),
     ] = None,
     license_name: Annotated[
         str | None,
@@ -61,7 +57,6 @@ def export(
     from diff_transformer.lab.report.model_card import SharedModel, model_card
     from diff_transformer.storage.atomic import refuse_existing
 
-    console.quiet_libraries()
     shard_size = max_shard_size or MAX_SHARD_SIZE
     check_shard_size(shard_size)
     refuse_existing(target)

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diff_transformer.cli import console
-from diff_transformer.cli.console import Checkpoint, Device, Seed
+from diff_transformer.cli.console import Checkpoint, Device, Seed, optional
 
 DEFAULT_TOKENS = 200  # of new text, or fewer where the context has no space for them
 
@@ -16,11 +15,7 @@ def generate(
     prompt: Annotated[str, typer.Option(help="The text to continue.")],
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="The largest number of new tokens.",
-            show_default=f"{DEFAULT_TOKENS}, or fewer if the context is full",
-        ),
+        optional("The largest number of new tokens.", f"{DEFAULT_TOKENS}, or fewer if the context is full", min=1),
     ] = None,
     temperature: Annotated[float, typer.Option(help="Divides the logits before sampling.")] = 1.0,
     top_p: Annotated[
@@ -44,7 +39,6 @@ def generate(
 
     from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
 
-    console.quiet_libraries()
     folder = find_checkpoint(checkpoint)
     tokenizer = load_tokenizer(folder)
     model = load_model(folder, device)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import RecipeName, RecipeSettings, read_recipe
+from diff_transformer.cli.console import RecipeName, RecipeSettings, optional, read_recipe
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,21 +22,20 @@ def plan(
     gpus: Annotated[int, typer.Option(help="The number of GPUs.")] = 1,
     gpu: Annotated[
         str, typer.Option(help="The GPU: h200, a100-80, rtx-4090 …; or cpu for the processor of this machine.")
-    ] = ("cpu"),
+    ] = "cpu",
     utilisation: Annotated[
         float,
         typer.Option(help="The share of the GPUs' peak that training reaches while no GPU waits for communication."),
     ] = 0.4,
     network: Annotated[
         float | None,
-        typer.Option(
-            help="The bandwidth between machines in GB/s for each GPU (400 Gb/s are 50).",
-            show_default="that of the vendor's reference machine",
+        optional(
+            "The bandwidth between machines in GB/s for each GPU (400 Gb/s are 50).",
+            "that of the vendor's reference machine",
         ),
     ] = None,
     parallel: Annotated[
-        str | None,
-        typer.Option(help="How the run is parallel: ddp, fsdp or tensor.", show_default="the recipe's train.parallel"),
+        str | None, optional("How the run is parallel: ddp, fsdp or tensor.", "the recipe's train.parallel")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

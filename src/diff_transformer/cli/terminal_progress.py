@@ -108,16 +108,26 @@ class TrainingProgress:
 
 @contextmanager
 def tokenising_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Shows how many documents and tokens of a text have been tokenised, as the function that it gives is called."""
+    """Shows how many documents and tokens of a text have been tokenised, as the function that it gives is called.
+
+    An interruption says so, too.
+    """
     display = TaskDisplay(console, SpinnerColumn(), DESCRIPTION, transient=True)
 
+    counts = ""
+
     def tell(documents: int, tokens: int) -> None:
+        nonlocal counts
         counts = f"{documents:,} documents, {tokens:,} tokens"
         display.show(lambda: f"tokenised: {counts}", description=counts)
 
     display.start(description="Looking for the text's tokens")
     try:
         yield tell
+    except KeyboardInterrupt as interrupt:
+        if not counts:
+            raise
+        raise KeyboardInterrupt(f"Interrupted after {counts}: the same command goes on from there.") from interrupt
     finally:
         display.stop()
 

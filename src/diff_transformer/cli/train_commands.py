@@ -11,8 +11,8 @@ import typer
 from typer.core import TyperCommand
 
 from diff_transformer.cli import console
-from diff_transformer.cli.app import not_needed_by, with_plain_errors
-from diff_transformer.cli.console import RecipeName, RecipeSettings, read_recipe
+from diff_transformer.cli.app import with_plain_errors
+from diff_transformer.cli.console import RecipeName, RecipeSettings, optional, read_recipe
 
 tokenizer = typer.Typer(name="tokenizer", add_completion=False, no_args_is_help=True)
 
@@ -23,7 +23,7 @@ def root() -> None:
 
 
 @tokenizer.command("train")
-@partial(with_plain_errors, without=not_needed_by("tokenizer"))
+@partial(with_plain_errors, name="tokenizer")
 def train_tokenizer(
     text: Annotated[
         list[Path] | None,
@@ -46,7 +46,6 @@ def train_tokenizer(
 
     if output.exists() or not output.parent.is_dir():
         raise FileExistsError(f"--output must be a new folder inside one that exists, got {str(output)!r}.")
-    console.quiet_libraries()
     corpus = TextFiles(text, field)
     with console.messages().status(f"Reading {corpus.name}"):
         trained = train_bpe((piece.text for piece in corpus.pieces() if piece.text), vocab_size)
@@ -58,8 +57,7 @@ def prepare(
     recipe: RecipeName,
     settings: RecipeSettings = None,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="The number of processes that tokenise.", show_default="one for each processor core"),
+        int | None, optional("The number of processes that tokenise.", "one for each processor core", min=1)
     ] = None,
 ) -> None:
     """Train a recipe's tokenizer and tokenise its text before training.
@@ -71,7 +69,6 @@ def prepare(
     from diff_transformer.train import build_data
     from diff_transformer.train.data_kinds import KINDS, TextData
 
-    console.quiet_libraries()
     resolved = read_recipe(recipe, settings)
     if not isinstance(resolved.data, TextData):
         with_text = " and ".join(repr(name) for name, kind in KINDS.items() if issubclass(kind, TextData))
@@ -79,22 +76,9 @@ def prepare(
             f"There is nothing to prepare: {resolved.name!r} makes its data as it trains (data.kind is "
             f"{resolved.data.kind!r}; {with_text} have text)."
         )
-    done = (0, 0)
-    try:
-        with tokenising_progress(console.messages()) as tell:
-
-            def report(documents: int, tokens: int) -> None:
-                nonlocal done
-                done = documents, tokens
-                tell(documents, tokens)
-
-            data = build_data(resolved, tell=report, workers=workers or _cores())
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"Interrupted after {done[0]:,} documents, {done[1]:,} tokens: the same command, or training, goes on from "
-            "there."
-        ) from None
-    batches = data.batches
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with tokenising_progress(console.messages()) as tell:
+        batches = build_data(resolved, tell=tell, workers=workers or cores).batches
     text = batches.text if isinstance(batches, NeedleBatches) else batches
     if not isinstance(text, TextBatches):
         console.print_line("There is no text to tokenise: every sequence of a step holds needles (data.share).")
@@ -102,10 +86,6 @@ def prepare(
         counts = f"{len(text.cache.tokens):,} tokens, {text.train_tokens:,} of them to train on"
         console.print_line(f"{counts}, vocabulary of {batches.vocab_size:,}")
         console.print_line(f"cache: {text.cache.folder}")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def watch(
@@ -165,11 +145,11 @@ class ResumableCommand(TyperCommand):
 
 
 @command.command("train", cls=ResumableCommand)
-@with_plain_errors
+@partial(with_plain_errors, name="train")
 def train(
     recipe: RecipeName,
     settings: RecipeSettings = None,
-    output: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")] = None,
+    output: Annotated[Path | None, optional("Folder of the run.", "runs/NAME")] = None,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -185,12 +165,14 @@ def train(
     from diff_transformer.train import build_data, open_run
     from diff_transformer.train.distributed import is_first_process
 
-    console.quiet_libraries()
     resolved = read_recipe(recipe, settings)
     folder = output or Path("runs") / resolved.name
     messages = console.messages(quiet=not is_first_process())
+    if resume not in (None, "", "auto"):
+        raise ValueError(f"--resume takes no value or 'auto', got {resume!r}.")
+    resume_mode: bool | Literal["auto"] = "auto" if resume == "auto" else resume is not None
     # A run that cannot begin is refused here, before any text is read or a tokenizer is trained.
-    with open_run(resolved, folder, resume=_resume_mode(resume), overwrite=overwrite) as opened:
+    with open_run(resolved, folder, resume=resume_mode, overwrite=overwrite) as opened:
         with tokenising_progress(messages) as tell:
             data = build_data(resolved, tell=tell)
         run = opened.train(data, TrainingProgress(messages), validation_callback(data.batches))
@@ -201,11 +183,3 @@ def train(
     )
     console.print_line(f"{run.parameters:,} parameters, {run.seconds:.1f} s, last step: {measured}")
     console.print_line(f"model: {run.model_folder}")
-
-
-def _resume_mode(value: str | None) -> bool | Literal["auto"]:
-    if value == "auto":
-        return "auto"
-    if value:
-        raise ValueError(f"--resume takes no value or 'auto', got {value!r}.")
-    return value is not None
