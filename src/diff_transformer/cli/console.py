@@ -103,6 +103,37 @@ def print_line(text: str) -> None:
     output().print(text, markup=False, soft_wrap=True)
 
 
+# Units from the largest to the smallest.
+_UNITS = {
+    "count": {"B": 1e9, "M": 1e6},
+    "bytes": {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3, " bytes": 1},
+    "days": {" days": 1, " hours": 1 / 24, " minutes": 1 / (24 * 60), " seconds": 1 / (24 * 60 * 60)},
+}
+
+
+def _scaled(value: float, kind: str) -> str:
+    """A value in the largest unit that it reaches, or in the smallest one."""
+    units = _UNITS[kind]
+    unit = next((name for name, size in units.items() if value >= size), list(units)[-1])
+    return f"{value / units[unit]:.3g}{unit}"
+
+
+def fill_text(template: str, **values: Any) -> str:
+    """The text for a terminal that a template in the folder `templates` makes of some values."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("diff_transformer.cli")
+    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {
+        "thousands": "{:,}".format,
+        "digits": "{:.3g}".format,
+        "billions": lambda value: f"{value / 1e9:.3g}",
+        "percent": "{:.0%}".format,
+        "scaled": _scaled,
+    }
+    return environment.get_template(template).render(values).rstrip()
+
+
 def messages(*, quiet: bool = False) -> Console:
     """The console on stderr. A quiet one prints nothing, for all but the first of several processes."""
     return Console(stderr=True, highlight=False, quiet=quiet)

@@ -1,6 +1,5 @@
 """The commands `demo` and `reproduce` train models and compare them; `report` shows what came out."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -101,11 +100,13 @@ def reproduce(
         settings = {"--seeds": seeds, "--text": text, "--option": option, "--output": output}
         flags = {"--resume": resume, "--overwrite": overwrite}
         console.refuse("--preset paper, which is checked and not run", {**settings, **flags})
-        from diff_transformer.lab.experiments.paper_preset import experiments_by_run
+        from diff_transformer.lab.experiments.paper_preset import check_paper, experiments_by_run, paper_preset
 
-        needed = experiments_by_run()
+        by_run = experiments_by_run()
         for experiment in experiments:
-            _show_paper(experiment, needed)
+            checked = {"variants": check_paper(experiment), "preset": paper_preset(experiment)}
+            values = {"experiment": experiment, "experiments_by_run": by_run, **checked}
+            console.print_line(console.fill_text("paper_preset.txt", **values))
         return
 
     from diff_transformer.cli.app import user_message
@@ -184,36 +185,6 @@ def _listing() -> "Table":
     return Table.of_rows(
         ("name", "what it shows", *columns[1:]), rows, caption=caption, right=("cpu", "gpu"), one_line=columns
     )
-
-
-def _show_paper(experiment: "Experiment", needed: Mapping[str, Sequence[str]]) -> None:
-    """What the paper's own configuration is, and what would train and measure it; `needed` is `experiments_by_run`."""
-    from diff_transformer.lab.experiments.paper_preset import check_paper, paper_preset
-
-    variants = check_paper(experiment)
-    preset = paper_preset(experiment)
-    lines = [f"{experiment.name}: checked without weights and not run; this is for a cluster."]
-    if variants:
-        lines.append(
-            "Put your own text and tokenizer in place of the recipe's, and the first machine's address in place of "
-            "HOST; what trains on several machines is started on each of them. A run that other experiments have too "
-            "is trained once. Days are at 40 % of the GPUs' peak, or less where communication allows no more."
-        )
-    lines += preset.remarks
-    for checked in variants:
-        sizes = f"{checked.counts.total:,} parameters, {checked.counts.shared:,} without λ and norms"
-        lines.append(f"{checked.variant.label}: {sizes}, {checked.heads.heads} heads of {checked.heads.head_dim}")
-        for training in checked.trainings:
-            planned = training.plan
-            others = [name for name in needed.get(training.folder, ()) if name != experiment.name]
-            also = f"; also for {', '.join(others)}" if others else ""
-            lines.append(f"  train on {planned.devices} × {planned.device}, about {planned.days:.2g} days{also}")
-            lines.append(f"    {training.command}")
-        if checked.evaluations:
-            lines.append("  measure")
-            lines += [f"    {command}" for command in checked.evaluations]
-    lines += preset.commands
-    console.print_line("\n".join(lines))
 
 
 def _show(results: "ResultsFile", path: Path) -> None:
