@@ -55,7 +55,9 @@ def export(
     from diff_transformer.convert import MAX_SHARD_SIZE, export_folder, export_onnx
     from diff_transformer.convert.shared_folder import check_shard_size
     from diff_transformer.lab.report.model_card import SharedModel, model_card
+    from diff_transformer.model.remote_code import AUTO_CLASSES
     from diff_transformer.storage.atomic import refuse_existing
+    from diff_transformer.storage.files import read_json
 
     shard_size = max_shard_size or MAX_SHARD_SIZE
     check_shard_size(shard_size)
@@ -64,7 +66,8 @@ def export(
     recipe = find_recipe(folder)
     measured = _results(folder, recipe, results or [])
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
-    auto_class = _auto_class(folder)
+    named = read_json(folder / "config.json").get("architectures") or [""]
+    auto_class = next((auto for auto, ours in AUTO_CLASSES.items() if ours == named[0]), "AutoModelForCausalLM")
     if onnx and auto_class != "AutoModelForCausalLM":
         raise ValueError(f"--onnx writes language models, and {str(folder)!r} loads with {auto_class}.")
     model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype)
@@ -91,15 +94,6 @@ def export(
         files = export_folder(model, tokenizer, target, card=card, max_shard_size=shard_size)
     for file in files:
         console.output().print(f"{file} ({file.stat().st_size:,} bytes)")
-
-
-def _auto_class(folder: Path) -> str:
-    """The name of the Auto class of transformers that loads the model in a folder."""
-    from diff_transformer.model.remote_code import AUTO_CLASSES
-    from diff_transformer.storage.files import read_json
-
-    named = read_json(folder / "config.json").get("architectures") or [""]
-    return next((auto for auto, ours in AUTO_CLASSES.items() if ours == named[0]), "AutoModelForCausalLM")
 
 
 def _results(folder: Path, recipe: "Recipe | None", named: list[Path]) -> "list[ResultsFile]":

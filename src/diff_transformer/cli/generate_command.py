@@ -47,7 +47,14 @@ def generate(
     if not tokens and start is None:
         raise ValueError("The prompt is empty, and this model has no beginning-of-sequence token to start from.")
     tokens = tokens or [start]
-    new_tokens = _number_of_new_tokens(len(tokens), model.config.max_position_embeddings, max_new_tokens)
+    context = model.config.max_position_embeddings
+    free = context - len(tokens)
+    if free < (max_new_tokens or 1):
+        limit = f"; --max-new-tokens can be at most {free}" if free > 0 else ""
+        raise ValueError(
+            f"The model's context of {context} tokens cannot hold the prompt's {len(tokens)} and "
+            f"{max_new_tokens or 'any'} new ones{limit}."
+        )
 
     torch.manual_seed(seed)
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": 0}
@@ -55,26 +62,12 @@ def generate(
     model.generate(
         input_ids,
         attention_mask=torch.ones_like(input_ids),
-        max_new_tokens=new_tokens,
+        max_new_tokens=max_new_tokens or min(DEFAULT_TOKENS, free),
         pad_token_id=tokenizer.pad_token_id,
         streamer=stdout_streamer(tokenizer),
         do_sample=not greedy,
         **({} if greedy else sampling),
     )
-
-
-def _number_of_new_tokens(prompt: int, context: int, requested: int | None) -> int:
-    """The number of tokens to generate. Raises ValueError where the context is too short for them."""
-    if prompt >= context:
-        raise ValueError(
-            f"The prompt has {prompt} tokens, but the model's context holds {context}, the new ones included."
-        )
-    if requested is not None and prompt + requested > context:
-        raise ValueError(
-            f"The prompt's {prompt} tokens and {requested} new ones are more than the model's context of {context}; "
-            f"--max-new-tokens can be at most {context - prompt}."
-        )
-    return requested if requested is not None else min(DEFAULT_TOKENS, context - prompt)
 
 
 def stdout_streamer(tokenizer: Any) -> Any:

@@ -116,11 +116,11 @@ def _encoded(
     corpus: Corpus, tokenizer: PreTrainedTokenizerFast, done: np.ndarray, dtype: np.dtype, workers: int | None
 ) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
     """Records and tokens of the pieces after those that are done, a batch at a time."""
-    ended = np.flatnonzero(done["ends"])
-    total = int(done["end"][-1]) if len(done) else 0
-    begin = int(done["end"][ended[-1]]) if len(ended) else 0  # of the document that is being read
-    pieces = with_digests(corpus.pieces(len(ended)))
-    for _ in itertools.islice(pieces, len(done) - 1 - (ended[-1] if len(ended) else -1)):
+    ends = np.append(0, done["end"])
+    complete = int(np.flatnonzero(done["ends"]).max(initial=-1)) + 1  # pieces, those of documents that have ended
+    total, begin = int(ends[-1]), int(ends[complete])  # tokens, and those before the document that is being read
+    pieces = with_digests(corpus.pieces(int(done["ends"].sum())))
+    for _ in itertools.islice(pieces, len(done) - complete):
         pass  # tokenised already, and needed for its document's digest
     end_of_text = np.array([tokenizer.eos_token_id], dtype=dtype)
     batches = grouped(pieces, lambda piece: len(piece[0].text), _BATCH_CHARACTERS)
