@@ -18,8 +18,9 @@ import flash_stand_in
 from diff_transformer.model import modeling
 from tiny_model import SIZES
 
+READS_THE_CALL_CONFIG = modeling._reads_the_call_config()
 pytestmark = pytest.mark.skipif(
-    not modeling._reads_the_call_config(), reason="this transformers sizes its paged cache by the Transformer's heads"
+    not READS_THE_CALL_CONFIG, reason="this transformers sizes its paged cache by the Transformer's heads"
 )
 
 # float64 as in the tests of generate: no two logits are so close that rounding decides. 9 is the end of a text in some.
@@ -37,6 +38,12 @@ PAGE_SIZE = "page_size" if "page_size" in {field.name for field in fields(Contin
 # Pages of 4 tokens. The longest request takes 7 of them, all of them together some 20.
 ROOMY = {"num_blocks": 32, "max_batch_tokens": 64}
 TIGHT = {"num_blocks": 9, "max_batch_tokens": 8}
+
+
+@pytest.fixture(autouse=True)
+def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read the source of transformers takes a quarter of most of these tests."""
+    monkeypatch.setattr(modeling, "_reads_the_call_config", lambda: READS_THE_CALL_CONFIG)
 
 
 def settings(**changes: Any) -> GenerationConfig:

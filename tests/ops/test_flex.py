@@ -124,6 +124,17 @@ def test_output_in_half_precision(name: str, dtype: torch.dtype, compiled_calls:
     check(replace(CASES[name], dtype=dtype), compiled_calls)
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_channels_may_lie_apart(name: str, compiled_calls: list[Tensor]) -> None:
+    """By two numbers, or by a whole sequence: the kernel that is compiled for channels side by side gets just those."""
+    problem = build(CASES["causal"])
+    expected, x = forward(problem), getattr(problem, name)
+    for view in (torch.stack((x, x + 1), dim=-1)[..., 0], x.mT.contiguous().mT):
+        assert view.stride(-1) > 1
+        assert torch.equal(forward(replace(problem, **{name: view})), expected)
+    assert len(compiled_calls) == 6
+
+
 def test_hidden_blocks_are_not_touched() -> None:
     """Zero times NaN is NaN: the first block of queries is finite because its kernel never reads the second of keys."""
     problem = build(CASES["causal"])

@@ -1,10 +1,13 @@
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import fresh
 from diff_transformer.lab.bench import peak_memory
 from diff_transformer.lab.bench.benchmark import FORWARD, TRAINING
 from diff_transformer.lab.bench.operator_problem import Shape
@@ -19,8 +22,17 @@ here = pytest.mark.skipif(
 )
 
 
+def run_forked(command: Sequence[str], **settings: Any) -> subprocess.CompletedProcess[str]:
+    """What `subprocess.run` gives for ``python -m MODULE ARGUMENTS``, without the seconds that imports take."""
+    assert command[:2] == [sys.executable, "-m"]
+    return fresh.run(f"import runpy; runpy.run_module({command[2]!r}, run_name='__main__')", *command[3:])
+
+
 @here
-def test_the_peak_of_a_process_of_its_own() -> None:
+@pytest.mark.parametrize("command", ["in a forked process", pytest.param("as it is", marks=pytest.mark.all)])
+def test_the_peak_of_a_process_of_its_own(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if command == "in a forked process":
+        monkeypatch.setattr(subprocess, "run", run_forked)
     baseline, auto = measure_memory(("softmax", "blockwise"), SHAPE, "float32", TRAINING, CPU)
     mebi = (
         64 * 4 * 256 * 64 * 4 / 2**20
