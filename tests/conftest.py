@@ -76,9 +76,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """What is loaded by now stays: looking through it for garbage takes a tenth of the time of small tests."""
+    keep_what_is_loaded()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Nor is what a file has loaded looked through in later ones: generate_batch and trainers do so every time."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        keep_what_is_loaded()
+
+
+def keep_what_is_loaded() -> None:
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -129,10 +129,12 @@ def test_channels_may_lie_apart(name: str, compiled_calls: list[Tensor]) -> None
     """By two numbers, or by a whole sequence: the kernel that is compiled for channels side by side gets just those."""
     problem = build(CASES["causal"])
     expected, x = forward(problem), getattr(problem, name)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for view in (torch.stack((x, x + 1), dim=-1)[..., 0], x.mT.contiguous().mT):
         assert view.stride(-1) > 1
         assert torch.equal(forward(replace(problem, **{name: view})), expected)
     assert len(compiled_calls) == 6
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 def test_hidden_blocks_are_not_touched() -> None:
