@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from diff_transformer.lab.experiments.experiment import TWINS, Preset
+from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
 from diff_transformer.lab.experiments.recall_experiments import RECALL
 from diff_transformer.lab.experiments.request import ExperimentRequest
 from diff_transformer.lab.experiments.runner import run_experiment
@@ -27,7 +27,7 @@ SIZES = (
 TINY = Preset(
     recipe="retrieval",
     overrides=SIZES,
-    variants=TWINS,
+    variants=DIFF_AND_SOFTMAX,
     learning_rates=(1e-3, 2e-3),
     seeds=2,
     options={"sequences": 8},
@@ -41,7 +41,7 @@ class Heard(Silent):
 
     def __init__(self) -> None:
         self.runs: list[str] = []
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.steps: list[int] = []
 
     def start(self, total: int, description: str) -> None:
@@ -51,7 +51,7 @@ class Heard(Silent):
         self.steps.append(step)
 
     def tell(self, message: str) -> None:
-        self.told.append(message)
+        self.messages.append(message)
 
 
 def trainings(folder: Path, request: ExperimentRequest, **settings: Any) -> tuple[list[str], ResultsFile]:

@@ -12,7 +12,7 @@ from commands import fails
 from diff_transformer.cli.experiment_commands import _shared_out
 from diff_transformer.lab.experiments import experiment as definitions
 from diff_transformer.lab.experiments import paper_preset, request
-from diff_transformer.lab.experiments.experiment import TWINS
+from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX
 from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
 from diff_transformer.lab.report.wording import format_difference, verdict_text
 from diff_transformer.lab.results_files import read_results
@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     one = replace(TINY, learning_rates=())
     paper = PaperPreset(
         stages=(Stage(recipe="paper-830m"),),
-        variants=TWINS,
+        variants=DIFF_AND_SOFTMAX,
         evaluations=(Evaluation(name="standard", options={"sequences": 7}),),
         commands=("diff-transformer bench model",),
         remarks=("What a reader must know.",),
@@ -103,7 +103,9 @@ def test_what_one_cannot_do_keeps_no_other_from_being_done(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = replace(SMALL, presets={"cpu": replace(TINY, learning_rates=(), seeds=1)})
-    unequal = replace(TINY, variants=(TWINS[0], replace(TWINS[1], overrides=("model.attention_type=diff_v2",))))
+    unequal = replace(
+        TINY, variants=(DIFF_AND_SOFTMAX[0], replace(DIFF_AND_SOFTMAX[1], overrides=("model.attention_type=diff_v2",)))
+    )
     experiments = {"unequal": replace(one, name="unequal", presets={"cpu": unequal}), "recall": one}
     experiments["big"] = replace(one, name="big", presets={"gpu": TINY})
     for module in (definitions, paper_preset, request):

@@ -26,11 +26,11 @@ def losses(variant: str, values: list[float]) -> list[Result]:
     return [Result(value=value, seed=seed, better="lower", **shared) for seed, value in enumerate(values)]
 
 
-TWIN = losses("softmax", [3.0, 3.1, 2.9, 3.05])
+SOFTMAX = losses("softmax", [3.0, 3.1, 2.9, 3.05])
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ([2.9, 3.01, 2.8, 2.94], "reproduced"),  # lower by about .1 with every seed
         ([3.1, 3.19, 3.0, 3.16], "contrary"),  # higher by about .1 with every seed
@@ -38,26 +38,26 @@ TWIN = losses("softmax", [3.0, 3.1, 2.9, 3.05])
         ([3.0, 3.1, 2.9, 3.05], "inconclusive"),  # equal
     ],
 )
-def test_the_verdict_follows_the_interval_of_the_paired_difference(values: list[float], said: str) -> None:
-    found = compare([*losses("diff", values), *TWIN], "loss", "diff", "softmax", paper=(3.062, 3.087))
-    assert found.verdict == said
-    differences = [one - other.value for one, other in zip(values, TWIN, strict=True)]
-    assert found.differences == pytest.approx(differences)
-    assert found.interval == pytest.approx(mean_interval(differences))
-    assert found.difference == pytest.approx(sum(differences) / 4)
-    assert found.ours == pytest.approx((sum(values) / 4, 3.0125))
-    assert (found.method, found.unit, found.paper) == (SEEDS, "nats", (3.062, 3.087))
-    assert (found.seeds_needed is None) == (said != "inconclusive" or found.difference == 0)
+def test_the_verdict_follows_the_interval_of_the_paired_difference(values: list[float], expected: str) -> None:
+    comparison = compare([*losses("diff", values), *SOFTMAX], "loss", "diff", "softmax", paper=(3.062, 3.087))
+    assert comparison.verdict == expected
+    differences = [one - other.value for one, other in zip(values, SOFTMAX, strict=True)]
+    assert comparison.differences == pytest.approx(differences)
+    assert comparison.interval == pytest.approx(mean_interval(differences))
+    assert comparison.difference == pytest.approx(sum(differences) / 4)
+    assert comparison.ours == pytest.approx((sum(values) / 4, 3.0125))
+    assert (comparison.method, comparison.unit, comparison.paper) == (SEEDS, "nats", (3.062, 3.087))
+    assert (comparison.seeds_needed is None) == (expected != "inconclusive" or comparison.difference == 0)
 
 
 def test_the_direction_of_the_measure_decides_the_side() -> None:
-    better = [replace(record, better="higher") for record in [*losses("diff", [3.1, 3.19, 3.0, 3.16]), *TWIN]]
+    better = [replace(record, better="higher") for record in [*losses("diff", [3.1, 3.19, 3.0, 3.16]), *SOFTMAX]]
     assert compare(better, "loss", "diff", "softmax").verdict == "reproduced"
     assert compare(better, "loss", "softmax", "diff").verdict == "contrary"
 
 
 @pytest.mark.parametrize(
-    ("interval", "better", "seeds", "said"),
+    ("interval", "better", "seeds", "expected"),
     [
         ((0.1, 0.2), "higher", 2, "reproduced"),
         ((-0.2, -0.1), "higher", 2, "contrary"),
@@ -70,38 +70,40 @@ def test_the_direction_of_the_measure_decides_the_side() -> None:
         ((math.nan, math.nan), "higher", 5, "inconclusive"),
     ],
 )
-def test_the_rule_itself(interval: tuple[float, float] | None, better, seeds: int, said: str) -> None:
-    assert verdict(interval, better, seeds=seeds) == said
+def test_the_rule_itself(interval: tuple[float, float] | None, better, seeds: int, expected: str) -> None:
+    assert verdict(interval, better, seeds=seeds) == expected
 
 
 def test_pairing_takes_out_what_seeds_share() -> None:
     """Seeds that differ by far more than the variants do: the paired interval does not see it."""
     easy = [1.0, 5.0, 9.0, 2.0]
-    found = compare([*losses("diff", [v - 0.1 for v in easy]), *losses("softmax", easy)], "loss", "diff", "softmax")
-    assert found.verdict == "reproduced"
-    assert found.interval == pytest.approx((-0.1, -0.1))
+    comparison = compare(
+        [*losses("diff", [v - 0.1 for v in easy]), *losses("softmax", easy)], "loss", "diff", "softmax"
+    )
+    assert comparison.verdict == "reproduced"
+    assert comparison.interval == pytest.approx((-0.1, -0.1))
 
 
 def test_only_seeds_that_both_have_are_compared() -> None:
-    found = compare([*losses("diff", [2.0, 2.1]), *TWIN], "loss", "diff", "softmax")
-    assert found.differences == pytest.approx((-1.0, -1.0))
+    comparison = compare([*losses("diff", [2.0, 2.1]), *SOFTMAX], "loss", "diff", "softmax")
+    assert comparison.differences == pytest.approx((-1.0, -1.0))
     # By their numbers, whichever seeds a variant has and in whatever order they were measured.
-    found = compare([*reversed(losses("diff", [2.0, 2.1, 1.7])[1:]), *TWIN], "loss", "diff", "softmax")
-    assert found.differences == pytest.approx((-1.2, -1.0))
+    comparison = compare([*reversed(losses("diff", [2.0, 2.1, 1.7])[1:]), *SOFTMAX], "loss", "diff", "softmax")
+    assert comparison.differences == pytest.approx((-1.2, -1.0))
 
 
 def test_one_seed_and_a_diverged_one_leave_the_verdict_open() -> None:
-    one = compare([*losses("diff", [2.0]), *TWIN], "loss", "diff", "softmax")
+    one = compare([*losses("diff", [2.0]), *SOFTMAX], "loss", "diff", "softmax")
     assert (one.verdict, one.interval, one.method, one.seeds_needed) == ("inconclusive", None, "", None)
-    broken = compare([*losses("diff", [2.0, math.nan, 2.0, 2.0]), *TWIN], "loss", "diff", "softmax")
+    broken = compare([*losses("diff", [2.0, math.nan, 2.0, 2.0]), *SOFTMAX], "loss", "diff", "softmax")
     assert (broken.verdict, broken.seeds_needed) == ("inconclusive", None)
     assert math.isnan(broken.difference)
 
 
 def test_without_a_claim_there_is_a_difference_and_no_verdict() -> None:
-    found = compare([*losses("diff", [2.0, 2.1]), *TWIN], "loss", "diff", "softmax", claimed=False)
-    assert (found.verdict, found.better) == (None, None)
-    assert found.interval is not None
+    comparison = compare([*losses("diff", [2.0, 2.1]), *SOFTMAX], "loss", "diff", "softmax", claimed=False)
+    assert (comparison.verdict, comparison.better) == (None, None)
+    assert comparison.interval is not None
 
 
 def test_documents_widen_the_interval_and_alone_decide_nothing() -> None:
@@ -112,14 +114,14 @@ def test_documents_widen_the_interval_and_alone_decide_nothing() -> None:
 
     records = [measured("softmax", seed, 0.0) for seed in range(3)]
     records += [measured("diff", seed, -0.1 - 0.001 * seed) for seed in range(3)]
-    found = compare(records, "loss", "diff", "softmax")
-    over_seeds = mean_interval(found.differences)
-    assert found.method == BOTH
-    assert found.interval is not None
+    comparison = compare(records, "loss", "diff", "softmax")
+    over_seeds = mean_interval(comparison.differences)
+    assert comparison.method == BOTH
+    assert comparison.interval is not None
     assert over_seeds is not None
-    assert found.interval[0] < over_seeds[0]
-    assert over_seeds[1] < found.interval[1] < 0
-    assert found.verdict == "reproduced"
+    assert comparison.interval[0] < over_seeds[0]
+    assert over_seeds[1] < comparison.interval[1] < 0
+    assert comparison.verdict == "reproduced"
     alone = compare([record for record in records if record.seed == 0], "loss", "diff", "softmax")
     assert alone.method == DOCUMENTS
     assert alone.interval is not None
@@ -132,8 +134,8 @@ def of_documents(differences: tuple[float, ...], spread: float) -> Comparison:
     records = []
     for seed, apart in enumerate(differences):
         for variant, shift in (("diff", apart), ("softmax", 0.0)):
-            own = [(index % 3 - 1) * spread * (variant == "diff") for index in range(30)]
-            documents = tuple((10.0 * (3 + shift + more), 10.0) for more in own)
+            deviations = [(index % 3 - 1) * spread * (variant == "diff") for index in range(30)]
+            documents = tuple((10.0 * (3 + shift + more), 10.0) for more in deviations)
             shared = {"name": "loss", "variant": variant, "seed": seed, "documents": documents}
             records.append(Result(value=3 + shift, better="lower", **shared))
     return compare(records, "loss", "diff", "softmax")
@@ -177,15 +179,15 @@ def test_seeds_needed_beside_what_they_do_not_make_narrower() -> None:
 
 
 def test_seeds_that_there_are_already_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [*losses("diff", [2.9, 3.2, 2.8, 3.0]), *TWIN]
-    for told, asked in ((3, None), (4, None), (5, 5)):
-        monkeypatch.setattr(statistics, "seeds_needed", lambda *_, told=told: told)
-        found = compare(records, "loss", "diff", "softmax")
-        assert (found.verdict, found.seeds_needed) == ("inconclusive", asked)
+    records = [*losses("diff", [2.9, 3.2, 2.8, 3.0]), *SOFTMAX]
+    for seeds, reported in ((3, None), (4, None), (5, 5)):
+        monkeypatch.setattr(statistics, "seeds_needed", lambda *_, seeds=seeds: seeds)
+        comparison = compare(records, "loss", "diff", "softmax")
+        assert (comparison.verdict, comparison.seeds_needed) == ("inconclusive", reported)
 
 
 def test_a_claim_is_the_papers_or_ours() -> None:
-    records = [*losses("diff", [2.0, 2.1]), *TWIN]
+    records = [*losses("diff", [2.0, 2.1]), *SOFTMAX]
     assert compare(records, "loss", "diff", "softmax").exploratory is False
     ours = compare(records, "loss", "diff", "softmax", exploratory=True)
     assert (ours.exploratory, ours.verdict) == (True, "reproduced")
@@ -200,10 +202,10 @@ def test_what_few_seeds_can_decide_is_told() -> None:
     assert remark_on_seeds([over(3), over(1, claimed=False)]) is None
     assert "one seed" in (remark_on_seeds([over(3), over(1)]) or "")
     assert "more than 6.4 times as large" in (remark_on_seeds([over(3), over(2)]) or "")
-    for times, said in ((6.3, "inconclusive"), (6.4, "reproduced")):
+    for times, expected in ((6.3, "inconclusive"), (6.4, "reproduced")):
         apart = [-times + 0.5, -times - 0.5]  # the mean is so many times what they are apart
         records = [*losses("diff", [3 + one for one in apart]), *losses("softmax", [3.0, 3.0])]
-        assert compare(records, "loss", "diff", "softmax").verdict == said
+        assert compare(records, "loss", "diff", "softmax").verdict == expected
 
 
 # By scipy 1.17: the smallest n at which nct.sf(t.ppf(.975, n − 1), n − 1, effect · √n) ≥ .8.
@@ -228,10 +230,10 @@ def test_seeds_for_80_percent_power_are_those_of_the_noncentral_t(differences: l
 
 def test_what_cannot_be_compared_is_named() -> None:
     with pytest.raises(ValueError, match="loss was not measured in both 'diff' and 'softmax' for any seed"):
-        compare(TWIN, "loss", "diff", "softmax")
+        compare(SOFTMAX, "loss", "diff", "softmax")
     with pytest.raises(ValueError, match="loss of 'softmax' was measured twice for seed 1"):
-        compare([*TWIN, TWIN[1], *losses("diff", [1.0])], "loss", "diff", "softmax")
-    undirected = [replace(record, better=None) for record in [*TWIN, *losses("diff", [1.0])]]
+        compare([*SOFTMAX, SOFTMAX[1], *losses("diff", [1.0])], "loss", "diff", "softmax")
+    undirected = [replace(record, better=None) for record in [*SOFTMAX, *losses("diff", [1.0])]]
     with pytest.raises(ValueError, match="no better direction"):
         compare(undirected, "loss", "diff", "softmax")
     with pytest.raises(ValueError, match="a verdict on x goes with a direction"):

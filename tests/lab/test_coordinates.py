@@ -36,9 +36,9 @@ OLD = [
 
 @pytest.mark.parametrize(("text", "values", "label"), OLD, ids=[str(text) for text, _, _ in OLD])
 def test_what_earlier_versions_told_as_text(text: str | None, values: dict[str, object], label: str) -> None:
-    found = Coordinates(coordinates_of(text))
-    assert found == values
-    assert found.label == label
+    coordinates = Coordinates(coordinates_of(text))
+    assert coordinates == values
+    assert coordinates.label == label
 
 
 def test_coordinates_are_equal_whatever_their_order() -> None:
@@ -46,8 +46,8 @@ def test_coordinates_are_equal_whatever_their_order() -> None:
     assert one == other
     assert len({one, other, NOWHERE}) == 2
     assert one.without("depth") == Coordinates(needles=4)
-    assert Coordinates(one, depth=1.0).place("depth") == 1.0
-    assert one.place("depth") == 0.25
+    assert Coordinates(one, depth=1.0).position("depth") == 1.0
+    assert one.position("depth") == 0.25
 
 
 @pytest.mark.parametrize("value", [None, True, [1], [1, 2, 3], ["low", "high"], {"a": 1}])

@@ -12,11 +12,11 @@ def test_the_environment_says_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         results_files.sys, "argv", ["/somewhere/bin/diff-transformer", "demo", "--text", "my notes.txt"]
     )
-    found = capture_environment("cpu")
-    assert found.command == "diff-transformer demo --text 'my notes.txt'"
-    assert "thread" in found.device
-    assert set(found.versions) == {"python", "diff-transformer", "torch", "transformers"}
-    assert found.created.endswith("+00:00")
+    environment = capture_environment("cpu")
+    assert environment.command == "diff-transformer demo --text 'my notes.txt'"
+    assert "thread" in environment.device
+    assert set(environment.versions) == {"python", "diff-transformer", "torch", "transformers"}
+    assert environment.created.endswith("+00:00")
     monkeypatch.setattr(results_files.sys, "argv", ["benchmarks/ops.py", "-v"])
     assert command_line() == "ops.py -v"
     records = [Result(name="x", variant="diff", value=1.0)]

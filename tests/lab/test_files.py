@@ -10,12 +10,7 @@ import pytest
 
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.record import AttentionExample, Comparison, Result, ResultsFile, Samples
-from diff_transformer.lab.results_files import (
-    read_record,
-    read_results,
-    write_json,
-    write_text,
-)
+from diff_transformer.lab.results_files import read_record, read_results, write_json, write_text
 from diff_transformer.storage.files import read_metrics
 
 
@@ -61,9 +56,9 @@ def test_comparisons_notes_and_documents_survive_a_round_trip(tmp_path: Path, re
         exploratory=True,
     )
     record = replace(results_file.records[0], documents=((1.0, 2.0), (3.0, 4.0)))
-    whole = replace(results_file, records=(record,), comparisons=(replace(compared, paper=None),), notes=("a note",))
-    assert read_results(write_json(tmp_path / "results.json", whole)) == whole
-    half_known = read_results(write_json(tmp_path / "half.json", replace(whole, comparisons=(compared,))))
+    complete = replace(results_file, records=(record,), comparisons=(replace(compared, paper=None),), notes=("a note",))
+    assert read_results(write_json(tmp_path / "results.json", complete)) == complete
+    half_known = read_results(write_json(tmp_path / "half.json", replace(complete, comparisons=(compared,))))
     paper = half_known.comparisons[0].paper
     assert paper is not None
     assert paper[0] == 3.062

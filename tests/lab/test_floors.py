@@ -31,10 +31,10 @@ def records(name: str, variant: str, values: Sequence[float], half: float | None
 
 def judged(first: Sequence[float], second: Sequence[float], *, claimed: bool = True, **more: Any) -> Any:
     """The comparison of two variants beside a floor of 0.5 and elimination of 0.7."""
-    found = [*records(NAME, "diff", first), *records(NAME, "softmax", second)]
-    row = compare(found, NAME, "diff", "softmax", claimed=claimed)
+    measured = [*records(NAME, "diff", first), *records(NAME, "softmax", second)]
+    row = compare(measured, NAME, "diff", "softmax", claimed=claimed)
     levels = {"name": NAME, "chance": 0.1, "floor": 0.5, "by_elimination": 0.7, "steps": 100, **more}
-    file = capture_results("t", {}, found, "cpu", comparisons=[row])
+    file = capture_results("t", {}, measured, "cpu", comparisons=[row])
     (result,) = judge(replace(file, baselines=(Baseline(**levels),))).comparisons
     return result
 

@@ -114,8 +114,8 @@ def test_counting_alone_leaves_no_variance() -> None:
     error_of_variance = 0.7 * 0.3 / 100 * math.sqrt(2 / 2000)
     assert abs(variance_beyond_chance(counted.tolist(), 100)) < 4 * error_of_variance
     cause = np.clip(random.normal(0.7, 0.1, size=2000), 0, 1)
-    found = variance_beyond_chance((random.binomial(100, cause) / 100).tolist(), 100)
-    assert math.sqrt(found) == pytest.approx(0.1, abs=0.01)
+    excess = variance_beyond_chance((random.binomial(100, cause) / 100).tolist(), 100)
+    assert math.sqrt(excess) == pytest.approx(0.1, abs=0.01)
     assert variance_beyond_chance([0.5, 0.5], 100) == pytest.approx(-0.25 / 99)
     with pytest.raises(ValueError, match="two shares and two trials or more, got 1 and 100"):
         variance_beyond_chance([0.5], 100)
@@ -126,6 +126,6 @@ def test_what_is_left_of_a_variance_does_not_follow_the_accuracy(accuracy: float
     """Without any cause its mean is 0 at every accuracy: a mean of roots, or of what is above 0, would not be."""
     random = np.random.default_rng(3)
     sets = random.binomial(200, accuracy, size=(4000, 30)) / 200
-    found = np.array([variance_beyond_chance(row.tolist(), 200) for row in sets])
-    assert abs(found.mean()) < 4 * found.std() / math.sqrt(len(found))
-    assert (found < 0).mean() > 0.4
+    excesses = np.array([variance_beyond_chance(row.tolist(), 200) for row in sets])
+    assert abs(excesses.mean()) < 4 * excesses.std() / math.sqrt(len(excesses))
+    assert (excesses < 0).mean() > 0.4

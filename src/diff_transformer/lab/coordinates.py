@@ -11,18 +11,15 @@ Coordinate = float | str | tuple[float, float]
 
 @dataclass(frozen=True)
 class Axis:
-    """What a coordinate means: the title of a figure's axis, and what a number and a word are called in a label.
+    """What a coordinate means, and how a number, a range of numbers, or a word is written."""
 
-    `form` says how a number is written: as it is, with commas, as a share in per cent, or as a model's size.
-    """
-
-    title: str
-    phrase: str
-    word: str = "{}"
-    form: Literal["plain", "count", "share", "size"] = "plain"
+    title: str  # of a figure's axis
+    phrase: str  # a number or a range in a label: "{} needles"
+    word: str = "{}"  # a word in a label: "per {}"
+    form: Literal["plain", "count", "share", "size"] = "plain"  # as it is, with commas, in per cent, or as 6.8B
 
     def label(self, value: Coordinate) -> str:
-        """What a reader is told of a value: "4 needles", "depth 0–20 %"."""
+        """A value by itself: "4 needles", "depth 0–20 %"."""
         if isinstance(value, str):
             return self.word.format(value)
         phrase = self.phrase.removesuffix("s") if value == 1 else self.phrase
@@ -71,14 +68,23 @@ AXES = {
 
 
 class Coordinates(Mapping[str, Coordinate]):
-    """Names of axes with a number, a word or a range of numbers each, in the order in which they are told; hashable.
+    """Names of axes with a number, a word or a range of numbers each; hashable.
 
     Two are equal if they have the same names with the same values, in whatever order. `more` come as well as `values`,
     and in place of those with the same names. Raises ValueError for a value that is none of these.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        self._values = {name: _checked(name, value) for name, value in {**(values or {}), **more}.items()}
+        self._values: dict[str, Coordinate] = {}
+        for name, value in {**(values or {}), **more}.items():
+            is_range = isinstance(value, list | tuple) and len(value) == 2
+            is_number = all(
+                isinstance(number, int | float) and not isinstance(number, bool)
+                for number in (value if is_range else (value,))
+            )
+            if not (is_number or isinstance(value, str)):
+                raise ValueError(f"the coordinate {name} must be a number, a word or two numbers, got {value!r:.60}")
+            self._values[name] = (value[0], value[1]) if is_range else value
 
     def __getitem__(self, name: str) -> Coordinate:
         return self._values[name]
@@ -97,14 +103,14 @@ class Coordinates(Mapping[str, Coordinate]):
 
     @property
     def label(self) -> str:
-        """What a reader is told: "4 needles, 2 queried"; "" where there are none."""
+        """All in their order: "4 needles, 2 queried"; "" where there are none."""
         return ", ".join(axis(name).label(value) for name, value in self.items())
 
     def without(self, name: str) -> "Coordinates":
         """The other coordinates."""
-        return Coordinates({other: value for other, value in self.items() if other != name})
+        return Coordinates({key: value for key, value in self.items() if key != name})
 
-    def place(self, name: str) -> float:
+    def position(self, name: str) -> float:
         """Where a coordinate lies on its axis: the middle of a range; NaN for a word."""
         value = self[name]
         if isinstance(value, tuple):
@@ -124,15 +130,6 @@ def axis(name: str) -> Axis:
     """What a coordinate means; one that has no entry is called by its name."""
     words = name.replace("_", " ")
     return AXES.get(name, Axis(words, f"{words} {{}}"))
-
-
-def _checked(name: str, value: Any) -> Coordinate:
-    ends = value if isinstance(value, list | tuple) else None
-    numbers = [value] if ends is None else ends
-    is_number = all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)
-    if isinstance(value, str) or (is_number and (ends is None or len(ends) == 2)):
-        return value if ends is None else (ends[0], ends[1])
-    raise ValueError(f"the coordinate {name} must be a number, a word or two numbers, got {value!r:.60}")
 
 
 NOWHERE = Coordinates()

@@ -40,61 +40,47 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Result(FileRecord):
-    """One measured value of one variant.
-
-    `interval` is the 95 % interval that `method` describes, `n` the number of things averaged over, `better` the
-    direction in which the measure improves (None: neither), `coordinates` where on its axes it was measured
-    (e.g. at a depth of 0.25); what stands for the whole has none.
-    `documents`, which the results of an experiment leave out, are the (sum, count) of each document, in an order that
-    all variants share; the value is then Σ sum / Σ count.
-    """
+    """One measured value of one variant."""
 
     name: str
     variant: str
     value: Number
-    interval: Interval | None = None
-    n: int | None = None
+    interval: Interval | None = None  # 95 %, as `method` describes
+    n: int | None = None  # the number of things averaged over
     unit: str = ""
     seed: int | None = None
-    better: Better | None = None
-    coordinates: Coordinates = NOWHERE
+    better: Better | None = None  # the direction in which the number improves; None: neither
+    coordinates: Coordinates = NOWHERE  # where on its axes it was measured; an overall value has none
     method: str = ""
+    # The (sum, count) of each document, in an order that all variants share; the value is then Σ sum / Σ count. The
+    # results of an experiment leave them out.
     documents: tuple[tuple[Number, Number], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or not self.variant:
             raise ValueError(f"a result needs a name and a variant, got name={self.name!r}, variant={self.variant!r}")
-        if self.better not in ("higher", "lower", None):
-            raise ValueError(f"better must be 'higher', 'lower' or None, got {self.better!r}")
-        if self.interval is not None and (len(self.interval) != 2 or self.interval[0] > self.interval[1]):
+        if self.interval is not None and self.interval[0] > self.interval[1]:
             raise ValueError(f"the interval of {self.name} must be (low, high), got {self.interval!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline(FileRecord):
-    """The accuracy that a model reaches without having learned what the measure tests.
-
-    Attributes:
-        name, coordinates: the measure and where it was taken, as in the records.
-        chance: the accuracy of guessing among all possible answers.
-        floor: the accuracy of knowing which answers occur in the context, and how often, without knowing which of them
-            belongs to which question. Not below `chance`.
-        by_elimination: the accuracy of leaving out, besides, the answers that were already given to other questions;
-            None where there are none in view.
-        steps: of training, after which the measure was taken.
-        accuracy, accuracy_coordinates: what is compared with these levels; the measure itself where `accuracy` is None.
-        is_accuracy: whether the measure is an accuracy, and so stands beside these levels. One that is not, such as a
-            variance of accuracies, means nothing for a model at the floor.
-    """
+    """The accuracy that a model reaches without having learned what is measured."""
 
     name: str
     coordinates: Coordinates = NOWHERE
-    chance: Number
+    chance: Number  # of guessing among all possible answers
+    # Of knowing which answers occur in the context, and how often, without knowing which of them belongs to which
+    # question. Not below `chance`.
     floor: Number
+    # Of leaving out, besides, the answers that were already given to other questions; None where none are in view.
     by_elimination: Number | None = None
-    steps: int
+    steps: int  # of training, after which it was measured
+    # The accuracy that is compared with these levels, if it is not the number itself.
     accuracy: str | None = None
     accuracy_coordinates: Coordinates = NOWHERE
+    # Whether the number is an accuracy, and so stands beside these levels. Another one, such as a variance of
+    # accuracies, means nothing for a model at the floor.
     is_accuracy: bool = True
 
     def levels(self) -> dict[str, float]:
@@ -114,60 +100,44 @@ class Headline(FileRecord):
 
     def names(self, row: "Comparison") -> bool:
         """Whether `row` is that comparison."""
-        own = (self.name, self.variant, self.against, self.coordinates)
-        return (row.name, row.variant, row.against, row.coordinates) == own
+        return all(getattr(row, name) == value for name, value in vars(self).items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(FileRecord):
-    """Two variants in one measure: what the paper found of them, what we found, and what that says.
+    """Two variants in one number: what the paper found of them, what we found, and what that says.
 
-    Attributes:
-        variant, against: the claim is that `variant` is the better one; without a claim (`better` None), just the two.
-        better: the direction in which the measure improves; None where nothing is claimed, and so nothing judged.
-        exploratory: whether the claim that is judged is a question of this project's; if not, it is the paper's.
-        paper: the paper's values of `variant` and of `against`; NaN for one it does not give, None for neither.
-        ours: the means over seeds of `variant` and of `against`.
-        differences, difference: `variant` − `against` for each seed that both have, and the mean.
-        interval: the mean's 95 % interval, as `method` describes; None where one seed tells no spread.
-        verdict: "reproduced" where all of the interval is on the claim's side of 0, "contrary" where all of it is on
-            the other, else "inconclusive"; "not comparable" where `judge` finds that the variants have not
-            learned enough for the difference to mean anything; None without a claim.
-        seeds_needed: with how many seeds a difference of this size and spread would come out in 80 % of such
-            experiments, the documents staying as they are; given where the verdict is "inconclusive" and the number can
-            be told. More than there are.
-        documents_needed: the verdict is "inconclusive" for want of documents: over the seeds alone it would not be, or
-            what other documents might do is as large as the difference, whatever the number of seeds.
-        reason: why the difference is not known (NaN), where that is not that a run diverged.
-        baseline: what a model comes to that has not learned what is measured, where that is known.
-        at_floor, at_elimination: which of the two are not above its floor, or not above what elimination gives.
+    The claim is that `variant` is the better one. The verdict is "reproduced" where all of the interval is on the
+    claim's side of 0, "contrary" where all of it is on the other, else "inconclusive"; and "not comparable" where
+    `judge` finds that the variants have not learned enough for the difference to mean anything.
     """
 
     name: str
     variant: str
     against: str
-    ours: tuple[Number, Number]
-    difference: Number
-    differences: tuple[Number, ...] = ()
-    interval: Interval | None = None
-    method: str = ""
+    ours: tuple[Number, Number]  # the means over seeds of `variant` and of `against`
+    difference: Number  # the mean of the `differences`
+    differences: tuple[Number, ...] = ()  # `variant` − `against` for each seed that both have
+    interval: Interval | None = None  # the mean's, 95 %; None where one seed tells no spread
+    method: str = ""  # of the interval
     coordinates: Coordinates = NOWHERE
     unit: str = ""
-    better: Better | None = None
-    paper: tuple[Number, Number] | None = None
+    better: Better | None = None  # None where nothing is claimed, and so nothing judged
+    paper: tuple[Number, Number] | None = None  # the paper's values of the two; NaN for one it does not give
     verdict: Verdict | None = None
+    # With how many seeds, more than there are, a difference of this size and spread would come out in 80 % of such
+    # experiments, the documents staying as they are; where the verdict is "inconclusive" and the number can be told.
     seeds_needed: int | None = None
+    # The verdict is "inconclusive" for want of documents: over the seeds alone it would not be, or what other documents
+    # might do is as large as the difference, whatever the number of seeds.
     documents_needed: bool = False
-    reason: str = ""
-    exploratory: bool = False
-    baseline: Baseline | None = None
-    at_floor: tuple[str, ...] = ()
-    at_elimination: tuple[str, ...] = ()
+    reason: str = ""  # why the difference is not known (NaN), where that is not that a run diverged
+    exploratory: bool = False  # whether the claim is a question of this project's, and not the paper's
+    baseline: Baseline | None = None  # what a model comes to that has not learned what is measured, if known
+    at_floor: tuple[str, ...] = ()  # which of the two are not above its floor
+    at_elimination: tuple[str, ...] = ()  # which are above its floor, and not above what elimination gives
 
     def __post_init__(self) -> None:
-        if not self.name or not self.variant or not self.against:
-            given = f"{self.name!r}, {self.variant!r}, {self.against!r}"
-            raise ValueError(f"a comparison needs a name and two variants, got {given}")
         if (self.better is None) != (self.verdict is None):
             raise ValueError(
                 f"a verdict on {self.name} goes with a direction, got {self.verdict!r} and {self.better!r}"

@@ -106,9 +106,8 @@ def capture_results(
 def command_line() -> str:
     """The command as it can be typed again, without the folder that its program lies in."""
     program = Path(sys.argv[0])
-    if program.stem in ("__main__", "diff-transformer"):
-        return shlex.join(["diff-transformer", *sys.argv[1:]])
-    return shlex.join([program.name, *sys.argv[1:]])
+    name = "diff-transformer" if program.stem in ("__main__", "diff-transformer") else program.name
+    return shlex.join([name, *sys.argv[1:]])
 
 
 def device_name(device: str | None = None) -> str:
@@ -161,10 +160,10 @@ def write_json(path: str | Path, value: Any, *, indent: int | None = 2) -> Path:
 def _plain(value: Any) -> Any:
     """What JSON has no form for in one that it has, at least on the outside."""
     if is_dataclass(value):
-        values = {field: getattr(value, field.name) for field in fields(value)}
+        items = ((field, getattr(value, field.name)) for field in fields(value))
         # What most records have none of is not written for each.
-        written = {field: item for field, item in values.items() if item not in ((), NOWHERE) or item != field.default}
-        return {field.name.rstrip("_"): item for field, item in written.items()}
+        written = ((field, item) for field, item in items if item not in ((), NOWHERE) or item != field.default)
+        return {field.name.rstrip("_"): item for field, item in written}
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Path):
@@ -199,18 +198,18 @@ def _sentence(error: "ValidationError") -> str:
     """The first thing that is wrong in a file: where it stands, what it should be, and what it is."""
     problems = error.errors()
     first = problems[0]
-    where, inside = _place(first["loc"]), _place(first["loc"][:-1])
+    item, parent = _item(first["loc"]), _item(first["loc"][:-1])
     if first["type"] == "value_error":  # the record's own sentence
-        return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+        return f"{item}: {first['msg'].removeprefix('Value error, ')}"
     if first["type"] == "missing":
-        missing = [one["loc"] for one in problems if one["type"] == "missing" and _place(one["loc"][:-1]) == inside]
-        return f"{inside} lacks {', '.join(str(place[-1]) for place in missing)}"
+        missing = [one["loc"] for one in problems if one["type"] == "missing" and _item(one["loc"][:-1]) == parent]
+        return f"{parent} lacks {', '.join(str(keys[-1]) for keys in missing)}"
     if first["type"] == "unexpected_keyword_argument":
-        return f"{inside} has the unknown key {first['loc'][-1]}"
-    return f"{first['msg'].replace('Input', where, 1)}, got {first['input']!r:.60}"
+        return f"{parent} has the unknown key {first['loc'][-1]}"
+    return f"{first['msg'].replace('Input', item, 1)}, got {first['input']!r:.60}"
 
 
-def _place(keys: Sequence[int | str]) -> str:
+def _item(keys: Sequence[int | str]) -> str:
     return "the file" + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
 
 

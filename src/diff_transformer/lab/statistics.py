@@ -21,7 +21,7 @@ BOTH = f"{SEEDS} and {DOCUMENTS}, half widths added in squares"
 # More seeds than anyone will train.
 MOST_SEEDS = 10_000
 # In which share of experiments `seeds_needed` is to find a difference.
-_WANTED_POWER = 0.8
+_POWER = 0.8
 # Resamples of documents, and how many are held in memory together.
 _RESAMPLES, _RESAMPLES_AT_A_TIME = 10_000, 500
 
@@ -80,9 +80,9 @@ def variance_beyond_chance(shares: Sequence[float], trials: int) -> float:
     """The variance of shares of right answers without what counting `trials` answers alone would give.
 
     A share p of n independent answers varies by p (1 − p) / n without any cause; its unbiased estimate,
-    p (1 − p) / (n − 1), is taken from the variance of the shares. What is left is unbiased, and so below 0 now and
-    then: cut off at 0, or its root, it would be the larger the nearer p is to one half. There must be two shares and
-    two trials or more; the questions of each share are drawn anew.
+    p (1 − p) / (n − 1), is taken from the variance of the shares. What remains is unbiased, and so below 0 now and
+    then: cut off at 0, or its root, it would be the larger the nearer p is to one half. The questions of each share are
+    drawn anew. Raises ValueError for fewer than two shares or two trials.
     """
     if len(shares) < 2 or trials < 2:
         raise ValueError(f"a spread needs two shares and two trials or more, got {len(shares)} and {trials}")
@@ -120,11 +120,11 @@ def compare(
     both, NaN where it gives none. Raises ValueError where the variants have no seed in common, two records are of one
     seed, or a claim has no direction.
     """
-    own = [one for one in records if (one.name, one.coordinates) == (name, coordinates)]
-    for (measured, seed), count in Counter((one.variant, one.seed) for one in own).items():
+    compared = [one for one in records if (one.name, one.coordinates) == (name, coordinates)]
+    for (measured, seed), count in Counter((one.variant, one.seed) for one in compared).items():
         if count > 1 and measured in (variant, against):
             raise ValueError(f"{name} of {measured!r} was measured twice for seed {seed}")
-    first, second = ({one.seed: one for one in own if one.variant == side} for side in (variant, against))
+    first, second = ({one.seed: one for one in compared if one.variant == side} for side in (variant, against))
     pairs = [(one, second[seed]) for seed, one in first.items() if seed in second]
     if not pairs:
         part = f" of {coordinates.label}" if coordinates else ""
@@ -139,15 +139,18 @@ def compare(
         documents = [_over_seeds([pair[side] for pair in pairs]) for side in (0, 1)]
         drawn = bootstrap_interval(*documents)
         other_documents = abs(drawn[0 if difference > 0 else 1] - difference)  # the half that may reach 0
-        interval, method = (drawn, DOCUMENTS) if interval is None else (_added(difference, interval, drawn), BOTH)
+        if interval is None:
+            interval, method = drawn, DOCUMENTS
+        else:
+            low, high = (math.hypot(interval[end] - difference, drawn[end] - difference) for end in (0, 1))
+            interval, method = (difference - low, difference + high), BOTH
     judged = None if better is None else verdict(interval, better, seeds=len(pairs))
-    too_few_documents = judged == "inconclusive" and len(pairs) > 1 and other_documents > 0
-    if too_few_documents and better is not None:
-        decided = verdict(over_seeds, better, seeds=len(pairs)) != "inconclusive"
-        too_few_documents = decided or other_documents >= abs(difference)
-    needed = None
-    if judged == "inconclusive" and not too_few_documents:
-        needed = seeds_needed(differences, other_documents)
+    needed, too_few_documents = None, False
+    if judged == "inconclusive" and better is not None:
+        if len(pairs) > 1 and other_documents > 0:
+            decided = verdict(over_seeds, better, seeds=len(pairs)) != "inconclusive"
+            too_few_documents = decided or other_documents >= abs(difference)
+        needed = None if too_few_documents else seeds_needed(differences, other_documents)
         # A bootstrap's halves differ, so that by one of them the seeds there are may seem to be enough.
         needed = needed if needed is not None and needed > len(pairs) else None
     return Comparison(
@@ -211,7 +214,7 @@ def seeds_needed(differences: Sequence[float], other: float = 0.0) -> int | None
     if spread == 0:
         return 2
     effect, floor = mean / spread, other / spread
-    needed = bisect_left(range(MOST_SEEDS + 1), _WANTED_POWER, lo=2, key=lambda seeds: _power(effect, seeds, floor))
+    needed = bisect_left(range(MOST_SEEDS + 1), _POWER, lo=2, key=lambda seeds: _power(effect, seeds, floor))
     return needed if needed <= MOST_SEEDS else None
 
 
@@ -240,12 +243,6 @@ def _over_seeds(records: Sequence[Result]) -> list[tuple[float, float]]:
     ]
 
 
-def _added(centre: float, first: Interval, second: Interval) -> Interval:
-    """Two intervals around one centre as one, for causes that are independent of each other."""
-    low, high = (math.hypot(first[end] - centre, second[end] - centre) for end in (0, 1))
-    return (centre - low, centre + high)
-
-
 def judge(file: ResultsFile) -> ResultsFile:
     """Put each comparison beside its baseline, and take back the verdicts that mean nothing.
 
@@ -267,8 +264,7 @@ def _judged(row: Comparison, baseline: Baseline | None, records: Sequence[Result
         accuracy = (baseline.accuracy, baseline.accuracy_coordinates)
     at_floor, at_elimination = [], []
     for variant in (row.variant, row.against):
-        own = [one for one in records if one.variant == variant and (one.name, one.coordinates) == accuracy]
-        low = lower_end(own)
+        low = lower_end([one for one in records if (one.variant, one.name, one.coordinates) == (variant, *accuracy)])
         if low is not None and low <= baseline.floor:
             at_floor.append(variant)
         elif low is not None and baseline.by_elimination is not None and low <= baseline.by_elimination:
@@ -292,6 +288,6 @@ def lower_end(records: Sequence[Result]) -> float | None:
     over_seeds = mean_interval(values) if values and all(map(math.isfinite, values)) else None
     if over_seeds is None:
         return None
-    own = [record.value - record.interval[0] for record in records if record.interval is not None]
-    measured = math.hypot(*own) / len(own) if len(own) == len(values) else 0.0
-    return fmean(values) - math.hypot(fmean(values) - over_seeds[0], measured)
+    halves = [record.value - record.interval[0] for record in records if record.interval is not None]
+    other_questions = math.hypot(*halves) / len(halves) if len(halves) == len(values) else 0.0
+    return fmean(values) - math.hypot(fmean(values) - over_seeds[0], other_questions)

@@ -45,9 +45,9 @@ def tiny(name: str, text: Path, *overrides: str, **options: Any) -> ExperimentRe
     return replace(request, preset=replace(request.preset, overrides=overrides, extension=extension))
 
 
-def refused(request: ExperimentRequest, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def refused(request: ExperimentRequest, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_store, "train", lambda *_, **__: pytest.fail("trained before it was checked"))
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         run_experiment(request, folder / "output")
     assert not (folder / "output").exists()
 
@@ -55,12 +55,12 @@ def refused(request: ExperimentRequest, told: str, folder: Path, monkeypatch: py
 @pytest.mark.parametrize("name", ["table6", "v2", "fig3", "fig4"])
 def test_text_of_one_document(name: str, book: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"first": 8, "length": 64} if name == "fig4" else {}
-    told = r"This needs two documents of (2|64) tokens or more, and of 1 the longest has \d+"
-    refused(tiny(name, book, **options), told, tmp_path, monkeypatch)
+    message = r"This needs two documents of (2|64) tokens or more, and of 1 the longest has \d+"
+    refused(tiny(name, book, **options), message, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "message"),
     [
         ("fig4", {"first": 5000}, "first must lie in 2 … length = 1024, got 5000"),
         ("fig4", {"length": 50_000}, "two documents of 50000 tokens or more"),
@@ -74,15 +74,15 @@ def test_text_of_one_document(name: str, book: Path, tmp_path: Path, monkeypatch
     ],
 )
 def test_settings_that_the_data_have_no_room_for(
-    name: str, options: dict[str, Any], told: str, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], message: str, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused(tiny(name, long, **options), told, tmp_path, monkeypatch)
+    refused(tiny(name, long, **options), message, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["table1", "table8"])
 def test_blocks_too_short_for_questions(name: str, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "The validation text has 0 pieces of 1 characters, too few to choose"
-    refused(tiny(name, long, "data.length=42"), told, tmp_path, monkeypatch)
+    message = "The validation text has 0 pieces of 1 characters, too few to choose"
+    refused(tiny(name, long, "data.length=42"), message, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

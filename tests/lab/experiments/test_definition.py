@@ -19,13 +19,13 @@ def committed(name: str) -> ResultsFile:
     return as_defined(read_results(RESULTS / f"{name}.json"))
 
 
-def row(name: str, measure: str, place: str = "", against: str = "softmax") -> Comparison:
-    (found,) = [
+def row(name: str, measure: str, coordinates: str = "", against: str = "softmax") -> Comparison:
+    (comparison,) = [
         one
         for one in committed(name).comparisons
-        if (one.name, one.coordinates.label, one.variant, one.against) == (measure, place, "diff", against)
+        if (one.name, one.coordinates.label, one.variant, one.against) == (measure, coordinates, "diff", against)
     ]
-    return found
+    return comparison
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -42,14 +42,16 @@ def test_a_headline_is_one_of_the_comparisons_that_are_judged(name: str) -> None
 def test_the_second_version_is_what_its_experiment_is_about() -> None:
     file = committed("v2")
     assert file.headline is not None
-    (found,) = [one for one in file.comparisons if file.headline.names(one)]
-    assert (found.variant, found.against, verdict_text(found)) == ("diff_v2", "softmax", "our question: yes")
-    assert found.difference == pytest.approx(-0.337, abs=5e-4)
+    (headline,) = [one for one in file.comparisons if file.headline.names(one)]
+    assert (headline.variant, headline.against, verdict_text(headline)) == ("diff_v2", "softmax", "our question: yes")
+    assert headline.difference == pytest.approx(-0.337, abs=5e-4)
 
 
 def test_longer_contexts_are_what_their_experiment_is_about() -> None:
-    places = {name: committed(name).headline.coordinates.label for name in ("length_generalisation", "fig4", "fig6")}  # type: ignore[union-attr]
-    assert places == {
+    coordinates = {
+        name: committed(name).headline.coordinates.label for name in ("length_generalisation", "fig4", "fig6")
+    }  # type: ignore[union-attr]
+    assert coordinates == {
         "length_generalisation": "context × 4",
         "fig4": "first 1024 tokens",
         "fig6": "noise 0, 32 shots",
@@ -58,7 +60,7 @@ def test_longer_contexts_are_what_their_experiment_is_about() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "measure", "place", "levels", "verdict"),
+    ("name", "measure", "coordinates", "levels", "verdict"),
     [
         (
             "table2",
@@ -93,19 +95,19 @@ def test_longer_contexts_are_what_their_experiment_is_about() -> None:
     ],
 )
 def test_chance_and_floor_follow_from_the_recorded_settings(
-    name: str, measure: str, place: str, levels: tuple[float | None, ...], verdict: str
+    name: str, measure: str, coordinates: str, levels: tuple[float | None, ...], verdict: str
 ) -> None:
-    found = row(name, measure, place)
-    assert found.baseline is not None
-    told = (found.baseline.chance, found.baseline.floor, found.baseline.by_elimination)
-    assert told == pytest.approx(levels, abs=5e-5)
-    assert verdict_text(found) == verdict
+    comparison = row(name, measure, coordinates)
+    assert comparison.baseline is not None
+    baseline = (comparison.baseline.chance, comparison.baseline.floor, comparison.baseline.by_elimination)
+    assert baseline == pytest.approx(levels, abs=5e-5)
+    assert verdict_text(comparison) == verdict
 
 
 def test_an_order_effect_of_one_that_guesses_is_not_comparable() -> None:
     effects = [one for one in committed("fig7").comparisons if one.name == "many_shot/order_variance"]
-    said = "not comparable: the Transformer has not begun to learn at 1,500 steps"
-    assert [verdict_text(one) for one in effects] == [said] * 4
+    verdict = "not comparable: the Transformer has not begun to learn at 1,500 steps"
+    assert [verdict_text(one) for one in effects] == [verdict] * 4
     assert {one.better for one in effects} == {"lower"}
 
 

@@ -70,7 +70,7 @@ def test_example_maps_are_the_difference(finished: Path) -> None:
             assert weight == pytest.approx(first - example.lambda_ * second, abs=3e-5)
     assert set(example.maps["softmax"]) == {"A"}
     assert example.tokens[example.query_position].startswith("k")
-    assert all(example.tokens[place].startswith("v") for place in example.answer_positions)
+    assert all(example.tokens[position].startswith("v") for position in example.answer_positions)
 
 
 def test_samples_are_text(finished: Path) -> None:
@@ -152,8 +152,11 @@ def test_overwriting_deletes_all_of_the_old_demo_before_the_first_run(
         patch.setattr(demo, "train", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_demo(folder, text=[text], seed=4, fast=True, overwrite=True)
-    left = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert left == {"notes.txt", *(f"{task}-{variant}/recipe.yaml" for task in demo.TASKS for variant in demo.VARIANTS)}
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files == {
+        "notes.txt",
+        *(f"{task}-{variant}/recipe.yaml" for task in demo.TASKS for variant in demo.VARIANTS),
+    }
     run_demo(folder, text=[text], seed=4, fast=True, resume=True)
     assert read_results(folder / "results.json").settings["seed"] == 4
 

@@ -7,7 +7,7 @@ from diff_transformer.train import load_recipe
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "heads"),
     [
         (("model.attention_type=diff",), (12, 128, True)),
         (("model.attention_type=softmax",), (24, 128, False)),
@@ -16,5 +16,5 @@ from diff_transformer.train import load_recipe
         (("model.attention_type=diff", "model.num_key_value_heads=4"), (12, 128, True)),
     ],
 )
-def test_heads_of_the_3b_model(overrides: tuple[str, ...], told: tuple[int, int, bool]) -> None:
-    assert heads_of(load_recipe("paper-3b", overrides)) == told
+def test_heads_of_the_3b_model(overrides: tuple[str, ...], heads: tuple[int, int, bool]) -> None:
+    assert heads_of(load_recipe("paper-3b", overrides)) == heads

@@ -10,9 +10,10 @@ import pytest
 
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments import in_context_experiments
-from diff_transformer.lab.experiments.experiment import TWINS, Experiment, find_experiment
+from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX, Experiment, find_experiment
 from diff_transformer.lab.experiments.request import ExperimentRequest, as_defined, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
+from diff_transformer.lab.measure import many_shot
 from diff_transformer.lab.record import Comparison, Result, ResultsFile
 from diff_transformer.lab.results_files import capture_results
 
@@ -29,7 +30,7 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("in-context")
     (folder / "text").mkdir()
     for number in range(40):
@@ -38,75 +39,75 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(name: str, preset: str, place: Path, *overrides: str, seeds: int = 2, **options: Any) -> ResultsFile:
+def run(name: str, preset: str, folder: Path, *overrides: str, seeds: int = 2, **options: Any) -> ResultsFile:
     """A preset with a tiny model and one rate; models are shared between experiments."""
     experiment: Experiment = find_experiment(name)
-    found = experiment.presets[preset]
+    settings = experiment.presets[preset]
     small = replace(
-        found,
-        overrides=(*found.overrides, *SMALL, *overrides),
+        settings,
+        overrides=(*settings.overrides, *SMALL, *overrides),
         learning_rates=(),
         sweep=(),
-        variants=TWINS,  # the control's sizes are the preset's own
+        variants=DIFF_AND_SOFTMAX,  # the control's sizes are the preset's own
         seeds=seeds,
-        options={**found.options, **options},
+        options={**settings.options, **options},
     )
-    return run_experiment(ExperimentRequest(experiment, preset, small), place / f"results-{preset}")
+    return run_experiment(ExperimentRequest(experiment, preset, small), folder / f"results-{preset}")
 
 
-def by_place(results: ResultsFile, name: str) -> dict[str, Comparison]:
-    return {found.coordinates.label: found for found in results.comparisons if found.name == name}
+def by_coordinates(results: ResultsFile, name: str) -> dict[str, Comparison]:
+    return {comparison.coordinates.label: comparison for comparison in results.comparisons if comparison.name == name}
 
 
-def runs(place: Path) -> set[str]:
-    return {path.name for path in (place / "runs").iterdir()}
+def runs(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "runs").iterdir()}
 
 
-def test_of_tokens(place: Path) -> None:
+def test_of_tokens(folder: Path) -> None:
     """The three share their runs: two variants, two seeds."""
-    table = run("table2", "cpu", place, samples=4)
-    trained = runs(place / "results-cpu")
+    table = run("table2", "cpu", folder, samples=4)
+    trained = runs(folder / "results-cpu")
     assert len(trained) == 4
-    found = by_place(table, "needles/accuracy")
-    assert list(found) == [
+    comparisons = by_coordinates(table, "needles/accuracy")
+    assert list(comparisons) == [
         "1 needle, 1 queried",
         "2 needles, 1 queried",
         "2 needles, 2 queried",
         "4 needles, 1 queried",
         "4 needles, 2 queried",
     ]
-    assert found["4 needles, 2 queried"].paper == (0.84, 0.62)
-    assert found["1 needle, 1 queried"].verdict is None
-    assert found["2 needles, 2 queried"].verdict is not None
-    assert list(by_place(table, "needles/joint_accuracy")) == ["2 needles, 2 queried", "4 needles, 2 queried"]
+    assert comparisons["4 needles, 2 queried"].paper == (0.84, 0.62)
+    assert comparisons["1 needle, 1 queried"].verdict is None
+    assert comparisons["2 needles, 2 queried"].verdict is not None
+    assert list(by_coordinates(table, "needles/joint_accuracy")) == ["2 needles, 2 queried", "4 needles, 2 queried"]
     joint = {record.coordinates.label for record in table.records if record.name == "needles/joint_accuracy"}
     assert joint == {"2 needles, 2 queried", "4 needles, 2 queried"}, "of one needle asked for it is the accuracy"
 
-    figure = run("fig5", "cpu", place, samples=4)
-    found = by_place(figure, "needles/accuracy")
-    assert list(found) == ["all lengths", "10 tokens", "16 tokens", "22 tokens", "28 tokens"]
-    assert found["all lengths"].paper == pytest.approx((0.886, 0.72), abs=1e-3)
-    means = [found[f"{length} tokens"].ours[0] for length in (10, 16, 22, 28)]
-    assert found["all lengths"].ours[0] == pytest.approx(sum(means) / 4)
-    assert "28 tokens, depth 50 %" in by_place(figure, "needles/accuracy_by_depth")
+    figure = run("fig5", "cpu", folder, samples=4)
+    comparisons = by_coordinates(figure, "needles/accuracy")
+    assert list(comparisons) == ["all lengths", "10 tokens", "16 tokens", "22 tokens", "28 tokens"]
+    assert comparisons["all lengths"].paper == pytest.approx((0.886, 0.72), abs=1e-3)
+    means = [comparisons[f"{length} tokens"].ours[0] for length in (10, 16, 22, 28)]
+    assert comparisons["all lengths"].ours[0] == pytest.approx(sum(means) / 4)
+    assert "28 tokens, depth 50 %" in by_coordinates(figure, "needles/accuracy_by_depth")
 
-    masses = run("table3", "cpu", place, samples=10)
-    found = by_place(masses, "needles/attention_noise_share")
-    assert found["depth 100 %"].paper == (0.01, 0.49)
-    assert found["depth 100 %"].better == "lower"
-    assert {c.verdict for c in by_place(masses, "needles/attention_to_answer_share").values()} != {None}
+    masses = run("table3", "cpu", folder, samples=10)
+    comparisons = by_coordinates(masses, "needles/attention_noise_share")
+    assert comparisons["depth 100 %"].paper == (0.01, 0.49)
+    assert comparisons["depth 100 %"].better == "lower"
+    assert {c.verdict for c in by_coordinates(masses, "needles/attention_to_answer_share").values()} != {None}
     for kind in ("noise", "to_answer"):
-        of_sums = by_place(masses, f"needles/attention_{kind}_signed")
+        of_sums = by_coordinates(masses, f"needles/attention_{kind}_signed")
         assert {c.verdict for c in of_sums.values()} == {None}, "rows that add up to 1 − λ decide it before training"
-        assert of_sums.keys() == found.keys()
-    assert all(0 <= value <= 1 for comparison in found.values() for value in comparison.ours)
-    assert runs(place / "results-cpu") == trained
+        assert of_sums.keys() == comparisons.keys()
+    assert all(0 <= value <= 1 for comparison in comparisons.values() for value in comparison.ours)
+    assert runs(folder / "results-cpu") == trained
 
 
-def test_of_text(place: Path) -> None:
+def test_of_text(folder: Path) -> None:
     """The template from end to end: text and documents to train on, answers by generation, attention to spans."""
     text = (
-        f"data.paths={json.dumps([str(place / 'text')])}",
+        f"data.paths={json.dumps([str(folder / 'text')])}",
         "data.tokenizer=bytes",
         "data.vocab_size=null",
         "data.length=700",
@@ -118,49 +119,52 @@ def test_of_text(place: Path) -> None:
         "data.validation_documents=2",
         "data.validation_fraction=0.4",
     )
-    table = run("table2", "gpu", place, *text, seeds=1, cells=[[2, 2]], samples=1, batch_size=5)
-    (found,) = by_place(table, "needles/accuracy").values()
-    assert found.paper == (0.92, 0.85)
+    table = run("table2", "gpu", folder, *text, seeds=1, cells=[[2, 2]], samples=1, batch_size=5)
+    (comparison,) = by_coordinates(table, "needles/accuracy").values()
+    assert comparison.paper == (0.92, 0.85)
     record = next(record for record in table.records if record.name == "needles/accuracy")
     assert record.n == 2 * 5
-    figure = run("fig5", "gpu", place, *text, seeds=1, needles=2, lengths=[500, 700], samples=1, batch_size=5)
-    assert list(by_place(figure, "needles/accuracy")) == ["all lengths", "500 tokens", "700 tokens"]
-    masses = run("table3", "gpu", place, *text, seeds=1, needles=2, samples=1)
-    assert list(by_place(masses, "needles/attention_to_answer_signed")) == [
+    figure = run("fig5", "gpu", folder, *text, seeds=1, needles=2, lengths=[500, 700], samples=1, batch_size=5)
+    assert list(by_coordinates(figure, "needles/accuracy")) == ["all lengths", "500 tokens", "700 tokens"]
+    masses = run("table3", "gpu", folder, *text, seeds=1, needles=2, samples=1)
+    assert list(by_coordinates(masses, "needles/attention_to_answer_signed")) == [
         "depth 0 %",
         "depth 25 %",
         "depth 50 %",
         "depth 75 %",
         "depth 100 %",
     ]
-    assert len(runs(place / "results-gpu")) == 2
+    assert len(runs(folder / "results-gpu")) == 2
 
 
-def test_of_many_shots(place: Path) -> None:
-    figure = run("fig6", "cpu", place, shots=[4, 8], noises=[0.0, 0.3], episodes=3, queries=4)
-    assert list(by_place(figure, "many_shot/accuracy")) == [
+def test_of_many_shots(folder: Path) -> None:
+    figure = run("fig6", "cpu", folder, shots=[4, 8], noises=[0.0, 0.3], episodes=3, queries=4)
+    assert list(by_coordinates(figure, "many_shot/accuracy")) == [
         "noise 0, 4 shots",
         "noise 0, 8 shots",
         "noise 0.3, 4 shots",
         "noise 0.3, 8 shots",
     ]
-    before = runs(place / "results-cpu")
-    orders = run("fig7", "cpu", place, shots=8, noises=[0.1], orders=3, queries=6, sets=2)
-    found = by_place(orders, "many_shot/order_range")
-    assert {place: comparison.paper for place, comparison in found.items()} == {
+    before = runs(folder / "results-cpu")
+    orders = run("fig7", "cpu", folder, shots=8, noises=[0.1], orders=3, queries=6, sets=2)
+    ranges = by_coordinates(orders, "many_shot/order_range")
+    assert {label: comparison.paper for label, comparison in ranges.items()} == {
         "random orders, noise 0.1": (0.04, 0.19),
         "alternating orders, noise 0.1": (0.134, 0.567),
     }
     # After two steps of training both guess, and what does not depend on the demonstrations does not on their order.
     for name, verdict in (("variance", "not comparable"), ("range", None), ("spread", None), ("mean", None)):
-        assert [found.verdict for found in by_place(orders, f"many_shot/order_{name}").values()] == [verdict, verdict]
-    for means in by_place(orders, in_context_experiments.MEAN).values():
+        assert [comparison.verdict for comparison in by_coordinates(orders, f"many_shot/order_{name}").values()] == [
+            verdict,
+            verdict,
+        ]
+    for means in by_coordinates(orders, many_shot.ORDER_MEAN).values():
         assert means.baseline is not None
         assert (means.baseline.chance, means.baseline.floor) == (pytest.approx(1 / 6), pytest.approx(1 / 6))
         assert means.at_floor == ("diff", "softmax")
-    spread = by_place(orders, "many_shot/order_spread")
+    spread = by_coordinates(orders, "many_shot/order_spread")
     assert all(0 <= value <= 1 for comparison in spread.values() for value in comparison.ours)
-    assert runs(place / "results-cpu") == before
+    assert runs(folder / "results-cpu") == before
 
 
 @pytest.mark.parametrize(
@@ -183,22 +187,22 @@ def test_orders_do_not_matter_to_one_that_guesses(means: dict[str, tuple[float, 
             shared: dict[str, Any] = {"variant": variant, "seed": seed}
             effect = math.nan if math.isnan(mean) else 0.01 + 0.001 * seed + (0.1 if variant == "softmax" else 0.0)
             for kind in ("random", "alternating"):
-                place = Coordinates(orders=kind, noise=0.1)
+                coordinates = Coordinates(orders=kind, noise=0.1)
                 records.append(
-                    Result(name=in_context_experiments.MEAN, value=mean, better="higher", coordinates=place, **shared)
+                    Result(name=many_shot.ORDER_MEAN, value=mean, better="higher", coordinates=coordinates, **shared)
                 )
                 for name in (
-                    in_context_experiments.VARIANCE,
+                    many_shot.ORDER_VARIANCE,
                     in_context_experiments.RANGE,
                     in_context_experiments.SPREAD,
                 ):
-                    records.append(Result(name=name, value=effect, better="lower", coordinates=place, **shared))
+                    records.append(Result(name=name, value=effect, better="lower", coordinates=coordinates, **shared))
     settings = {"request": request_experiment(replace(experiment, presets={"cpu": preset})).settings()}
-    found = as_defined(
+    comparisons = as_defined(
         capture_results("t", settings, records, "cpu", comparisons=experiment.compare(records, preset))
     ).comparisons
-    assert [c.verdict for c in found if c.name == in_context_experiments.VARIANCE] == [verdict, verdict]
-    assert {c.verdict for c in found if c.name != in_context_experiments.VARIANCE} == {None}
+    assert [c.verdict for c in comparisons if c.name == many_shot.ORDER_VARIANCE] == [verdict, verdict]
+    assert {c.verdict for c in comparisons if c.name != many_shot.ORDER_VARIANCE} == {None}
 
 
 def test_what_is_asked_of_the_control_is_no_claim_of_the_papers() -> None:
@@ -211,24 +215,24 @@ def test_what_is_asked_of_the_control_is_no_claim_of_the_papers() -> None:
             value=0.5 + 0.1 * seed,
             seed=seed,
             better="higher",
-            coordinates=Coordinates(needles=n, queries=asked),
+            coordinates=Coordinates(needles=n, queries=queried),
         )
         for variant in preset.variants
         for seed in range(2)
-        for n, asked in preset.options["cells"]
+        for n, queried in preset.options["cells"]
         for name in ("needles/accuracy", "needles/joint_accuracy")
     ]
-    found = experiment.compare(records, preset)
-    assert {(c.against, c.exploratory) for c in found} == {
+    comparisons = experiment.compare(records, preset)
+    assert {(c.against, c.exploratory) for c in comparisons} == {
         ("softmax", False),
         ("softmax, half the heads, headwise norm", True),
     }
-    assert {c.paper for c in found if c.exploratory} == {None}
+    assert {c.paper for c in comparisons if c.exploratory} == {None}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_presets_are_valid_recipes(name: str) -> None:
     for preset in ("cpu", "gpu"):
-        found = find_experiment(name).presets[preset]
-        for variant in found.variants:
-            assert found.variant_recipe(variant, *found.sweep).train.steps >= 500
+        settings = find_experiment(name).presets[preset]
+        for variant in settings.variants:
+            assert settings.variant_recipe(variant, *settings.sweep).train.steps >= 500

@@ -11,12 +11,7 @@ import pytest
 
 from corpora import written
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments import (
-    language_experiments,
-    recall_experiments,
-    run_store,
-    scaling_experiment,
-)
+from diff_transformer.lab.experiments import language_experiments, recall_experiments, run_store, scaling_experiment
 from diff_transformer.lab.experiments.experiment import check_counts, check_recipes, count, find_experiment
 from diff_transformer.lab.experiments.language_experiments import FIXED_TEXT
 from diff_transformer.lab.experiments.paper_preset import check_paper
@@ -71,7 +66,7 @@ def tiny(name: str, text: Path, seeds: int = 1, **options: Any) -> ExperimentReq
     return replace(request, preset=preset)
 
 
-def found(results: ResultsFile) -> dict[tuple[str, str, str, str], Comparison]:
+def by_key(results: ResultsFile) -> dict[tuple[str, str, str, str], Comparison]:
     return {(c.name, c.variant, c.against, c.coordinates.label): c for c in results.comparisons}
 
 
@@ -102,7 +97,7 @@ def test_the_papers_own_configuration(name: str, variants: int) -> None:
 
 def test_figure_3(text: Path, output: Path) -> None:
     results = run_experiment(tiny("fig3", text, frequent=1000), output)
-    comparisons = found(results)
+    comparisons = by_key(results)
     sizes = ["0.02M", "0.04M", "0.06M", "0.13M"]
     assert list(comparisons) == [
         *((name, "diff", "softmax", "") for name in (scaling_experiment.PARAMETERS, scaling_experiment.TOKENS)),
@@ -111,8 +106,8 @@ def test_figure_3(text: Path, output: Path) -> None:
     ]
     assert comparisons[scaling_experiment.PARAMETERS, "diff", "softmax", ""].paper == (0.622, 1.0)
     assert comparisons[scaling_experiment.TOKENS, "diff", "softmax", ""].paper == (0.637, 1.0)
-    whole = [c for c in results.comparisons if c.name == scaling_experiment.WHOLE]
-    assert all("paired documents" in c.method for c in whole), "one seed: the interval is of the documents"
+    by_size = [c for c in results.comparisons if c.name == scaling_experiment.WHOLE]
+    assert all("paired documents" in c.method for c in by_size), "one seed: the interval is of the documents"
     points = {
         r.coordinates.label
         for r in results.records
@@ -135,21 +130,25 @@ def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002)
     records = []
     sizes = {20_000: 19_000.0, 40_000: 38_000.0, 60_000: 57_000.0, 130_000: 132_000.0}
     for size, parameters in sizes.items():
-        place = Coordinates(parameters=size)
+        coordinates = Coordinates(parameters=size)
         for variant, factor, tokens_factor in (("diff", 1 / share, 1 / tokens_share), ("softmax", 1.0, 1.0)):
-            records.append(Result(name=scaling_experiment.SIZE, variant=variant, coordinates=place, value=parameters))
+            records.append(
+                Result(name=scaling_experiment.SIZE, variant=variant, coordinates=coordinates, value=parameters)
+            )
             for seed in range(seeds):
                 loss = 2 + 10 * (parameters * factor) ** -0.2 + random.normal(0, noise)
                 shared: dict[str, Any] = {"variant": variant, "seed": seed, "better": "lower"}
-                records.append(Result(name=scaling_experiment.LANGUAGE_LOSS, coordinates=place, value=loss, **shared))
+                records.append(
+                    Result(name=scaling_experiment.LANGUAGE_LOSS, coordinates=coordinates, value=loss, **shared)
+                )
                 for name in ("loss", "ar_hit", "other"):
-                    records.append(Result(name=f"repeats/{name}", coordinates=place, value=loss, **shared))
+                    records.append(Result(name=f"repeats/{name}", coordinates=coordinates, value=loss, **shared))
                 for tokens in (1000, 2000, 4000, 8000):
                     point = 9 - 0.5 * math.log(tokens * tokens_factor) + random.normal(0, noise)
                     records.append(
                         Result(
                             name=scaling_experiment.CURVE,
-                            coordinates=Coordinates(place, tokens=tokens),
+                            coordinates=Coordinates(coordinates, tokens=tokens),
                             value=point,
                             **shared,
                         )
@@ -183,14 +182,16 @@ def test_figure_3_where_runs_diverged() -> None:
     records = made_up(0.6, 0.6, seeds=4)
 
     def ratios(lost: Callable[[Result], bool]) -> list[Comparison]:
-        found = [replace(r, value=math.nan) if r.variant == "diff" and r.seed == 1 and lost(r) else r for r in records]
-        return experiment.compare(found, experiment.presets["cpu"])[:2]
+        with_lost = [
+            replace(r, value=math.nan) if r.variant == "diff" and r.seed == 1 and lost(r) else r for r in records
+        ]
+        return experiment.compare(with_lost, experiment.presets["cpu"])[:2]
 
     def is_nothing(comparison: Comparison) -> bool:
         ends = comparison.interval or (0.0, 0.0)
         assert [math.isnan(one) for one in comparison.differences] == [False, True, False, False]
-        told = (comparison.verdict, comparison.seeds_needed) == ("inconclusive", None)
-        return told and all(map(math.isnan, (comparison.difference, *ends)))
+        is_open = (comparison.verdict, comparison.seeds_needed) == ("inconclusive", None)
+        return is_open and all(map(math.isnan, (comparison.difference, *ends)))
 
     by_size, by_tokens = ratios(lambda r: False)
     assert (by_size.verdict, by_tokens.verdict) == ("reproduced", "reproduced")
@@ -249,7 +250,8 @@ def test_a_rate_whose_validation_is_not_finite_is_not_chosen(tmp_path: Path, mon
     def with_null(run: run_store.Stored) -> list[dict[str, Any]]:
         *earlier, last = read(run)
         of_trial = f"learning_rate: {1e-3}" in (run.folder / "recipe.yaml").read_text(encoding="utf-8")
-        return [*earlier, {**last, SMALL.validation.name: None if of_trial else last[SMALL.validation.name]}]
+        accuracy = None if of_trial else last["validation/accuracy"]
+        return [*earlier, {**last, "validation/accuracy": accuracy}]
 
     monkeypatch.setattr(run_store.Stored, "metrics", with_null)
     results = run_experiment(request_experiment(SMALL, seeds=1), tmp_path)
@@ -268,15 +270,15 @@ def test_figure_3_needs_seeds_by_the_logarithms_that_its_interval_is_of() -> Non
 
 def test_figure_4(text: Path, output: Path) -> None:
     results = run_experiment(tiny("fig4", text, 2, length=128, first=32, documents=10), output)
-    places = [place for _, _, _, place in found(results)]
-    assert places == ["first 32 tokens", "first 64 tokens", "first 128 tokens"]
+    labels = [label for _, _, _, label in by_key(results)]
+    assert labels == ["first 32 tokens", "first 64 tokens", "first 128 tokens"]
     assert {c.method for c in results.comparisons if c.method} == {results.comparisons[0].method}
     assert "bootstrap over paired documents" in results.comparisons[0].method
 
 
 def test_table_6(text: Path, output: Path) -> None:
     results = run_experiment(tiny("table6", text, frequent=1000), output, resume=True)
-    comparisons = found(results)
+    comparisons = by_key(results)
     assert len(comparisons) == 3 * len(language_experiments.PAIRS)
     norm = comparisons["repeats/ar_hit", "diff", language_experiments.NO_NORM, ""]
     assert norm.paper == (0.880, 0.911)
@@ -314,13 +316,13 @@ def test_version_2_and_table_6_share_their_twins(text: Path, output: Path) -> No
     for name in ("table6", "v2"):
         results = run_experiment(tiny(name, text, frequent=1000), output, resume=True)
         runs.append({variant["name"]: variant["runs"] for variant in results.settings["variants"]})
-    for twin in ("diff", "softmax"):
-        assert runs[0][twin] == runs[1][twin]
+    for kind in ("diff", "softmax"):
+        assert runs[0][kind] == runs[1][kind]
 
 
 def test_version_2(text: Path, output: Path) -> None:
     results = run_experiment(tiny("v2", text, frequent=1000), output, resume=True)
-    assert [(a, b) for name, a, b, _ in found(results) if name == recall_experiments.WHOLE] == list(
+    assert [(a, b) for name, a, b, _ in by_key(results) if name == recall_experiments.WHOLE] == list(
         recall_experiments.PAIRS
     )
     assert {c.exploratory for c in results.comparisons} == {True}
@@ -332,7 +334,7 @@ def test_version_2(text: Path, output: Path) -> None:
 
 def test_learning_rates(text: Path, output: Path) -> None:
     results = run_experiment(tiny("lr_sensitivity", text), output)
-    names = [(name, place) for name, _, _, place in found(results)]
+    names = [(name, label) for name, _, _, label in by_key(results)]
     rates = [0.001, 0.003, 0.01, 0.03, 0.1]
     assert names == [
         (recall_experiments.BEST, ""),
@@ -376,13 +378,13 @@ def test_where_all_runs_of_a_size_diverged(
         )
         return
     guess = next(r.value for r in results.records if r.name == recall_experiments.GUESS)
-    for variant, place in (("diff", 0), ("softmax", 1)):
+    for variant, side in (("diff", 0), ("softmax", 1)):
         values = [
             r.value for r in results.records if (r.name, r.variant) == (recall_experiments.LANGUAGE_LOSS, variant)
         ]
         assert len(values) == 5
         known = [min(value, guess) if math.isfinite(value) else guess for value in values]
-        assert derived[recall_experiments.EXCESS][place] == pytest.approx(sum(known) / 5 - min(known))
+        assert derived[recall_experiments.EXCESS][side] == pytest.approx(sum(known) / 5 - min(known))
 
 
 def test_what_a_wrong_learning_rate_costs() -> None:
@@ -422,6 +424,6 @@ def test_where_no_other_text_is_allowed_for_it_is_said(name: str) -> None:
 
 def test_longer_contexts(text: Path, output: Path) -> None:
     results = run_experiment(tiny("length_generalisation", text, sequences=64), output)
-    assert [place for _, _, _, place in found(results)] == ["context × 1", "context × 2", "context × 4"]
+    assert [label for _, _, _, label in by_key(results)] == ["context × 1", "context × 2", "context × 4"]
     assert {c.exploratory for c in results.comparisons} == {True}
     assert all(r.n == 64 for r in results.records if r.name == "length/accuracy")

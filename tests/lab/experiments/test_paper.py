@@ -15,7 +15,7 @@ from diff_transformer.cli.app import app
 from diff_transformer.cli.eval_command import read_measure_options
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments import experiment
-from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, TWINS, Variant, find_experiment
+from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX, EXPERIMENTS, PAPER, Variant, find_experiment
 from diff_transformer.lab.experiments.paper_preset import (
     Evaluation,
     PaperPreset,
@@ -62,8 +62,8 @@ def parsed(command: str) -> tuple[str, dict[str, Any]]:
     """The subcommand of `diff-transformer` and what the command line makes of its arguments."""
     program, name, *arguments = shlex.split(command)
     assert program == "diff-transformer"
-    found = typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]  # it is a group
-    return name, found.make_context(name, arguments).params
+    subcommand = typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]  # it is a group
+    return name, subcommand.make_context(name, arguments).params
 
 
 def launched(command: str) -> tuple[int, dict[str, Any]]:
@@ -89,14 +89,14 @@ def test_every_training_fits_the_gpus_that_its_command_names(name: str) -> None:
     for variant in checked(name):
         assert len(variant.trainings) == len(preset.stages)
         for training in variant.trainings:
-            gpus, given = launched(training.command)
-            recipe = load_recipe(given["recipe"], given["settings"])
+            gpus, arguments = launched(training.command)
+            recipe = load_recipe(arguments["recipe"], arguments["settings"])
             assert recipe == training.recipe
-            assert given["output"] == Path(training.folder)
-            assert not given["overwrite"]
-            taken, checkpointing = planned(recipe.model_dump_json(), gpus), recipe.train.gradient_checkpointing
-            assert taken.device_memory is not None
-            assert taken.ways[checkpointing].memory.total <= taken.device_memory
+            assert arguments["output"] == Path(training.folder)
+            assert not arguments["overwrite"]
+            command_plan, checkpointing = planned(recipe.model_dump_json(), gpus), recipe.train.gradient_checkpointing
+            assert command_plan.device_memory is not None
+            assert command_plan.ways[checkpointing].memory.total <= command_plan.device_memory
             assert gpus == 8 or not planned(recipe.model_dump_json(), gpus // 2).ways[checkpointing].fits
 
 
@@ -124,24 +124,24 @@ def test_every_measuring_command_can_be_read(name: str) -> None:
     for variant in checked(name):
         assert variant.evaluations
         for command, meant in zip(variant.evaluations, preset.evaluations, strict=True):
-            called, given = parsed(command)
+            called, arguments = parsed(command)
             assert called == "eval"
-            assert given["checkpoint"] == Path(variant.trainings[-1].folder)
-            assert list(given["text"] or ()) == ([Path(meant.text)] if meant.text else [])
-            assert given["num_fewshot"] == (meant.options["examples"] if meant.name == "harness" else None)
+            assert arguments["checkpoint"] == Path(variant.trainings[-1].folder)
+            assert list(arguments["text"] or ()) == ([Path(meant.text)] if meant.text else [])
+            assert arguments["num_fewshot"] == (meant.options["examples"] if meant.name == "harness" else None)
             if meant.name == "harness":
-                assert task_names(given["tasks"]) == list(TABLE_1_MEASURES)
+                assert task_names(arguments["tasks"]) == list(TABLE_1_MEASURES)
                 continue
-            assert list(given["measure"]) == [meant.name]
+            assert list(arguments["measure"]) == [meant.name]
             measure = find_measurement(meant.name)
-            options = read_measure_options({meant.name: measure}, list(given["option"] or ()))
+            options = read_measure_options({meant.name: measure}, list(arguments["option"] or ()))
             assert options[meant.name] == measure.read(meant.options)
     assert bool(checked(name)) != bool(preset.commands)
     for command in preset.commands:
-        called, given = parsed(command)
-        assert (called, given["what"], given["device"]) == ("bench", "model", "cuda")
-        asked = [list(given[option]) for option in ("length", "pass_", "candidate")]
-        assert asked == [[2048, 4096], ["forward", "step"], ["diff"]]
+        called, arguments = parsed(command)
+        assert (called, arguments["what"], arguments["device"]) == ("bench", "model", "cuda")
+        values = [list(arguments[option]) for option in ("length", "pass_", "candidate")]
+        assert values == [[2048, 4096], ["forward", "step"], ["diff"]]
 
 
 def test_a_run_that_several_need_is_one_folder_and_one_command() -> None:
@@ -152,16 +152,16 @@ def test_a_run_that_several_need_is_one_folder_and_one_command() -> None:
         recipe = training.recipe
         trained = repr((build_config(recipe, vocabulary(recipe)).to_dict(), recipe.data, recipe.train, recipe.model))
         folders.setdefault(trained, set()).add(training.folder)
-    assert all(len(found) == 1 for found in (*commands.values(), *folders.values()))
+    assert all(len(names) == 1 for names in (*commands.values(), *folders.values()))
     assert len(commands) == len(folders)
     needed = experiments_by_run()
     assert needed.keys() == commands.keys()
-    twins = ["fig3", "fig4", "table2", "fig5", "table3", "fig6", "fig7", "table4", "table5", "fig8", "table8"]
-    for twin in ("diff", "softmax"):
-        assert needed[f"runs/paper-3b-{twin}"] == [*twins, "appendix_c", "appendix_g"]
-        assert needed[f"runs/paper-3b-64k-{twin}"] == ["fig4", "fig5", "fig6", "fig7"]
-        assert needed[f"runs/paper-1.4b-{twin}"] == ["fig3", "table6", "v2"]
-        assert needed[f"runs/paper-830m-{twin}"] == ["fig3", "lr_sensitivity"]
+    three_billion = ["fig3", "fig4", "table2", "fig5", "table3", "fig6", "fig7", "table4", "table5", "fig8", "table8"]
+    for variant in ("diff", "softmax"):
+        assert needed[f"runs/paper-3b-{variant}"] == [*three_billion, "appendix_c", "appendix_g"]
+        assert needed[f"runs/paper-3b-64k-{variant}"] == ["fig4", "fig5", "fig6", "fig7"]
+        assert needed[f"runs/paper-1.4b-{variant}"] == ["fig3", "table6", "v2"]
+        assert needed[f"runs/paper-830m-{variant}"] == ["fig3", "lr_sensitivity"]
 
 
 def test_the_papers_training_and_its_own_settings() -> None:
@@ -190,16 +190,16 @@ def test_the_papers_training_and_its_own_settings() -> None:
 
 
 def small(**settings: Any) -> list[PaperVariant]:
-    return check_paper(replace(SMALL, presets={PAPER: PaperPreset(variants=TWINS, **settings)}))
+    return check_paper(replace(SMALL, presets={PAPER: PaperPreset(variants=DIFF_AND_SOFTMAX, **settings)}))
 
 
 def test_the_papers_size_is_counted_and_told() -> None:
-    found = small(stages=(Stage(recipe="paper-1.4b"),))
-    assert [variant.counts.shared for variant in found] == [found[0].counts.shared] * 2
-    assert 1.3e9 < found[0].counts.total < 1.5e9
-    assert found[0].counts.total - found[1].counts.total == 24 * 6 * 128
-    assert [variant.heads[:2] for variant in found] == [(8, 128), (16, 128)]
-    assert found[1].trainings[0].command == (
+    variants = small(stages=(Stage(recipe="paper-1.4b"),))
+    assert [variant.counts.shared for variant in variants] == [variants[0].counts.shared] * 2
+    assert 1.3e9 < variants[0].counts.total < 1.5e9
+    assert variants[0].counts.total - variants[1].counts.total == 24 * 6 * 128
+    assert [variant.heads[:2] for variant in variants] == [(8, 128), (16, 128)]
+    assert variants[1].trainings[0].command == (
         "torchrun --nproc-per-node 8 -m diff_transformer.train paper-1.4b model.attention_type=softmax "
         "--output runs/paper-1.4b-softmax"
     )
@@ -212,9 +212,9 @@ def test_the_folder_of_a_paper_variant_needs_no_quotes() -> None:
         ),
     )
     preset = PaperPreset(stages=(Stage(recipe="paper-830m"),), variants=variants)
-    (found,) = check_paper(replace(SMALL, presets={PAPER: preset}))
+    (variant,) = check_paper(replace(SMALL, presets={PAPER: preset}))
     ending = " model.lambda_init=0.8 --output runs/paper-830m-diff-lambda_init-0.8-0.83B"
-    assert found.trainings[0].command.endswith(ending)
+    assert variant.trainings[0].command.endswith(ending)
 
 
 def test_what_cannot_be_run_or_measured_is_said() -> None:

@@ -12,8 +12,6 @@ import pytest
 from corpora import written
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import find_experiment
-from diff_transformer.lab.experiments.protocol_experiments import TABLE8_PAPER as PAPER_8
-from diff_transformer.lab.experiments.protocol_experiments import harness_comparisons
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.measure.judge import JudgeError
@@ -96,7 +94,7 @@ def test_presets_are_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "option", "said"),
+    ("name", "option", "message"),
     [
         ("table4", {"judge": "nobody"}, "nobody"),
         ("table4", {"sources": "nowhere.jsonl"}, r"nowhere\.jsonl"),
@@ -105,9 +103,9 @@ def test_presets_are_whole(name: str) -> None:
     ],
 )
 def test_what_cannot_be_had_is_said_before_anything_is_trained(
-    name: str, option: dict[str, str], said: str, text: Path, tmp_path: Path
+    name: str, option: dict[str, str], message: str, text: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises((ValueError, FileNotFoundError), match=said):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         run_experiment(tiny(name, text, **option), tmp_path / "output")
     assert not (tmp_path / "output").exists()
 
@@ -133,13 +131,13 @@ def test_table_4_with_a_judge_behind_an_address(
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     documents = [{"document": f"{number} sheep.", "question": "How many?"} for number in range(6)]
     (tmp_path / "qasper.jsonl").write_text("".join(json.dumps(line) + "\n" for line in documents))
-    asked_for: list[str] = []
+    prompts: list[str] = []
 
     def rule(request: dict[str, Any]) -> Reply:
-        asked_for.append(request["messages"][1]["content"])
-        if len(asked_for) == 4:
+        prompts.append(request["messages"][1]["content"])
+        if len(prompts) == 4:
             return fails(401, "no more money")
-        return says(f"VERDICT: {'UN' if '3 sheep' in asked_for[-1] else ''}SUPPORTED", prompt_tokens=50)
+        return says(f"VERDICT: {'UN' if '3 sheep' in prompts[-1] else ''}SUPPORTED", prompt_tokens=50)
 
     def run(server: JudgeServer) -> ResultsFile:
         options = {"judge": server.url, "judge_model": "stub", "judge_key": "JUDGE_KEY"}
@@ -154,9 +152,9 @@ def test_table_4_with_a_judge_behind_an_address(
             run(server)
         results = run(server)
     # Only the one that was refused came again, and all of a run were asked for once.
-    assert len(asked_for) > 6
-    assert set(asked_for[:3]).isdisjoint(asked_for[3:6])
-    assert asked_for[4] == asked_for[3]
+    assert len(prompts) > 6
+    assert set(prompts[:3]).isdisjoint(prompts[3:6])
+    assert prompts[4] == prompts[3]
     no_verdict(results, ["hallucination/qasper"])
     (comparison,) = results.comparisons
     assert comparison.paper == (0.39, 0.28)
@@ -196,24 +194,25 @@ def test_the_paper_s_tasks_stand_beside_the_paper_s_values() -> None:
         for seed in (0, 1)
         for shots in (0, 5)
     ]
-    found = {(one.name, one.coordinates.label): one.paper for one in harness_comparisons(records, PAPER_8)}
-    assert found["harness/boolq/acc", "0-shot"] == (0.601, 0.629)
-    assert found["harness/boolq/acc", "5-shot"] is None
-    assert found["harness/table1/average", "5-shot"] == (0.58, 0.564)
-    assert found["harness/mine/acc", "0-shot"] is None
-    table_1 = find_experiment("table1")
-    beside = {(one.name, one.coordinates.label): one.paper for one in table_1.compare(records, table_1.presets["cpu"])}
+    values = {}
+    for experiment in map(find_experiment, ("table1", "table8")):
+        for comparison in experiment.compare(records, experiment.presets["cpu"]):
+            values[experiment.name, comparison.name, comparison.coordinates.label] = comparison.paper
+    assert values["table8", "harness/boolq/acc", "0-shot"] == (0.601, 0.629)
+    assert values["table8", "harness/boolq/acc", "5-shot"] is None
+    assert values["table8", "harness/table1/average", "5-shot"] == (0.58, 0.564)
+    assert values["table8", "harness/mine/acc", "0-shot"] is None
     for name, value in {"harness/boolq/acc": 0.69, "harness/table1/average": 0.606}.items():
-        ours, theirs = beside[name, "0-shot"] or (0, 0)
+        ours, theirs = values["table1", name, "0-shot"] or (0, 0)
         assert ours == value
-        assert math.isnan(theirs)  # the paper trained no twin of that model
+        assert math.isnan(theirs)  # the paper trained no Transformer alike
 
 
 def test_appendix_c(text: Path, output: Path) -> None:
     results = run_experiment(tiny("appendix_c", text, problems=8), output)
     no_verdict(results, ["arithmetic/exact_match", "arithmetic/answer_length"])
-    whole = next(one for one in results.comparisons if one.name == "arithmetic/exact_match" and one.coordinates == {})
-    assert whole.paper == (0.508, 0.433)
+    overall = next(one for one in results.comparisons if one.name == "arithmetic/exact_match" and one.coordinates == {})
+    assert overall.paper == (0.508, 0.433)
     assert all(one.paper is None for one in results.comparisons if one.coordinates)
     labels = {record.coordinates.label for record in measured(results, "arithmetic/answer_length")}
     assert labels == {"", "1 operation", "2 operations", "3 operations", "4 operations"}

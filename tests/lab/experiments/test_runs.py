@@ -12,8 +12,7 @@ import torch
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments import run_store, runner
 from diff_transformer.lab.experiments.experiment import (
-    LOSS,
-    TWINS,
+    DIFF_AND_SOFTMAX,
     ComparisonRule,
     Experiment,
     Preset,
@@ -51,7 +50,6 @@ def measuring(function: Callable[[EvalInput], float], preset: Preset) -> Experim
     """The small experiment with a function of one run as all that is measured."""
     return replace(
         SMALL,
-        validation=LOSS if preset.trains_on_text else SMALL.validation,
         measurements=lambda _: [Measure(function)],
         options=type(SMALL.option_model()()),
         presets={"cpu": preset},
@@ -85,9 +83,9 @@ def test_everything_is_in_the_file(done: tuple[Path, ResultsFile, Heard]) -> Non
     assert variants["diff"]["learning_rate"] in (1e-3, 2e-3)
     assert variants["diff"]["parameters"] - variants["softmax"]["parameters"] == 6 * 8
     assert variants["diff"]["shared_parameters"] == variants["softmax"]["shared_parameters"]
-    told = [[variants[name][key] for key in ("heads", "head_dim", "differential")] for name in ("diff", "softmax")]
-    assert told == [[1, 8, True], [2, 8, False]]
-    assert any(message.startswith("diff: ") and "without λ and norms" in message for message in heard.told)
+    heads = [[variants[name][key] for key in ("heads", "head_dim", "differential")] for name in ("diff", "softmax")]
+    assert heads == [[1, 8, True], [2, 8, False]]
+    assert any(message.startswith("diff: ") and "without λ and norms" in message for message in heard.messages)
     # Two trials of each variant, of which one is its first seed's run, and the second seed's.
     assert len(heard.runs) == 6
     assert heard.runs[0].startswith("diff · trying the learning rate 0.001 · run 1 of 8")
@@ -113,21 +111,21 @@ def test_a_trained_run_is_what_its_recipe_trains_alone(done: tuple[Path, Results
     folder, results, _ = done
     run = folder / "runs" / results.settings["variants"][0]["runs"]["1"] / "run"
     again = train(load_recipe(run / "recipe.yaml"), tmp_path / "alone")
-    found = load_file(run / "model" / "model.safetensors")
+    stored = load_file(run / "model" / "model.safetensors")
     for name, weight in load_file(again.model_folder / "model.safetensors").items():
-        assert torch.equal(weight, found[name]), name
+        assert torch.equal(weight, stored[name]), name
     assert not (run / "checkpoints").exists()
 
 
 def test_another_experiment_finds_the_runs(done: tuple[Path, ResultsFile, Heard]) -> None:
     folder, results, _ = done
     other = replace(SMALL, name="other")
-    trained, found = trainings(folder, request_experiment(other))
+    trained, results_of_other = trainings(folder, request_experiment(other))
     assert trained == []
-    assert [r for r in found.records if r.name == "retrieval/accuracy"] == [
+    assert [r for r in results_of_other.records if r.name == "retrieval/accuracy"] == [
         r for r in results.records if r.name == "retrieval/accuracy"
     ]
-    trained, found = trainings(folder, request_experiment(replace(SMALL, name="more"), seeds=3))
+    trained, _ = trainings(folder, request_experiment(replace(SMALL, name="more"), seeds=3))
     assert [run.split(" · ")[:2] for run in trained] == [["diff", "seed 2"], ["softmax", "seed 2"]]
     longer = replace(TINY, overrides=(*SIZES, "data.num_pairs=3"), learning_rates=(1e-3,), seeds=1)
     trained, _ = trainings(folder, request_experiment(replace(SMALL, name="pairs", presets={"cpu": longer})))
@@ -143,9 +141,9 @@ def test_results_are_kept_refused_or_replaced(done: tuple[Path, ResultsFile, Hea
     written = (folder / "recall.json").read_bytes()
     heard = Heard()
     assert run_experiment(request_experiment(SMALL), folder, resume=True, progress=heard).created == results.created
-    (told,) = heard.told
-    where = "outside a git checkout" if results.commit is None else f"at commit {results.commit[:12]}"
-    assert told.startswith(f"recall: existing results of {results.created}, {where}")
+    (message,) = heard.messages
+    checkout = "outside a git checkout" if results.commit is None else f"at commit {results.commit[:12]}"
+    assert message.startswith(f"recall: existing results of {results.created}, {checkout}")
     assert (folder / "recall.json").read_bytes() == written
     trained, replaced = trainings(folder, request_experiment(SMALL, options={"sequences": 16}), overwrite=True)
     assert trained == []
@@ -168,14 +166,14 @@ def test_results_of_older_code_that_knew_other_settings_are_not_lost(
     _, results, _ = done
     request = dict(results.settings["request"])
     del request["extension"]
-    for settings, told in (
+    for settings, message in (
         ({**results.settings, "request": request}, r"\(extension: none there, \[\] asked for\)"),
         ({**results.settings, "request": {**results.settings["request"], "overrides": ["x" * 99]}}, r"\(overrides\)"),
         ({}, "they do not tell how"),
     ):
         path = write_json(tmp_path / "recall.json", replace(results, settings=settings))
         written = path.read_bytes()
-        with pytest.raises(FileExistsError, match=told):
+        with pytest.raises(FileExistsError, match=message):
             run_experiment(request_experiment(SMALL), tmp_path, resume=True)
         assert path.read_bytes() == written
 
@@ -195,18 +193,18 @@ class Stop(Silent):
 
 
 def test_an_interrupted_experiment_goes_on(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:
-    _, whole, _ = done
+    _, uninterrupted, _ = done
     with pytest.raises(TrainingInterrupted, match="--resume"):
         run_experiment(request_experiment(SMALL), tmp_path, progress=Stop(11))  # within the last run
     assert not (tmp_path / "recall.json").exists()
-    halves = [place for place in (tmp_path / "runs").iterdir() if not (place / "trained.json").exists()]
+    halves = [folder for folder in (tmp_path / "runs").iterdir() if not (folder / "trained.json").exists()]
     assert len(halves) == 1
     assert list(halves[0].glob("run/checkpoints/step-*"))
     heard = Heard()
     results = run_experiment(request_experiment(SMALL), tmp_path, resume=True, progress=heard)
     assert len(heard.runs) == 1
     assert heard.steps == [2], "the first step is not done again"
-    assert results.comparisons == whole.comparisons
+    assert results.comparisons == uninterrupted.comparisons
 
 
 @pytest.mark.parametrize("commit", ["0123456789abcdef", "0123456789abcdef-dirty", None])
@@ -302,12 +300,15 @@ def test_sizes_and_a_stated_tolerance_allow_what_must_differ(tmp_path: Path) -> 
         overrides=("model.attention_type=softmax", "train.steps=1"),
     )
     preset = replace(
-        TINY, variants=(replace(TWINS[0], coordinates=Coordinates(part="short")), other), learning_rates=(), seeds=1
+        TINY,
+        variants=(replace(DIFF_AND_SOFTMAX[0], coordinates=Coordinates(part="short")), other),
+        learning_rates=(),
+        seeds=1,
     )
     nothing: Callable[[Sequence[Result], Preset], list[Any]] = lambda *_: []  # noqa: E731  # a name for its type
     run_experiment(request_experiment(replace(SMALL, presets={"cpu": preset}, compare=nothing)), tmp_path)
     near = Variant(name="softmax", overrides=("model.attention_type=softmax", "model.intermediate_size=17"))
-    tolerant = replace(TINY, variants=(TWINS[0], near), learning_rates=(), seeds=1, parameter_tolerance=0.02)
+    tolerant = replace(TINY, variants=(DIFF_AND_SOFTMAX[0], near), learning_rates=(), seeds=1, parameter_tolerance=0.02)
     run_experiment(
         request_experiment(replace(SMALL, name="near", presets={"cpu": tolerant}, compare=nothing)), tmp_path
     )
@@ -323,7 +324,7 @@ def test_the_users_text_is_what_is_trained_on(tmp_path: Path) -> None:
     preset = Preset(
         recipe="language",
         overrides=(*SIZES[:4], "data.length=16", "data.batch_size=2", "train.steps=1", "train.warmup_steps=0"),
-        variants=TWINS,
+        variants=DIFF_AND_SOFTMAX,
     )
 
     def measure(run: EvalInput) -> float:

@@ -21,7 +21,7 @@ from diff_transformer.lab.measure.standard import evaluate, validation_callback
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import capture_results, write_json
 from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
-from diff_transformer.train import Data, Progress, Recipe, TrainedRun, build_data, load_recipe, train
+from diff_transformer.train import Data, Progress, build_data, load_recipe, train
 from diff_transformer.train.run_folder import begin_run_folder, check_run_folder, is_run_folder
 
 VARIANTS = ("diff", "softmax")
@@ -55,79 +55,71 @@ def run_demo(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Train both twins on both tasks, measure them, and write what a report needs.
+    """Train DIFF and the Transformer on both tasks, measure them, and write what a report needs.
 
     Writes into ``output_dir``, which is returned: a run folder for each task and variant ("retrieval-diff", …, with its
     model), ``results.json``, ``attention.json`` and ``samples.json``.
 
-    Args:
-        output_dir: new or empty, unless one of the next says otherwise.
-        text: files or folders for the language part; the source of Python's standard library unless given.
-        seed: of weights and data.
-        fast: a tiny setting that ends in seconds, to see that everything runs.
-        resume: keep what an earlier demo in the folder has finished, and go on from there.
-        overwrite: replace an earlier demo in the folder.
-        progress: is told about every step.
+    The folder must be new or empty, unless `resume` keeps what an earlier demo in it has finished and goes on from
+    there, or `overwrite` replaces it. `text` (files or folders) is for the language part; without any it is the source
+    of Python's standard library. `fast` is a tiny setting that ends in seconds, to see that everything runs.
 
     Raises:
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
     """
     folder = Path(output_dir)
     _check_folder(folder, resume=resume, overwrite=overwrite)
-    recipes = {task: _twin_recipes(task, text, seed, fast) for task in TASKS}
-    for task, twins in recipes.items():
-        for variant, recipe in twins.items():
-            run_folder = folder / f"{task}-{variant}"
-            begun = is_run_folder(run_folder)
-            check_run_folder(run_folder, recipe, resume=resume and begun, overwrite=overwrite and begun)
+    overrides = {task: [*(FAST[task] if fast else ()), f"train.seed={seed}"] for task in TASKS}
+    if text:
+        overrides["language"].append(f"data.paths={json.dumps([str(path) for path in text])}")
+    recipes = {
+        (task, variant): load_recipe(task, [*overrides[task], f"model.attention_type={variant}"])
+        for task in TASKS
+        for variant in VARIANTS
+    }
+    run_folders = {(task, variant): folder / f"{task}-{variant}" for task, variant in recipes}
+    existing: dict[str, Any] = {"resume": "auto" if resume else False, "overwrite": overwrite}
+    for key, recipe in recipes.items():
+        check_run_folder(run_folders[key], recipe, **existing)
     # All data before any training: bad input is said at once, not after minutes.
-    data_of = {task: build_data(recipes[task][VARIANTS[0]]) for task in TASKS}
+    data_of = {task: build_data(recipes[task, "diff"]) for task in TASKS}
     if overwrite:
-        _start_over(folder, recipes)
+        # Everything that an earlier demo wrote is deleted at once, so that old and new are never mixed.
+        for name in LEFTOVERS:
+            (folder / name).unlink(missing_ok=True)
+        for key, recipe in recipes.items():
+            if is_run_folder(run_folders[key]):
+                begin_run_folder(run_folders[key], recipe)
     records: list[Result] = []
     for task, data in data_of.items():
-        runs: dict[str, TrainedRun] = {}
+        models: dict[str, DiffTransformerForCausalLM] = {}
         for variant in VARIANTS:
-            run_folder = folder / f"{task}-{variant}"
-            run = runs[variant] = train(
-                recipes[task][variant],
-                run_folder,
-                resume=resume and is_run_folder(run_folder),
-                overwrite=overwrite and is_run_folder(run_folder),
+            run = train(
+                recipes[task, variant],
+                run_folders[task, variant],
                 progress=progress,
                 on_evaluate=validation_callback(data.batches),
                 data=data,
+                **existing,
             )
+            models[variant] = run.model
             records += evaluate(run.model, data.batches, variant, sequences=SEQUENCES[fast], seed=seed)
             records += [
                 Result(name=f"{task}/parameters", variant=variant, value=run.parameters),
                 Result(name=f"{task}/seconds", variant=variant, value=run.seconds, unit="s", better="lower", seed=seed),
             ]
-        models = {variant: run.model for variant, run in runs.items()}
         if isinstance(data.batches, RetrievalBatches):
             write_json(folder / ATTENTION, attention_example(models, data.batches, seed), indent=None)
         else:
             write_json(folder / SAMPLES, text_samples(models, data, seed))
-    settings = {
-        "seed": seed,
-        **{
-            task: twins[VARIANTS[0]].model_dump(mode="json", exclude={"model": {"attention_type"}})
-            for task, twins in recipes.items()
-        },
-    }
+    settings: dict[str, Any] = {"seed": seed}
+    for task in TASKS:
+        settings[task] = recipes[task, "diff"].model_dump(mode="json", exclude={"model": {"attention_type"}})
     title = "A Differential Transformer beside its twin"
     results = capture_results(title, settings, records, device=str(models["diff"].device))
-    baselines = tuple(retrieval_baselines(recipes["retrieval"][VARIANTS[0]]))
+    baselines = tuple(retrieval_baselines(recipes["retrieval", "diff"]))
     write_json(folder / RESULTS, replace(results, baselines=baselines))
     return folder
-
-
-def _twin_recipes(task: str, text: Sequence[str | Path] | None, seed: int, fast: bool) -> dict[str, Recipe]:
-    """The task's shipped recipe, once for each variant."""
-    overrides = [*(FAST[task] if fast else ()), f"train.seed={seed}"]
-    if task == "language" and text:
-        overrides.append(f"data.paths={json.dumps([str(path) for path in text])}")
-    return {variant: load_recipe(task, [*overrides, f"model.attention_type={variant}"]) for variant in VARIANTS}
 
 
 def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
@@ -149,20 +141,10 @@ def _check_folder(folder: Path, *, resume: bool, overwrite: bool) -> None:
         raise FileExistsError(f"{str(folder)!r} is not empty and holds no demo, so nothing is written there.")
 
 
-def _start_over(folder: Path, recipes: dict[str, dict[str, Recipe]]) -> None:
-    """Delete everything that an earlier demo wrote at once, so that old and new are never mixed."""
-    for name in LEFTOVERS:
-        (folder / name).unlink(missing_ok=True)
-    for task, twins in recipes.items():
-        for variant, recipe in twins.items():
-            if is_run_folder(folder / f"{task}-{variant}"):
-                begin_run_folder(folder / f"{task}-{variant}", recipe)
-
-
 def attention_example(
     models: dict[str, DiffTransformerForCausalLM], batches: RetrievalBatches, seed: int
 ) -> dict[str, Any]:
-    """The maps of one head of each twin for the first evaluation sequence.
+    """The maps of one head of each variant for the first evaluation sequence.
 
     In each model the head is the one that puts most of its weight, positive or negative, on the answers of this
     sequence: the same rule for both.
@@ -190,7 +172,7 @@ def attention_example(
         "tokens": batches.names(sample.input_ids[0]),
         "query_position": int(queries[0]),
         "answer_positions": [int(answers[0])],
-        "needle_positions": sorted({int(place) - offset for place in answers for offset in (0, 1)}),
+        "needle_positions": sorted({int(answer) - offset for answer in answers for offset in (0, 1)}),
     }
 
 
@@ -201,7 +183,7 @@ def _answer_share(maps: Tensor, queries: Tensor, answers: Tensor) -> Tensor:
 
 
 def text_samples(models: dict[str, DiffTransformerForCausalLM], data: Data, seed: int) -> dict[str, str]:
-    """How each twin goes on from the beginning of the validation text, drawn at temperature 0.8."""
+    """How each variant goes on from the beginning of the validation text, drawn at temperature 0.8."""
     tokenizer, batches = data.tokenizer, data.batches
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     assert isinstance(batches, TextBatches)
@@ -210,12 +192,11 @@ def text_samples(models: dict[str, DiffTransformerForCausalLM], data: Data, seed
     samples = {"prompt": str(tokenizer.decode(prompt[0]))}
     for variant, model in models.items():
         set_seed(seed)
-        room = min(SAMPLE_LENGTH, model.config.max_position_embeddings - prompt.shape[1])
         prompt = prompt.to(model.device)
         output = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
-            max_new_tokens=room,
+            max_new_tokens=min(SAMPLE_LENGTH, model.config.max_position_embeddings - prompt.shape[1]),
             do_sample=True,
             temperature=0.8,
             pad_token_id=tokenizer.pad_token_id,

@@ -13,7 +13,7 @@ from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.measure.measurement import MeasurementRequest, Options, find_measurement
 from diff_transformer.lab.measure.standard import validation_callback
-from diff_transformer.lab.record import Better, Comparison, Headline, Result
+from diff_transformer.lab.record import Comparison, Headline, Result
 from diff_transformer.lab.statistics import compare
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.suggestions import did_you_mean
@@ -23,8 +23,7 @@ from diff_transformer.train.recipe import differences
 from diff_transformer.train.step_costs import meta_model
 from diff_transformer.variants import ATTENTION_TYPES, head_dim
 
-# Of the commands `reproduce --preset`; "paper" is counted on the meta device and never run.
-PRESETS = ("cpu", "gpu", "paper")
+# The preset that is counted on the meta device and never run; the others are "cpu" and "gpu".
 PAPER = "paper"
 
 
@@ -41,17 +40,13 @@ def section(name: str, **settings: bool | float | str | None) -> tuple[str, ...]
 class Variant:
     """What is trained: a row of a table.
 
-    Attributes:
-        name: what to call it; one of a recipe's attention types where that says all ("diff", "softmax").
-        overrides: settings on top of the preset's: "model.attention_type=softmax".
-        coordinates: of its records, a size for example. Variants with the same ones are compared with each other, so
-            they must have the same data, the same training but for the learning rate, and the same parameters but for λ
-            and norms.
+    Variants with the same coordinates are compared with each other, so they must have the same data, the same training
+    but for the learning rate, and the same parameters but for λ and norms.
     """
 
-    name: str
-    overrides: tuple[str, ...]
-    coordinates: Coordinates = NOWHERE
+    name: str  # a recipe's attention type where that says all ("diff", "softmax")
+    overrides: tuple[str, ...]  # settings on top of the preset's
+    coordinates: Coordinates = NOWHERE  # of its records, a size for example
 
     @property
     def label(self) -> str:
@@ -59,43 +54,35 @@ class Variant:
         return ", ".join(part for part in (self.name, self.coordinates.label) if part)
 
 
-TWINS = (
-    Variant(name="diff", overrides=("model.attention_type=diff",)),
-    Variant(name="softmax", overrides=("model.attention_type=softmax",)),
-)
+def diff_and_softmax(*overrides: str, coordinates: Coordinates = NOWHERE) -> tuple[Variant, ...]:
+    """DIFF and the Transformer with these settings."""
+    return tuple(
+        Variant(name=kind, overrides=(f"model.attention_type={kind}", *overrides), coordinates=coordinates)
+        for kind in ("diff", "softmax")
+    )
+
+
+DIFF_AND_SOFTMAX = diff_and_softmax()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """An experiment at one size.
+    """An experiment at one size."""
 
-    Attributes:
-        recipe: the name of a shipped recipe; the paper's own size has stages instead, see `PaperPreset`.
-        overrides: its settings that are others here, for all variants.
-        variants: what is trained, DIFF and the Transformer unless given; none for an experiment that trains nothing
-            (`Experiment.measure_once`).
-        learning_rates: tried for each variant with the first seed, ascending; the one with the best validation is the
-            variant's. None: the recipe's own.
-        sweep: more overrides for these trials, such as fewer steps. Where there are none, the best trial is the first
-            seed's run.
-        extension: overrides of a second stage of training, which begins with the model of the first:
-            "data.length=1024", "train.steps=40".
-        seeds: how many, from 0; `--seeds` replaces it.
-        parameter_tolerance: the share by which counts may differ, where variants cannot be made equal.
-        options: what the measurement needs besides, by name (sample sizes, lengths); `--option` replaces them.
-        minutes: about how long it takes: on two processor cores (cpu) or one H200 (gpu); None for the paper's own.
-    """
-
-    recipe: str = ""
-    overrides: tuple[str, ...] = ()
-    variants: tuple[Variant, ...] = TWINS
+    recipe: str = ""  # the name of a shipped one; the paper's own size has stages instead, see `PaperPreset`
+    overrides: tuple[str, ...] = ()  # settings of the recipe that are others here, for all variants
+    variants: tuple[Variant, ...] = DIFF_AND_SOFTMAX  # none in an experiment that trains nothing
+    # Tried for each variant with the first seed, ascending: the one with the best validation is the variant's. The
+    # recipe's own where there are none.
     learning_rates: tuple[float, ...] = ()
+    # More overrides for these trials, such as fewer steps; without any, the best trial is also the first seed's run.
     sweep: tuple[str, ...] = ()
+    # Overrides of a second stage of training, which begins with the model of the first.
     extension: tuple[str, ...] = ()
-    seeds: int = 1
-    parameter_tolerance: float = 0.0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    minutes: float | None = None
+    seeds: int = 1  # how many, from 0; `--seeds` replaces it
+    parameter_tolerance: float = 0.0  # the share by which counts may differ, where variants cannot be made equal
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the measurement; `--option` replaces them
+    minutes: float | None = None  # about what it takes: two processor cores (cpu), one H200 (gpu); None for the paper's
 
     def variant_recipe(self, variant: Variant, *more: str) -> Recipe:
         """The recipe of a variant. Raises as `load_recipe` does."""
@@ -103,10 +90,8 @@ class Preset:
 
     @property
     def trains_on_text(self) -> bool:
-        """Whether all its variants are trained on text, which may be the user's (`--text`)."""
-        return bool(self.variants) and all(
-            isinstance(self.variant_recipe(variant).data, TextData) for variant in self.variants
-        )
+        """Whether its variants are trained on text, which may be the user's (`--text`)."""
+        return any(isinstance(self.variant_recipe(variant).data, TextData) for variant in self.variants)
 
 
 class Heads(NamedTuple):
@@ -140,8 +125,8 @@ def count(config: DiffTransformerConfig) -> Counts:
     """The parameters of a model that is not built."""
     named = list(meta_model(config).named_parameters())
     # What the attention types do not share: norms, and λ's vectors or projection.
-    own = ("norm", *(f".{module}." for module in ATTENTION_TYPES[config.attention_type].lambda_modules))
-    shared = sum(weight.numel() for name, weight in named if not any(part in name for part in own))
+    unshared = ("norm", *(f".{module}." for module in ATTENTION_TYPES[config.attention_type].lambda_modules))
+    shared = sum(weight.numel() for name, weight in named if not any(part in name for part in unshared))
     return Counts(sum(weight.numel() for _, weight in named), shared)
 
 
@@ -175,32 +160,28 @@ def _pairs(variants: Sequence[Variant]) -> list[tuple[Variant, Variant]]:
     return [(first[variant.coordinates], variant) for variant in variants if variant is not first[variant.coordinates]]
 
 
+def by_name(records: Sequence[Result], name: str) -> list[Result]:
+    """The records of that name."""
+    return [record for record in records if record.name == name]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRule:
-    """Which comparisons are made of a number: two variants, wherever both were measured.
+    """Which comparisons are made of a number: two variants, wherever both were measured."""
 
-    Attributes:
-        name: of the records.
-        variant, against: the claim is that `variant` is the better one.
-        at: whether they are compared at these coordinates.
-        paper: the paper's values of the two at these coordinates; None where it gives none.
-        claimed: whether anything is claimed, at these coordinates or at all.
-        exploratory: whether the claim is a question of this project's, and not the paper's.
-    """
-
-    name: str
-    variant: str = "diff"
+    name: str  # of the records
+    variant: str = "diff"  # the claim is that it is the better one
     against: str = "softmax"
-    at: Callable[[Coordinates], bool] = lambda _: True
-    paper: Callable[[Coordinates], tuple[float, float] | None] = lambda _: None
-    claimed: bool | Callable[[Coordinates], bool] = True
-    exploratory: bool = False
+    at: Callable[[Coordinates], bool] = lambda _: True  # whether the two are compared there
+    paper: Callable[[Coordinates], tuple[float, float] | None] = lambda _: None  # the paper's values of both, if any
+    claimed: bool | Callable[[Coordinates], bool] = True  # whether anything is claimed, there or at all
+    exploratory: bool = False  # whether the claim is a question of this project's, and not the paper's
 
     def comparisons(self, records: Sequence[Result]) -> list[Comparison]:
         """One at each of the coordinates, in the order of the records."""
         measured: dict[Coordinates, set[str]] = {}
-        for record in records:
-            if record.name == self.name and self.at(record.coordinates):
+        for record in by_name(records, self.name):
+            if self.at(record.coordinates):
                 measured.setdefault(record.coordinates, set()).add(record.variant)
         return [
             compare(
@@ -208,12 +189,12 @@ class ComparisonRule:
                 self.name,
                 self.variant,
                 self.against,
-                coordinates=place,
-                paper=self.paper(place),
-                claimed=self.claimed if isinstance(self.claimed, bool) else self.claimed(place),
+                coordinates=coordinates,
+                paper=self.paper(coordinates),
+                claimed=self.claimed if isinstance(self.claimed, bool) else self.claimed(coordinates),
                 exploratory=self.exploratory,
             )
-            for place, variants in measured.items()
+            for coordinates, variants in measured.items()
             if {self.variant, self.against} <= variants
         ]
 
@@ -224,59 +205,27 @@ def compared_by(*rules: ComparisonRule) -> Callable[[Sequence[Result], Preset], 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validation:
-    """By which number of its validation data a learning rate is chosen: a name that `on_evaluate` logs."""
-
-    name: str
-    better: Better
-
-
-LOSS = Validation(name="validation/loss", better="lower")
-ACCURACY = Validation(name="validation/accuracy", better="higher")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A table or a figure of the paper, or a question beyond it.
+    """A table or a figure of the paper, or a question beyond it."""
 
-    Attributes:
-        name: as it is typed: "table6".
-        shows: one line.
-        presets: by name, see `PRESETS`.
-        compare: what the records of all variants and seeds say; see `compared_by`.
-        measurements: what is measured on every trained checkpoint: the name of a measurement, which has the preset's
-            options; or from a preset, the requests.
-        options: what `--option` may replace, where that is not the measurement's own options.
-        measure_once: instead of measurements, takes all numbers of an experiment that trains nothing; with each of the
-            preset's seeds it repeats them.
-        validation: by what learning rates are chosen.
-        on_evaluate: what training logs about its validation data.
-        logs: a name for it, where it is not the usual. The keys of runs hold it, so one that was chosen stays.
-        notes: sentences that a reader of the numbers must know, whatever they are.
-        headline: from the preset's options, which comparison the experiment is about: the one that an overview shows.
-            None where no comparison of two variants stands for it.
-    """
-
-    name: str
-    shows: str
-    presets: Mapping[str, Preset]
+    name: str  # as it is typed: "table6"
+    shows: str  # one line
+    presets: Mapping[str, Preset]  # "cpu", "gpu" and, but for questions beyond the paper, "paper"
+    # What the records of all variants and seeds say; see `compared_by`.
     compare: Callable[[Sequence[Result], Preset], list[Comparison]]
+    # What is measured on every trained checkpoint: a measurement with the preset's options, or requests of several.
     measurements: str | Callable[[Preset], Sequence[MeasurementRequest]] = ""
-    options: type[Options] | None = None
+    # Instead of these, all numbers of an experiment that trains nothing; each of the preset's seeds repeats them.
     measure_once: Callable[[Preset, Progress], list[Result]] | None = None
-    validation: Validation = LOSS
+    options: type[Options] | None = None  # what `--option` may replace, if not the measurement's own options
+    # What training logs about its validation data, and a name for it where it is not the usual. The keys of runs hold
+    # the name, so one that was chosen stays.
     on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]] = validation_callback
     logs: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences that a reader of the numbers must know, whatever they are
+    # From the preset's options, the comparison that an overview shows. None where no comparison of two variants stands
+    # for the experiment.
     headline: Callable[[Mapping[str, Any]], Headline] | None = None
-
-    def __post_init__(self) -> None:
-        if bool(self.measurements) == (self.measure_once is not None):
-            raise ValueError(f"the experiment {self.name!r} needs either measurements or measure_once")
-        if bool(self.logs) == (self.on_evaluate is validation_callback):
-            raise ValueError(f"the experiment {self.name!r} needs a name for what it logs, if that is not the usual")
-        if unknown := sorted(self.presets.keys() - set(PRESETS)):
-            raise ValueError(f"the experiment {self.name!r} has the unknown preset {unknown[0]!r}")
 
     def requests(self, preset: Preset) -> Sequence[MeasurementRequest]:
         """What is measured on every trained checkpoint."""

@@ -3,20 +3,10 @@
 from dataclasses import replace
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import (
-    ACCURACY,
-    ComparisonRule,
-    Experiment,
-    Preset,
-    compared_by,
-    section,
-)
+from diff_transformer.lab.experiments.experiment import ComparisonRule, Experiment, Preset, compared_by, section
 from diff_transformer.lab.experiments.needle_experiments import SYNTHETIC_TASK
 from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, PaperPreset, evaluation
-from diff_transformer.lab.measure.many_shot import ACCURACY as NAME
-from diff_transformer.lab.measure.many_shot import ORDER_MEAN as MEAN
-from diff_transformer.lab.measure.many_shot import ORDER_VARIANCE as VARIANCE
-from diff_transformer.lab.measure.many_shot import ORDERS, RANGE_ORDERS
+from diff_transformer.lab.measure import many_shot
 from diff_transformer.lab.record import Headline
 
 # Two cores.
@@ -49,10 +39,8 @@ NOTES = (
     "Banking-77 or CLINC-150.",
 )
 
-
 # Demonstrations have 20 to 40 tokens each, so the longest prompts have 20K to 40K.
 PAPER_SHOTS = [16, 32, 64, 128, 256, 512, 1024]
-
 
 FIG_6 = Experiment(
     name="fig6",
@@ -82,11 +70,10 @@ FIG_6 = Experiment(
         ),
     },
     measurements="episodes",
-    compare=compared_by(ComparisonRule(name=NAME)),
-    validation=ACCURACY,
+    compare=compared_by(ComparisonRule(name=many_shot.ACCURACY)),
     # With as many demonstrations as there are, the fewest of them wrong.
     headline=lambda options: Headline(
-        name=NAME, coordinates=Coordinates(noise=min(options["noises"]), shots=max(options["shots"]))
+        name=many_shot.ACCURACY, coordinates=Coordinates(noise=min(options["noises"]), shots=max(options["shots"]))
     ),
     notes=(
         *NOTES,
@@ -97,11 +84,10 @@ FIG_6 = Experiment(
 
 # The first is judged: how far apart orders lie beyond chance, without bias. A range grows with what chance does, which
 # is most at one half, so that it would follow the accuracy; a spread is the root of the first, to be read. A model that
-# guesses has no orders that are better than others, so both variants must be above guessing (MEAN) for a verdict.
+# guesses has no orders that are better than others, so both variants must be above guessing for a verdict.
 RANGE, SPREAD = "many_shot/order_range", "many_shot/order_spread"
 # Best less worst of 10 orders on TREC: DIFF, the Transformer.
 PAPER = {"random": (0.040, 0.190), "alternating": (0.134, 0.567)}
-
 
 FIG_7 = Experiment(
     name="fig7",
@@ -130,24 +116,24 @@ FIG_7 = Experiment(
     },
     measurements="episode_orders",
     compare=compared_by(
-        ComparisonRule(name=VARIANCE),
-        ComparisonRule(name=RANGE, paper=lambda place: PAPER[str(place["orders"])], claimed=False),
+        ComparisonRule(name=many_shot.ORDER_VARIANCE),
+        ComparisonRule(name=RANGE, paper=lambda coordinates: PAPER[str(coordinates["orders"])], claimed=False),
         ComparisonRule(name=SPREAD, claimed=False),
-        ComparisonRule(name=MEAN, claimed=False),
+        ComparisonRule(name=many_shot.ORDER_MEAN, claimed=False),
     ),
-    validation=ACCURACY,
     headline=lambda options: Headline(
-        name=VARIANCE, coordinates=Coordinates(orders=ORDERS[0], noise=options["noises"][0])
+        name=many_shot.ORDER_VARIANCE, coordinates=Coordinates(orders=many_shot.ORDERS[0], noise=options["noises"][0])
     ),
     notes=(
         *NOTES,
-        f"The verdict is on {VARIANCE}, the variance of the accuracies after different orders less what chance alone "
-        f"gives, as a mean over sets; where chance did less than usual it is below 0. {SPREAD} is "
-        "the mean over seeds of its root for each, 0 where it is below 0.",
+        f"The verdict is on {many_shot.ORDER_VARIANCE}, the variance of the accuracies after different orders less "
+        "what chance alone gives, as a mean over sets; where chance did less than usual it is below 0. "
+        f"{SPREAD} is the mean over seeds of its root for each, 0 where it is below 0.",
         "A model that guesses answers alike after every order, and one that is hardly better nearly so: where the 95 % "
-        f"interval of a variant's {MEAN} is not above guessing, the variances are not comparable. Beyond it the "
-        "variance may still be smaller for the variant that knows less, or nearly all.",
-        f"{RANGE} is the best less the worst of {RANGE_ORDERS} orders, as in the paper. Most of it may be chance, "
-        "which is largest where half of the answers are right: it follows the accuracy, so no verdict is on it.",
+        f"interval of a variant's {many_shot.ORDER_MEAN} is not above guessing, the variances are not comparable. "
+        "Beyond it the variance may still be smaller for the variant that knows less, or nearly all.",
+        f"{RANGE} is the best less the worst of {many_shot.RANGE_ORDERS} orders, as in the paper. Most of it may "
+        "be chance, which is largest where half of the answers are right: it follows the accuracy, so no verdict is on "
+        "it.",
     ),
 )

@@ -8,8 +8,15 @@ from typing import Any
 
 from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import TWINS, ComparisonRule, Experiment, Preset, compared_by, section
-from diff_transformer.lab.experiments.language_experiments import FIXED_TEXT, LANGUAGE_CPU, LANGUAGE_GPU, language_twins
+from diff_transformer.lab.experiments import language_experiments as language
+from diff_transformer.lab.experiments.experiment import (
+    ComparisonRule,
+    Experiment,
+    Preset,
+    by_name,
+    compared_by,
+    section,
+)
 from diff_transformer.lab.experiments.paper_preset import PaperPreset, evaluation
 from diff_transformer.lab.measure.gradients import ERROR, gradient_callback
 from diff_transformer.lab.measure.measurement import MeasurementRequest
@@ -19,27 +26,21 @@ from diff_transformer.lab.record import Comparison, Headline, Result
 
 # Of the paper's 3B models over 0.4M tokens, DIFF and then the Transformer.
 RANKS = (1, 2, 3, 10, 100, MEDIAN)
-PAPER: dict[str, dict[int | str, tuple[float, float]]] = {
-    "outliers/attention_logits": dict(
-        zip(RANKS, ((38.8, 318.0), (38.8, 308.2), (37.3, 304.9), (32.0, 284.7), (27.4, 251.5), (3.3, 5.4)), strict=True)
-    ),
-    "outliers/hidden_states": dict(
-        zip(
-            RANKS,
-            ((1688.2, 3608.6), (1672.5, 3607.4), (1672.1, 3603.6), (1624.3, 3552.1), (740.9, 2448.2), (1.2, 0.6)),
-            strict=True,
-        )
+PAPER = {
+    "outliers/attention_logits": ((38.8, 38.8, 37.3, 32.0, 27.4, 3.3), (318.0, 308.2, 304.9, 284.7, 251.5, 5.4)),
+    "outliers/hidden_states": (
+        (1688.2, 1672.5, 1672.1, 1624.3, 740.9, 1.2),
+        (3608.6, 3607.4, 3603.6, 3552.1, 2448.2, 0.6),
     ),
 }
-
 
 TABLE_5 = Experiment(
     name="table5",
     shows="activation outliers: the largest attention logits and hidden states (Table 5)",
-    presets=language_twins(
+    presets=language.language_presets(
         cpu={"tokens": 40_000},
         gpu={"tokens": TOKENS},
-        paper=(evaluation("outliers", tokens=TOKENS),),
+        paper=PaperPreset(evaluations=(evaluation("outliers", tokens=TOKENS),)),
         cpu_minutes=0.5,
         gpu_minutes=2,
     ),
@@ -47,8 +48,10 @@ TABLE_5 = Experiment(
         *(
             ComparisonRule(
                 name=name,
-                paper={Coordinates(rank=rank): pair for rank, pair in values.items()}.get,
-                claimed=lambda place: place["rank"] != MEDIAN,
+                paper={
+                    Coordinates(rank=rank): pair for rank, pair in zip(RANKS, zip(*values, strict=True), strict=True)
+                }.get,
+                claimed=lambda coordinates: coordinates["rank"] != MEDIAN,
             )
             for name, values in PAPER.items()
         )
@@ -58,8 +61,8 @@ TABLE_5 = Experiment(
     notes=(
         "Attention logits are q·k/√d as the softmax gets them, of the keys that a query sees, of all heads and layers, "
         "and of both maps of DIFF. Hidden states are the residual stream after each layer.",
-        f"The paper's values are of models of 3B parameters over 0.4M tokens. {FIXED_TEXT} The largest of other text "
-        "may be larger.",
+        f"The paper's values are of models of 3B parameters over 0.4M tokens. {language.FIXED_TEXT} The largest of "
+        "other text may be larger.",
     ),
 )
 
@@ -69,23 +72,25 @@ ACCURACY = {16: (0.662, 0.634), 8: (0.663, 0.627), 6: (0.660, 0.589), 4: (0.588,
 
 def paper_drop(bits: int) -> tuple[float, float]:
     """What DIFF and the Transformer lose on HellaSwag against 16 bits."""
-    diff, softmax = (whole - few for whole, few in zip(ACCURACY[16], ACCURACY[bits], strict=True))
+    diff, softmax = (full - rounded for full, rounded in zip(ACCURACY[16], ACCURACY[bits], strict=True))
     return round(diff, 3), round(softmax, 3)
 
 
-def _claimed_fig8(place: Coordinates) -> bool:
+def _claimed_fig8(coordinates: Coordinates) -> bool:
     """Where the paper says that DIFF keeps more of its accuracy."""
-    return place["bits"] in (6, 4)
+    return coordinates["bits"] in (6, 4)
 
 
 FIG_8 = Experiment(
     name="fig8",
     shows="loss and accuracy with attention logits of 16, 8, 6 and 4 bits (Figure 8)",
-    presets=language_twins(
+    presets=language.language_presets(
         cpu={"tokens": 32_768},
         gpu={"tokens": 400_000},
-        paper=(evaluation("quantised", tokens=400_000),),
-        remarks=("The paper measures HellaSwag; here it is held-out text, and the paper's task is not measured.",),
+        paper=PaperPreset(
+            evaluations=(evaluation("quantised", tokens=400_000),),
+            remarks=("The paper measures HellaSwag; here it is held-out text, and the paper's task is not measured.",),
+        ),
         cpu_minutes=2,
         gpu_minutes=8,
     ),
@@ -96,7 +101,7 @@ FIG_8 = Experiment(
         ComparisonRule(
             name="quantised/accuracy_drop",
             claimed=_claimed_fig8,
-            paper=lambda place: paper_drop(int(place.place("bits"))),
+            paper=lambda coordinates: paper_drop(int(coordinates.position("bits"))),
         ),
     ),
     measurements="quantised",
@@ -105,11 +110,11 @@ FIG_8 = Experiment(
         "Rounded to 2^b − 1 equal steps up to the largest in size: of each row (a query in a head and map), or of each "
         "tensor (all logits of a layer for one sequence). The paper does not say which.",
         "Accuracy is the share of tokens of held-out text that the model holds most likely; the paper's is on "
-        f"HellaSwag, and its drop is against 16 bits. {FIXED_TEXT}",
+        f"HellaSwag, and its drop is against 16 bits. {language.FIXED_TEXT}",
     ),
 )
 
-# Parameters that both twins have; no "output" where it is tied to the embedding.
+# Parameters that both variants have; no "output" where it is tied to the embedding.
 KINDS = ("q", "k", "v", "o", "mlp", "norm", "embedding", "output")
 # "Equivalent in magnitude" taken at its word: within a power of ten, each way.
 LIMIT = 1.0
@@ -130,52 +135,42 @@ def _on_evaluate(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
 
 def _compare_appendix_g(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     """Whether the sizes are apart by less than a power of ten, before training and in it; the sizes; the equations."""
-    kinds = [kind for kind in KINDS if any(record.name == f"gradient/{kind}" for record in records)]
     steps = list(dict.fromkeys(record.coordinates for record in records if record.name == "gradient/q"))
-    of_equations = [record for record in records if (record.name, record.variant) == (ERROR, TWINS[0].name)]
+    of_equations = [record for record in records if (record.name, record.variant) == (ERROR, "diff")]
     limits = [replace(record, value=ROUNDING, variant=ROUNDING_VARIANT) for record in of_equations]
-    more = [*(record for kind in kinds for record in distance_records(records, kind)), *limits]
+    distances = [record for kind in KINDS for record in distance_records(records, kind)]
     return compared_by(
-        *(ComparisonRule(name=f"gradient/{kind}_distance", against=LIMIT_VARIANT, exploratory=True) for kind in kinds),
+        *(ComparisonRule(name=f"gradient/{kind}_distance", against=LIMIT_VARIANT, exploratory=True) for kind in KINDS),
         *(
-            ComparisonRule(name=f"gradient/{kind}", at=lambda place: place in (steps[0], steps[-1]), claimed=False)
-            for kind in kinds
+            ComparisonRule(name=f"gradient/{kind}", at=lambda step: step in (steps[0], steps[-1]), claimed=False)
+            for kind in KINDS
         ),
-        *(ComparisonRule(name=ERROR, variant=twin.name, against=ROUNDING_VARIANT, exploratory=True) for twin in TWINS),
-    )([*records, *more], preset)
+        *(
+            ComparisonRule(name=ERROR, variant=variant, against=ROUNDING_VARIANT, exploratory=True)
+            for variant in ("diff", "softmax")
+        ),
+    )([*records, *distances, *limits], preset)
 
 
 def distance_records(records: Sequence[Result], kind: str) -> list[Result]:
-    """How far apart the twins' gradients are, |log10 of their ratio|: before training, and the mean of all steps that
-    were looked at in it. The limit stands beside each as a variant of its own.
+    """How far apart the gradients of both variants are, |log10 of their ratio|: before training, and the mean of all
+    steps that were looked at in it. The limit stands beside each as a variant of its own.
     """
     name = f"gradient/{kind}"
-    sizes = {
-        (record.seed, record.coordinates, record.variant): record.value for record in records if record.name == name
-    }
-    apart: dict[tuple[int | None, Coordinates], list[float]] = {}
+    sizes = {(one.seed, one.coordinates, one.variant): one.value for one in by_name(records, name)}
+    distances: dict[tuple[int | None, Coordinates], list[float]] = {}
     for (seed, step, variant), value in sizes.items():
         other = sizes.get((seed, step, "softmax"))
         if variant == "diff" and other is not None:
-            phase = "before training" if step == Coordinates(step=0) else "in training"
-            apart.setdefault((seed, Coordinates(phase=phase)), []).append(_decades(value, other))
+            phase = Coordinates(phase="before training" if step == Coordinates(step=0) else "in training")
+            decades = abs(math.log10(value / other)) if value > 0 and other > 0 else math.nan
+            distances.setdefault((seed, phase), []).append(decades)
+    shared: dict[str, Any] = {"name": f"{name}_distance", "unit": "powers of ten", "better": "lower"}
     return [
-        Result(
-            name=f"{name}_distance",
-            variant=variant,
-            value=value,
-            unit="powers of ten",
-            seed=seed,
-            better="lower",
-            coordinates=place,
-        )
-        for (seed, place), decades in apart.items()
+        Result(variant=variant, value=value, seed=seed, coordinates=phase, **shared)
+        for (seed, phase), decades in distances.items()
         for variant, value in (("diff", fmean(decades)), (LIMIT_VARIANT, LIMIT))
     ]
-
-
-def _decades(one: float, other: float) -> float:
-    return abs(math.log10(one / other)) if one > 0 and other > 0 else math.nan
 
 
 APPENDIX_G = Experiment(
@@ -185,7 +180,7 @@ APPENDIX_G = Experiment(
         "cpu": Preset(
             recipe="language",
             overrides=(
-                *LANGUAGE_CPU,
+                *language.LANGUAGE_CPU,
                 "data.validation_tokens=16384",
                 *section("train", steps=300, warmup_steps=30, evaluate_every=30),
             ),
@@ -195,7 +190,7 @@ APPENDIX_G = Experiment(
         "gpu": Preset(
             recipe="language",
             overrides=(
-                *LANGUAGE_GPU,
+                *language.LANGUAGE_GPU,
                 "data.validation_tokens=65536",
                 *section("train", steps=800, learning_rate="1e-3", evaluate_every=50),
             ),

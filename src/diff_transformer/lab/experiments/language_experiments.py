@@ -1,6 +1,6 @@
 """Defines the experiments on language loss: by position in long documents (Figure 4), and of DIFF's parts (Table 6)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,22 +13,15 @@ from diff_transformer.lab.experiments.experiment import (
     compared_by,
     section,
 )
-from diff_transformer.lab.experiments.paper_preset import (
-    LONG_CONTEXTS,
-    THREE_BILLION,
-    Evaluation,
-    PaperPreset,
-    Stage,
-    evaluation,
-)
+from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, PaperPreset, Stage, evaluation
 from diff_transformer.lab.measure.document_losses import CUMULATIVE_LOSS, REPEAT_COLUMNS, WHOLE, position_marks
-from diff_transformer.lab.record import Headline, Result
+from diff_transformer.lab.record import Headline
 
 FIXED_TEXT = "Intervals are over seeds on one fixed text, and say nothing of other text."
 
 # Minutes on two cores: 2048 tokens to a step. The training sees a fraction of the corpus, so much of it is left to
 # measure on: intervals over documents want many. First weights of 0.1 give so narrow a model activations of the scale
-# that 0.02 gives one 1600 wide; from 0.02 both twins start slowly, DIFF most of all (docs/log.md).
+# that 0.02 gives one 1600 wide; from 0.02 both variants start slowly, DIFF most of all (docs/log.md).
 LANGUAGE_CPU = (
     *section("data", tokenizer="bpe", vocab_size=1024, length=128, batch_size=16, isolate_documents=False),
     *section("data", validation_fraction=0.2, validation_tokens=20000),
@@ -49,11 +42,6 @@ def language_preset(*overrides: str, steps: int, evaluate_every: int | None = No
     """A preset of the recipe "language", whose models are validated at the end of training unless told otherwise."""
     training = section("train", steps=steps, evaluate_every=evaluate_every or steps)
     return Preset(recipe="language", overrides=(*overrides, *training), **more)
-
-
-def by_name(records: Sequence[Result], name: str) -> list[Result]:
-    """The records of that name."""
-    return [record for record in records if record.name == name]
 
 
 FIG_4 = Experiment(
@@ -116,21 +104,14 @@ FIG_4 = Experiment(
 CPU_MINUTES, GPU_MINUTES = 6.5, 15
 
 
-def language_twins(
-    *,
-    cpu: Mapping[str, Any],
-    gpu: Mapping[str, Any],
-    paper: tuple[Evaluation, ...],
-    remarks: tuple[str, ...] = (),
-    cpu_minutes: float,
-    gpu_minutes: float,
+def language_presets(
+    *, cpu: Mapping[str, Any], gpu: Mapping[str, Any], paper: PaperPreset, cpu_minutes: float, gpu_minutes: float
 ) -> dict[str, Preset]:
-    """The presets of an experiment that measures them: its options, what is measured on the paper's models, remarks on
-    that, and how long measuring all models takes."""
-    found: dict[str, Preset] = {"paper": PaperPreset(evaluations=paper, remarks=remarks)}
+    """The presets of an experiment that measures them: its options, and how long measuring all models takes."""
+    presets: dict[str, Preset] = {"paper": paper}
     for name, options, minutes in (("cpu", cpu, CPU_MINUTES + cpu_minutes), ("gpu", gpu, GPU_MINUTES + gpu_minutes)):
-        found[name] = replace(FIG_4.presets[name], extension=(), options=options, minutes=minutes)
-    return found
+        presets[name] = replace(FIG_4.presets[name], extension=(), options=options, minutes=minutes)
+    return presets
 
 
 DIFF, TRANSFORMER = "diff", "softmax"
@@ -170,24 +151,23 @@ def table_6_variants(heads: int, head_dim: int, *names: str) -> tuple[Variant, .
     full = section("model", num_attention_heads=heads, head_dim=head_dim)
     half = section("model", num_attention_heads=heads // 2, head_dim=2 * head_dim)
     softmax, diff = "model.attention_type=softmax", "model.attention_type=diff"
-    rows = (
-        Variant(name=TRANSFORMER, overrides=(softmax, *full)),
-        Variant(name=HALF, overrides=(softmax, *half)),
-        Variant(name=HALF_NORM, overrides=(softmax, *half, "model.headwise_norm=true")),
-        Variant(name=DIFF, overrides=(diff, *full)),
-        Variant(name=NO_NORM, overrides=(diff, *full, "model.headwise_norm=false")),
-        Variant(name=CONSTANTS[0], overrides=(diff, *full, "model.lambda_init=0.8")),
-        Variant(name=CONSTANTS[1], overrides=(diff, *full, "model.lambda_init=0.5")),
-    )
-    by_name = {row.name: row for row in rows}
-    return tuple(by_name[name] for name in names or by_name)
+    rows = {
+        TRANSFORMER: (softmax, *full),
+        HALF: (softmax, *half),
+        HALF_NORM: (softmax, *half, "model.headwise_norm=true"),
+        DIFF: (diff, *full),
+        NO_NORM: (diff, *full, "model.headwise_norm=false"),
+        CONSTANTS[0]: (diff, *full, "model.lambda_init=0.8"),
+        CONSTANTS[1]: (diff, *full, "model.lambda_init=0.5"),
+    }
+    return tuple(Variant(name=name, overrides=rows[name]) for name in names or rows)
 
 
 TABLE_6 = Experiment(
     name="table6",
     shows="what DIFF's parts do: all seven rows of Table 6",
     presets={
-        # The twins' runs are those of `v2`.
+        # The runs of DIFF and the Transformer are those of `v2`.
         "cpu": language_preset(
             *LANGUAGE_CPU,
             *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=4),

@@ -1,6 +1,6 @@
 """Defines the experiments with needles: found (Table 2), by length and depth (Figure 5), and attended to (Table 3)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 from typing import Annotated
@@ -8,13 +8,19 @@ from typing import Annotated
 from pydantic import Field
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.experiments.experiment import ACCURACY as BY_ACCURACY
-from diff_transformer.lab.experiments.experiment import TWINS, ComparisonRule, Experiment, Preset, compared_by, section
+from diff_transformer.lab.experiments.experiment import (
+    DIFF_AND_SOFTMAX,
+    ComparisonRule,
+    Experiment,
+    Preset,
+    compared_by,
+    section,
+)
 from diff_transformer.lab.experiments.language_experiments import HALF_NORM, LANGUAGE_GPU, table_6_variants
 from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, PaperPreset, evaluation
 from diff_transformer.lab.measure.measurement import Count, MeasurementRequest, Options
 from diff_transformer.lab.measure.needles import ACCURACY, ALL_LENGTHS, BY_DEPTH, DEPTHS, JOINT
-from diff_transformer.lab.record import Comparison, Headline, Result
+from diff_transformer.lab.record import Headline
 
 SYNTHETIC_MODEL = (
     *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=2),
@@ -24,7 +30,7 @@ SYNTHETIC_MODEL = (
 SYNTHETIC_TASK = (*SYNTHETIC_MODEL, "model.rope_theta=10", "train.evaluate_every=250", "train.checkpoint_every=500")
 
 # Two cores: needles among noise tokens. Sequences of 1 to 4 pairs, asked for again and again, so that nothing can be
-# answered by elimination. Beside the twins Table 6's control: half the heads of twice the width, with headwise norm.
+# answered by elimination. With Table 6's control: half the heads of twice the width, with headwise norm.
 NEEDLE_CPU = Preset(
     recipe="retrieval",
     overrides=(
@@ -33,7 +39,7 @@ NEEDLE_CPU = Preset(
         *section("data", num_pairs=4, num_queries=8, repeats=True, vary=True),
         *section("data", num_keys=16, num_values=16, num_noise=16, length=52, batch_size=32),
     ),
-    variants=(*TWINS, *table_6_variants(4, 16, HALF_NORM)),
+    variants=(*DIFF_AND_SOFTMAX, *table_6_variants(4, 16, HALF_NORM)),
     learning_rates=(5e-4, 1e-3, 3e-3, 6e-3),
     seeds=3,
 )
@@ -86,23 +92,20 @@ def _requests_table2(preset: Preset) -> list[MeasurementRequest]:
     ]
 
 
-def _compare_table2(records: Sequence[Result], preset: Preset) -> list[Comparison]:
-    paper = {Coordinates(needles=cell[0], queries=cell[1]): values for cell, values in TABLE2_PAPER.items()}
-    comparisons = []
-    for other in [variant.name for variant in preset.variants if variant.name != "diff"]:
-        # The paper has needles for the twins alone: how DIFF stands to the control is for us to ask.
-        is_twin = other == "softmax"
-        accuracy = ComparisonRule(
+def _rules_table2(against: str, paper: Mapping[tuple[int, int], tuple[float, float]]) -> tuple[ComparisonRule, ...]:
+    """The paper has needles for DIFF and the Transformer alone: how DIFF stands to the control is for us to ask."""
+    values = {Coordinates(needles=needles, queries=queried): pair for (needles, queried), pair in paper.items()}
+    return (
+        ComparisonRule(
             name=ACCURACY,
-            against=other,
-            paper=paper.get if is_twin else lambda _: None,
+            against=against,
+            paper=values.get,
             # One needle among tokens is found by knowing what a value is: nothing is claimed of it, nor in the paper.
-            claimed=lambda place: place["needles"] != 1,
-            exploratory=not is_twin,
-        )
-        joint = ComparisonRule(name=JOINT, against=other, exploratory=not is_twin)
-        comparisons += [*accuracy.comparisons(records), *joint.comparisons(records)]
-    return comparisons
+            claimed=lambda coordinates: coordinates["needles"] != 1,
+            exploratory=not paper,
+        ),
+        ComparisonRule(name=JOINT, against=against, exploratory=not paper),
+    )
 
 
 TABLE_2 = Experiment(
@@ -126,8 +129,7 @@ TABLE_2 = Experiment(
     },
     options=CellOptions,
     measurements=_requests_table2,
-    compare=_compare_table2,
-    validation=BY_ACCURACY,
+    compare=compared_by(*_rules_table2("softmax", TABLE2_PAPER), *_rules_table2(HALF_NORM, {})),
     headline=lambda _: Headline(name=ACCURACY, coordinates=Coordinates(needles=2, queries=2)),
     notes=(
         *NOTES,
@@ -164,19 +166,14 @@ FIG_5 = Experiment(
         ComparisonRule(name=ACCURACY, paper={ALL_LENGTHS: (fmean(PAPER_DIFF), fmean(PAPER_TRANSFORMER))}.get),
         ComparisonRule(name=BY_DEPTH),
     ),
-    validation=BY_ACCURACY,
     headline=lambda _: Headline(name=ACCURACY, coordinates=ALL_LENGTHS),
     notes=(*NOTES, f"The paper's values of {ALL_LENGTHS.label} are the means of its eight lengths, 8K to 64K."),
 )
 
 # By depth: DIFF, the Transformer.
 TABLE3_PAPER = {
-    "attention_to_answer": dict(
-        zip(DEPTHS, ((0.27, 0.03), (0.30, 0.03), (0.31, 0.03), (0.32, 0.07), (0.40, 0.09)), strict=True)
-    ),
-    "attention_noise": dict(
-        zip(DEPTHS, ((0.01, 0.51), (0.02, 0.54), (0.02, 0.52), (0.02, 0.49), (0.01, 0.49)), strict=True)
-    ),
+    "attention_to_answer": ((0.27, 0.03), (0.30, 0.03), (0.31, 0.03), (0.32, 0.07), (0.40, 0.09)),
+    "attention_noise": ((0.01, 0.51), (0.02, 0.54), (0.02, 0.52), (0.02, 0.49), (0.01, 0.49)),
 }
 
 TABLE_3 = Experiment(
@@ -195,7 +192,7 @@ TABLE_3 = Experiment(
         *(
             ComparisonRule(
                 name=f"needles/{kind}_{definition}",
-                paper={Coordinates(depth=depth): values for depth, values in paper.items()}.get,
+                paper={Coordinates(depth=depth): values for depth, values in zip(DEPTHS, paper, strict=True)}.get,
                 # Rows that add up to 1 − λ have less of everything, noise and answer, before anything is learnt.
                 claimed=definition == "share",
             )
@@ -203,7 +200,6 @@ TABLE_3 = Experiment(
             for definition in ("share", "signed")
         )
     ),
-    validation=BY_ACCURACY,
     headline=lambda _: Headline(name="needles/attention_to_answer_share", coordinates=Coordinates(depth=DEPTHS[0])),
     notes=(
         *NOTES,

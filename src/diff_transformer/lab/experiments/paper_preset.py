@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import (
@@ -74,33 +74,53 @@ def evaluation(name: str, *, text: str = "", **options: Any) -> Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperPreset(Preset):
-    """An experiment at the paper's size, for a cluster.
+    """An experiment at the paper's size, for a cluster."""
 
-    Attributes:
-        stages: of training, in their order; the 3B models' unless given.
-        recipes: coordinates → the recipe of the first stage, where sizes have recipes of their own.
-        evaluations: what is measured on every variant's last checkpoint.
-        commands: what is run besides; each is one command line.
-        remarks: what a reader must know of the commands: what the paper does not say, and what cannot be had.
-    """
-
-    stages: tuple[Stage, ...] = (THREE_BILLION,)
+    stages: tuple[Stage, ...] = (THREE_BILLION,)  # of training, in their order
+    # Coordinates → the recipe of the first stage, where sizes have recipes of their own.
     recipes: Mapping[Coordinates, str] = field(default_factory=dict)
-    evaluations: tuple[Evaluation, ...] = ()
-    commands: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()  # what is measured on every variant's last checkpoint
+    commands: tuple[str, ...] = ()  # what is run besides; each is one command line
+    remarks: tuple[str, ...] = ()  # what a reader must know of the commands: what is not in the paper, or cannot be had
 
     def variant_recipe(self, variant: Variant, *more: str) -> Recipe:
         """The recipe of a variant's first stage. Raises as `load_recipe` does."""
-        return load_recipe(self.recipe_name(variant, self.stages[0]), self.settings(variant, self.stages[0], *more))
+        recipe = self.recipes.get(variant.coordinates, self.stages[0].recipe)
+        return load_recipe(recipe, [*self.overrides, *self.stages[0].overrides, *variant.overrides, *more])
 
-    def recipe_name(self, variant: Variant, stage: Stage) -> str:
-        """The shipped recipe of a variant's stage."""
-        return self.recipes.get(variant.coordinates, stage.recipe) if stage is self.stages[0] else stage.recipe
+    def runs(self, variant: Variant) -> "list[StageRun]":
+        """The runs of a variant, one a stage, each alike for all experiments that need it.
 
-    def settings(self, variant: Variant, stage: Stage, *more: str) -> list[str]:
-        """What replaces that recipe's own settings."""
-        return [*self.overrides, *stage.overrides, *variant.overrides, *more]
+        A run is named by the attention type where the variant is the stage's own recipe with that type, however it is
+        written, else by the variant's label.
+        """
+        runs: list[StageRun] = []
+        for stage in self.stages:
+            recipe = stage.recipe if runs else self.recipes.get(variant.coordinates, stage.recipe)
+            label, settings = variant.label, [*self.overrides, *stage.overrides, *variant.overrides]
+            loaded = load_recipe(recipe, settings)
+            attention_type = loaded.model.attention_type
+            plain = [*stage.overrides, f"model.attention_type={attention_type}"]
+            if _training_key(load_recipe(recipe, plain)) == _training_key(loaded):
+                label, settings = attention_type, plain
+            name = f"{stage.name or recipe}-{label}".replace("λ", "lambda")
+            start = [f"model.init_from={runs[-1].folder}/model"] if runs else []
+            folder = "runs/" + re.sub(r"[^a-zA-Z0-9._]+", "-", name)
+            runs.append(StageRun(folder, recipe, [*settings, *start]))
+        return runs
+
+
+class StageRun(NamedTuple):
+    """One stage of a variant: its folder, the shipped recipe's name, and what replaces that recipe's own settings."""
+
+    folder: str
+    recipe: str
+    settings: list[str]
+
+
+def _training_key(recipe: Recipe) -> tuple[Any, ...]:
+    """Two recipes with the same are one run, however their settings are written."""
+    return build_config(recipe, vocabulary(recipe)).to_dict(), recipe.data, recipe.train, recipe.model.init_from
 
 
 GPU = "h200"
@@ -112,8 +132,8 @@ MEETING_POINT = "HOST:29500"
 
 @dataclass(frozen=True)
 class Training:
-    """One stage of a variant: its folder, which is one for all experiments that need the run, its whole recipe, its
-    plan on the fewest machines of 8 GPUs that hold it, and the command for each of these.
+    """One stage of a variant: its folder and recipe, its plan on the fewest machines of 8 GPUs that hold it, and the
+    command for each of these.
     """
 
     folder: str
@@ -136,26 +156,23 @@ class PaperVariant:
 def check_paper(experiment: Experiment) -> list[PaperVariant]:
     """Read the recipes of an experiment's paper preset, build its models without numbers, and compare their sizes.
 
-    Returns:
-        What was found for each variant; empty for an experiment that trains nothing.
-
-    Raises:
-        ValueError: it has no such preset, a recipe is not valid, the variants are not alike, no number of GPUs holds a
-            training, or a measurement has no such measure or option.
+    Raises ValueError where it has no such preset, a recipe is not valid, the variants are not alike, no number of GPUs
+    holds a training, or a measurement has no such measure or option.
     """
     preset = paper_preset(experiment)
+    runs = {variant: preset.runs(variant) for variant in preset.variants}
+    recipes = {variant: [load_recipe(run.recipe, run.settings) for run in stages] for variant, stages in runs.items()}
     for number, _ in enumerate(preset.stages):
-        check_recipes({variant: _recipe(preset, variant, number) for variant in preset.variants})
+        check_recipes({variant: stages[number] for variant, stages in recipes.items()})
     for evaluation in preset.evaluations:
         evaluation.resolve()
-    recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
-    counts = {variant: count(build_config(recipe, vocabulary(recipe))) for variant, recipe in recipes.items()}
+    counts = {variant: count(build_config(first, vocabulary(first))) for variant, (first, *_) in recipes.items()}
     check_counts(counts, preset)
     checked = []
-    for variant in preset.variants:
-        trainings = tuple(_training(preset, variant, number) for number, _ in enumerate(preset.stages))
+    for variant, stages in recipes.items():
+        trainings = tuple(_training(run, recipe) for run, recipe in zip(runs[variant], stages, strict=True))
         commands = tuple(one.command(trainings[-1].folder) for one in preset.evaluations)
-        checked.append(PaperVariant(variant, counts[variant], heads_of(recipes[variant]), trainings, commands))
+        checked.append(PaperVariant(variant, counts[variant], heads_of(stages[0]), trainings, commands))
     return checked
 
 
@@ -166,66 +183,24 @@ def paper_preset(experiment: Experiment) -> PaperPreset:
     return preset
 
 
-def folders(preset: PaperPreset) -> list[str]:
-    """The folders of all runs that a preset needs."""
-    return [_folder(preset, variant, number) for variant in preset.variants for number, _ in enumerate(preset.stages)]
-
-
 def experiments_by_run() -> Mapping[str, list[str]]:
     """Folder of a run → the experiments that measure it or start from it."""
     needed: dict[str, list[str]] = {}
     for experiment in map(find_experiment, EXPERIMENTS):
         if PAPER in experiment.presets:
-            for folder in folders(paper_preset(experiment)):
-                needed.setdefault(folder, []).append(experiment.name)
+            preset = paper_preset(experiment)
+            for run in (run for variant in preset.variants for run in preset.runs(variant)):
+                needed.setdefault(run.folder, []).append(experiment.name)
     return needed
 
 
-def _recipe(preset: PaperPreset, variant: Variant, number: int) -> Recipe:
-    stage = preset.stages[number]
-    return load_recipe(preset.recipe_name(variant, stage), _settings(preset, variant, number))
-
-
-def _settings(preset: PaperPreset, variant: Variant, number: int) -> list[str]:
-    start = [f"model.init_from={_folder(preset, variant, number - 1)}/model"] if number else []
-    return [*_called(preset, variant, number)[1], *start]
-
-
-def _folder(preset: PaperPreset, variant: Variant, number: int) -> str:
-    stage = preset.stages[number]
-    name = f"{stage.name or preset.recipe_name(variant, stage)}-{_called(preset, variant, number)[0]}"
-    return "runs/" + re.sub(r"[^a-zA-Z0-9._]+", "-", name.replace("λ", "lambda"))
-
-
-def _called(preset: PaperPreset, variant: Variant, number: int) -> tuple[str, list[str]]:
-    """What a stage's run is called after the stage, and its settings; alike for all experiments that need the run.
-
-    That is the attention type where a variant is the recipe's own twin, however it is written, else its label.
-    """
-    stage, settings = preset.stages[number], preset.settings(variant, preset.stages[number])
-    name = preset.recipe_name(variant, stage)
-    recipe = load_recipe(name, settings)
-    kind = recipe.model.attention_type
-    twin = [*stage.overrides, f"model.attention_type={kind}"]
-    if _training_key(load_recipe(name, twin)) == _training_key(recipe):
-        return kind, twin
-    return variant.label, settings
-
-
-def _training_key(recipe: Recipe) -> tuple[Any, ...]:
-    """Two recipes with the same are one run, however their settings are written."""
-    return build_config(recipe, vocabulary(recipe)).to_dict(), recipe.data, recipe.train, recipe.model.init_from
-
-
-def _training(preset: PaperPreset, variant: Variant, number: int) -> Training:
-    recipe, folder = _recipe(preset, variant, number), _folder(preset, variant, number)
+def _training(run: StageRun, recipe: Recipe) -> Training:
     planned = _plan(recipe)
     nodes = planned.devices // NODE
     several = ["--nnodes", str(nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", MEETING_POINT] if nodes > 1 else []
     launcher = ["torchrun", *several, "--nproc-per-node", str(NODE), "-m", "diff_transformer.train"]
-    name = preset.recipe_name(variant, preset.stages[number])
-    command = [*launcher, name, *_settings(preset, variant, number), "--output", folder]
-    return Training(folder, recipe, planned, shlex.join(command))
+    command = [*launcher, run.recipe, *run.settings, "--output", run.folder]
+    return Training(run.folder, recipe, planned, shlex.join(command))
 
 
 def _plan(recipe: Recipe) -> Plan:

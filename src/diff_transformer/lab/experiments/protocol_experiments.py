@@ -6,19 +6,19 @@ no model of the sizes trained here does.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.experiments.experiment import (
-    ACCURACY,
-    TWINS,
+    DIFF_AND_SOFTMAX,
     ComparisonRule,
     Experiment,
     Preset,
     compared_by,
     section,
 )
-from diff_transformer.lab.experiments.language_experiments import language_twins
+from diff_transformer.lab.experiments.language_experiments import language_presets
 from diff_transformer.lab.experiments.paper_preset import THREE_BILLION, PaperPreset, Stage, evaluation
 from diff_transformer.lab.measure import harness
 from diff_transformer.lab.measure.arithmetic import ANSWER_LENGTH, EXACT_MATCH
@@ -28,7 +28,8 @@ from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.question_files import PAPER_SETS
 from diff_transformer.lab.record import Comparison, Result
 
-Pair = tuple[float, float]
+# By the record's name and its coordinates, of DIFF and the Transformer; NaN where the paper gives no value.
+Paper = Mapping[str, Mapping[Coordinates, tuple[float, float]]]
 
 HARNESS_NOTES = (
     "No verdict: models of this size answer such tasks by chance, and what they answer says nothing about the paper's "
@@ -39,147 +40,125 @@ HARNESS_NOTES = (
 )
 
 
-def harness_presets(cpu_minutes: float, shots: Sequence[int]) -> dict[str, Preset]:
-    """The language twins with questions from their text; the paper's models with the paper's tasks."""
-    return language_twins(
-        cpu={"tasks": "", "questions": 200},
-        gpu={"tasks": "", "questions": 1000},
-        paper=tuple(evaluation("harness", tasks="table1", examples=count) for count in shots),
-        cpu_minutes=cpu_minutes,
-        gpu_minutes=cpu_minutes,
-    )
+def without_claim(pattern: str, paper: Paper) -> Callable[[Sequence[Result], Preset], list[Comparison]]:
+    """Both variants in every number whose name is of the pattern, without a claim, beside the paper's values."""
+
+    def compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
+        names = dict.fromkeys(record.name for record in records if re.fullmatch(pattern, record.name))
+        rules = (ComparisonRule(name=name, paper=paper.get(name, {}).get, claimed=False) for name in names)
+        return compared_by(*rules)(records, preset)
+
+    return compare
 
 
-def harness_requests(shots: Sequence[int]) -> Callable[[Preset], list[MeasurementRequest]]:
-    """From a preset, the harness at each number of examples before a question."""
-    return lambda preset: [
-        MeasurementRequest(name="harness", options={**preset.options, "examples": count}) for count in shots
-    ]
-
-
-def harness_comparisons(records: Sequence[Result], paper: Mapping[tuple[str, Coordinates], Pair]) -> list[Comparison]:
-    """Both variants in everything that was measured, without a claim; beside it the paper's values, by the record's
-    name and the number of examples (NaN where it gives none).
+def harness_experiment(
+    name: str, shows: str, shots: Sequence[int], paper: Paper, preset: PaperPreset, *notes: str
+) -> Experiment:
+    """lm-evaluation-harness at each number of examples before a question, with questions from held-out text; `preset`
+    is the one of the paper's size.
     """
-    comparisons = []
-    for name in dict.fromkeys(record.name for record in records if record.name.startswith("harness/")):
-        values = {place: pair for (known, place), pair in paper.items() if known == name}
-        comparisons += ComparisonRule(name=name, paper=values.get, claimed=False).comparisons(records)
-    return comparisons
+    return Experiment(
+        name=name,
+        shows=shows,
+        presets=language_presets(
+            cpu={"tasks": "", "questions": 200},
+            gpu={"tasks": "", "questions": 1000},
+            paper=preset,
+            cpu_minutes=0.5,
+            gpu_minutes=0.5,
+        ),
+        compare=without_claim("harness/.+", paper),
+        options=HarnessOptions,
+        measurements=lambda preset: [
+            MeasurementRequest(name="harness", options={**preset.options, "examples": count}) for count in shots
+        ],
+        notes=(*HARNESS_NOTES, *notes),
+    )
 
 
 _NO_EXAMPLES, _FIVE_EXAMPLES = Coordinates(examples=0), Coordinates(examples=5)
 
 
-def alone(value: float) -> tuple[float, float]:
-    """A value of DIFF where the paper gives none of a Transformer trained alike."""
-    return (value, math.nan)
-
-
-# The paper trained no Transformer of its own on as many tokens; other people's are no twins.
+# The paper trained no Transformer of its own on as many tokens; other people's are not trained alike.
 TABLE1_PAPER = {
-    **{
-        (f"harness/{task}/{measure}", _NO_EXAMPLES): alone(value)
-        for (task, measure), value in zip(harness.TABLE_1_MEASURES.items(), harness.TABLE_1["DIFF-3B"], strict=True)
-    },
-    (AVERAGE, _NO_EXAMPLES): alone(0.606),
-}
+    f"harness/{task}/{measure}": {_NO_EXAMPLES: (value, math.nan)}
+    for (task, measure), value in zip(harness.TABLE_1_MEASURES.items(), harness.TABLE_1["DIFF-3B"], strict=True)
+} | {AVERAGE: {_NO_EXAMPLES: (0.606, math.nan)}}
 
 
-TABLE_1 = Experiment(
-    name="table1",
-    shows="lm-evaluation-harness without examples (Table 1): the path, without a verdict",
-    presets={
-        **harness_presets(cpu_minutes=0.5, shots=(0,)),
-        "paper": PaperPreset(
-            # 1T tokens.
-            stages=(Stage(recipe="paper-3b", overrides=("train.steps=238419",), name="paper-3b-1t"),),
-            variants=TWINS[:1],
-            evaluations=(evaluation("harness", tasks="table1", examples=0),),
-            remarks=("The paper trained no Transformer of its own on as many tokens: it compares other people's.",),
-        ),
-    },
-    compare=lambda records, _: harness_comparisons(records, TABLE1_PAPER),
-    options=HarnessOptions,
-    measurements=harness_requests((0,)),
-    notes=(
-        *HARNESS_NOTES,
-        "The paper's averages after 1T tokens: DIFF-3B 60.6, OpenLLaMA-3B-v2 57.5, StableLM-base-alpha-3B-v2 56.8; the "
-        "latter two are other people's models. For a checkpoint of your own: diff-transformer eval CHECKPOINT --tasks "
-        "table1.",
+TABLE_1 = harness_experiment(
+    "table1",
+    "lm-evaluation-harness without examples (Table 1): the path, without a verdict",
+    (0,),
+    TABLE1_PAPER,
+    PaperPreset(
+        # 1T tokens.
+        stages=(Stage(recipe="paper-3b", overrides=("train.steps=238419",), name="paper-3b-1t"),),
+        variants=DIFF_AND_SOFTMAX[:1],
+        evaluations=(evaluation("harness", tasks="table1", examples=0),),
+        remarks=("The paper trained no Transformer of its own on as many tokens: it compares other people's.",),
     ),
+    "The paper's averages after 1T tokens: DIFF-3B 60.6, OpenLLaMA-3B-v2 57.5, StableLM-base-alpha-3B-v2 56.8; the "
+    "latter two are other people's models. For a checkpoint of your own: diff-transformer eval CHECKPOINT --tasks "
+    "table1.",
 )
 
 # DIFF and its Transformer, 3B parameters each. BoolQ is where DIFF is the worse one.
 TABLE8_PAPER = {
-    (AVERAGE, _NO_EXAMPLES): (0.562, 0.554),
-    (AVERAGE, _FIVE_EXAMPLES): (0.580, 0.564),
-    ("harness/boolq/acc", _NO_EXAMPLES): (0.601, 0.629),
+    AVERAGE: {_NO_EXAMPLES: (0.562, 0.554), _FIVE_EXAMPLES: (0.580, 0.564)},
+    "harness/boolq/acc": {_NO_EXAMPLES: (0.601, 0.629)},
 }
 SHOTS = (0, 5)
 
-
-TABLE_8 = Experiment(
-    name="table8",
-    shows="lm-evaluation-harness without and with five examples (Table 8): the path, without a verdict",
-    presets=harness_presets(cpu_minutes=0.5, shots=SHOTS),
-    compare=lambda records, _: harness_comparisons(records, TABLE8_PAPER),
-    options=HarnessOptions,
-    measurements=harness_requests(SHOTS),
-    notes=(
-        *HARNESS_NOTES,
-        "The paper's averages after 350B tokens, Transformer and DIFF: 55.4 and 56.2 without examples, 56.4 and 58.0 "
-        "with five.",
-    ),
+TABLE_8 = harness_experiment(
+    "table8",
+    "lm-evaluation-harness without and with five examples (Table 8): the path, without a verdict",
+    SHOTS,
+    TABLE8_PAPER,
+    PaperPreset(evaluations=tuple(evaluation("harness", tasks="table1", examples=count) for count in SHOTS)),
+    "The paper's averages after 350B tokens, Transformer and DIFF: 55.4 and 56.2 without examples, 56.4 and 58.0 with "
+    "five.",
 )
+
 # DIFF and the Transformer, 3B parameters each; GPT-4o judged 100 answers of each set.
 TABLE4_PAPER = {
-    "hallucination/xsum": (0.53, 0.44),
-    "hallucination/cnn_dm": (0.41, 0.32),
-    "hallucination/multi_news": (0.61, 0.42),
-    "hallucination/qasper": (0.39, 0.28),
-    "hallucination/hotpotqa": (0.46, 0.36),
-    "hallucination/2wikimqa": (0.36, 0.29),
+    "hallucination/xsum": {NOWHERE: (0.53, 0.44)},
+    "hallucination/cnn_dm": {NOWHERE: (0.41, 0.32)},
+    "hallucination/multi_news": {NOWHERE: (0.61, 0.42)},
+    "hallucination/qasper": {NOWHERE: (0.39, 0.28)},
+    "hallucination/hotpotqa": {NOWHERE: (0.46, 0.36)},
+    "hallucination/2wikimqa": {NOWHERE: (0.36, 0.29)},
 }
-
-
-def _compare_table4(records: Sequence[Result], _: Preset) -> list[Comparison]:
-    # Not what is told of a set besides: "hallucination/xsum/judge_tokens".
-    names = dict.fromkeys(r.name for r in records if r.name.startswith("hallucination/") and r.name.count("/") == 1)
-    rules = (ComparisonRule(name=name, paper={NOWHERE: TABLE4_PAPER.get(name)}.get, claimed=False) for name in names)
-    return [comparison for rule in rules for comparison in rule.comparisons(records)]
-
-
-def _options(documents: int, characters: int, new_tokens: int) -> dict[str, object]:
-    sizes = {"documents": documents, "characters": characters, "new_tokens": new_tokens}
-    return {"sources": "", **sizes, **JudgeOptions().model_dump()}
 
 
 TABLE_4 = Experiment(
     name="table4",
     shows="answers about documents that a judge finds free of hallucination (Table 4): the protocol, without a verdict",
-    presets=language_twins(
-        cpu=_options(60, 160, 48),
-        gpu=_options(100, 1500, 100),
-        paper=(
-            evaluation(
-                "hallucination",
-                sources=",".join(PAPER_SETS),
-                documents=100,
-                characters=12_000,
-                new_tokens=128,
-                judge="https://api.openai.com/v1",
-                judge_model="gpt-4o",
+    presets=language_presets(
+        cpu={"sources": "", "documents": 60, "characters": 160, "new_tokens": 48, **JudgeOptions().model_dump()},
+        gpu={"sources": "", "documents": 100, "characters": 1500, "new_tokens": 100, **JudgeOptions().model_dump()},
+        paper=PaperPreset(
+            evaluations=(
+                evaluation(
+                    "hallucination",
+                    sources=",".join(PAPER_SETS),
+                    documents=100,
+                    characters=12_000,
+                    new_tokens=128,
+                    judge="https://api.openai.com/v1",
+                    judge_model="gpt-4o",
+                ),
             ),
-        ),
-        remarks=(
-            "The judge's key is read from OPENAI_API_KEY. How much of a document is shown (12,000 characters fit 4K "
-            "tokens) and how long an answer may be are ours to choose.",
+            remarks=(
+                "The judge's key is read from OPENAI_API_KEY. How much of a document is shown (12,000 characters fit "
+                "4K tokens) and how long an answer may be are ours to choose.",
+            ),
         ),
         cpu_minutes=0.5,
         gpu_minutes=1,
     ),
-    compare=_compare_table4,
+    # Not what is told of a set besides: "hallucination/xsum/judge_tokens".
+    compare=without_claim("hallucination/[^/]+", TABLE4_PAPER),
     measurements="hallucination",
     notes=(
         "No verdict: models of this size can neither answer questions nor summarise, and what they write says nothing "
@@ -193,7 +172,7 @@ TABLE_4 = Experiment(
 )
 
 # DIFF and the Transformer after distillation: the average over eight sets of problems in per cent, the average answer.
-APPENDIX_C_PAPER = {EXACT_MATCH: (0.508, 0.433), ANSWER_LENGTH: (6144.0, 6913.0)}
+APPENDIX_C_PAPER = {EXACT_MATCH: {NOWHERE: (0.508, 0.433)}, ANSWER_LENGTH: {NOWHERE: (6144.0, 6913.0)}}
 
 # 20B tokens of it: 4768 steps of 4.2M.
 MATHEMATICS = Stage(
@@ -243,14 +222,8 @@ APPENDIX_C = Experiment(
             ),
         ),
     },
-    compare=compared_by(
-        *(
-            ComparisonRule(name=name, paper={NOWHERE: values}.get, claimed=False)
-            for name, values in APPENDIX_C_PAPER.items()
-        )
-    ),
+    compare=without_claim("|".join(APPENDIX_C_PAPER), APPENDIX_C_PAPER),
     measurements="arithmetic",
-    validation=ACCURACY,
     notes=(
         "No verdict: adding up numbers is no mathematical reasoning, and the paper's claim is about models of 3B "
         "parameters after 20B tokens of mathematics and distillation from a reasoning model. The paper's values are "

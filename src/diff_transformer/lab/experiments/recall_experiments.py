@@ -8,13 +8,13 @@ from statistics import fmean
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments import language_experiments as language
 from diff_transformer.lab.experiments.experiment import (
-    ACCURACY,
-    TWINS,
     ComparisonRule,
     Experiment,
     Preset,
     Variant,
+    by_name,
     compared_by,
+    diff_and_softmax,
     section,
 )
 from diff_transformer.lab.experiments.needle_experiments import NEEDLE_CPU, SYNTHETIC_MODEL
@@ -41,7 +41,7 @@ RECALL = Experiment(
                 *section("train", steps=800, evaluate_every=200, checkpoint_every=400),
                 "train.max_loss_rise=null",  # it jumps early with some seeds; the accuracy tells
             ),
-            # Beside the twins Table 6's control: half the heads of twice the width, with headwise norm.
+            # With Table 6's control: half the heads of twice the width, with headwise norm.
             variants=language.table_6_variants(4, 16, language.DIFF, language.TRANSFORMER, language.HALF_NORM),
             learning_rates=(1e-3, 3e-3, 6e-3),
             sweep=("train.steps=200",),
@@ -74,7 +74,6 @@ RECALL = Experiment(
         )
     ),
     measurements="standard",
-    validation=ACCURACY,
     headline=lambda _: Headline(name=FIRST_QUERY),
     notes=(
         f"{ALL} is over all queries, whose answers stay in view. The cpu preset asks for each of 8 pairs once, so a "
@@ -108,7 +107,6 @@ LENGTH_GENERALISATION = Experiment(
     },
     measurements="retrieval_lengths",
     compare=compared_by(ComparisonRule(name=LENGTH_ACCURACY, exploratory=True)),
-    validation=ACCURACY,
     # The longest context: what was trained on is Table 2's and Figure 5's.
     headline=lambda options: Headline(
         name=LENGTH_ACCURACY, coordinates=Coordinates(context_factor=max(options["factors"]))
@@ -124,15 +122,11 @@ EXCESS = "sensitivity/excess_loss"
 
 
 def variants_lr_sensitivity(rates: Sequence[float]) -> tuple[Variant, ...]:
-    """The twins at each rate."""
+    """DIFF and the Transformer at each rate."""
     return tuple(
-        Variant(
-            name=twin.name,
-            overrides=(*twin.overrides, f"train.learning_rate={rate!r}"),
-            coordinates=Coordinates(learning_rate=rate),
-        )
+        variant
         for rate in rates
-        for twin in TWINS
+        for variant in diff_and_softmax(f"train.learning_rate={rate!r}", coordinates=Coordinates(learning_rate=rate))
     )
 
 
@@ -143,24 +137,24 @@ def derived(records: Sequence[Result]) -> list[Result]:
     the sensitivity of Wortsman et al. (arXiv 2309.14322); where a run diverged, or ended above it, the loss is that of
     a guess.
     """
-    guesses = [record.value for record in language.by_name(records, GUESS) if math.isfinite(record.value)]
+    guesses = [record.value for record in by_name(records, GUESS) if math.isfinite(record.value)]
     if not guesses:
         return []
     losses: dict[str, dict[int, dict[Coordinates, float]]] = {}
-    for record in language.by_name(records, LANGUAGE_LOSS):
+    for record in by_name(records, LANGUAGE_LOSS):
         if record.seed is not None:
             value = min(record.value, guesses[0]) if math.isfinite(record.value) else guesses[0]
             losses.setdefault(record.variant, {}).setdefault(record.seed, {})[record.coordinates] = value
-    found = []
+    results = []
     for variant, seeds in losses.items():
         best = min(next(iter(seeds.values())), key=lambda rate: fmean(by_rate[rate] for by_rate in seeds.values()))
         for seed, by_rate in seeds.items():
             values = {BEST: by_rate[best], EXCESS: fmean(by_rate.values()) - by_rate[best]}
-            found += [
+            results += [
                 Result(name=name, variant=variant, value=value, seed=seed, unit="nats/token", better="lower")
                 for name, value in values.items()
             ]
-    return found
+    return results
 
 
 LR_RULES = compared_by(*(ComparisonRule(name=name, exploratory=True) for name in (BEST, EXCESS, LANGUAGE_LOSS)))
@@ -213,7 +207,8 @@ PAIRS = (("diff_v2", "softmax"), ("diff_v2", "diff"), ("diff", "softmax"))
 
 
 def variants_v2(hidden_size: int, heads: int, head_dim: int, feed_forward: int) -> tuple[Variant, ...]:
-    """DIFF V2, whose feed-forward network gives what its queries and W_λ take, and the twins.
+    """DIFF V2, whose feed-forward network gives what its queries and W_λ take, DIFF, and the
+    Transformer.
 
     W_Q has heads·head_dim rows more and W_λ heads; the feed-forward network three matrices of that width. Raises
     ValueError for sizes with which the counts cannot be equal.
@@ -222,12 +217,11 @@ def variants_v2(hidden_size: int, heads: int, head_dim: int, feed_forward: int) 
     if more % 3:
         raise ValueError(f"heads·(head_dim + 1) must be a multiple of 3, got {heads}·({head_dim} + 1).")
     sizes = section("model", hidden_size=hidden_size, num_attention_heads=heads, head_dim=head_dim)
-    twins = [
-        Variant(name=twin.name, overrides=(*twin.overrides, *sizes, f"model.intermediate_size={feed_forward}"))
-        for twin in TWINS
-    ]
     narrower = f"model.intermediate_size={feed_forward - more // 3}"
-    return (Variant(name="diff_v2", overrides=("model.attention_type=diff_v2", *sizes, narrower)), *twins)
+    return (
+        Variant(name="diff_v2", overrides=("model.attention_type=diff_v2", *sizes, narrower)),
+        *diff_and_softmax(*sizes, f"model.intermediate_size={feed_forward}"),
+    )
 
 
 V2 = Experiment(

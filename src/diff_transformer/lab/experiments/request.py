@@ -16,23 +16,17 @@ from diff_transformer.lab.statistics import judge
 from diff_transformer.train import load_recipe
 
 
-def as_defined(file: ResultsFile) -> ResultsFile:
-    """The results with what the definition of their experiment says of them, see `with_definition`.
+def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> ResultsFile:
+    """The results with the headline and the baselines of their experiment, and verdicts by the whole rule.
 
-    Results of an experiment that is not known, or that record no settings, stay as they are.
+    These follow from the settings that the file records: the recipe, its overrides, and the preset's options. Results
+    of an experiment that is not known, or that record no settings, stay as they are.
     """
     request = file.settings.get("request", {})
-    if request.get("experiment") not in EXPERIMENTS or not {"recipe", "overrides", "options"} <= request.keys():
-        return file
-    return with_definition(file, find_experiment(request["experiment"]))
-
-
-def with_definition(file: ResultsFile, experiment: Experiment) -> ResultsFile:
-    """The results of an experiment with its headline and baselines, and verdicts by the whole rule.
-
-    Both follow from the settings that the file records: the recipe, its overrides, and the preset's options.
-    """
-    request = file.settings["request"]
+    if experiment is None:
+        if request.get("experiment") not in EXPERIMENTS or not {"recipe", "overrides", "options"} <= request.keys():
+            return file
+        experiment = find_experiment(request["experiment"])
     preset = Preset(recipe=request["recipe"], overrides=tuple(request["overrides"]), options=request["options"])
     baselines = [
         baseline
@@ -45,9 +39,7 @@ def with_definition(file: ResultsFile, experiment: Experiment) -> ResultsFile:
 
 @dataclass(frozen=True)
 class ExperimentRequest:
-    """An experiment as it is to be run: its preset has the user's seeds, text and options; `text` is as the user names
-    it.
-    """
+    """An experiment as it is to be run: its preset has the user's seeds, text and options."""
 
     experiment: Experiment
     preset_name: str
@@ -57,13 +49,9 @@ class ExperimentRequest:
     def settings(self) -> dict[str, Any]:
         """Everything that decides the numbers, as JSON has it."""
         request = {"experiment": self.experiment.name, "preset": self.preset_name, "text": self.text}
-        settings: dict[str, Any] = json.loads(json.dumps({**request, **asdict(self.preset)}, default=_as_json))
+        settings: dict[str, Any] = json.loads(json.dumps({**request, **asdict(self.preset)}, default=dict))
         del settings["minutes"]  # what it is thought to take decides nothing
         return settings
-
-
-def _as_json(value: object) -> object:
-    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def request_experiment(
@@ -89,22 +77,23 @@ def request_experiment(
     if preset == PAPER:
         raise ValueError(f"The paper preset of {name!r} is for a cluster; it is checked, and not run.")
     if preset == "gpu" and not torch.accelerator.is_available():
-        took = f"; --preset cpu takes about {experiment.presets['cpu'].minutes:g} min" if _has_time(experiment) else ""
-        raise ValueError(f"The gpu preset of {name!r} is planned for one H200, and this machine has no GPU{took}.")
+        raise ValueError(
+            f"The gpu preset of {name!r} is planned for one H200, and this machine has no GPU; "
+            f"--preset cpu takes about {experiment.presets['cpu'].minutes:g} min."
+        )
     if seeds is not None and seeds < 1:
         raise ValueError(f"The number of seeds must be 1 or more, got {seeds}.")
     if text and not chosen.trains_on_text:
         raise ValueError(f"--text does not go with {name!r} at --preset {preset}, which uses no text.")
-    for place in text:
-        if not Path(place).exists():
-            raise FileNotFoundError(f"The text {str(place)!r} does not exist.")
+    for path in text:
+        if not Path(path).exists():
+            raise FileNotFoundError(f"The text {str(path)!r} does not exist.")
     refuse_unknown(options or {}, chosen.options, repr(name))
     all_options = read_options(experiment.option_model(), {**chosen.options, **(options or {})}, repr(name))
-    paths = tuple(str(Path(place).resolve()) for place in text)
-    own = (f"data.paths={json.dumps(paths)}",) if paths else ()
+    paths = tuple(str(Path(path).resolve()) for path in text)
     resolved = replace(
         chosen,
-        overrides=(*chosen.overrides, *own),
+        overrides=(*chosen.overrides, f"data.paths={json.dumps(paths)}") if paths else chosen.overrides,
         seeds=chosen.seeds if seeds is None else seeds,
         options=all_options.model_dump(mode="json", include=set(chosen.options)),
     )
@@ -117,13 +106,6 @@ def preset_of(experiment: Experiment, preset: str) -> Preset:
         has = ", ".join(experiment.presets)
         raise ValueError(f"The experiment {experiment.name!r} has no preset {preset!r}; it has {has}.")
     return experiment.presets[preset]
-
-
-def _has_time(experiment: Experiment) -> bool:
-    return "cpu" in experiment.presets and experiment.presets["cpu"].minutes is not None
-
-
-_SHOWN = 60  # characters of a setting that are told where it differs
 
 
 def results_path(output: Path, name: str) -> Path:
@@ -156,20 +138,17 @@ def _differences(before: object, now: Mapping[str, Any]) -> str:
         return "they do not tell how"
     there, here = _flat(before), _flat(now)
     differences = []
-    for name in dict.fromkeys((*there, *here)):
+    for name in {**there, **here}:
         # A setting may be None, which is a value; one that is not there is shown as "none".
         if name in there and name in here and there[name] == here[name]:
             continue
         shown = [str(side.get(name, "none")) for side in (there, here)]
-        values = "" if max(map(len, shown)) > _SHOWN else f": {shown[0]} there, {shown[1]} asked for"
-        differences.append(f"{name}{values}")
+        is_short = max(map(len, shown)) <= 60
+        differences.append(f"{name}: {shown[0]} there, {shown[1]} asked for" if is_short else name)
     return "; ".join(differences)
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with those of their own sections by dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        within = _flat(value) if isinstance(value, Mapping) else {}
-        flat |= {f"{name}.{key}": one for key, one in within.items()} if isinstance(value, Mapping) else {name: value}
-    return flat
+    """The settings with the options by dotted names."""
+    options = {f"options.{name}": value for name, value in settings.get("options", {}).items()}
+    return {name: value for name, value in settings.items() if name != "options"} | options

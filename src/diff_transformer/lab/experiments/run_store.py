@@ -12,17 +12,15 @@ import torch
 from filelock import FileLock, Timeout
 
 from diff_transformer.data import Batches
-from diff_transformer.lab.measure.measurement import TrainingRecord
 from diff_transformer.lab.results_files import capture_environment, write_json
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.storage.files import read_json, read_metrics
-from diff_transformer.train import Data, DivergenceError, Progress, Recipe, build_model, train
+from diff_transformer.train import Data, DivergenceError, Progress, Recipe, train
 from diff_transformer.train.checkpoint import without_progress_bars
-from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL, is_run_folder
+from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL
 
 RUN = "run"
 TRAINED = "trained.json"
-MEASURED = "measured"
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Stored:
     @property
     def measured(self) -> Path:
         """Where measurements of it are kept."""
-        return self.folder.parent / MEASURED
+        return self.folder.parent / "measured"
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of its `metrics.jsonl`."""
@@ -58,15 +56,6 @@ class Stored:
         device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
         with without_progress_bars():
             return DiffTransformerForCausalLM.from_pretrained(self.model_folder).eval().to(device)
-
-    def training_record(self, recipe: Recipe, data: Data, device: Any) -> TrainingRecord:
-        """What measurements are told of the training."""
-        return TrainingRecord(
-            folder=self.folder.parent,
-            metrics=self.metrics(),
-            tokens_per_step=recipe.data.batch_size * recipe.data.length,
-            untrained=lambda: build_model(recipe, data).eval().to(device),
-        )
 
 
 class Store:
@@ -102,15 +91,14 @@ class Store:
         try:
             with FileLock(folder.parent / ".lock", timeout=0):
                 if self.find(key) is None:
-                    outcome = _outcome(
-                        recipe,
-                        folder,
-                        resume=is_run_folder(folder),
-                        data=data,
-                        on_evaluate=on_evaluate,
-                        progress=progress,
-                    )
-                    write_json(folder.parent / TRAINED, {**vars(capture_environment()), "commit": commit, **outcome})
+                    seconds, diverged = 0.0, None
+                    settings: dict[str, Any] = {"data": data, "on_evaluate": on_evaluate, "progress": progress}
+                    try:
+                        seconds = train(recipe, folder, resume="auto", **settings).seconds
+                    except DivergenceError as error:
+                        diverged = str(error)
+                    outcome = {"commit": commit, "diverged": diverged, "seconds": seconds}
+                    write_json(folder.parent / TRAINED, {**vars(capture_environment()), **outcome})
                     # They hold the optimizer's state, twice the size of the model, and nothing goes on from a finished
                     # run's.
                     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
@@ -119,17 +107,9 @@ class Store:
                 f"Another command is training the run in {str(folder.parent)!r}; wait for it, or choose another "
                 "--output."
             ) from None
-        found = self.find(key)
-        assert found is not None  # it has been there, or was just written
-        return found
-
-
-def _outcome(*arguments: Any, **settings: Any) -> dict[str, Any]:
-    """What `train` comes to: the seconds it took, or why the run diverged."""
-    try:
-        return {"diverged": None, "seconds": train(*arguments, **settings).seconds}
-    except DivergenceError as error:
-        return {"diverged": str(error), "seconds": 0.0}
+        run = self.find(key)
+        assert run is not None  # it has been there, or was just written
+        return run
 
 
 def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: str = "") -> str:

@@ -4,16 +4,15 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from diff_transformer.data import TextBatches
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import (
     Counts,
-    Experiment,
     Preset,
-    Validation,
     Variant,
     check_counts,
     check_recipes,
@@ -21,13 +20,13 @@ from diff_transformer.lab.experiments.experiment import (
     heads_of,
     section,
 )
-from diff_transformer.lab.experiments.request import ExperimentRequest, check_results, results_path, with_definition
+from diff_transformer.lab.experiments.request import ExperimentRequest, as_defined, check_results, results_path
 from diff_transformer.lab.experiments.run_store import Store, Stored, run_key
-from diff_transformer.lab.measure.measurement import EvalInput
-from diff_transformer.lab.record import Result, ResultsFile
+from diff_transformer.lab.measure.measurement import EvalInput, TrainingRecord
+from diff_transformer.lab.record import Better, Result, ResultsFile
 from diff_transformer.lab.results_files import capture_environment, capture_results, number_of, read_results, write_json
 from diff_transformer.lab.statistics import remark_on_seeds
-from diff_transformer.train import Data, Progress, Recipe, build_config, build_data
+from diff_transformer.train import Data, Progress, Recipe, build_config, build_data, build_model
 from diff_transformer.train.training_progress import Silent
 
 
@@ -46,27 +45,25 @@ def missing_records(variant: Variant, seed: int, measured: Mapping[Variant, Sequ
     Another variant that it is compared with; where all of those diverged, one at other coordinates, of whose numbers
     those are taken that are at its own.
     """
-    like = next((other for other in measured if other.coordinates == variant.coordinates), None)
-    template = list(measured[like]) if like is not None else []
-    if like is None and measured:
-        other, records = next(iter(measured.items()))
-        template = [
-            replace(one, coordinates=variant.coordinates) for one in records if one.coordinates == other.coordinates
-        ]
+    if not measured:
+        return []
+    alike = (other for other in measured if other.coordinates == variant.coordinates)
+    other = next(alike, next(iter(measured)))
     lost: dict[str, Any] = {"value": math.nan, "interval": None, "documents": (), "n": None}
-    return [replace(record, variant=variant.name, seed=seed, **lost) for record in template]
+    records = [replace(record, variant=variant.name, seed=seed, **lost) for record in measured[other]]
+    if other.coordinates == variant.coordinates:
+        return records
+    return [replace(one, coordinates=variant.coordinates) for one in records if one.coordinates == other.coordinates]
 
 
-def choose_rate(tried: Mapping[float, float], validation: Validation) -> tuple[float, list[str]]:
+def choose_rate(tried: Mapping[float, float], better: Better) -> tuple[float, list[str]]:
     """The best of learning rates by their validation (NaN where a run diverged), the lowest of equals; and a sentence
     each where it was at the edge of what was tried or not alone.
     """
-    sign = 1 if validation.better == "higher" else -1
+    sign = 1 if better == "higher" else -1
     rates = sorted(tried)
     score = {rate: sign * tried[rate] if math.isfinite(tried[rate]) else -math.inf for rate in rates}
     best = [rate for rate in rates if score[rate] == max(score.values())]
-    if len(rates) == 1:
-        return rates[0], []
     if score[best[0]] == -math.inf:
         return best[0], ["it diverged at every learning rate tried."]
     remarks, all_rates = [], ", ".join(f"{rate:g}" for rate in rates)
@@ -99,47 +96,39 @@ class SweepProgress:
     `costs` is what each training is expected to cost, in any unit; those that turn out to be done are taken off.
     """
 
-    def __init__(self, progress: Progress, costs: list[float], clock: Callable[[], float] = time.monotonic) -> None:
-        self._progress, self._left, self._clock = progress, list(costs), clock
-        self._number, self._of = 0, len(costs)
-        self._began: float | None = None
-        self._done, self._cost = 0.0, 0.0
-        self._title = ""
-        self._told: set[str] = set()
+    def __init__(self, progress: Progress, costs: Sequence[float], clock: Callable[[], float] = time.monotonic) -> None:
+        self._progress, self._costs, self._clock = progress, costs, clock
+        self._number, self._title = 0, ""
+        self._began, self._done, self._cost = 0.0, 0.0, 0.0
+        self._messages: set[str] = set()
+        self.update, self.stop = progress.update, progress.stop
 
-    def next(self, title: str, *, found: bool = False) -> None:
-        """The next training is called `title`; `found` where an earlier command has finished it."""
-        self._number += 1
+    def next(self, title: str, *, is_finished: bool = False) -> None:
+        """The next training is called `title`; an earlier command may have finished it.
+
+        How long the rest takes is guessed by the trainings before, measurements between them included.
+        """
         self._done += self._cost
-        cost = self._left.pop(0)
-        self._cost = 0.0 if found else cost
-        if found:
+        self._cost = 0.0 if is_finished else self._costs[self._number]
+        self._number += 1
+        if is_finished:
             return
-        if self._began is None:
+        self._title = f"{title} · run {self._number} of {len(self._costs)}"
+        if not self._done:
             self._began = self._clock()
-        self._title = f"{title} · run {self._number} of {self._of}{self._time_left()}"
-
-    def _time_left(self) -> str:
-        """A guess by what the trainings before have taken, measurements between them included."""
-        if self._began is None or not self._done:
-            return ""
-        minutes = (self._clock() - self._began) / self._done * (self._cost + sum(self._left)) / 60
-        return f" · {minutes:.0f} min left" if minutes >= 1 else " · a minute left"
+            return
+        remaining = self._cost + sum(self._costs[self._number :])
+        minutes = (self._clock() - self._began) / self._done * remaining / 60
+        self._title += f" · {minutes:.0f} min left" if minutes >= 1 else " · a minute left"
 
     def start(self, total: int, description: str) -> None:
         self._progress.start(total, self._title or description)
 
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        self._progress.update(step, loss, tokens_per_second)
-
     def tell(self, message: str) -> None:
         """Each message once: what all the runs use is the same."""
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._messages:
+            self._messages.add(message)
             self._progress.tell(message)
-
-    def stop(self) -> None:
-        self._progress.stop()
 
 
 def run_experiment(
@@ -168,63 +157,49 @@ def run_experiment(
     path = results_path(folder, request.experiment.name)
     check_results(path, request, resume=resume, overwrite=overwrite)
     if resume and path.exists():
-        results = with_definition(read_results(path), request.experiment)
+        results = as_defined(read_results(path), request.experiment)
         if progress is not None:
-            existing = f"{request.experiment.name}: existing results of {results.created}, {_place(results.commit)}"
+            existing = f"{request.experiment.name}: existing results of {results.created}, {_checkout(results.commit)}"
             progress.tell(f"{existing}; --overwrite measures and compares anew, and trains nothing twice.")
         return results
     began = time.monotonic()
-    runner = ExperimentRunner(request.experiment, request.preset, folder, resume, progress or Silent())
+    runner = ExperimentRunner(request, folder, resume, progress or Silent())
     if request.experiment.measure_once is not None:
         runner.records += request.experiment.measure_once(request.preset, runner.progress)
     else:
         runner.train_and_measure()
-    comparisons = request.experiment.compare(runner.records, request.preset) if runner.has_numbers else []
+    # Nothing is compared where every run diverged.
+    has_numbers = any(not record.name.startswith("training/") for record in runner.records)
+    comparisons = request.experiment.compare(runner.records, request.preset) if has_numbers else []
     if (remark := remark_on_seeds(comparisons)) is not None:
         runner.notes.append(remark)
     seconds = round(time.monotonic() - began, 1)
     settings = {"request": request.settings(), "variants": runner.variants, "seconds": seconds}
     records = [replace(record, documents=()) for record in runner.records]
     notes = list(dict.fromkeys(runner.notes))
-    results = capture_results(
-        request.experiment.shows, settings, records, runner.device, comparisons=comparisons, notes=notes
-    )
-    results = replace(results, commit=runner.commit)
-    if runner.device is None and runner.existing_device is not None:
-        results = replace(results, device=runner.existing_device)
+    results = capture_results(request.experiment.shows, settings, records, comparisons=comparisons, notes=notes)
+    results = replace(results, commit=runner.commit, device=runner.device or results.device)
     folder.mkdir(parents=True, exist_ok=True)
     # What was written is what is shown: read back, it is as strict as a file.
-    return read_results(write_json(path, with_definition(results, request.experiment)))
+    return read_results(write_json(path, as_defined(results, request.experiment)))
 
 
-@dataclass
 class ExperimentRunner:
     """One experiment while it is carried out."""
 
-    experiment: Experiment
-    preset: Preset
-    folder: Path
-    resume: bool
-    progress: Progress
-    records: list[Result] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    variants: list[dict[str, Any]] = field(default_factory=list)
-    device: str | None = None  # where something was measured, as torch calls it
-    existing_device: str | None = None  # the name of the one where all existing numbers were measured
-    _remarks: dict[str, list[str]] = field(default_factory=dict)  # on a choice of learning rates → variants
-    _data: dict[str, Data] = field(default_factory=dict)
-    _earlier: dict[str | None, set[str]] = field(default_factory=dict)  # commit → runs that it trained
-
-    def __post_init__(self) -> None:
-        self.notes += self.experiment.notes
-        self._store = Store(self.folder / "runs")
+    def __init__(self, request: ExperimentRequest, folder: Path, resume: bool, progress: Progress) -> None:
+        self.experiment, self.preset = request.experiment, request.preset
+        self.resume, self.progress = resume, progress
+        self.records: list[Result] = []
+        self.notes = list(self.experiment.notes)
+        self.variants: list[dict[str, Any]] = []
         # Of the code that runs: the checkout may change meanwhile.
         self.commit = capture_environment("cpu").commit
-
-    @property
-    def has_numbers(self) -> bool:
-        """Whether anything was measured: not where every run diverged."""
-        return any(not record.name.startswith("training/") for record in self.records)
+        self.device: str | None = None  # the name of the one where something was measured
+        self._store = Store(folder / "runs")
+        self._remarks: dict[str, list[str]] = {}  # on a choice of learning rates → variants
+        self._data: dict[str, Data] = {}
+        self._earlier: dict[str | None, set[str]] = {}  # commit → runs that it trained
 
     def train_and_measure(self) -> None:
         """Train every variant with every seed, after choosing its learning rate, and take the numbers of each."""
@@ -240,17 +215,15 @@ class ExperimentRunner:
             self.progress.tell(f"{variant.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
             self.records += size_records(variant, sizes)
         self._sweep = SweepProgress(self.progress, self._costs(counts))
-        rates: dict[Variant, float] = {}
         for variant in self.preset.variants:
-            tried = self._try_rates(variant)
-            rates[variant] = self._choose_rate(variant, tried, recipes[variant])
+            learning_rate, tried = self._choose_rate(variant, recipes[variant])
             self.variants.append(
                 {
                     **vars(variant),
                     "parameters": counts[variant].total,
                     "shared_parameters": counts[variant].shared,
                     **heads_of(recipes[variant])._asdict(),
-                    "learning_rate": rates[variant],
+                    "learning_rate": learning_rate,
                     "tried": {f"{rate:g}": value for rate, value in tried.items()},
                     "runs": {},
                     "diverged": [],
@@ -261,7 +234,7 @@ class ExperimentRunner:
         diverged: list[tuple[Variant, int]] = []
         for seed in range(self.preset.seeds):
             for variant, entry in zip(self.preset.variants, self.variants, strict=True):
-                run, recipe = self._stages(variant, rates[variant], seed)
+                run, recipe = self._stages(variant, entry["learning_rate"], seed)
                 entry["runs"][str(seed)] = run.key
                 if run.diverged is None:
                     measured[variant] = self._measure(variant, seed, run, recipe)
@@ -272,8 +245,8 @@ class ExperimentRunner:
                     self.notes.append(f"{variant.label} diverged with seed {seed}: {run.diverged}")
         for variant, seed in diverged:
             self.records += missing_records(variant, seed, measured)
-        for commit, found in self._earlier.items():
-            self.notes.append(f"Trained by an earlier command, {_place(commit)}: {len(found)} of the runs.")
+        for commit, keys in self._earlier.items():
+            self.notes.append(f"Trained by an earlier command, {_checkout(commit)}: {len(keys)} of the runs.")
 
     def _check_measurement(self) -> None:
         """What can be known to fail after hours of training fails before it."""
@@ -308,27 +281,26 @@ class ExperimentRunner:
                     costs.append(cost(variant, *preset.extension))
         return costs
 
-    def _try_rates(self, variant: Variant) -> dict[float, float]:
-        """Learning rate → validation of a run with the first seed, NaN where it diverged; empty where none is tried."""
-        preset, name = self.preset, self.experiment.validation.name
-        if len(preset.learning_rates) < 2:
-            return dict.fromkeys(preset.learning_rates, math.nan)
-        tried = {}
-        for rate in preset.learning_rates:
-            recipe = preset.variant_recipe(variant, *preset.sweep, *section("train", learning_rate=rate, seed=0))
-            run = self._train(f"{variant.label} · trying the learning rate {rate:g}", recipe)
-            tried[rate] = math.nan if run.diverged is not None else number_of(run.metrics()[-1][name])
-            if run.diverged is not None:
+    def _choose_rate(self, variant: Variant, recipe: Recipe) -> tuple[float, dict[float, float]]:
+        """A variant's learning rate, and the validation of a run with the first seed at each that was tried: NaN where
+        it diverged, and where there was no choice."""
+        preset = self.preset
+        tried = dict.fromkeys(preset.learning_rates, math.nan)
+        if len(tried) < 2:
+            return next(iter(tried), recipe.train.learning_rate), tried
+        is_text = isinstance(self._build_data(recipe).batches, TextBatches)
+        name = "validation/loss" if is_text else "validation/accuracy"
+        for rate in tried:
+            trial = preset.variant_recipe(variant, *preset.sweep, *section("train", learning_rate=rate, seed=0))
+            run = self._train(f"{variant.label} · trying the learning rate {rate:g}", trial)
+            if run.diverged is None:
+                tried[rate] = number_of(run.metrics()[-1][name])
+            else:
                 self.notes.append(f"{variant.label} diverged at the learning rate {rate:g} with seed 0.")
-        return tried
-
-    def _choose_rate(self, variant: Variant, tried: Mapping[float, float], recipe: Recipe) -> float:
-        if not tried:
-            return next(iter(self.preset.learning_rates), recipe.train.learning_rate)
-        rate, remarks = choose_rate(tried, self.experiment.validation)
+        best, remarks = choose_rate(tried, "lower" if is_text else "higher")
         for remark in remarks:
             self._remarks.setdefault(remark, []).append(variant.label)
-        return rate
+        return best, tried
 
     def _stages(self, variant: Variant, rate: float, seed: int) -> tuple[Stored, Recipe]:
         """The run of one seed, and its recipe; where there is a second stage, those of the second."""
@@ -337,7 +309,7 @@ class ExperimentRunner:
         recipe = self.preset.variant_recipe(variant, *rate_and_seed)
         run = self._train(title, recipe)
         if self.preset.extension and run.diverged is not None:
-            self._sweep.next(title, found=True)
+            self._sweep.next(title, is_finished=True)
         elif self.preset.extension:
             start = f"model.init_from={json.dumps(str(run.model_folder.resolve()))}"
             recipe = self.preset.variant_recipe(variant, *rate_and_seed, *self.preset.extension, start)
@@ -348,7 +320,7 @@ class ExperimentRunner:
         data = self._build_data(recipe)
         key = run_key(recipe, data.batches, before, self.experiment.logs)
         run = self._store.find(key)
-        self._sweep.next(title, found=run is not None)
+        self._sweep.next(title, is_finished=run is not None)
         if run is None:
             on_evaluate = self.experiment.on_evaluate(data.batches)
             run = self._store.train(key, recipe, data, on_evaluate, self._sweep, self.commit)
@@ -366,10 +338,9 @@ class ExperimentRunner:
         if self.resume and is_known and path.is_file():
             existing = read_results(path)
             if existing.settings == settings:
-                self.existing_device = existing.device
+                self.device = self.device or existing.device
                 return existing.records
         model = run.load(recipe)
-        self.device = str(model.device)
         self.progress.tell(f"{variant.label} · seed {seed}: measuring")
         data = self._build_data(recipe)
         measured = EvalInput(
@@ -378,23 +349,29 @@ class ExperimentRunner:
             batches=data.batches,
             tokenizer=data.tokenizer,
             seed=seed,
-            training=run.training_record(recipe, data, model.device),
+            training=TrainingRecord(
+                folder=run.folder.parent,
+                metrics=run.metrics(),
+                tokens_per_step=recipe.data.batch_size * recipe.data.length,
+                untrained=lambda: build_model(recipe, data).eval().to(model.device),
+            ),
         )
-        of_run: dict[str, Any] = {"variant": variant.name, "coordinates": variant.coordinates, "seed": seed}
         records = [
-            # Where a variant stands, all of its numbers do.
+            # A variant's coordinates are those of all its numbers.
             replace(record, seed=seed, coordinates=Coordinates(variant.coordinates, **record.coordinates))
             for requested in self.experiment.requests(self.preset)
             for record in requested.run(measured)
         ]
-        records.append(Result(name="training/seconds", value=run.seconds, unit="s", **of_run))
+        records.append(measured.record("training/seconds", run.seconds, coordinates=variant.coordinates, unit="s"))
         run.measured.mkdir(exist_ok=True)
-        write_json(path, capture_results(self.experiment.shows, settings, records, self.device))
+        results = capture_results(self.experiment.shows, settings, records, str(model.device))
+        self.device = results.device
+        write_json(path, results)
         return records
 
 
-def _place(commit: str | None) -> str:
-    """Where the code was."""
+def _checkout(commit: str | None) -> str:
+    """Which code ran."""
     if commit is None:
         return "outside a git checkout"
     return f"at commit {commit[:12]}{'-dirty' if commit.endswith('-dirty') else ''}"

@@ -2,27 +2,23 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist, fmean
+from typing import Any
 
 import numpy as np
 
 from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments import language_experiments as language
 from diff_transformer.lab.experiments.experiment import (
-    TWINS,
     ComparisonRule,
     Experiment,
     Preset,
     Variant,
-    compared_by,
-    section,
-)
-from diff_transformer.lab.experiments.language_experiments import (
-    FIXED_TEXT,
-    LANGUAGE_CPU,
-    LANGUAGE_GPU,
     by_name,
-    language_preset,
+    compared_by,
+    diff_and_softmax,
+    section,
 )
 from diff_transformer.lab.experiments.paper_preset import PaperPreset, Stage, evaluation
 from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, RepeatOptions
@@ -33,7 +29,7 @@ from diff_transformer.lab.statistics import mean_interval, seeds_needed, t_quant
 
 # Exponents that are tried. With few sizes the best one is poorly known, and matters little between the sizes.
 EXPONENTS = tuple(step / 20 for step in range(31))
-# Ratios beyond this factor are of no size that was trained: one of the twins does not get there at all.
+# Ratios beyond this factor are of no size that was trained: one of the two does not get there at all.
 FURTHEST = 1000.0
 
 
@@ -41,52 +37,44 @@ FURTHEST = 1000.0
 class Fit:
     """loss(N) = c − a·φ(N) for each of two variants, a > 0, with φ(N) = (1 − (N/N₀)^−b)/b, which is ln(N/N₀) for b = 0.
 
-    That is a·N^−b + c with other constants, or log-linear. The exponent is shared by the variants.
-
-    Attributes:
-        middle: N₀, the geometric mean of the smallest and the largest size.
-        exponent: b.
-        levels, slopes: c and a of each variant; where a ≤ 0 the variant does not improve with size.
+    That is a·N^−b + c with other constants, or log-linear. N₀ is the middle: the geometric mean of the smallest and the
+    largest size. Where a ≤ 0, a variant does not improve with size.
     """
 
-    middle: float
-    exponent: float
-    levels: tuple[float, float]
-    slopes: tuple[float, float]
+    exponent: float  # b, which the variants share
+    levels: Sequence[float]  # c of each
+    slopes: Sequence[float]  # a of each
 
-    def loss(self, variant: int, size: float) -> float:
-        """What a variant's loss would be at a size."""
-        return self.levels[variant] - self.slopes[variant] * float(
-            _basis(np.array([size / self.middle]), self.exponent)[0]
-        )
-
-    def equal_loss_ratio(self, size: float | None = None) -> float:
-        """The size of the first variant, or else the middle, over that of the second at which both have the same loss.
+    def equal_loss_ratio(self) -> float:
+        """The middle, as the size of the first variant, over that of the second at which both have the same loss.
 
         Below 1 where the first variant needs less. NaN where one gets worse with size, or where the two do not meet
         within a factor of 1000.
         """
         if min(self.slopes) <= 0:
             return math.nan
-        size = self.middle if size is None else size
-        place = (self.levels[1] - self.loss(0, size)) / self.slopes[1]  # φ of the second variant's size
-        if self.exponent * place >= 1:  # below the loss that the second variant tends to
+        level, other_level = self.levels
+        distance = (other_level - level) / self.slopes[1]  # φ of the second variant's size
+        if self.exponent * distance >= 1:  # below the loss that the second variant tends to
             return math.nan
-        other = place if self.exponent == 0 else -math.log1p(-self.exponent * place) / self.exponent  # ln(N/N₀)
-        ratio = math.log(size / self.middle) - other
-        return math.exp(ratio) if abs(ratio) < math.log(FURTHEST) else math.nan
+        log_ratio = -distance if self.exponent == 0 else math.log1p(-self.exponent * distance) / self.exponent
+        return math.exp(log_ratio) if abs(log_ratio) < math.log(FURTHEST) else math.nan
 
 
-def fit(sizes: np.ndarray, losses: np.ndarray) -> Fit:
-    """The least-squares fit to losses (2, sizes) of two variants at sizes (sizes,), three or more different ones.
-    Raises ValueError for fewer sizes, or other shapes.
-    """
-    if losses.shape != (2, len(sizes)) or len(set(sizes.tolist())) < 3:
-        raise ValueError(
-            f"A fit needs the losses of two variants at three sizes or more, got losses {losses.shape} at "
-            f"{sizes.tolist()}."
-        )
-    return _fits(sizes, losses[None])[0]
+def fits(sizes: np.ndarray, losses: np.ndarray) -> list[Fit]:
+    """The least-squares fit to each of losses (fits, 2, S): of two variants at sizes (S,), three or more different."""
+    middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
+    logs = np.log(sizes / middle)
+    errors, coefficients = [], []
+    for exponent in EXPONENTS:
+        basis = logs if exponent == 0 else (1 - (sizes / middle) ** -exponent) / exponent
+        columns = np.stack([np.ones(len(sizes)), -basis], axis=1)
+        solutions = losses @ np.linalg.pinv(columns).T  # (fits, 2, level and slope)
+        coefficients.append(solutions)
+        errors.append(((solutions @ columns.T - losses) ** 2).sum((1, 2)))
+    best = np.argmin(errors, axis=0)
+    chosen = np.stack(coefficients)[best, np.arange(len(losses))].swapaxes(1, 2)  # (fits, level and slope, 2)
+    return [Fit(EXPONENTS[index], *both) for index, both in zip(best, chosen.tolist(), strict=True)]
 
 
 def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, seed: int = 0, resamples: int = 1000) -> Interval | None:
@@ -107,7 +95,7 @@ def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, seed: int = 0, resa
     spread = math.sqrt(seeds / (seeds - 1)) * t_quantile(freedom) / NormalDist().inv_cdf(0.975)
     drawn = random.integers(seeds, size=(resamples, seeds, len(sizes)))
     deviations = (losses - mean)[drawn, :, np.arange(len(sizes))].mean(1).swapaxes(1, 2)  # (resamples, 2, S)
-    ratios = [one.equal_loss_ratio() for one in _fits(sizes, mean + spread * deviations)]
+    ratios = [fit.equal_loss_ratio() for fit in fits(sizes, mean + spread * deviations)]
     finite = [ratio for ratio in ratios if not math.isnan(ratio)]
     if len(finite) < 0.975 * resamples:
         return None
@@ -129,37 +117,15 @@ def tokens_ratio(first: dict[int, float], second: dict[int, float]) -> float:
 
 
 def _reached(curve: dict[int, float], loss: float) -> float:
-    """With how many tokens a curve first is as low as `loss`."""
-    before: tuple[int, float] | None = None
-    for tokens, here in sorted(curve.items()):
-        if here <= loss:
-            if before is None or before[1] == here:
-                return float(tokens)
-            share = (before[1] - loss) / (before[1] - here)
-            return math.exp(math.log(before[0]) + share * (math.log(tokens) - math.log(before[0])))
-        before = tokens, here
-    raise ValueError(f"The curve never falls to {loss:g}.")
-
-
-def _fits(sizes: np.ndarray, losses: np.ndarray) -> list[Fit]:
-    """The fit to each of losses (fits, 2, S)."""
-    middle = math.sqrt(float(sizes.min()) * float(sizes.max()))
-    errors, found = [], []
-    for exponent in EXPONENTS:
-        columns = np.stack([np.ones(len(sizes)), -_basis(sizes / middle, exponent)], axis=1)
-        both = losses @ np.linalg.pinv(columns).T  # (fits, 2, level and slope)
-        found.append(both)
-        errors.append(((both @ columns.T - losses) ** 2).sum((1, 2)))
-    best = np.argmin(errors, axis=0)
-    fits = []
-    for number, index in enumerate(best):
-        (level, slope), (other_level, other_slope) = found[index][number].tolist()
-        fits.append(Fit(middle, EXPONENTS[index], (level, other_level), (slope, other_slope)))
-    return fits
-
-
-def _basis(ratio: np.ndarray, exponent: float) -> np.ndarray:
-    return np.log(ratio) if exponent == 0 else (1 - ratio**-exponent) / exponent
+    """With how many tokens a curve first is as low as `loss`, which it is at its end."""
+    points = sorted(curve.items())
+    number = next(number for number, (_, value) in enumerate(points) if value <= loss)
+    tokens, value = points[number]
+    if number == 0:
+        return float(tokens)
+    earlier, higher = points[number - 1]
+    share = (higher - loss) / (higher - value)
+    return math.exp(math.log(earlier) + share * (math.log(tokens) - math.log(earlier)))
 
 
 PARAMETERS = "scaling/parameters_for_equal_loss"
@@ -190,22 +156,11 @@ PAPER_RECIPES = {
 
 
 def sized(parameters: float, layers: int, width: int, feed_forward: int, head_dim: int) -> tuple[Variant, ...]:
-    """The twins at a size: parameters as the paper counts them."""
+    """DIFF and the Transformer at a size: parameters as the paper counts them."""
     overrides = section(
         "model", num_hidden_layers=layers, hidden_size=width, intermediate_size=feed_forward, head_dim=head_dim
     )
-    return tuple(
-        Variant(name=twin.name, overrides=(*twin.overrides, *overrides), coordinates=Coordinates(parameters=parameters))
-        for twin in TWINS
-    )
-
-
-def _requests(preset: Preset) -> list[MeasurementRequest]:
-    return [
-        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
-        MeasurementRequest(name="loss_by_tokens"),
-        MeasurementRequest(name="repeats", options=preset.options),
-    ]
+    return diff_and_softmax(*overrides, coordinates=Coordinates(parameters=parameters))
 
 
 def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
@@ -214,7 +169,7 @@ def _compare(records: Sequence[Result], preset: Preset) -> list[Comparison]:
     rules = (
         # Of whole documents, so that the interval knows of others.
         ComparisonRule(name=WHOLE, paper=PAPER_LOSSES.get),
-        *(ComparisonRule(name=name, at=lambda place: place == largest) for name in (AR_HIT, OTHER)),
+        *(ComparisonRule(name=name, at=lambda size: size == largest) for name in (AR_HIT, OTHER)),
     )
     return [*_by_size(records, sizes), *_by_tokens(records, largest), *compared_by(*rules)(records, preset)]
 
@@ -234,8 +189,9 @@ def _by_size(records: Sequence[Result], sizes: Sequence[Coordinates]) -> list[Co
     if not seeds or len(sizes) < 3:
         return []
     numbers = np.array([parameters[size] for size in sizes])
+    kinds = ("diff", "softmax")
     measured = np.array(
-        [[[losses.get((a, size, seed), math.nan) for size in sizes] for a in ("diff", "softmax")] for seed in seeds]
+        [[[losses.get((kind, size, seed), math.nan) for size in sizes] for kind in kinds] for seed in seeds]
     )
     logs, log = [_fitted(numbers, one) for one in measured], _fitted(numbers, measured.mean(0))
     interval: Interval | None = LOST
@@ -249,12 +205,14 @@ def _by_size(records: Sequence[Result], sizes: Sequence[Coordinates]) -> list[Co
     if reason:
         log, interval = math.nan, LOST
     method = f"fit through {len(sizes)} sizes, bootstrap over the seeds of each"
-    return [_needed(PARAMETERS, log, interval, logs, method, PAPER_PARAMETERS, needed=None, reason=reason)]
+    return [
+        _share_comparison(PARAMETERS, log, interval, logs, paper=(PAPER_PARAMETERS, 1.0), method=method, reason=reason)
+    ]
 
 
 def _fitted(parameters: np.ndarray, losses: np.ndarray) -> float:
     """ln of the share of parameters that does, from losses (2, sizes); NaN where one is lost, or no share does."""
-    return math.log(fit(parameters, losses).equal_loss_ratio()) if np.isfinite(losses).all() else math.nan
+    return math.log(fits(parameters, losses[None])[0].equal_loss_ratio()) if np.isfinite(losses).all() else math.nan
 
 
 def _by_tokens(records: Sequence[Result], size: Coordinates) -> list[Comparison]:
@@ -266,12 +224,13 @@ def _by_tokens(records: Sequence[Result], size: Coordinates) -> list[Comparison]
     for record in by_name(records, CURVE):
         if record.coordinates.without("tokens") == size:
             curve = curves.setdefault((record.variant, record.seed), {})
-            curve[int(record.coordinates.place("tokens"))] = record.value
+            curve[int(record.coordinates.position("tokens"))] = record.value
     logs = [_read_off(curves.get(("diff", seed), {}), curves.get(("softmax", seed), {})) for seed in seeds]
     interval = mean_interval(logs)
     bounds = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
     method = f"training curves of {size.label}, Student's t over ln of the ratio, paired seeds"
-    return [_needed(TOKENS, fmean(logs), bounds, logs, method, PAPER_TOKENS, needed=seeds_needed(logs))]
+    needed, paper = seeds_needed(logs), (PAPER_TOKENS, 1.0)
+    return [_share_comparison(TOKENS, fmean(logs), bounds, logs, needed, paper=paper, method=method)]
 
 
 def _read_off(diff: dict[int, float], softmax: dict[int, float]) -> float:
@@ -281,21 +240,12 @@ def _read_off(diff: dict[int, float], softmax: dict[int, float]) -> float:
     return math.nan if lost else math.log(tokens_ratio(diff, softmax))
 
 
-def _needed(
-    name: str,
-    log: float,
-    interval: Interval | None,
-    logs: Sequence[float],
-    method: str,
-    paper: float,
-    *,
-    needed: int | None,
-    reason: str = "",
+def _share_comparison(
+    name: str, log: float, interval: Interval | None, logs: Sequence[float], needed: int | None = None, **fields: Any
 ) -> Comparison:
     """A share of what the Transformer needs, which is 1: from ln of the share and of each seed's, and its interval.
 
-    `needed` is the number of seeds that would decide it, by the statistic of the interval; `reason` says why the share
-    is not known, where no run diverged.
+    `needed` is the number of seeds that would decide it, by the statistic of the interval.
     """
     ratio = math.exp(log)
     shifted = None if interval is None else (interval[0] - 1, interval[1] - 1)
@@ -306,15 +256,13 @@ def _needed(
         against="softmax",
         unit="of the Transformer's",
         better="lower",
-        paper=(paper, 1.0),
         ours=(ratio, 1.0),
         difference=ratio - 1,
         differences=tuple(math.exp(one) - 1 for one in logs),
         interval=shifted,
-        method=method,
         verdict=judged,
         seeds_needed=needed if judged == "inconclusive" else None,
-        reason=reason,
+        **fields,
     )
 
 
@@ -323,8 +271,8 @@ FIG_3 = Experiment(
     shows="language loss by size and by tokens: what DIFF needs to be as good as the Transformer (Figure 3)",
     presets={
         # Sizes of which the smallest is too small for these few tokens: of larger ones none is better than another yet.
-        "cpu": language_preset(
-            *LANGUAGE_CPU,
+        "cpu": language.language_preset(
+            *language.LANGUAGE_CPU,
             steps=250,
             evaluate_every=50,
             variants=(
@@ -338,8 +286,8 @@ FIG_3 = Experiment(
             options={"documents": 60, "longest": 2048, "frequent": 100},
             minutes=8,
         ),
-        "gpu": language_preset(
-            *LANGUAGE_GPU,
+        "gpu": language.language_preset(
+            *language.LANGUAGE_GPU,
             steps=900,
             evaluate_every=90,
             variants=(
@@ -357,7 +305,7 @@ FIG_3 = Experiment(
         "paper": PaperPreset(
             stages=(Stage(recipe="paper-830m"),),
             recipes=PAPER_RECIPES,
-            variants=tuple(replace(twin, coordinates=size) for size in PAPER_RECIPES for twin in TWINS),
+            variants=tuple(variant for size in PAPER_RECIPES for variant in diff_and_softmax(coordinates=size)),
             evaluations=(evaluation("standard"),),
             remarks=(
                 "Figure 3a is the loss of the five sizes after 10B tokens. Figure 3b is the 3B models' loss by tokens: "
@@ -366,16 +314,19 @@ FIG_3 = Experiment(
         ),
     },
     options=RepeatOptions,
-    measurements=_requests,
+    measurements=lambda preset: [
+        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
+        MeasurementRequest(name="loss_by_tokens"),
+        MeasurementRequest(name="repeats", options=preset.options),
+    ],
     compare=_compare,
     headline=lambda _: Headline(name=PARAMETERS),
     notes=(
         f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "
-        f"counted; the paper reads it at 6.8B. Where {APART}, for "
-        "one seed, for all, or for more than one in forty draws of the seeds, it is not known.",
-        f"{PARAMETERS} and {TOKENS} are of {LANGUAGE_LOSS}. {FIXED_TEXT} The losses by size ({WHOLE}) are of whole "
-        "documents, "
-        "each in contexts of its own, and their intervals allow for other documents.",
+        f"counted; the paper reads it at 6.8B. Where {APART}, for one seed, for all, or for "
+        "more than one in forty draws of the seeds, it is not known.",
+        f"{PARAMETERS} and {TOKENS} are of {LANGUAGE_LOSS}. {language.FIXED_TEXT} The losses by size ({WHOLE}) are of "
+        "whole documents, each in contexts of its own, and their intervals allow for other documents.",
         f"{TOKENS} compares two runs of one schedule: before its end a run has a higher learning rate than one that "
         "ends there would have.",
         "The paper's gaps by size, read off Figure 3a: "

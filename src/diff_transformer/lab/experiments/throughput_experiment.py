@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from diff_transformer.lab.bench.benchmark import BASELINE, FORWARD, STEP, BenchRow, refuse_wrong
+from diff_transformer.lab.bench.benchmark import FORWARD, STEP, BenchRow, refuse_wrong
 from diff_transformer.lab.bench.model_bench import DIFF, ModelSettings, measure_model
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import ComparisonRule, Experiment, Preset, compared_by
@@ -14,7 +14,6 @@ from diff_transformer.lab.measure.measurement import Count, Counts, Options, Tex
 from diff_transformer.lab.record import Result
 from diff_transformer.train import Progress
 
-VARIANTS = {DIFF: "diff", BASELINE: "softmax"}
 NAMES = {STEP: "throughput/training", FORWARD: "throughput/forward"}
 # Tokens per second of the paper's 3B models, DIFF and then the Transformer, by length.
 PAPER = {
@@ -44,8 +43,8 @@ class ThroughputOptions(Options):
     check_vocabulary: Count | None = Field(default=None, description="vocabulary of those models")
 
 
-class _Watch:
-    """What the benchmark does now, told as a training's messages are."""
+class _StageMessages:
+    """Tells the stages of the benchmark as messages; rows are shown when all repetitions are there."""
 
     def __init__(self, progress: Progress, repetition: str) -> None:
         self._progress, self._repetition = progress, repetition
@@ -53,8 +52,7 @@ class _Watch:
     def stage(self, text: str, done: int, total: int) -> None:
         self._progress.tell(f"{self._repetition}, part {done + 1} of {total}: {text}")
 
-    def row(self, row: BenchRow) -> None:
-        """Rows are shown when all repetitions are there."""
+    def row(self, row: BenchRow) -> None: ...
 
 
 def _measure(preset: Preset, progress: Progress) -> list[Result]:
@@ -62,29 +60,28 @@ def _measure(preset: Preset, progress: Progress) -> list[Result]:
     settings = ModelSettings.on(passes=("forward", "step"), candidates=(DIFF,), **preset.options)
     records = []
     for seed in range(preset.seeds):
-        watch = _Watch(progress, f"repetition {seed + 1} of {preset.seeds}")
-        _, rows = measure_model(settings, watch)
+        _, rows = measure_model(settings, _StageMessages(progress, f"repetition {seed + 1} of {preset.seeds}"))
         refuse_wrong(rows)
         records += throughput_records(rows, seed)
     return records
 
 
 def throughput_records(rows: Sequence[BenchRow], seed: int) -> list[Result]:
-    """A repetition's rows as records: tokens per second, and DIFF's as a share of its twin's, round by round. Raises
-    ValueError where something could not be timed."""
+    """A repetition's rows as records: tokens per second, and DIFF's as a share of the Transformer's, round by round.
+    Raises ValueError where something could not be timed."""
     records = []
     for row in rows:
         if row.tokens_per_second is None or row.ratio is None:
             raise ValueError(f"{row.candidate} could not be timed ({row.pass_}, {row.sizes}): {row.reason}.")
-        name, place, variant = NAMES[row.pass_], Coordinates(length=row.shape["length"]), VARIANTS[row.candidate]
-        shared: dict[str, Any] = {"coordinates": place, "seed": seed, "better": "higher"}
+        name, length, variant = NAMES[row.pass_], Coordinates(length=row.shape["length"]), row.candidate
+        shared: dict[str, Any] = {"coordinates": length, "seed": seed, "better": "higher"}
         speed = row.tokens_per_second
         records.append(Result(name=name, variant=variant, value=speed, n=row.rounds, unit="tokens/s", **shared))
         if row.candidate == DIFF:
             shared["name"] = f"{name}_share"
             records.append(Result(variant=variant, value=1 / row.ratio, n=row.rounds, **shared))
-            if place in PAPER[name]:
-                diff, transformer = PAPER[name][place]
+            if length in PAPER[name]:
+                diff, transformer = PAPER[name][length]
                 records.append(Result(variant=PAPER_VARIANT, value=diff / transformer, **shared))
     return records
 
@@ -122,7 +119,7 @@ TABLE_7 = Experiment(
             ),
         ),
     },
-    # Our question: whether DIFF costs less of its twin's throughput than in the paper, which claims no such thing.
+    # Our question: whether DIFF costs a smaller share of throughput than in the paper, which claims no such thing.
     compare=compared_by(
         *(
             rule

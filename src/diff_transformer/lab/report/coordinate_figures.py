@@ -100,7 +100,7 @@ def _rows(places: Sequence[Coordinates]) -> Iterator[tuple[str, list[Coordinates
             by_rest: dict[Coordinates, list[Coordinates]] = {}
             for place in members:
                 by_rest.setdefault(place.without(name), []).append(place)
-            rows = [row for row in by_rest.values() if len({place.place(name) for place in row}) >= FEWEST]
+            rows = [row for row in by_rest.values() if len({place.position(name) for place in row}) >= FEWEST]
             yield from ((name, row) for row in rows)
             if rows:
                 break
@@ -114,8 +114,8 @@ def panel_along(
 ) -> Panel:
     """The panel of one measure's records, which differ in one coordinate alone; see `panels`."""
     first, along = records[0], axis(coordinate)
-    places = sorted(dict.fromkeys(one.coordinates for one in records), key=lambda place: place.place(coordinate))
-    numbers = {place: place.place(coordinate) for place in places}
+    places = sorted(dict.fromkeys(one.coordinates for one in records), key=lambda place: place.position(coordinate))
+    numbers = {place: place.position(coordinate) for place in places}
     lines, own = [], False
     for number, variant in enumerate(variants_of(records)):
         own_records = [one for one in records if one.variant == variant]
