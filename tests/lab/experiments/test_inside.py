@@ -1,4 +1,4 @@
-"""The experiments that look inside the twins: Table 5, Figure 8, Appendix G; and Table 7's clock."""
+"""The experiments that look inside the models: Table 5, Figure 8, Appendix G; and Table 7's clock."""
 
 import itertools
 import math

@@ -52,18 +52,16 @@ def without_claim(pattern: str, paper: Paper) -> Callable[[Sequence[Result], Pre
 
 
 def harness_experiment(
-    name: str, shows: str, shots: Sequence[int], paper: Paper, preset: PaperPreset, *notes: str
+    name: str, shows: str, shots: Sequence[int], paper: Paper, paper_preset: PaperPreset, *notes: str
 ) -> Experiment:
-    """lm-evaluation-harness at each number of examples before a question, with questions from held-out text; `preset`
-    is the one of the paper's size.
-    """
+    """lm-evaluation-harness at each number of examples before a question, with questions from held-out text."""
     return Experiment(
         name=name,
         shows=shows,
         presets=language_presets(
             cpu={"tasks": "", "questions": 200},
             gpu={"tasks": "", "questions": 1000},
-            paper=preset,
+            paper=paper_preset,
             cpu_minutes=0.5,
             gpu_minutes=0.5,
         ),
