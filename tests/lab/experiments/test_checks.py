@@ -67,7 +67,7 @@ def test_text_of_one_document(name: str, book: Path, tmp_path: Path, monkeypatch
         ("table6", {"longest": 1}, "None of 0 tokens is a 'hit' token"),
         ("v2", {"longest": 2}, r"None of \d+ tokens is a 'hit' token"),
         ("table6", {"documents": 1}, "documents must be 2 or more, got 1"),
-        ("table2", {"cells": [[2, 3]]}, r"num_queries is at least 1 and, without repeats, at most num_pairs=2, got 3"),
+        ("table2", {"cells": [[2, 3]]}, "num_queries is at most num_pairs=2, got 3"),
         ("fig5", {"needles": 4, "lengths": [10, 7]}, "no room for 4 pairs and 1 queries"),
         ("table3", {"needles": 100}, "100 pairs need as many different keys"),
         ("table4", {"characters": 90_000}, "No document of the validation text has 45000 characters in its block"),
@@ -111,7 +111,7 @@ def test_needles_in_text_need_room_as_well(long: Path) -> None:
     for needles in (1, 2):
         check("needles", needles=needles, queried=1)
         check("needle_lengths", needles=needles, lengths=[450, 512])
-    with pytest.raises(ValueError, match="the queried ones no more than these, got needles=1, queried=2"):
+    with pytest.raises(ValueError, match=r"no more queried ones.*got needles=1, queried=2"):
         check("needles", needles=1, queried=2)
     with pytest.raises(ValueError, match="length=64 has no room for a haystack"):
         check("needle_lengths", needles=1, lengths=[450, 64])
