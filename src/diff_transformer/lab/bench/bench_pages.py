@@ -25,10 +25,7 @@ _CASE_COLUMNS = {
 
 
 def results_path(folder: Path, kind: str, device: str) -> Path:
-    """The JSON file of a benchmark ("operator" or "model") in a folder, which is made if it does not exist.
-
-    Raises ValueError where nothing can be written, or where the file that is there is not of this benchmark.
-    """
+    """The JSON file of a benchmark ("operator" or "model") in a folder, which is made if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
@@ -80,19 +77,15 @@ def page(document: Document) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def page_part(name: str, document: Document) -> str:
-    """A part of the page by the name of its macro in `templates/bench_tables.md`: "throughput", "memory", …"""
-    return _fill_macro(name, document)
-
-
-def _fill_macro(name: str, *values: Any) -> str:
+def page_part(name: str, *values: Any) -> str:
+    """A part of a document's page by the name of its macro in `templates/bench_tables.md`: "throughput", "memory", …"""
     return str(getattr(_ENVIRONMENT.get_template("bench_tables.md").module, name)(*values)).strip()
 
 
 def base_of(document: Document) -> str:
     """What the ratios of most cases are to: the baseline, or on CUDA its flash kernel."""
-    names = [row["against"] for row in document["rows"] if row["candidate"] == row["against"]]
-    return max(dict.fromkeys(names), key=names.count, default=BASELINE)
+    names = Counter(row["against"] for row in document["rows"] if row["candidate"] == row["against"])
+    return max(names, key=names.__getitem__, default=BASELINE)
 
 
 def ratio_table(
@@ -119,9 +112,9 @@ def ratio_table(
     rows = [row for row in rows if batches is None or row["shape"]["batch"] in batches]
     rows = [{**row, "candidate": column(row)} for row in rows]
     # A backend that no case here can run has no column; its reason is on the page.
-    shown = [row["candidate"] for row in rows if row["ratio"] is not None or row["reason"] == WRONG]
-    names = [name for name in dict.fromkeys(shown) if name != last and (candidates is None or name in candidates)]
-    return _fill_macro("times", rows, _CASE_COLUMNS[document["title"]], [*names, last], digits, quartiles)
+    shown = dict.fromkeys(row["candidate"] for row in rows if row["ratio"] is not None or row["reason"] == WRONG)
+    names = [name for name in shown if name != last and (candidates is None or name in candidates)]
+    return page_part("times", rows, _CASE_COLUMNS[document["title"]], [*names, last], digits, quartiles)
 
 
 def row_line(row: BenchRow) -> str:
@@ -137,11 +130,11 @@ def row_line(row: BenchRow) -> str:
     return f"{name:24} {row.ratio:6.2f} {span} {row.milliseconds:10.3f} ms{rate}{error}{base}"
 
 
-def threshold_line(one: Threshold) -> str:
+def threshold_line(threshold: Threshold) -> str:
     """One threshold as a line of text."""
-    verdict = {None: "not measured", True: "holds", False: "does not hold"}[one.holds]
-    where = f" ({one.where})" if one.where else ""
-    return f"threshold: {one.text}: {_number(one.worst)}, limit {one.limit:.2f}: {verdict}{where}"
+    verdict = {None: "not measured", True: "holds", False: "does not hold"}[threshold.holds]
+    case = f" ({threshold.where})" if threshold.where else ""
+    return f"threshold: {threshold.text}: {_number(threshold.worst)}, limit {threshold.limit:.2f}: {verdict}{case}"
 
 
 def _cases(rows: Iterable[Row]) -> list[Row]:
@@ -180,8 +173,8 @@ def replace_sections(path: Path, sections: Mapping[str, str]) -> None:
         start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         if text.count(start) != 1 or text.count(end) != 1:
             raise ValueError(f"{path} must hold {start.strip()} … {end} once.")
-        before, _, rest = text.partition(start)
-        text = f"{before}{start}{content}\n{end}{rest.partition(end)[2]}"
+        before, _, behind = text.partition(start)
+        text = f"{before}{start}{content}\n{end}{behind.partition(end)[2]}"
     write_text(path, text)
 
 

@@ -177,10 +177,7 @@ def refuse_wrong(rows: Sequence[BenchRow]) -> None:
 
 
 def share_of_allowed(error: Tensor, plain_error: Tensor, rounding: Tensor) -> float:
-    """The largest share of the allowed error, which is twice the plain formula's plus a band for rounding.
-
-    An error that is not a number has an infinite share.
-    """
+    """The largest share of the allowed error, twice the plain formula's plus a band for rounding; infinite for NaN."""
     return (error / (2 * plain_error + rounding)).nan_to_num(nan=float("inf")).max().item()
 
 
@@ -197,13 +194,9 @@ def time_case(
 ) -> list[BenchRow]:
     """The rows of one case with their times, measured in alternated runs.
 
-    Args:
-        checked: a row for each candidate; one with a reason is not timed.
-        prepare: makes what is timed of a candidate.
-        rates: median seconds of a run → the fields of the row that are rates.
-        bases: the ratios are to the first of these candidates that can run. Without one nothing is timed.
-        other_bases: candidates that get a second row, relative to another candidate.
-        expected_errors: by which a candidate may say that it cannot run.
+    Of the `checked` rows those with a reason are not timed. `prepare` makes what is timed of a candidate, `rates` makes
+    fields of a row from the median seconds of a run. The ratios are to the first of `bases` that can run; without one
+    nothing is timed. Candidates in `other_bases` get a second row, relative to another candidate.
     """
     device, rows = settings.torch_device, dict(checked)
 

@@ -1,6 +1,7 @@
 """`bench operator`: cases, the check of each candidate, its time relative to the Transformer's, and thresholds."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -175,18 +176,15 @@ def _measure_shape(shape: Shape, passes: list[str], settings: OperatorSettings, 
     """The rows of a shape, for each dtype and pass in turn; all of them get the same numbers and one truth."""
     device = settings.torch_device
     drawn, reason = try_run(device, draw, shape, device)
-    check = AnswerCheck(drawn) if drawn is not None else None
-    for dtype in settings.dtypes:
-        for pass_ in passes:
-            recorder.stage(settings.label(pass_, dtype, shape))
-            problem = None
-            if drawn is not None:
-                problem, reason = try_run(device, drawn.to, DTYPES[dtype])
-            row = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=shape.named())
-            if problem is None or check is None:
-                recorder.add([replace(row, reason=reason)])
-            else:
-                recorder.add(_measure_case(row, problem, check, settings))
+    check = None if drawn is None else AnswerCheck(drawn)
+    for dtype, pass_ in itertools.product(settings.dtypes, passes):
+        recorder.stage(settings.label(pass_, dtype, shape))
+        row = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=shape.named())
+        problem, reason = (None, reason) if drawn is None else try_run(device, drawn.to, DTYPES[dtype])
+        if problem is None or check is None:
+            recorder.add([replace(row, reason=reason)])
+        else:
+            recorder.add(_measure_case(row, problem, check, settings))
 
 
 def _measure_case(
@@ -238,10 +236,7 @@ def check_candidate(
 
 
 def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tuple[BenchRow, list[dict[str, Any]]]:
-    """Time on one thread, divided by the time on all, round by round.
-
-    Nothing is timed where the row, which is returned first, has a reason.
-    """
+    """A row of the check, and times on one thread divided by those on all; none where the row has a reason."""
     threads, length = torch.get_num_threads(), settings.one_head_length
     shape = Shape(1, 2, settings.head_dims[0], length, length)
     row = BenchRow(candidate=AUTO, pass_=pass_, dtype=dtype, shape=shape.named())

@@ -14,29 +14,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates, axis
 from diff_transformer.lab.record import Baseline, Comparison, Interval, Result
+from diff_transformer.lab.report import figures, wording
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, slug
-from diff_transformer.lab.report.figures import (
-    DASHES,
-    MUTED,
-    PAGE,
-    Drawing,
-    Series,
-    axes_of,
-    colours_of,
-    drawing,
-    legend,
-    styled,
-    variant_style,
-)
-from diff_transformer.lab.report.wording import (
-    DIVERGED,
-    NOT_KNOWN,
-    format_number,
-    measure_words,
-    unit_and_direction,
-    variant_label,
-    variants_of,
-)
 
 # Fewer are no line.
 FEWEST = 3
@@ -64,9 +43,9 @@ class Panel:
     axis: str
     numbers: tuple[float, ...]
     texts: tuple[str, ...]
-    lines: tuple[Series, ...]
-    paper: tuple[Series, ...]
-    levels: tuple[Series, ...]
+    lines: tuple[figures.Series, ...]
+    paper: tuple[figures.Series, ...]
+    levels: tuple[figures.Series, ...]
     seeds: int
     own_intervals: bool
 
@@ -117,24 +96,24 @@ def panel_along(
     places = sorted(dict.fromkeys(one.coordinates for one in records), key=lambda place: place.position(coordinate))
     numbers = {place: place.position(coordinate) for place in places}
     lines, own = [], False
-    for number, variant in enumerate(variants_of(records)):
+    for number, variant in enumerate(wording.variants_of(records)):
         own_records = [one for one in records if one.variant == variant]
         by_place = {place: [one for one in own_records if one.coordinates == place] for place in places}
         measured = {place: results for place, results in by_place.items() if results}
         own = own or all(len(results) == 1 for results in measured.values())
         lines.append(
-            Series(
-                variant_label(variant),
+            figures.Series(
+                wording.variant_label(variant),
                 [numbers[place] for place in measured],
                 [fmean(one.value for one in results) for results in measured.values()],
                 intervals=[_interval(results) for results in measured.values()],
-                **variant_style(variant, _MARKERS[number % len(_MARKERS)]),
+                **figures.variant_style(variant, _MARKERS[number % len(_MARKERS)]),
             )
         )
     return Panel(
         name=first.name,
         part=first.coordinates.without(coordinate).label,
-        label=f"{first.name.split('/', 1)[-1].replace('_', ' ').replace('/', ' ')}{unit_and_direction(first)}",
+        label=f"{first.name.split('/', 1)[-1].replace('_', ' ').replace('/', ' ')}{wording.unit_and_direction(first)}",
         axis=along.title,
         numbers=tuple(numbers.values()),
         texts=tuple(along.text(place[coordinate]) for place in places),
@@ -153,7 +132,7 @@ def _interval(results: Sequence[Result]) -> Interval | None:
     return results[0].interval if len(results) == 1 else (min(values), max(values))
 
 
-def _levels(numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[Series]:
+def _levels(numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[figures.Series]:
     """Chance, floor and elimination as lines, where a baseline is known at every place; of equal ones the highest."""
     by_place = {one.coordinates: one.levels() for one in baselines}
     known = [by_place.get(place, by_place.get(NOWHERE, {})) for place in numbers]
@@ -162,10 +141,12 @@ def _levels(numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline])
         heights = [levels[label] for levels in known if label in levels]
         if len(heights) == len(numbers) and heights not in shown:
             shown.append(heights)
-            yield Series(label, list(numbers.values()), heights, colour=MUTED)
+            yield figures.Series(label, list(numbers.values()), heights, colour=figures.MUTED)
 
 
-def _paper(name: str, numbers: Mapping[Coordinates, float], comparisons: Sequence[Comparison]) -> Iterator[Series]:
+def _paper(
+    name: str, numbers: Mapping[Coordinates, float], comparisons: Sequence[Comparison]
+) -> Iterator[figures.Series]:
     """A line for each variant of which the paper gives as many values as a line needs."""
     values: dict[str, dict[float, float]] = {}
     for row in comparisons:
@@ -177,29 +158,29 @@ def _paper(name: str, numbers: Mapping[Coordinates, float], comparisons: Sequenc
         if len(points) >= FEWEST:
             x = sorted(points)
             y = [points[number] for number in x]
-            yield Series(variant_label(variant), x, y, **variant_style(variant))
+            yield figures.Series(wording.variant_label(variant), x, y, **figures.variant_style(variant))
 
 
-def line_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
+def line_figures(results: ExperimentResults, called: str) -> Iterator[figures.Drawing]:
     """A figure of each measure that was taken along a coordinate; their titles begin with `called`."""
     file = results.file
     drawn = list(panels(file.records, file.comparisons, file.baselines))
     often = Counter((panel.name, panel.part) for panel in drawn)
-    missing = DIVERGED if any(one["diverged"] for one in results.variants) else NOT_KNOWN
+    missing = wording.DIVERGED if any(one["diverged"] for one in results.variants) else wording.NOT_KNOWN
     used: set[str] = set()
     for panel in drawn:
         part = f", {panel.part}" if panel.part else ""
         along = f"-{panel.axis}" if often[panel.name, panel.part] > 1 else ""
         name = slug(f"{results.anchor}-{panel.name}{part}{along}")
-        name = next(one for one in (name, *(f"{name}-{n}" for n in range(2, 1000))) if one not in used)
+        name = next(unused for unused in (name, *(f"{name}-{n}" for n in range(2, 1000))) if unused not in used)
         used.add(name)
-        ends = "; ".join(
-            "{} goes from {} to {}".format(line.label, *(format_number(line.y[at], missing=missing) for at in (0, -1)))
-            for line in (*panel.lines, *panel.paper, *panel.levels)
-        )
-        title = f"{called}: {measure_words(panel.name)}{part}"
-        alt = f"{called}, {panel.label}{part} by {panel.axis}: {ends}."
-        yield drawing(
+        ends = []
+        for line in (*panel.lines, *panel.paper, *panel.levels):
+            first, last = (wording.format_number(line.y[index], missing=missing) for index in (0, -1))
+            ends.append(f"{line.label} goes from {first} to {last}")
+        title = f"{called}: {wording.measure_words(panel.name)}{part}"
+        alt = f"{called}, {panel.label}{part} by {panel.axis}: {'; '.join(ends)}."
+        yield figures.drawing(
             bands(panel, title=title), alt, _caption(panel, missing), title=f"{title} by {panel.axis}", name=name
         )
 
@@ -212,18 +193,15 @@ def _caption(panel: Panel, missing: str) -> str:
     if panel.paper:
         caption += " Dotted, hollow: the paper."
     if any(not math.isfinite(value) for line in panel.lines for value in line.y):
-        caption += f" A cross above: {'a run diverged' if missing == DIVERGED else missing}."
+        caption += f" A cross above: {'a run diverged' if missing == wording.DIVERGED else missing}."
     return caption
 
 
-@styled
+@figures.styled
 def bands(panel: Panel, *, title: str, from_zero: bool = False) -> Figure:
-    """Lines with bands for their intervals; the paper's hollow and dotted, levels thin; a cross above where y is NaN.
-
-    The vertical axis of a share that is read against nothing else begins at zero (`from_zero`).
-    """
-    figure, axes = axes_of(title, panel.axis, panel.label)
-    colours = colours_of(panel.lines)
+    """Lines with bands for intervals; the paper's hollow and dotted, levels thin; a cross above where y is NaN."""
+    figure, axes = figures.axes_of(title, panel.axis, panel.label)
+    colours = figures.colours_of(panel.lines)
     by_label = dict(zip((line.label for line in panel.lines), colours, strict=True))
     marked: dict[str, Any] = {"linewidth": 1.6, "markersize": 5}
     for number, (line, colour) in enumerate(zip(panel.lines, colours, strict=True)):
@@ -232,7 +210,8 @@ def bands(panel: Panel, *, title: str, from_zero: bool = False) -> Figure:
         ]:
             x, low, high = zip(*ends, strict=True)
             axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-        style = marked | {"color": colour, "linestyle": DASHES[number % len(DASHES)], "marker": line.marker}
+        dashes = figures.DASHES[number % len(figures.DASHES)]
+        style = marked | {"color": colour, "linestyle": dashes, "marker": line.marker}
         axes.plot(line.x, line.y, label=line.label, **style)
         lost = [x for x, y in zip(line.x, line.y, strict=True) if not math.isfinite(y)]
         cross: dict[str, Any] = {"marker": "x", "linestyle": "", "color": colour, "markeredgewidth": 1.8}
@@ -240,7 +219,7 @@ def bands(panel: Panel, *, title: str, from_zero: bool = False) -> Figure:
     for line in panel.paper:
         colour = by_label.get(line.label, colours[0])
         style = marked | {"color": colour, "linestyle": ":", "linewidth": 1, "marker": line.marker}
-        axes.plot(line.x, line.y, label=f"{line.label}, paper", markerfacecolor=PAGE, **style)
+        axes.plot(line.x, line.y, label=f"{line.label}, paper", markerfacecolor=figures.PAGE, **style)
     for line, dash in zip(panel.levels, _LEVEL_DASHES, strict=False):
         axes.plot(line.x, line.y, color=line.colour, linestyle=dash, linewidth=1.2, label=line.label, zorder=1)
     if any(not math.isfinite(y) for line in panel.lines for y in line.y):
@@ -251,7 +230,7 @@ def bands(panel: Panel, *, title: str, from_zero: bool = False) -> Figure:
     values = [value for line in lines for value in line.y if math.isfinite(value)]
     _scale(axes, panel, tall=not from_zero and bool(values) and min(values) > 0 and max(values) / min(values) >= _TALL)
     figure.set_figheight(3.2 + 0.2 * math.ceil(len(lines) / 2))
-    legend(axes, figure, loc="outside lower center", ncols=2)
+    figures.legend(axes, figure, loc="outside lower center", ncols=2)
     return figure
 
 

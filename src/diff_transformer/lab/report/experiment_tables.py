@@ -9,29 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from diff_transformer.lab.record import Comparison, ResultsFile, Verdict
+from diff_transformer.lab.report import wording
 from diff_transformer.lab.report.documents import Cell, Table
-from diff_transformer.lab.report.wording import (
-    ANSWERS,
-    DIRECTIONS,
-    DIVERGED,
-    LEVELS,
-    NOT_KNOWN,
-    UNCORRECTED,
-    few_heads,
-    format_difference,
-    format_number,
-    level_cells,
-    levels_of,
-    measure_label,
-    missing_word,
-    pair_label,
-    trained_label,
-    unit_and_direction,
-    variant_label,
-    verdict_text,
-    verdict_words,
-)
-from diff_transformer.lab.results_files import read_results, translated
+from diff_transformer.lab.results_files import number_of, read_results, translated
 from diff_transformer.lab.statistics import judge
 from diff_transformer.storage.files import read_json
 
@@ -98,10 +78,7 @@ def slug(text: str) -> str:
 
 
 def holds_experiments(path: Path) -> bool:
-    """Whether `path` is a results file of an experiment, or a folder with some; the folder of a run or a demo is none.
-
-    Raises ValueError for broken JSON.
-    """
+    """Whether `path` is a results file of an experiment or a folder with some, which that of a run or a demo is not."""
     is_run = (path / "metrics.jsonl").is_file() or (path / "results.json").is_file()
     return not is_run and any(True for _ in _experiment_files(path))
 
@@ -138,24 +115,24 @@ def read_experiments(
 def _experiment_files(path: Path) -> Iterator[Path]:
     """The file, or the files in a folder, whose settings say which experiment was requested."""
     for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("*/*.json")]):
-        inner = translated(read_json(file))
+        content = translated(read_json(file))
         for key in ("settings", "request"):
-            inner = inner.get(key) if isinstance(inner, dict) else None
-        if isinstance(inner, dict) and all(isinstance(inner.get(key), str) for key in ("experiment", "preset")):
+            content = content.get(key) if isinstance(content, dict) else None
+        if isinstance(content, dict) and all(isinstance(content.get(key), str) for key in ("experiment", "preset")):
             yield file
 
 
 def _of_the_paper(name: str) -> tuple[str, str] | None:
     """The kind and the number of a table, a figure or an appendix."""
     match = re.fullmatch(rf"({'|'.join(_KINDS)})_?(\d+|[a-z])", name)
-    return None if match is None else (match[1], match[2])
+    return match and (match[1], match[2])
 
 
 def _order(results: ExperimentResults) -> tuple[int, int, str, str]:
     """Tables, figures, appendices, and then what is beyond the paper; each by number."""
     kind, number = _of_the_paper(results.name) or ("", results.name)
-    place = list(_KINDS).index(kind) if kind else len(_KINDS)
-    return place, int(number) if number.isdigit() else 0, number, results.preset
+    rank = list(_KINDS).index(kind) if kind else len(_KINDS)
+    return rank, int(number) if number.isdigit() else 0, number, results.preset
 
 
 def count_verdicts(comparisons: Sequence[Comparison]) -> dict[bool, Counter[Verdict | None]]:
@@ -172,14 +149,14 @@ def count_verdicts(comparisons: Sequence[Comparison]) -> dict[bool, Counter[Verd
 
 def overview(all_results: Sequence[ExperimentResults]) -> Table:
     """A row for each count of verdicts. There is no sum: comparisons are not independent of each other."""
-    verdicts = [verdict_words(verdict).capitalize() for verdict in ANSWERS]
+    verdicts = [wording.verdict_words(verdict).capitalize() for verdict in wording.ANSWERS]
     head = ("Experiment", "Preset", "Claims", *verdicts, "Seeds", "What it shows", "Device")
     rows = [
         (
             Cell(results.title, anchor=results.anchor),
             results.preset,
             "our questions" if exploratory else "the paper's",
-            *(str(counts[verdict]) for verdict in ANSWERS),
+            *(str(counts[verdict]) for verdict in wording.ANSWERS),
             str(results.seeds),
             results.file.title,
             results.file.device,
@@ -198,28 +175,28 @@ def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mappin
     diverged.
     """
     pairs = {(row.variant, row.against) for row in comparisons}
-    first, second = map(variant_label, next(iter(pairs))) if len(pairs) == 1 else ("first", "second")
-    columns: dict[str, list[str]] = {"Measure": [row.name + unit_and_direction(row) for row in comparisons]}
+    first, second = map(wording.variant_label, next(iter(pairs))) if len(pairs) == 1 else ("first", "second")
+    columns: dict[str, list[str]] = {"Measure": [row.name + wording.unit_and_direction(row) for row in comparisons]}
     if any(row.coordinates for row in comparisons):
         columns["Part"] = [row.coordinates.label or "–" for row in comparisons]
     if len(pairs) > 1:
-        columns["First − second"] = list(map(pair_label, comparisons))
+        columns["First − second"] = list(map(wording.pair_label, comparisons))
     if any(row.paper is not None for row in comparisons):
         papers = [row.paper or (math.nan, math.nan) for row in comparisons]
-        columns[f"Paper, {first}"] = [_paper(one) for one, _ in papers]
-        columns[f"Paper, {second}"] = [_paper(other) for _, other in papers]
+        columns[f"Paper, {first}"] = [_paper(value) for value, _ in papers]
+        columns[f"Paper, {second}"] = [_paper(value) for _, value in papers]
         # Without a remainder of the subtraction.
         differences = [_paper(round(one - other, 6), "+,.6g") for one, other in papers]
         columns["Paper, difference"] = [text.replace("-", "−") for text in differences]
-    words = [missing_word(row, trained) for row in comparisons]
+    words = [wording.missing_word(row, trained) for row in comparisons]
     for side, name in enumerate((first, second)):
         here = zip(comparisons, words, strict=True)
-        columns[f"Here, {name}"] = [format_number(row.ours[side], missing=word) for row, word in here]
-    if any(map(levels_of, comparisons)):
-        columns["Chance"], columns["Floor"] = map(list, zip(*map(level_cells, comparisons), strict=True))
-    columns["Here, difference"] = list(map(format_difference, comparisons, words))
+        columns[f"Here, {name}"] = [wording.format_number(row.ours[side], missing=word) for row, word in here]
+    if any(map(wording.levels_of, comparisons)):
+        columns["Chance"], columns["Floor"] = map(list, zip(*map(wording.level_cells, comparisons), strict=True))
+    columns["Here, difference"] = list(map(wording.format_difference, comparisons, words))
     columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
-    columns["Verdict"] = [verdict_text(row, needs=False) for row in comparisons]
+    columns["Verdict"] = [wording.verdict_text(row, needs=False) for row in comparisons]
     if any(row.verdict == "inconclusive" for row in comparisons):
         columns["Seeds needed"] = list(map(_seeds_needed, comparisons))
     return Table.of_columns(columns)
@@ -228,23 +205,25 @@ def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mappin
 def verdict_table(results: ResultsFile) -> Table:
     """The comparisons of an experiment in few columns, for a terminal; every verdict is shown in the same way."""
     comparisons = results.comparisons
-    words = [missing_word(row, results.settings.get("variants", ())) for row in comparisons]
+    words = [wording.missing_word(row, results.settings.get("variants", ())) for row in comparisons]
     columns: dict[str, list[str | Cell]] = {
-        "measure": list(map(measure_label, comparisons)),
-        "variants": [f"{variant_label(row.variant)} / {variant_label(row.against)}" for row in comparisons],
+        "measure": list(map(wording.measure_label, comparisons)),
+        "variants": [wording.pair_label(row, " / ") for row in comparisons],
         "paper": ["–" if row.paper is None else _pair(row.paper, "–") for row in comparisons],
         "here": [_pair(row.ours, word) for row, word in zip(comparisons, words, strict=True)],
-        "chance / floor": [" / ".join(level_cells(row)) for row in comparisons],
-        "difference": list(map(format_difference, comparisons, words)),
-        "verdict": [Cell(verdict_text(row), strong=row.verdict in ("reproduced", "contrary")) for row in comparisons],
+        "chance / floor": [" / ".join(wording.level_cells(row)) for row in comparisons],
+        "difference": list(map(wording.format_difference, comparisons, words)),
+        "verdict": [
+            Cell(wording.verdict_text(row), strong=row.verdict in ("reproduced", "contrary")) for row in comparisons
+        ],
     }
     caption = [
-        f"{DIRECTIONS} Difference: first − second, the mean over paired seeds, with its 95 % interval. The claim is "
-        "reproduced when the whole interval lies on its side of 0, contrary when it lies on the other side, else "
-        f"inconclusive; a question that is ours is answered with yes or no. {UNCORRECTED}"
+        f"{wording.DIRECTIONS} Difference: first − second, the mean over paired seeds, with its 95 % interval. The "
+        "claim is reproduced when the whole interval lies on its side of 0, contrary when it lies on the other side, "
+        f"else inconclusive; a question that is ours is answered with yes or no. {wording.UNCORRECTED}"
     ]
-    if any(map(levels_of, comparisons)):
-        caption.append(LEVELS)
+    if any(map(wording.levels_of, comparisons)):
+        caption.append(wording.LEVELS)
     else:
         del columns["chance / floor"]
     text = "\n".join([*caption, f"Measured on {results.device}."])
@@ -254,16 +233,18 @@ def verdict_table(results: ResultsFile) -> Table:
 def variants_table(trained: Sequence[Mapping[str, Any]]) -> Table:
     """The trained variants: their sizes, their learning rates, and the validation losses of the rates tried."""
     columns = {
-        "Variant": list(map(trained_label, trained)),
-        "Parameters": [f"{one['parameters']:,}" for one in trained],
-        "Without λ and norms": [f"{one['shared_parameters']:,}" for one in trained],
+        "Variant": list(map(wording.trained_label, trained)),
+        "Parameters": [f"{variant['parameters']:,}" for variant in trained],
+        "Without λ and norms": [f"{variant['shared_parameters']:,}" for variant in trained],
         # Results of early versions do not tell the heads.
-        "Heads × d": [f"{one['heads']} × {one['head_dim']}" if "heads" in one else "–" for one in trained],
-        "Learning rate": [f"{one['learning_rate']:g}" for one in trained],
-        "Validation at the rates tried": [_tried(one["tried"]) for one in trained],
-        "Diverged seeds": [", ".join(map(str, one["diverged"])) or "none" for one in trained],
+        "Heads × d": [
+            f"{variant['heads']} × {variant['head_dim']}" if "heads" in variant else "–" for variant in trained
+        ],
+        "Learning rate": [f"{variant['learning_rate']:g}" for variant in trained],
+        "Validation at the rates tried": [_tried(variant["tried"]) for variant in trained],
+        "Diverged seeds": [", ".join(map(str, variant["diverged"])) or "none" for variant in trained],
     }
-    return Table.of_columns(columns, caption=few_heads(trained))
+    return Table.of_columns(columns, caption=wording.few_heads(trained))
 
 
 def verdict_counts(comparisons: Sequence[Comparison]) -> str:
@@ -273,11 +254,13 @@ def verdict_counts(comparisons: Sequence[Comparison]) -> str:
     kinds = count_verdicts(comparisons)
     parts = []
     for exploratory, counts in kinds.items():
-        shown = [verdict for verdict in ANSWERS if verdict and (verdict != "not comparable" or counts[verdict])]
-        words = ", ".join(f"{counts[verdict]} {ANSWERS[verdict] if exploratory else verdict}" for verdict in shown)
+        names = {verdict: wording.verdict_words(verdict, [exploratory]) for verdict in wording.ANSWERS if verdict}
+        if not counts["not comparable"]:
+            del names["not comparable"]
+        words = ", ".join(f"{counts[verdict]} {name}" for verdict, name in names.items())
         parts.append(f"to our own questions {words}" if exploratory else words)
     if unclaimed := sum(counts[None] for counts in kinds.values()):
-        parts.append(f"{unclaimed} {ANSWERS[None]}")
+        parts.append(f"{unclaimed} {wording.ANSWERS[None]}")
     return f"Of {len(comparisons)} comparisons: {('; ' if True in kinds else ', ').join(parts)}."
 
 
@@ -296,12 +279,12 @@ def reasons_unknown(comparisons: Sequence[Comparison]) -> str:
 
 
 def _tried(rates: Mapping[str, float | None]) -> str:
-    tried = [f"{rate}: {DIVERGED if value is None else format_number(value)}" for rate, value in rates.items()]
-    return "; ".join(tried) or "–"
+    losses = {rate: wording.format_number(number_of(loss), missing=wording.DIVERGED) for rate, loss in rates.items()}
+    return "; ".join(f"{rate}: {loss}" for rate, loss in losses.items()) or "–"
 
 
 def _pair(values: tuple[float, float], missing: str) -> str:
-    return " / ".join(format_number(value, missing=missing) for value in values)
+    return " / ".join(wording.format_number(value, missing=missing) for value in values)
 
 
 def _paper(value: float, form: str = ",.6g") -> str:
@@ -316,4 +299,4 @@ def _seeds_needed(row: Comparison) -> str:
         return "not known from one seed"
     if row.documents_needed:
         return "more documents"
-    return NOT_KNOWN if row.seeds_needed is None else f"{row.seeds_needed:,}"
+    return wording.NOT_KNOWN if row.seeds_needed is None else f"{row.seeds_needed:,}"

@@ -74,10 +74,7 @@ def build_results_report(
 
 
 def results_report_files(paths: Sequence[str | Path], output: str | Path | None = None) -> list[Path]:
-    """The files of an earlier report that `build_results_report` would replace or remove.
-
-    Raises as it does where there is no place for the document.
-    """
+    """The files of an earlier report that `build_results_report` would replace or remove."""
     document = _document_path(paths, output)
     if document.suffix == ".html":
         return [document] if document.exists() else []

@@ -16,22 +16,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from diff_transformer.lab.record import Better, Comparison, Interval, Verdict
+from diff_transformer.lab.report import wording
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, count_verdicts, verdict_counts
 from diff_transformer.lab.report.figures import INK, MUTED, PAGE, RULE, THEME, Drawing, axes_of, drawing, short, styled
-from diff_transformer.lab.report.wording import (
-    ARROWS,
-    NOT_KNOWN,
-    floor_mark,
-    format_difference,
-    levels_mark,
-    levels_of,
-    measure_words,
-    missing_word,
-    pair_label,
-    verdict_text,
-    verdict_word,
-    verdict_words,
-)
 
 # How a verdict is drawn, told from the others without colour: its mark in a forest plot, and its part of a bar. The two
 # verdicts that decide are equally strong.
@@ -82,13 +69,13 @@ class ForestRow:
     verdict: Verdict | None = None
     exploratory: bool = False
     paper: float | None = None
-    missing: str = NOT_KNOWN
+    missing: str = wording.NOT_KNOWN
     remark: str = ""
 
     @property
     def word(self) -> str:
         """The verdict as it is written at the right."""
-        word = "no claim" if self.verdict is None else verdict_word(self.verdict, self.exploratory)
+        word = "no claim" if self.verdict is None else wording.verdict_word(self.verdict, self.exploratory)
         return f"{word}; {self.remark}" if self.remark else word
 
     @property
@@ -121,23 +108,26 @@ def forest_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]
         names = list(dict.fromkeys(row.name for row in rows))
         better = _direction(rows)
         unit = f" ({rows[0].unit})" if rows[0].unit else ""
+        measure = wording.measure_words(names[0]) if len(names) == 1 else "differences"
         figure = forest(
             list(_rows(rows, results.variants, several=len(names) > 1, pairs=several_pairs)),
-            title=f"{called}: {measure_words(names[0]) if len(names) == 1 else 'differences'}{ARROWS[better]}",
-            xlabel=("first − second" if several_pairs else pair_label(rows[0]))
+            title=f"{called}: {measure}{wording.ARROWS[better]}",
+            xlabel=("first − second" if several_pairs else wording.pair_label(rows[0]))
             + f"{unit}{'; shaded: the first is better' if better else ''}",
             better=better,
         )
         part = f", part {number} of {len(sheets)}" if several_sheets else ""
-        differences = "; ".join(
-            f"{_label(row)}: {format_difference(row, missing_word(row, results.variants))}, {verdict_text(row)}"
-            for row in rows
-        )
+        words = [wording.missing_word(row, results.variants) for row in rows]
+        differences = map(wording.format_difference, rows, words)
+        described = [
+            f"{_label(row)}: {difference}, {wording.verdict_text(row)}"
+            for row, difference in zip(rows, differences, strict=True)
+        ]
         yield drawing(
             figure,
-            f"{called}, differences{part}: {differences}.",
-            _CAPTION + (_LEVELS_CAPTION if any(map(levels_of, rows)) else ""),
-            title=f"{called}: {', '.join(map(measure_words, names[:3]))}{' …' * (len(names) > 3)}, differences",
+            f"{called}, differences{part}: {'; '.join(described)}.",
+            _CAPTION + (_LEVELS_CAPTION if any(map(wording.levels_of, rows)) else ""),
+            title=f"{called}: {', '.join(map(wording.measure_words, names[:3]))}{' …' * (len(names) > 3)}, differences",
             name=f"{results.anchor}-differences" + (f"-{number}" if several_sheets else ""),
             wide=True,
         )
@@ -182,7 +172,7 @@ def _rows(
     for name, block in itertools.groupby(rows, key=lambda row: row.name):
         headed = several and max(counts.values()) > 1
         if headed:
-            yield ForestRow(measure_words(name))
+            yield ForestRow(wording.measure_words(name))
         for row in block:
             paper = math.nan if row.paper is None else row.paper[0] - row.paper[1]
             yield ForestRow(
@@ -192,23 +182,24 @@ def _rows(
                 verdict=row.verdict,
                 exploratory=row.exploratory,
                 paper=paper if math.isfinite(paper) else None,
-                missing=missing_word(row, trained),
-                remark=floor_mark(row),
+                missing=wording.missing_word(row, trained),
+                remark=wording.floor_mark(row),
             )
 
 
 def _label(row: Comparison, *, measure: bool = True, pairs: bool = True) -> str:
     """What a row compares: its measure unless that stands above, its part, and the variants where they differ."""
-    parts = [measure_words(row.name) if measure else "", row.coordinates.label, pair_label(row) if pairs else ""]
-    return (", ".join(filter(None, parts)) or pair_label(row)) + levels_mark(row)
+    parts = [
+        wording.measure_words(row.name) if measure else "",
+        row.coordinates.label,
+        wording.pair_label(row) if pairs else "",
+    ]
+    return (", ".join(filter(None, parts)) or wording.pair_label(row)) + wording.levels_mark(row)
 
 
 @styled
 def forest(rows: Sequence[ForestRow], *, title: str, xlabel: str, better: Better | None) -> Figure:
-    """One dot and interval a row, zero as a line, the paper's difference as a cross, the claim's side shaded.
-
-    What lies far beyond the others is cut at the edge, with an arrow; the table has its numbers.
-    """
+    """One dot and interval a row, zero as a line, the paper's difference as a cross, the claim's side shaded."""
     # Lines of text, one for the interval, and space before the next row.
     heights = (len(row.lines) + (0.1 if row.difference is None else 1.25) for row in rows)
     *tops, end = itertools.accumulate(heights, initial=0.0)
@@ -230,7 +221,7 @@ def forest(rows: Sequence[ForestRow], *, title: str, xlabel: str, better: Better
     for verdict, mark in _MARKS.items():
         kinds = {row.exploratory for row in rows if row.difference is not None and row.verdict == verdict}
         if kinds:
-            label = "no claim" if verdict is None else verdict_words(verdict, sorted(kinds))
+            label = "no claim" if verdict is None else wording.verdict_words(verdict, sorted(kinds))
             axes.plot([], [], linewidth=1.8, label=label, **mark)
     if any(row.paper is not None for row in rows):
         axes.plot([], [], marker="x", linestyle="", color=INK, markeredgewidth=1.6, label="the paper")
@@ -323,6 +314,6 @@ def _counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]], title: st
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False, axis="y")
     axes.set_axisbelow(True)
-    parts = [Patch(label=verdict_words(verdict), **part) for verdict, part in _BARS.items()]
+    parts = [Patch(label=wording.verdict_words(verdict), **part) for verdict, part in _BARS.items()]
     figure.legend(handles=parts, loc="outside lower center", ncols=2, fontsize=9)
     return figure

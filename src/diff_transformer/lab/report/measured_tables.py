@@ -3,6 +3,7 @@
 No table here says which variant is better. That takes paired seeds and is the verdict of `lab.statistics.compare`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +12,8 @@ from typing import Any
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.record import Result, ResultsFile
+from diff_transformer.lab.report import wording
 from diff_transformer.lab.report.documents import Table
-from diff_transformer.lab.report.wording import (
-    ARROWS,
-    DIRECTIONS,
-    LEVELS,
-    format_number,
-    format_result,
-    levels_text,
-    variant_label,
-    variants_of,
-)
 
 LABELS = {
     "retrieval/accuracy": "accuracy",
@@ -38,7 +30,7 @@ LABELS = {
     "language/seconds": "training time",
     "language/parameters": "parameters",
 }
-NOTE = f"{DIRECTIONS} [low, high]: 95 % interval"
+NOTE = f"{wording.DIRECTIONS} [low, high]: 95 % interval"
 UNPAIRED = (
     "No verdict: only a difference over several paired seeds, as diff-transformer reproduce measures it, tells which "
     "variant is better."
@@ -68,8 +60,9 @@ class MeasuredRow:
         """Of each variant the value with its interval, or the range of values over places; "–" where there is none."""
         texts = []
         for results in (self.results.get(variant, ()) for variant in variants):
-            values = [format_number(end([one.value for one in results])) for end in (min, max) if len(results) > 1]
-            texts.append(" … ".join(values or map(format_result, results)) or "–")
+            values = sorted(result.value for result in results)
+            ends = [wording.format_number(value) for value in (values[0], values[-1])] if len(values) > 1 else []
+            texts.append(" … ".join(ends or map(wording.format_result, results)) or "–")
         return texts
 
 
@@ -94,39 +87,39 @@ def demo_table(results: ResultsFile) -> Table:
 
     The chance and floor of an accuracy, where they are known, stand behind its label.
     """
-    variants = variants_of(results.records)
-    levels = {one.name: f" ({levels_text(one)})" for one in results.baselines if one.is_accuracy}
+    variants = wording.variants_of(results.records)
+    levels = {one.name: f" ({wording.levels_text(one)})" for one in results.baselines if one.is_accuracy}
     rows: list[list[str]] = []
     for section, block in groupby(rows_of(results.records, by_place=False), key=lambda row: row.section):
         rows.append([section.capitalize()])
         rows += [[row.label + levels.get(row.name, ""), *row.texts(variants)] for row in block]
-    names = list(map(variant_label, variants))
-    notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else []), *([LEVELS] if results.baselines else [])]
+    names = list(map(wording.variant_label, variants))
+    notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else []), *([wording.LEVELS] if results.baselines else [])]
     caption = "\n".join([*notes, f"Measured on {results.device}."])
     return Table.of_rows(["Measure", *names], rows, title=results.title, caption=caption, one_line=tuple(names))
 
 
 def every_number(results: ResultsFile) -> Table:
     """Every record, the variants side by side, with its count and the method of its interval."""
-    variants = variants_of(results.records)
+    variants = wording.variants_of(results.records)
     rows = []
     for row in rows_of(results.records):
         records = [record for own in row.results.values() for record in own]
         counts = ", ".join(dict.fromkeys(str(one.n) for one in records if one.n is not None))
         label = f"{row.section}: {row.label}"
         rows.append([label, row.coordinates.label, *row.texts(variants), counts, records[0].method])
-    return Table.of_rows(["Measure", "Depth or part", *map(variant_label, variants), "n", "Interval by"], rows)
+    return Table.of_rows(["Measure", "Depth or part", *map(wording.variant_label, variants), "n", "Interval by"], rows)
 
 
 def measure_table(results: ResultsFile) -> Table:
     """Every record in a row of its own: what was measured of which part, its value and interval, of how many."""
-    variants = variants_of(results.records)
-    value = variant_label(variants[0]) if len(variants) == 1 else "value"
+    variants = wording.variants_of(results.records)
+    value = wording.variant_label(variants[0]) if len(variants) == 1 else "value"
     columns: dict[str, list[str]] = {
-        "measure": [record.name + ARROWS[record.better] for record in results.records],
+        "measure": [record.name + wording.ARROWS[record.better] for record in results.records],
         "part": [record.coordinates.label for record in results.records],
-        "variant": [variant_label(record.variant) for record in results.records] if len(variants) > 1 else [],
-        value: [format_result(record, own_digits=True) for record in results.records],
+        "variant": [wording.variant_label(record.variant) for record in results.records] if len(variants) > 1 else [],
+        value: [wording.format_result(record, own_digits=True) for record in results.records],
         "unit": [record.unit for record in results.records],
         "n": ["" if record.n is None else f"{record.n:,}" for record in results.records],
     }
@@ -142,17 +135,19 @@ def harness_table(results: ResultsFile) -> Table:
     """
     records = results.records
     published = results.settings.get("published") or {}
-    here = ", ".join(map(variant_label, variants_of(records))) + " here"
+    here = ", ".join(map(wording.variant_label, wording.variants_of(records))) + " here"
     columns = {
         "task": [_task(record) for record in records],
         "measure": [
-            record.name.removeprefix("harness/").partition("/")[2] + ARROWS[record.better] for record in records
+            record.name.removeprefix("harness/").partition("/")[2] + wording.ARROWS[record.better] for record in records
         ],
-        here: [format_result(record) for record in records],
+        here: [wording.format_result(record) for record in records],
         "questions": ["–" if record.n is None else f"{record.n:,}" for record in records],
     }
     for model, row in published.items():
-        columns[f"{model} (paper)"] = [format_number(row[one.name]) if one.name in row else "–" for one in records]
+        columns[f"{model} (paper)"] = [
+            wording.format_number(row.get(record.name, math.nan), missing="–") for record in records
+        ]
     notes = [f"{NOTE} over questions.", *([PAPERS_NUMBERS] if published else []), *results.settings.get("notes", [])]
     harness = f"lm_eval {results.versions.get('lm_eval', 'of unknown version')}. Measured on {results.device}."
     caption = "\n".join([*notes, harness])
@@ -171,4 +166,4 @@ def _label(name: str, results: Mapping[str, Sequence[Result]]) -> str:
     first = next(iter(results.values()))[0]
     if first.unit and first.unit.replace("/", " per ") != label:
         label += f" ({first.unit})"
-    return label + ARROWS[first.better]
+    return label + wording.ARROWS[first.better]

@@ -290,10 +290,7 @@ def _row_figures(example: AttentionExample) -> Iterator[Drawing]:
 
 
 def _lambda_figures(run: LoggedRun, title: str) -> Iterator[Drawing]:
-    """λ by layer over training, as one figure; none for a run that logged none (any but a DIFF's).
-
-    Lines with a λ that was not finite (null) are left out.
-    """
+    """λ by layer where all were finite, as one figure over training; none for a run that logged none."""
     logged = [line for line in run.metrics if line.get("lambdas") and None not in line["lambdas"]]
     if not logged:
         return

@@ -114,10 +114,7 @@ class WatchedRun:
 
 
 def watched(folders: Sequence[Path]) -> list[WatchedRun]:
-    """The runs in `folders`, not read yet: a run's own folder, which may have logged nothing so far, or a demo's.
-
-    Raises FileNotFoundError for a folder that is missing, ValueError for one without a run and a run named twice.
-    """
+    """The runs in `folders`, not read yet: a run's own folder, which may have logged nothing so far, or a demo's."""
     begun = ("recipe.yaml", "metrics.jsonl")
     runs = [
         run
@@ -187,10 +184,7 @@ class Curve:
 
 
 def picture(runs: Sequence[WatchedRun], width: int, height: int, now: float) -> Text:
-    """Draw runs, a line or two for each, and below them as many panels as fit; several runs are overlaid.
-
-    `width` and `height` are in characters, `now` in seconds since 1970.
-    """
+    """Runs in `width` × `height` characters: a line or two for each, and below them as many panels as fit."""
     lines = [line for number, run in enumerate(runs, 1) for line in _heading(number, run, len(runs), width, now)]
     drawn = [(panel, curves) for panel in PANELS if (curves := list(_curves(panel, runs)))]
     steps = [step for _, curves in drawn for curve in curves for step in curve.steps]

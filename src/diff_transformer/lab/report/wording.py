@@ -48,16 +48,15 @@ def trained_label(trained: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (variant_label(trained["name"]), Coordinates(trained["coordinates"]).label)))
 
 
-def pair_label(row: Comparison) -> str:
-    """The two variants of a comparison, as they are subtracted."""
-    return f"{variant_label(row.variant)} − {variant_label(row.against)}"
+def pair_label(row: Comparison, separator: str = " − ") -> str:
+    """The two variants of a comparison, by default as they are subtracted."""
+    return f"{variant_label(row.variant)}{separator}{variant_label(row.against)}"
 
 
 def variants_of(records: Sequence[Result]) -> list[str]:
     """The variants that occur, the known ones first, in the order of the columns."""
     present = dict.fromkeys(record.variant for record in records)
-    known = [name for name in ATTENTION_TYPES if name in present]
-    return known + [name for name in present if name not in known]
+    return list(dict.fromkeys([*(name for name in ATTENTION_TYPES if name in present), *present]))
 
 
 def measure_words(name: str) -> str:
@@ -110,20 +109,21 @@ def missing_word(row: Comparison, trained: Sequence[Mapping[str, Any]]) -> str:
 
     Of trained variants of several sizes, those of the comparison's own size count, if it has one.
     """
-    own = [one for one in trained if one["name"] in (row.variant, row.against)]
-    same = [one for one in own if row.coordinates and Coordinates(one["coordinates"]) == row.coordinates]
-    return DIVERGED if not row.reason and any(one["diverged"] for one in same or own) else NOT_KNOWN
+    compared = [variant for variant in trained if variant["name"] in (row.variant, row.against)]
+    size = row.coordinates
+    same_size = [variant for variant in compared if size and Coordinates(variant["coordinates"]) == size]
+    return DIVERGED if not row.reason and any(variant["diverged"] for variant in same_size or compared) else NOT_KNOWN
 
 
 def few_heads(trained: Sequence[Mapping[str, Any]]) -> str:
     """A sentence where DIFF has fewer heads than its authors advise; "" where it has enough."""
-    differential = [one for one in trained if one.get("differential")]
-    few = [one for one in differential if one["heads"] < ADVISED_HEADS]
+    differential = [variant for variant in trained if variant.get("differential")]
+    few = [variant for variant in differential if variant["heads"] < ADVISED_HEADS]
     if not few:
         return ""
-    counts = ", ".join(f"{trained_label(one)}: {one['heads']}" for one in few)
+    counts = ", ".join(f"{trained_label(variant)}: {variant['heads']}" for variant in few)
     sentence = f"DIFF has fewer heads here than the {ADVISED_HEADS} or more that its authors advise ({counts})."
-    by_size = {Coordinates(one["coordinates"]): one["heads"] for one in differential}
+    by_size = {Coordinates(variant["coordinates"]): variant["heads"] for variant in differential}
     if len(set(by_size.values())) > 1:
         sentence += " Their number differs between the sizes, so its effect cannot be separated from that of the size."
     return sentence
