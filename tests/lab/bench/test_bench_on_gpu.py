@@ -119,7 +119,7 @@ def test_launches_are_not_in_the_time() -> None:
 
 
 def test_memory_of_a_process_of_its_own() -> None:
-    shape = Shape(batch=4, heads=8, head_dim=64, queries=1024, keys=1024)
+    shape = Shape(batch=4, heads=8, width=64, queries=1024, keys=1024)
     baseline, auto = measure_memory((BASELINE, AUTO), shape, "bfloat16", TRAINING, CUDA)
     one = 4 * 8 * 1024 * 64 * 2 / 2**20
     for part in (baseline, auto):

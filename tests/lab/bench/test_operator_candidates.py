@@ -18,7 +18,7 @@ from diff_transformer.ops import flex
 from diff_transformer.ops.backends import BACKENDS
 
 CPU = torch.device("cpu")
-SHAPE = Shape(batch=2, heads=4, head_dim=8, queries=20, keys=20)
+SHAPE = Shape(batch=2, heads=4, width=8, queries=20, keys=20)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def problem() -> OperatorProblem:
 
 def reason(name: str, pass_: str, length: int) -> str | None:
     """Of inputs that take no memory, however long they are."""
-    shape = Shape(batch=1, heads=2, head_dim=64, queries=1 if pass_ == DECODE else length, keys=length)
+    shape = Shape(batch=1, heads=2, width=64, queries=1 if pass_ == DECODE else length, keys=length)
     problem = arrange(shape, lambda *size: torch.zeros(()).expand(size))
     return candidates()[name].reason(problem, pass_)
 

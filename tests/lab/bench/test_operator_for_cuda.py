@@ -123,7 +123,7 @@ def test_lengths_are_not_limited_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_operations_are_the_transformers() -> None:
-    shape = Shape(batch=4, heads=16, head_dim=64, queries=4096, keys=4096)
+    shape = Shape(batch=4, heads=16, width=64, queries=4096, keys=4096)
     forward = 4 * 4096 * 4096 * 64 * 16 * 4 // 2
     assert flops(shape, FORWARD) == forward
     assert flops(shape, BACKWARD) == forward * 5 // 2

@@ -9,8 +9,8 @@ from diff_transformer.lab.bench.operator_candidates import candidates, compute
 from diff_transformer.lab.bench.operator_problem import AnswerCheck, OperatorProblem, Shape, draw
 
 CPU = torch.device("cpu")
-SEQUENCE = Shape(batch=2, heads=6, head_dim=8, queries=300, keys=300)
-STEP = Shape(batch=3, heads=4, head_dim=8, queries=1, keys=70)
+SEQUENCE = Shape(batch=2, heads=6, width=8, queries=300, keys=300)
+STEP = Shape(batch=3, heads=4, width=8, queries=1, keys=70)
 
 
 @pytest.fixture(scope="module")

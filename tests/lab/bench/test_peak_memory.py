@@ -15,7 +15,7 @@ from diff_transformer.lab.bench.peak_memory import MEMORY_LIMIT, Meter, measure_
 
 CPU = torch.device("cpu")
 # Large tensors of little work: a process's own pages come and go by a few MiB, on a busy machine too.
-SHAPE = Shape(batch=64, heads=4, head_dim=64, queries=256, keys=256)
+SHAPE = Shape(batch=64, heads=4, width=64, queries=256, keys=256)
 NOISE = 6
 here = pytest.mark.skipif(
     peak_memory.unavailable_reason(CPU) is not None, reason="this system does not tell its peak memory"

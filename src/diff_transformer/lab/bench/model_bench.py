@@ -3,12 +3,12 @@
 import copy
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from diff_transformer.lab.bench.benchmark import (
@@ -28,7 +28,6 @@ from diff_transformer.lab.bench.benchmark import (
     time_case,
 )
 from diff_transformer.lab.bench.timing import Run, free_memory, try_run, wall_clock
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 DIFF, LLAMA, DIFF_LLAMA = "diff", "Llama", "DiffLlama"
 # Candidates that get a second row, relative to another candidate than the baseline.
@@ -143,23 +142,19 @@ class MeasuredModel:
     """
 
     about: str
-    model_class: Any
-    config_class: Any
     plain: str
     implementation: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, str]
 
 
-_OURS = (DiffTransformerForCausalLM, DiffTransformerConfig)
 _OWN, _PLAIN = "diff_attention", "diff_attention_reference"
-_SOFTMAX, _DIFF = {"attention_type": "softmax"}, {"attention_type": "diff"}
-_DIFF_LLAMA = (DiffLlamaForCausalLM, DiffLlamaConfig)
+_SOFTMAX, _DIFF = ({"model_type": "diff_transformer", "attention_type": kind} for kind in ("softmax", "diff"))
 MODELS = {
-    BASELINE: MeasuredModel("our Transformer, torch's SDPA", *_OURS, "eager", _OWN, _SOFTMAX),
-    DIFF: MeasuredModel("our DIFF Transformer, the operator's backend auto", *_OURS, _PLAIN, _OWN, _DIFF),
-    "diff, sdpa": MeasuredModel('our DIFF Transformer, attn_implementation="sdpa"', *_OURS, _PLAIN, "sdpa", _DIFF),
-    LLAMA: MeasuredModel("transformers' Llama, torch's SDPA", LlamaForCausalLM, LlamaConfig, "eager", "sdpa"),
-    DIFF_LLAMA: MeasuredModel("transformers' DiffLlama, torch's SDPA", *_DIFF_LLAMA, "eager", "sdpa"),
+    BASELINE: MeasuredModel("our Transformer, torch's SDPA", "eager", _OWN, _SOFTMAX),
+    DIFF: MeasuredModel("our DIFF Transformer, the operator's backend auto", _PLAIN, _OWN, _DIFF),
+    "diff, sdpa": MeasuredModel('our DIFF Transformer, attn_implementation="sdpa"', _PLAIN, "sdpa", _DIFF),
+    LLAMA: MeasuredModel("transformers' Llama, torch's SDPA", "eager", "sdpa", {"model_type": "llama"}),
+    DIFF_LLAMA: MeasuredModel("transformers' DiffLlama, torch's SDPA", "eager", "sdpa", {"model_type": "diffllama"}),
 }
 
 
@@ -185,9 +180,8 @@ def build(name: str, settings: ModelSettings) -> nn.Module:
     device, measured = settings.torch_device, MODELS[name]
     with torch.random.fork_rng(devices=[device] if settings.on_cuda else []), device:
         torch.manual_seed(0)
-        config = measured.config_class(**settings.config(), **measured.options)
-        config._attn_implementation = measured.implementation
-        model = measured.model_class(config)
+        config = AutoConfig.for_model(**settings.config(), **measured.options)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=measured.implementation)
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16().float()
     return model.to(device).train()

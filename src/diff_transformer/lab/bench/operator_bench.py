@@ -132,7 +132,7 @@ class OperatorSettings(BenchSettings):
 
     def label(self, pass_: str, dtype: str, shape: Shape) -> str:
         """A case as a line of progress names it."""
-        width = f", width {shape.head_dim}" if len(self.head_dims) > 1 else ""
+        width = f", width {shape.width}" if len(self.head_dims) > 1 else ""
         return f"{pass_}, {dtype}, length {shape.keys}, batch {shape.batch}{width}"
 
 
@@ -179,7 +179,7 @@ def _measure_shape(shape: Shape, passes: list[str], settings: OperatorSettings, 
     check = None if drawn is None else AnswerCheck(drawn)
     for dtype, pass_ in itertools.product(settings.dtypes, passes):
         recorder.stage(settings.label(pass_, dtype, shape))
-        row = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=shape.named())
+        row = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape))
         problem, reason = (None, reason) if drawn is None else try_run(device, drawn.to, DTYPES[dtype])
         if problem is None or check is None:
             recorder.add([replace(row, reason=reason)])
@@ -239,7 +239,7 @@ def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tupl
     """A row of the check, and times on one thread divided by those on all; none where the row has a reason."""
     threads, length = torch.get_num_threads(), settings.one_head_length
     shape = Shape(1, 2, settings.head_dims[0], length, length)
-    row = BenchRow(candidate=AUTO, pass_=pass_, dtype=dtype, shape=shape.named())
+    row = BenchRow(candidate=AUTO, pass_=pass_, dtype=dtype, shape=vars(shape))
     if threads == 1:
         return replace(row, reason="there is one thread alone"), []
     drawn = draw(shape, _CPU)

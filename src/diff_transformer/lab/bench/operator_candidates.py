@@ -75,7 +75,7 @@ class Candidate:
 
     def reason(self, problem: OperatorProblem, pass_: str) -> str | None:
         """Why it does not run a case, or is not measured at its size; None if it is."""
-        device, dtype, shape, d = problem.q.device, problem.q.dtype, problem.shape, problem.shape.head_dim
+        device, dtype, shape, d = problem.q.device, problem.q.dtype, problem.shape, problem.shape.width
         if device.type == "cpu":
             longest = LONGEST.get(self.name, {}).get(pass_, shape.keys)
             fused = self.name != FULL_V or pass_ == DECODE or sdpa_plan("cpu", dtype, d, 2 * d, False).full_v

@@ -31,17 +31,13 @@ PEAK_SIZE = 8192
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a case. `heads` are the Transformer's, of which two make a differential head."""
+    """Sizes of a case: the Transformer's heads, of which two make a differential head, and the width of a query."""
 
     batch: int
     heads: int
-    head_dim: int
+    width: int
     queries: int
     keys: int
-
-    def named(self) -> dict[str, int]:
-        """The sizes by their names in results."""
-        return {"width" if name == "head_dim" else name: size for name, size in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ def draw(shape: Shape, device: torch.device) -> OperatorProblem:
 
 def arrange(shape: Shape, normal: Callable[..., Tensor]) -> OperatorProblem:
     """The problem of a shape whose tensors `normal(*size)` makes."""
-    batch, heads, n, s, d = shape.batch, shape.heads // 2, shape.queries, shape.keys, shape.head_dim
+    batch, heads, n, s, d = shape.batch, shape.heads // 2, shape.queries, shape.keys, shape.width
     q, v, grad = normal(batch, heads, 2, n, d), normal(batch, heads, s, 2 * d), normal(batch, heads, n, 2 * d)
     k = normal(batch, heads, 2, s, d) if n == s else normal(batch, heads, s, 2, d).transpose(2, 3)
     return OperatorProblem(q, k, v, torch.tensor(LAMBDA, device=q.device), grad)
@@ -164,7 +160,7 @@ def flops(shape: Shape, pass_: str) -> int | None:
     if pass_ == DECODE:
         return None
     pairs = shape.batch * shape.heads * shape.queries * shape.keys // 2
-    return PRODUCTS[pass_] * 2 * pairs * shape.head_dim
+    return PRODUCTS[pass_] * 2 * pairs * shape.width
 
 
 def matrix_peak(dtype: torch.dtype, device: torch.device, size: int = PEAK_SIZE) -> float:

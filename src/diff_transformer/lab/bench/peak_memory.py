@@ -70,7 +70,7 @@ def measure_memory(
     `total` is the peak above a process that has imported torch and run the candidate once on a tiny shape: inputs,
     λ, the gradient that arrives, output, gradients, and what is held between. `own` is the peak above the inputs.
     """
-    missing, case = unavailable_reason(device), {"pass": pass_, "dtype": dtype, "shape": shape.named()}
+    missing, case = unavailable_reason(device), {"pass": pass_, "dtype": dtype, "shape": vars(shape)}
     parts: list[dict[str, Any]] = []
     for name in names:
         request = {"candidate": name, "dtype": dtype, "pass": pass_, "shape": vars(shape), "device": str(device)}
@@ -114,7 +114,7 @@ def main(text: str) -> str:
 
     used = Meter(device)
     # What a first run loads and starts is not the attention's memory.
-    timed_run(candidate, problem(Shape(1, 2, shape.head_dim, TINY, TINY)), pass_)()
+    timed_run(candidate, problem(Shape(1, 2, shape.width, TINY, TINY)), pass_)()
     base = used.now()
     run = timed_run(candidate, problem(shape), pass_)
     if device.type == "cuda":
