@@ -96,10 +96,7 @@ def ratio_table(
     candidates: Collection[str] | None = None,
     quartiles: bool = False,
 ) -> str:
-    """Times: a line for each case, a column for each candidate; of the operator optionally a selection of them.
-
-    A candidate that is measured against another one than the base has a column "a / b" for it.
-    """
+    """Times: a line for each case, a column for each candidate, "a / b" where it is not relative to the base."""
     base, digits = base_of(document), 3 if document["settings"]["device"].startswith("cuda") else 1
     last = f"{base}, ms"
 

@@ -39,7 +39,6 @@ class BenchSettings:
 
     `batch` counts the sequences at a time; with `tokens` they are as many as have so many tokens together, at least
     one. `passes` are keys of `PASSES`. `candidates` are measured beside those that always run; None measures all.
-    Raises ValueError for a value that is not allowed.
     """
 
     # Names on the command line → the names in results; and the defaults that differ on CUDA.
@@ -94,9 +93,10 @@ class BenchSettings:
     def document(self, title: str, notes: Iterable[str], **parts: Any) -> dict[str, Any]:
         """What is written of a benchmark: where it was measured, the settings, and the given parts."""
         settings = {**vars(self), "threads": torch.get_num_threads()}
-        versions = [cuda_versions()] if self.on_cuda else []
         document = {**vars(capture_environment(self.device)), "title": title, "settings": settings}
-        return {**document, "notes": [*notes, *versions], **parts}
+        triton = installed_version("triton", "none")
+        versions = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, Triton {triton}."
+        return {**document, "notes": [*notes, *([versions] if self.on_cuda else [])], **parts}
 
 
 def check_choice(what: str, chosen: Sequence[str], allowed: Iterable[str]) -> None:
@@ -113,12 +113,6 @@ def check_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown name, or a build without it
         raise ValueError(f"The device {name!r} cannot be used here: {str(error).splitlines()[0]}") from None
-
-
-def cuda_versions() -> str:
-    """The versions of CUDA, cuDNN and Triton, which the kernels on CUDA come from."""
-    triton = installed_version("triton", "none")
-    return f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, Triton {triton}."
 
 
 @dataclass(frozen=True, kw_only=True)

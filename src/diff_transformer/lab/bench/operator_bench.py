@@ -107,7 +107,7 @@ class OperatorSettings(BenchSettings):
         return [self.PASSES[name] for name in self.passes if name != "decode"]
 
     @property
-    def whole_passes(self) -> list[str]:
+    def passes_from_inputs(self) -> list[str]:
         """The causal passes that begin with the inputs alone, without what a forward pass saved."""
         return [name for name in self.causal_passes if name != BACKWARD]
 
@@ -139,7 +139,7 @@ class OperatorSettings(BenchSettings):
 def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
     """The document to write, and its rows. The last parts are one head on all threads (on the CPU), and memory."""
     device, cases = settings.torch_device, list(settings.cases())
-    from_inputs = [(dtype, pass_) for dtype in settings.dtypes for pass_ in settings.whole_passes]
+    from_inputs = [(dtype, pass_) for dtype in settings.dtypes for pass_ in settings.passes_from_inputs]
     one_head_parts = [] if settings.on_cuda else from_inputs
     memory_parts = [(dtype, pass_, shape) for dtype, pass_ in from_inputs for shape in settings.memory_shapes()]
     timed = sum(len(passes) for _, passes in cases) * len(settings.dtypes)

@@ -53,11 +53,6 @@ WHY_NOT_LONGER = {PLAIN: f"{HOLDS_SCORES}:", FLEX: "it compiles anew for every l
 SCORES_SHARE = 1 / 16
 
 
-def operator_layout(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """The operator's own layout."""
-    return q, k, v
-
-
 @dataclass(frozen=True)
 class Candidate:
     """One way to compute differential attention.
@@ -69,7 +64,7 @@ class Candidate:
     name: str
     about: str
     attend: Attend
-    arrange: Arrange = operator_layout
+    arrange: Arrange = lambda q, k, v: (q, k, v)  # the operator's own layout
     is_baseline: bool = False
     is_backend: bool = False
 
@@ -91,12 +86,9 @@ class Candidate:
         return reason_against(self.name, _request(problem, pass_)) if self.is_backend else None
 
     def expected_errors(self, device: torch.device) -> tuple[type[Exception], ...]:
-        """The exceptions, besides memory that ran out, by which it says that it cannot run.
-
-        On CUDA all of them: torch, cuDNN, Triton and the driver refuse in their own ways what is too large for them,
-        and a benchmark of many minutes must not end there. The reason stands in the row, and breaks its threshold.
-        Elsewhere torch cannot compile FlexAttention everywhere.
-        """
+        """The exceptions, besides memory that ran out, by which it says that it cannot run."""
+        # On CUDA torch, cuDNN, Triton and the driver refuse in their own ways what is too large for them, which must
+        # not end a benchmark of many minutes. Elsewhere torch cannot compile FlexAttention everywhere.
         if device.type == "cuda":
             return (Exception,)
         return (RuntimeError,) if self.name == FLEX else ()

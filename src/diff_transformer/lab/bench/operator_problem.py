@@ -95,10 +95,7 @@ class AnswerCheck:
         self._answer = functools.cache(self._solve)
 
     def error(self, answer: dict[str, Tensor]) -> float:
-        """The largest error of an answer as a share of what is allowed in its dtype.
-
-        The answer is "out" of the whole problem and, where there are gradients, "q", "k", "v" and "lam" (B, H, N).
-        """
+        """The largest error of an answer, as `compute` gives it, as a share of what is allowed in its dtype."""
         dtype, backward = answer["out"].dtype, len(answer) > 1
         shares = []
         for name, value in answer.items():
@@ -154,8 +151,7 @@ def _rms(values: Tensor) -> Tensor:
 def flops(shape: Shape, pass_: str) -> int | None:
     """Floating-point operations of the Transformer in a causal pass; None for decoding, which is bound by bytes.
 
-    A multiply-add is two operations and half of the N × S pairs are visible, the usual count for attention. All
-    candidates get the Transformer's count, whatever they compute themselves, so that TFLOP/s compare as times do.
+    Half of the N × S pairs are visible. All candidates get this count, so that TFLOP/s compare as times do.
     """
     if pass_ == DECODE:
         return None

@@ -38,10 +38,7 @@ def try_run(
     *arguments: Any,
     expected_errors: tuple[type[Exception], ...] = (),
 ) -> tuple[T | None, str | None]:
-    """What `work` returns and None; or None and the reason, if memory ran out or an expected error was raised.
-
-    Whatever the failed work held is freed before the next candidate allocates.
-    """
+    """What `work` returns and None; or None and the reason, if memory ran out or an expected error was raised."""
     try:
         value = work(*arguments)
         synchronize(device)  # a kernel's failure belongs to the work which launched it
@@ -94,9 +91,8 @@ class EventClock:
 
     Before each run other memory is read, several times the size of the cache, so that the run's inputs come from the
     device's memory, as in a model whose other layers ran since. It is read and not written, so that nothing is written
-    back while the run is timed. Meanwhile, and while the device sleeps at the start of a burst, the host enqueues:
-    launches that take the host longer than the kernels take the device do not show in the time. `bench model`, which
-    uses the wall clock, shows what launches cost a whole model.
+    back while the run is timed. Meanwhile, and while the device sleeps at the start of a burst, the host enqueues, so
+    that launches do not show in the time.
     """
 
     def __init__(self, device: torch.device) -> None:

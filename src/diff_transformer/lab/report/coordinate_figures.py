@@ -53,10 +53,7 @@ class Panel:
 def panels(
     records: Sequence[Result], comparisons: Sequence[Comparison], baselines: Sequence[Baseline] = ()
 ) -> Iterator[Panel]:
-    """Every measure that was taken at three numbers or more and is not the same at all of them.
-
-    Records of training (sizes, seconds) are not drawn; the paper's values are those of `comparisons`.
-    """
+    """Every measure but those of training itself that was taken at three numbers or more and is not always the same."""
     for name in dict.fromkeys(record.name for record in records):
         if name.startswith("training/"):
             continue

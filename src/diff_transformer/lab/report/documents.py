@@ -35,11 +35,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns with a heading each, and rows of cells; `macros.html` has its HTML form.
+    """Columns with a heading each, and rows of cells, or of a single one: a heading for the rows below it.
 
-    A row has as many cells as there are columns, or a single one: a heading for the rows below it. In the terminal
-    `title` and `caption` stand above and below, `right` names columns that are aligned to the right, and `one_line`
-    those whose cells are not wrapped.
+    In the terminal `title` and `caption` stand above and below, `right` names columns that are aligned to the right,
+    and `one_line` those whose cells are not wrapped.
     """
 
     head: tuple[str, ...]

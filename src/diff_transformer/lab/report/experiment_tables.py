@@ -52,10 +52,9 @@ class ExperimentResults:
 
     @property
     def headline(self) -> Comparison | None:
-        """The comparison that stands for the experiment in an overview; None where no comparison has a verdict.
+        """The comparison that the results name, else the first with a verdict, if there is one.
 
-        It is the one that the results name. Without that, it is the first comparison with a verdict, preferring those
-        for which the paper gives numbers.
+        Those for which the paper gives numbers come before the others.
         """
         judged = [row for row in self.file.comparisons if row.verdict is not None]
         named = [row for row in judged if self.file.headline is not None and self.file.headline.names(row)]
@@ -168,11 +167,9 @@ def overview(all_results: Sequence[ExperimentResults]) -> Table:
 
 
 def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mapping[str, Any]] = ()) -> Table:
-    """A row for each comparison, in the order in which they were made: the paper's values beside ours.
+    """A row for each comparison: the paper's values, where there are any, beside ours.
 
-    Columns in which no row has anything (the part, the paper's values) are left out. Both variants stand in the
-    headings where all rows have the same, else in a column. `trained` are the trained variants, which say what
-    diverged.
+    Both variants stand in the headings where all rows have the same, else in a column. `trained` says what diverged.
     """
     pairs = {(row.variant, row.against) for row in comparisons}
     first, second = map(wording.variant_label, next(iter(pairs))) if len(pairs) == 1 else ("first", "second")

@@ -80,9 +80,8 @@ styled = matplotlib.rc_context(_STYLE)
 
 def variant_style(variant: str, marker: str = "o") -> dict[str, Any]:
     """The colour on light pages and the marker of an attention type; another variant's place decides its colour."""
-    if variant not in ATTENTION_TYPES:
-        return {"colour": None, "marker": marker}
-    return {"colour": ATTENTION_TYPES[variant].colour[0], "marker": ATTENTION_TYPES[variant].marker}
+    described = ATTENTION_TYPES.get(variant)
+    return {"colour": described and described.colour[0], "marker": described.marker if described else marker}
 
 
 @dataclass(frozen=True)
@@ -263,10 +262,9 @@ def _apart(places: Sequence[float], everything: Sequence[float]) -> list[float]:
 
 
 def svg_file(element: str, description: str, *, width: int | None = None) -> str:
-    """An element that `figures.svg` made as the text of a file: its colours, what it shows in words.
+    """An element that `figures.svg` made as the text of a file, `width` pixels wide or as wide as it was drawn.
 
     The page's own colour lies behind it: a host may be dark where the browser is told to be light.
-    It is `width` pixels wide where it is shown as it is, by default as wide as it was drawn.
     """
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', element)
     assert box is not None  # matplotlib's own

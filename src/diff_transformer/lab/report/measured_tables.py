@@ -83,10 +83,7 @@ def rows_of(records: Sequence[Result], *, by_place: bool = True) -> list[Measure
 
 
 def demo_table(results: ResultsFile) -> Table:
-    """All measures, the variants side by side; one that was taken at several depths is a row with its range.
-
-    The chance and floor of an accuracy, where they are known, stand behind its label.
-    """
+    """All measures, the variants side by side, accuracies with their levels; several depths are a row with a range."""
     variants = wording.variants_of(results.records)
     levels = {one.name: f" ({wording.levels_text(one)})" for one in results.baselines if one.is_accuracy}
     rows: list[list[str]] = []
@@ -129,10 +126,7 @@ def measure_table(results: ResultsFile) -> Table:
 
 
 def harness_table(results: ResultsFile) -> Table:
-    """A row for each measure: its value with its interval, on how many questions, and what the paper gives.
-
-    The published numbers are those under "published" in the settings of the results, model → measure → value.
-    """
+    """A row for each measure: its value with its interval, on how many questions, and what the paper gives."""
     records = results.records
     published = results.settings.get("published") or {}
     here = ", ".join(map(wording.variant_label, wording.variants_of(records))) + " here"

@@ -102,9 +102,8 @@ def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = 
 
 def is_demo(run_dir: Path) -> bool:
     """Whether `run_dir` holds a demo, finished or not: results but no training of its own, or runs of its tasks."""
-    if (run_dir / "metrics.jsonl").is_file():
-        return False
-    return (run_dir / "results.json").is_file() or bool(_demo_runs(run_dir))
+    is_run = (run_dir / "metrics.jsonl").is_file()
+    return not is_run and ((run_dir / "results.json").is_file() or bool(_demo_runs(run_dir)))
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -124,11 +123,11 @@ def runs_in(folder: Path) -> list[Path]:
 def names_of(runs: Sequence[Path]) -> list[str]:
     """As many of the last parts of each path as tell the runs apart."""
     paths = [run.resolve() for run in runs]
-    for count in range(1, max(len(path.parts) for path in paths)):
+    for count in itertools.count(1):
         names = ["/".join(path.parts[-count:]) for path in paths]
         if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
+            break
+    return names
 
 
 def _demo_runs(run_dir: Path) -> list[LoggedRun]:

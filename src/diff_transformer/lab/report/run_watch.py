@@ -42,10 +42,9 @@ _BRAILLE = 0x2800
 
 
 class WatchedRun:
-    """What a run has logged so far, and how it stands.
+    """What a run has logged so far, and how it stands: the `lines` of its metrics that `read` has seen.
 
-    `lines` is its `metrics.jsonl` as far as `read` has seen it, a dict for each logged step. `steps` is how many steps
-    it is to have; None where its recipe does not say so.
+    `steps` is how many steps it is to have; None where its recipe does not say so.
     """
 
     def __init__(self, folder: Path, label: str) -> None:
@@ -308,10 +307,7 @@ def _title(panel: TerminalPanel, curves: Sequence[Curve], width: int) -> Text:
 def _braille(
     curves: Sequence[tuple[Curve, Sequence[tuple[int, int] | None]]], across: int, down: int, marks: int
 ) -> Iterator[Text]:
-    """Lines of braille characters, 2 by 4 dots and a colour each, and right of them the marks, so many characters wide.
-
-    Of each curve there are its dots (column, row from the top), which are joined, and None at a gap.
-    """
+    """Lines of braille characters, 2 by 4 dots and a colour each, which join a curve's dots; right of them marks."""
     dots: defaultdict[tuple[int, int], int] = defaultdict(int)  # of each character (row, column)
     points: set[tuple[int, int]] = set()
     colours: dict[tuple[int, int], str] = {}

@@ -105,10 +105,7 @@ def format_difference(row: Comparison, missing: str = NOT_KNOWN) -> str:
 
 
 def missing_word(row: Comparison, trained: Sequence[Mapping[str, Any]]) -> str:
-    """What stands for a number of a comparison that is not finite: "diverged" where a run of its variants diverged.
-
-    Of trained variants of several sizes, those of the comparison's own size count, if it has one.
-    """
+    """What stands for a number that is not finite: "diverged" where a run of its variants, of its size, diverged."""
     compared = [variant for variant in trained if variant["name"] in (row.variant, row.against)]
     size = row.coordinates
     same_size = [variant for variant in compared if size and Coordinates(variant["coordinates"]) == size]
@@ -195,10 +192,7 @@ def verdict_words(verdict: Verdict | None, kinds: Iterable[bool] = (False, True)
 
 
 def verdict_text(row: Comparison, *, needs: bool = True) -> str:
-    """The verdict with what limits its meaning: "reproduced; the Transformer has not begun to learn …".
-
-    Where it is inconclusive, it stands with what would decide it, unless that has a place of its own (`needs` False).
-    """
+    """The verdict with what limits its meaning and, of an inconclusive one, what it needs: "inconclusive: one seed"."""
     word = verdict_word(row.verdict, row.exploratory)
     if needs and row.verdict == "inconclusive":
         if row.reason:
