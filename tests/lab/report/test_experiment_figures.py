@@ -139,7 +139,7 @@ def test_one_seed_has_the_intervals_of_its_measurement() -> None:
         for number in (1, 2, 3)
     ]
     (panel,) = panels(own, ())
-    assert (panel.seeds, panel.own_intervals) == (1, True)
+    assert (panel.seeds, panel.measured_intervals) == (1, True)
     assert panel.lines[0].intervals[1] == (1, 3)
 
 

@@ -1,5 +1,7 @@
 """What both benchmarks share: settings and their checks, rows of results, thresholds on them, and timing a case."""
 
+import operator
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -56,16 +58,16 @@ class BenchSettings:
     rounds: int | None = None
 
     @classmethod
-    def on(cls: type[Settings], device: str, **given: Any) -> Settings:
-        """The device's defaults with what is given. A batch that is given holds at all lengths."""
+    def on(cls: type[Settings], device: str, **chosen: Any) -> Settings:
+        """The device's defaults with what is chosen. A chosen batch holds at all lengths."""
         check_device(device)
         defaults = cls.ON_CUDA if torch.device(device).type == "cuda" else {}
-        return cls(device=device, **{**defaults, **cls.implied_by(given), **given})
+        return cls(device=device, **{**defaults, **cls.implied_by(chosen), **chosen})
 
     @classmethod
-    def implied_by(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings that follow from those given."""
-        return {"tokens": None} if "batch" in given else {}
+    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that follow from the chosen ones."""
+        return {"tokens": None} if "batch" in chosen else {}
 
     def __post_init__(self) -> None:
         check_device(self.device)
@@ -99,12 +101,12 @@ class BenchSettings:
         return {**document, "notes": [*notes, *([versions] if self.on_cuda else [])], **parts}
 
 
-def check_choice(what: str, chosen: Sequence[str], allowed: Iterable[str]) -> None:
+def check_choice(option: str, chosen: Sequence[str], allowed: Iterable[str]) -> None:
     """Raises ValueError for a name that is not allowed."""
     names = tuple(allowed)
     for name in chosen:
         if name not in names:
-            raise ValueError(f"{what} must be one of {', '.join(map(repr, names))}, got {name!r}.")
+            raise ValueError(f"{option} must be one of {', '.join(map(repr, names))}, got {name!r}.")
 
 
 def check_device(name: str) -> None:
@@ -219,11 +221,11 @@ def time_case(
     for name, row in rows.items():
         for against in (base, (other_bases or {}).get(name)):
             if name in times and against in times:
-                ratios = spread([seconds / other for seconds, other in zip(times[name], times[against], strict=True)])
-                median = spread(times[name]).median
+                ratios = spread(list(map(operator.truediv, times[name], times[against])))
+                seconds = statistics.median(times[name])
                 fields: dict[str, Any] = {"ratio": ratios.median, "quartiles": ratios.quartiles}
-                fields |= {"extremes": ratios.extremes, "rounds": len(times[name]), "milliseconds": median * 1e3}
-                finished.append(replace(row, against=against, **fields, **rates(median)))
+                fields |= {"extremes": ratios.extremes, "rounds": len(times[name]), "milliseconds": seconds * 1e3}
+                finished.append(replace(row, against=against, **fields, **rates(seconds)))
             elif against == base:
                 finished.append(replace(row, against=base))
     return finished

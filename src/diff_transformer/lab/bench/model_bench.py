@@ -85,10 +85,10 @@ class ModelSettings(BenchSettings):
     check_vocabulary: int | None = None
 
     @classmethod
-    def implied_by(cls, given: Any) -> dict[str, Any]:
-        passes = {"passes": ("forward", "step")} if given.get("compile") else {}
-        contexts = {"contexts": given["lengths"]} if "lengths" in given else {}
-        return {**super().implied_by(given), **passes, **contexts}
+    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        passes = {"passes": ("forward", "step")} if chosen.get("compile") else {}
+        contexts = {"contexts": chosen["lengths"]} if "lengths" in chosen else {}
+        return {**super().implied_by(chosen), **passes, **contexts}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,7 +112,7 @@ class ModelSettings(BenchSettings):
     def cases(self) -> list[tuple[str, int]]:
         """Each pass, by its name in results, with each length."""
         passes = [self.PASSES[name] for name in self.passes]
-        return [(one, length) for one in passes for length in (self.contexts if one == DECODE else self.lengths)]
+        return [(name, length) for name in passes for length in (self.contexts if name == DECODE else self.lengths)]
 
     def batch_of(self, pass_: str, length: int) -> int:
         """Sequences at a time."""
@@ -242,8 +242,8 @@ class ModelCheck:
         outputs = _answer(model, self._pass, self._tokens, cached=True)
         relative = (ROUNDINGS * torch.finfo(dtype).eps + self._length**0.5 * ACCUMULATOR_EPS) / 2
         return max(
-            share_of_allowed(_rms(value.double() - truth), _rms(other.double() - truth), relative * _rms(truth))
-            for value, other, truth in zip(outputs, plain, self._truth, strict=True)
+            share_of_allowed(_rms(value.double() - truth), _rms(of_plain.double() - truth), relative * _rms(truth))
+            for value, of_plain, truth in zip(outputs, plain, self._truth, strict=True)
         )
 
 

@@ -3,7 +3,8 @@
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -88,10 +89,10 @@ class OperatorSettings(BenchSettings):
     memory_length: int = 16384
 
     @classmethod
-    def implied_by(cls, given: Any) -> dict[str, Any]:
-        batches = {"decode_batches": (given["batch"],)} if "batch" in given else {}
-        caches = {"caches": given["lengths"]} if "lengths" in given else {}
-        return {**super().implied_by(given), **batches, **caches}
+    def implied_by(cls, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        batches = {"decode_batches": (chosen["batch"],)} if "batch" in chosen else {}
+        caches = {"caches": chosen["lengths"]} if "lengths" in chosen else {}
+        return {**super().implied_by(chosen), **batches, **caches}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,9 +196,9 @@ def _measure_case(
     known, backend = candidates(device), backend_of_auto(problem, pass_)
     rows: dict[str, BenchRow] = {}
     for name, candidate in known.items():
-        wanted = settings.candidates is None or name in (BASELINE, BASELINE_FLASH, AUTO, *settings.candidates)
+        is_chosen = settings.candidates is None or name in (BASELINE, BASELINE_FLASH, AUTO, *settings.candidates)
         # The backend that "auto" chose need not be measured twice.
-        if wanted and name != backend:
+        if is_chosen and name != backend:
             row = replace(template, candidate=name, backend=backend if name == AUTO else None)
             rows[name] = check_candidate(candidate, row, problem, check, device)
     operations = flops(problem.shape, pass_) if settings.on_cuda else None
@@ -255,7 +256,7 @@ def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tupl
             for limited in runs.values():
                 limited()
             on_one, on_all = alternate(runs, wall_clock(_CPU), settings.rounds).values()
-            gain = spread([one / all_ for one, all_ in zip(on_one, on_all, strict=True)])
+            gain = spread(list(map(operator.truediv, on_one, on_all)))
             part = {"candidate": name, "pass": pass_, "dtype": dtype, "length": length, "threads": threads}
             part |= {"speed_up": gain.median, "quartiles": gain.quartiles, "milliseconds": spread(on_all).median * 1e3}
             parts.append(part)
@@ -291,7 +292,7 @@ def cpu_thresholds(rows: Sequence[BenchRow]) -> list[Threshold]:
         concerned = [row for row in rows if (row.candidate, row.pass_, row.dtype) == (AUTO, pass_, dtype)]
         in_range = [row for row in concerned if shortest <= row.shape["keys"] <= longest]
         thresholds.append(row_threshold(f"{pass_}, {dtype}, {text}", limit, in_range))
-    return [one for one in thresholds if one.holds is not None]
+    return [limit for limit in thresholds if limit.holds is not None]
 
 
 def cuda_thresholds(rows: Iterable[BenchRow]) -> list[Threshold]:

@@ -34,7 +34,7 @@ class Panel:
     `part` names the coordinates that are the same everywhere in it, `label` is the measure as the vertical axis has it,
     and `texts` stand for the `numbers`, which ascend. `lines` are the means over seeds of each variant, NaN where one
     is not known, with the lowest and the highest seed or, with one seed, the measurement's own interval. `paper` are
-    the paper's values and `levels` chance and floor, where they are known at every place.
+    the paper's values and `levels` chance and floor, where they are known at every position.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Panel:
     paper: tuple[figures.Series, ...]
     levels: tuple[figures.Series, ...]
     seeds: int
-    own_intervals: bool
+    measured_intervals: bool
 
 
 def panels(
@@ -57,26 +57,26 @@ def panels(
     for name in dict.fromkeys(record.name for record in records):
         if name.startswith("training/"):
             continue
-        own = [record for record in records if record.name == name]
-        for coordinate, places in _rows(list(dict.fromkeys(record.coordinates for record in own))):
-            row = [record for record in own if record.coordinates in places]
-            # What is the same for all variants at every place is no line.
+        of_measure = [record for record in records if record.name == name]
+        for coordinate, positions in _rows(list(dict.fromkeys(record.coordinates for record in of_measure))):
+            row = [record for record in of_measure if record.coordinates in positions]
+            # What is the same for all variants at every position is no line.
             if len({record.value for record in row}) > 1:
                 yield panel_along(coordinate, row, comparisons, baselines)
 
 
-def _rows(places: Sequence[Coordinates]) -> Iterator[tuple[str, list[Coordinates]]]:
+def _rows(positions: Sequence[Coordinates]) -> Iterator[tuple[str, list[Coordinates]]]:
     """The coordinates that differ in one number alone, with its name: the last that has as many numbers as a line."""
     alike: dict[tuple[tuple[str, str], ...], list[Coordinates]] = {}
-    for place in places:
-        words = tuple((name, value if isinstance(value, str) else "") for name, value in place.items())
-        alike.setdefault(words, []).append(place)
+    for position in positions:
+        words = tuple((name, value if isinstance(value, str) else "") for name, value in position.items())
+        alike.setdefault(words, []).append(position)
     for words, members in alike.items():
         for name in (name for name, word in reversed(words) if not word):
             by_rest: dict[Coordinates, list[Coordinates]] = {}
-            for place in members:
-                by_rest.setdefault(place.without(name), []).append(place)
-            rows = [row for row in by_rest.values() if len({place.position(name) for place in row}) >= FEWEST]
+            for position in members:
+                by_rest.setdefault(position.without(name), []).append(position)
+            rows = [row for row in by_rest.values() if len({position.place(name) for position in row}) >= FEWEST]
             yield from ((name, row) for row in rows)
             if rows:
                 break
@@ -90,19 +90,19 @@ def panel_along(
 ) -> Panel:
     """The panel of one measure's records, which differ in one coordinate alone; see `panels`."""
     first, along = records[0], axis(coordinate)
-    places = sorted(dict.fromkeys(one.coordinates for one in records), key=lambda place: place.position(coordinate))
-    numbers = {place: place.position(coordinate) for place in places}
-    lines, own = [], False
+    numbers = {record.coordinates: record.coordinates.place(coordinate) for record in records}
+    numbers = dict(sorted(numbers.items(), key=lambda item: item[1]))
+    lines, has_single_results = [], False
     for number, variant in enumerate(wording.variants_of(records)):
-        own_records = [one for one in records if one.variant == variant]
-        by_place = {place: [one for one in own_records if one.coordinates == place] for place in places}
-        measured = {place: results for place, results in by_place.items() if results}
-        own = own or all(len(results) == 1 for results in measured.values())
+        of_variant = [record for record in records if record.variant == variant]
+        by_position = ((at, [record for record in of_variant if record.coordinates == at]) for at in numbers)
+        measured = {position: results for position, results in by_position if results}
+        has_single_results |= all(len(results) == 1 for results in measured.values())
         lines.append(
             figures.Series(
                 wording.variant_label(variant),
-                [numbers[place] for place in measured],
-                [fmean(one.value for one in results) for results in measured.values()],
+                [numbers[position] for position in measured],
+                [fmean(result.value for result in results) for results in measured.values()],
                 intervals=[_interval(results) for results in measured.values()],
                 **figures.variant_style(variant, _MARKERS[number % len(_MARKERS)]),
             )
@@ -113,12 +113,12 @@ def panel_along(
         label=f"{first.name.split('/', 1)[-1].replace('_', ' ').replace('/', ' ')}{wording.unit_and_direction(first)}",
         axis=along.title,
         numbers=tuple(numbers.values()),
-        texts=tuple(along.text(place[coordinate]) for place in places),
+        texts=tuple(along.text(position[coordinate]) for position in numbers),
         lines=tuple(lines),
         paper=tuple(_paper(first.name, numbers, comparisons)),
-        levels=tuple(_levels(numbers, [one for one in baselines if one.name == first.name and one.is_accuracy])),
+        levels=tuple(_levels(first.name, numbers, baselines)),
         seeds=len({record.seed for record in records}),
-        own_intervals=own and any(record.interval is not None for record in records),
+        measured_intervals=has_single_results and any(record.interval is not None for record in records),
     )
 
 
@@ -129,10 +129,10 @@ def _interval(results: Sequence[Result]) -> Interval | None:
     return results[0].interval if len(results) == 1 else (min(values), max(values))
 
 
-def _levels(numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[figures.Series]:
-    """Chance, floor and elimination as lines, where a baseline is known at every place; of equal ones the highest."""
-    by_place = {one.coordinates: one.levels() for one in baselines}
-    known = [by_place.get(place, by_place.get(NOWHERE, {})) for place in numbers]
+def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[figures.Series]:
+    """Chance, floor and elimination as lines, where they are known at every position; of equal ones the highest."""
+    by_position = {one.coordinates: one.levels() for one in baselines if one.name == name and one.is_accuracy}
+    known = [by_position.get(position, by_position.get(NOWHERE, {})) for position in numbers]
     shown: list[list[float]] = []
     for label in reversed(list(dict.fromkeys(name for levels in known for name in levels))):
         heights = [levels[label] for levels in known if label in levels]
@@ -163,7 +163,7 @@ def line_figures(results: ExperimentResults, called: str) -> Iterator[figures.Dr
     file = results.file
     drawn = list(panels(file.records, file.comparisons, file.baselines))
     often = Counter((panel.name, panel.part) for panel in drawn)
-    missing = wording.DIVERGED if any(one["diverged"] for one in results.variants) else wording.NOT_KNOWN
+    missing = wording.DIVERGED if any(variant["diverged"] for variant in results.variants) else wording.NOT_KNOWN
     used: set[str] = set()
     for panel in drawn:
         part = f", {panel.part}" if panel.part else ""
@@ -186,7 +186,7 @@ def _caption(panel: Panel, missing: str) -> str:
     if panel.seeds > 1:
         caption = f"Mean of {panel.seeds} seeds; bands from the lowest to the highest."
     else:
-        caption = "One seed; bands are 95 % intervals of the measurement." if panel.own_intervals else "One seed."
+        caption = "One seed; bands are 95 % intervals of the measurement." if panel.measured_intervals else "One seed."
     if panel.paper:
         caption += " Dotted, hollow: the paper."
     if any(not math.isfinite(value) for line in panel.lines for value in line.y):
@@ -232,7 +232,7 @@ def bands(panel: Panel, *, title: str, from_zero: bool = False) -> Figure:
 
 
 def _scale(axes: Axes, panel: Panel, *, tall: bool) -> None:
-    """Logarithmic axes where the numbers span much; a tick at each place where there are few."""
+    """Logarithmic axes where the numbers span much; a tick at each position where there are few."""
     low, high = min(panel.numbers), max(panel.numbers)
     # Shares of a whole, such as depths, lie evenly however far they are apart.
     wide = low > 0 and high / low >= _WIDE and not any("%" in text for text in panel.texts)

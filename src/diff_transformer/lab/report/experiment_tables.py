@@ -183,7 +183,7 @@ def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mappin
         columns[f"Paper, {first}"] = [_paper(value) for value, _ in papers]
         columns[f"Paper, {second}"] = [_paper(value) for _, value in papers]
         # Without a remainder of the subtraction.
-        differences = [_paper(round(one - other, 6), "+,.6g") for one, other in papers]
+        differences = [_paper(round(value - against, 6), "+,.6g") for value, against in papers]
         columns["Paper, difference"] = [text.replace("-", "−") for text in differences]
     words = [wording.missing_word(row, trained) for row in comparisons]
     for side, name in enumerate((first, second)):

@@ -204,7 +204,7 @@ def attention_row(
 def running_mean(values: Sequence[float]) -> list[float]:
     """The mean of a window of a twentieth of the curve around each point, narrower at the ends."""
     half = max(1, len(values) // 40)
-    windows = (values[max(0, place - half) : place + half + 1] for place in range(len(values)))
+    windows = (values[max(0, index - half) : index + half + 1] for index in range(len(values)))
     return [math.fsum(window) / len(window) for window in windows]
 
 
@@ -251,11 +251,11 @@ def colours_of(series: Sequence[Series]) -> list[str]:
     return [line.colour or CYCLE[number % len(CYCLE)] for number, line in enumerate(series)]
 
 
-def _apart(places: Sequence[float], everything: Sequence[float]) -> list[float]:
-    """Heights for labels at `places`, moved apart where they would cover each other."""
+def _apart(values: Sequence[float], everything: Sequence[float]) -> list[float]:
+    """Heights for labels at `values`, moved apart where they would cover each other."""
     gap = 0.06 * ((max(everything) - min(everything)) or 1)
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    heights = list(places)
+    order = sorted(range(len(values)), key=lambda index: values[index])
+    heights = list(values)
     for lower, upper in itertools.pairwise(order):
         heights[upper] = max(heights[upper], heights[lower] + gap)
     return heights

@@ -94,7 +94,7 @@ def overview_figure(all_results: Sequence[ExperimentResults]) -> Drawing:
         for results in all_results
         for exploratory, counts in count_verdicts(results.file.comparisons).items()
     ]
-    counts = "; ".join(f"{one.title}, {one.preset}: {verdict_counts(one.file.comparisons)}" for one in all_results)
+    counts = "; ".join(f"{each.title}, {each.preset}: {verdict_counts(each.file.comparisons)}" for each in all_results)
     title = "Verdicts by experiment"
     return drawing(_counted(rows, title), f"{title}. {counts}", f"{title}.", title=title, name="overview", wide=True)
 

@@ -85,7 +85,7 @@ def rows_of(records: Sequence[Result], *, by_place: bool = True) -> list[Measure
 def demo_table(results: ResultsFile) -> Table:
     """All measures, the variants side by side, accuracies with their levels; several depths are a row with a range."""
     variants = wording.variants_of(results.records)
-    levels = {one.name: f" ({wording.levels_text(one)})" for one in results.baselines if one.is_accuracy}
+    levels = {level.name: f" ({wording.levels_text(level)})" for level in results.baselines if level.is_accuracy}
     rows: list[list[str]] = []
     for section, block in groupby(rows_of(results.records, by_place=False), key=lambda row: row.section):
         rows.append([section.capitalize()])
@@ -101,8 +101,8 @@ def every_number(results: ResultsFile) -> Table:
     variants = wording.variants_of(results.records)
     rows = []
     for row in rows_of(results.records):
-        records = [record for own in row.results.values() for record in own]
-        counts = ", ".join(dict.fromkeys(str(one.n) for one in records if one.n is not None))
+        records = [record for of_variant in row.results.values() for record in of_variant]
+        counts = ", ".join(dict.fromkeys(str(record.n) for record in records if record.n is not None))
         label = f"{row.section}: {row.label}"
         rows.append([label, row.coordinates.label, *row.texts(variants), counts, records[0].method])
     return Table.of_rows(["Measure", "Depth or part", *map(wording.variant_label, variants), "n", "Interval by"], rows)

@@ -136,7 +136,7 @@ def _data(section: str, model: SharedModel, recipe: Mapping[str, Any] | None, fi
 def _measured_table(model: SharedModel, records: Sequence[Result]) -> Table:
     """All measures, the variants side by side, whichever is better."""
     variants = variants_of(records)
-    heads = [variant_label(one) + (" (this model)" if one == model.variant else "") for one in variants]
+    heads = [variant_label(variant) + " (this model)" * (variant == model.variant) for variant in variants]
     rows = [[f"{row.section}: {row.label}", *row.texts(variants)] for row in rows_of(records, by_place=False)]
     caption = f"{NOTE}. {UNPAIRED if len(variants) > 1 else 'Nothing was measured beside it.'}"
     return Table.of_rows(["measure", *heads], rows, caption=caption)

@@ -69,8 +69,8 @@ class WatchedRun:
             for text in file:
                 if not text.endswith(b"\n"):  # it is being written
                     break
-                where = f"{path}, line {len(self.lines) + 1}"
-                self.lines.append(parse_metrics_line(text.decode(errors="replace"), where))
+                origin = f"{path}, line {len(self.lines) + 1}"
+                self.lines.append(parse_metrics_line(text.decode(errors="replace"), origin))
                 self._end, self._last = self._end + len(text), text
 
     @property
@@ -192,7 +192,7 @@ def picture(runs: Sequence[WatchedRun], width: int, height: int, now: float) -> 
         columns, each = _grid(len(drawn), width, rows)
         first, last = min(steps), max(steps)
         across = (width - 2 * (columns - 1)) // columns
-        panels = [_panel(*one, across, each, first, last) for one in drawn[: columns * (rows // each)]]
+        panels = [_panel(*panel, across, each, first, last) for panel in drawn[: columns * (rows // each)]]
         for start in range(0, len(panels), columns):
             lines += [Text("  ").join(parts) for parts in zip(*panels[start : start + columns], strict=True)]
         lines.append(Text(f"{'':{_AXIS}} steps {first:,} … {last:,}", style="dim"))
@@ -313,12 +313,12 @@ def _braille(
     colours: dict[tuple[int, int], str] = {}
     ends: defaultdict[int, dict[str, str]] = defaultdict(dict)  # of each line: mark → colour
     for curve, path in curves:
-        for one, other in pairwise([None, *path]):
-            if other is None:
+        for before, dot in pairwise([None, *path]):
+            if dot is None:
                 continue
             if curve.as_points:
-                points.add((other[1] // 4, other[0] // 2))
-            for x, y in [other] if curve.as_points else _between(one or other, other):
+                points.add((dot[1] // 4, dot[0] // 2))
+            for x, y in [dot] if curve.as_points else _between(before or dot, dot):
                 dots[y // 4, x // 2] |= _DOTS[y % 4][x % 2]
                 colours[y // 4, x // 2] = curve.colour
         if path and path[-1] is not None and not curve.as_points:
@@ -336,11 +336,11 @@ def _braille(
         yield line
 
 
-def _between(one: tuple[int, int], other: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """The dots of the straight line from `one` to `other`."""
-    steps = max(abs(other[0] - one[0]), abs(other[1] - one[1]), 1)
+def _between(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """The dots of the straight line from `start` to `end`."""
+    steps = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
     for step in range(steps + 1):
-        x, y = (a + round((b - a) * step / steps) for a, b in zip(one, other, strict=True))
+        x, y = (a + round((b - a) * step / steps) for a, b in zip(start, end, strict=True))
         yield x, y
 
 

@@ -39,8 +39,8 @@ _SHORT_NAME = 12
 
 def variant_label(variant: str) -> str:
     """A variant's name for a reader; of "softmax, half the heads" the attention type stands first."""
-    kind, comma, rest = variant.partition(",")
-    return (ATTENTION_TYPES[kind].label if kind in ATTENTION_TYPES else kind) + comma + rest
+    kind, comma, change = variant.partition(",")
+    return (ATTENTION_TYPES[kind].label if kind in ATTENTION_TYPES else kind) + comma + change
 
 
 def trained_label(trained: Mapping[str, Any]) -> str:
