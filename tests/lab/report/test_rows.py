@@ -64,10 +64,10 @@ def test_variants_come_in_a_fixed_order_and_unknown_ones_last() -> None:
 def test_a_line_sums_up_its_places() -> None:
     first, second = Coordinates(part="a"), Coordinates(part="b")
     variants = ["diff", "softmax"]
-    (row,) = rows_of([*pair(0.5, 0.2, coordinates=first), *pair(0.7, 0.1, coordinates=second)], by_place=False)
+    (row,) = rows_of([*pair(0.5, 0.2, coordinates=first), *pair(0.7, 0.1, coordinates=second)], by_coordinates=False)
     assert row.texts(variants) == ["0.500 … 0.700", "0.100 … 0.200"]
     one_each = [pair(0.5, 0.2, coordinates=first)[0], pair(0.5, 0.2, coordinates=second)[1]]
-    (row,) = rows_of(one_each, by_place=False)
+    (row,) = rows_of(one_each, by_coordinates=False)
     assert row.texts([*variants, "dex"]) == ["0.500", "0.200", "–"]
 
 

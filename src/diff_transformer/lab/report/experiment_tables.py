@@ -191,7 +191,7 @@ def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mappin
         columns[f"Here, {name}"] = [wording.format_number(row.ours[side], missing=word) for row, word in here]
     if any(map(wording.levels_of, comparisons)):
         columns["Chance"], columns["Floor"] = map(list, zip(*map(wording.level_cells, comparisons), strict=True))
-    columns["Here, difference"] = list(map(wording.format_difference, comparisons, words))
+    columns["Here, difference"] = [wording.format_difference(row, trained) for row in comparisons]
     columns["Seeds"] = [str(len(row.differences)) for row in comparisons]
     columns["Verdict"] = [wording.verdict_text(row, needs=False) for row in comparisons]
     if any(row.verdict == "inconclusive" for row in comparisons):
@@ -202,14 +202,14 @@ def comparison_table(comparisons: Sequence[Comparison], trained: Sequence[Mappin
 def verdict_table(results: ResultsFile) -> Table:
     """The comparisons of an experiment in few columns, for a terminal; every verdict is shown in the same way."""
     comparisons = results.comparisons
-    words = [wording.missing_word(row, results.settings.get("variants", ())) for row in comparisons]
+    trained = results.settings.get("variants", ())
     columns: dict[str, list[str | Cell]] = {
         "measure": list(map(wording.measure_label, comparisons)),
         "variants": [wording.pair_label(row, " / ") for row in comparisons],
         "paper": ["–" if row.paper is None else _pair(row.paper, "–") for row in comparisons],
-        "here": [_pair(row.ours, word) for row, word in zip(comparisons, words, strict=True)],
+        "here": [_pair(row.ours, wording.missing_word(row, trained)) for row in comparisons],
         "chance / floor": [" / ".join(wording.level_cells(row)) for row in comparisons],
-        "difference": list(map(wording.format_difference, comparisons, words)),
+        "difference": [wording.format_difference(row, trained) for row in comparisons],
         "verdict": [
             Cell(wording.verdict_text(row), strong=row.verdict in ("reproduced", "contrary")) for row in comparisons
         ],

@@ -87,16 +87,41 @@ class ForestRow:
         return lines
 
 
+@styled
 def overview_figure(all_results: Sequence[ExperimentResults]) -> Drawing:
-    """How often each verdict came out."""
-    rows = [
-        (f"{results.title}, {results.preset}{', our questions' if exploratory else ''}", counts)
-        for results in all_results
-        for exploratory, counts in count_verdicts(results.file.comparisons).items()
-    ]
-    counts = "; ".join(f"{each.title}, {each.preset}: {verdict_counts(each.file.comparisons)}" for each in all_results)
+    """A bar for each experiment, with a part for each verdict as long as it is frequent, and its number."""
+    bars: dict[str, Counter[Verdict | None]] = {}
+    sentences = []
+    for results in all_results:
+        name, comparisons = f"{results.title}, {results.preset}", results.file.comparisons
+        sentences.append(f"{name}: {verdict_counts(comparisons)}")
+        for exploratory, counts in count_verdicts(comparisons).items():
+            bars[f"{name}, our questions" if exploratory else name] = counts
     title = "Verdicts by experiment"
-    return drawing(_counted(rows, title), f"{title}. {counts}", f"{title}.", title=title, name="overview", wide=True)
+    figure, axes = axes_of(title, "comparisons", height=1.5 + 0.36 * len(bars))
+    axes.set(yticks=[], ylim=(len(bars) - 0.5, -0.8))
+    longest = max(sum(counts.values()) for counts in bars.values()) or 1
+    for y, (name, counts) in enumerate(bars.items()):
+        start = 0
+        axes.text(0, y - 0.43, short(name, 56), color=INK, fontsize=9, va="center")
+        for verdict, part in _BARS.items():
+            count = counts[verdict]
+            if not count:
+                continue
+            axes.barh(y, count, left=start, height=0.5, linewidth=1, **part)
+            if count >= 0.025 * longest:
+                box = {"facecolor": part["facecolor"], "edgecolor": "none", "pad": 1.0} if "hatch" in part else None
+                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "bbox": box}
+                colour = INK if "markerfacecolor" in _MARKS[verdict] else PAGE
+                axes.text(start + count / 2, y, str(count), color=colour, **style)
+            start += count
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=False, axis="y")
+    axes.set_axisbelow(True)
+    parts = [Patch(label=wording.verdict_words(verdict), **part) for verdict, part in _BARS.items()]
+    figure.legend(handles=parts, loc="outside lower center", ncols=2, fontsize=9)
+    alt = f"{title}. {'; '.join(sentences)}"
+    return drawing(figure, alt, f"{title}.", title=title, name="overview", wide=True)
 
 
 def forest_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
@@ -117,11 +142,9 @@ def forest_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]
             better=better,
         )
         part = f", part {number} of {len(sheets)}" if several_sheets else ""
-        words = [wording.missing_word(row, results.variants) for row in rows]
-        differences = map(wording.format_difference, rows, words)
         described = [
-            f"{_label(row)}: {difference}, {wording.verdict_text(row)}"
-            for row, difference in zip(rows, differences, strict=True)
+            f"{_label(row)}: {wording.format_difference(row, results.variants)}, {wording.verdict_text(row)}"
+            for row in rows
         ]
         yield drawing(
             figure,
@@ -288,32 +311,3 @@ def _limits(rows: Sequence[ForestRow]) -> tuple[float, float]:
     far = [paper for paper in papers if not low - margin <= paper <= high + margin]
     left, right = (margin * (4 if any(sign * paper > 0 for paper in far) else 1) for sign in (-1, 1))
     return low - left, high + right
-
-
-@styled
-def _counted(rows: Sequence[tuple[str, Mapping[Verdict | None, int]]], title: str) -> Figure:
-    """A bar for each experiment, by name, with a part for each verdict as long as it is frequent, and its number."""
-    figure, axes = axes_of(title, "comparisons", height=1.5 + 0.36 * len(rows))
-    axes.set(yticks=[], ylim=(len(rows) - 0.5, -0.8))
-    longest = max(sum(counts.values()) for _, counts in rows) or 1
-    for y, (name, counts) in enumerate(rows):
-        start = 0
-        axes.text(0, y - 0.43, short(name, 56), color=INK, fontsize=9, va="center")
-        for verdict, part in _BARS.items():
-            count = counts.get(verdict, 0)
-            if not count:
-                continue
-            axes.barh(y, count, left=start, height=0.5, linewidth=1, **part)
-            if count >= 0.025 * longest:
-                box = {"facecolor": part["facecolor"], "edgecolor": "none", "pad": 1.0} if "hatch" in part else None
-                colour = INK if "markerfacecolor" in _MARKS[verdict] else PAGE
-                axes.text(
-                    start + count / 2, y, str(count), color=colour, ha="center", va="center", fontsize=9, bbox=box
-                )
-            start += count
-    axes.spines["left"].set_visible(False)
-    axes.grid(visible=False, axis="y")
-    axes.set_axisbelow(True)
-    parts = [Patch(label=wording.verdict_words(verdict), **part) for verdict, part in _BARS.items()]
-    figure.legend(handles=parts, loc="outside lower center", ncols=2, fontsize=9)
-    return figure

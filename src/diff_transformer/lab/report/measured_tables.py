@@ -44,7 +44,7 @@ PAPERS_NUMBERS = (
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """The results of one measure and seed by variant: at one place, or at all of its places together."""
+    """The results of one measure and seed by variant: at one place on its axes, or at all of them together."""
 
     name: str
     label: str
@@ -57,7 +57,7 @@ class MeasuredRow:
         return self.name.split("/", 1)[0]
 
     def texts(self, variants: Sequence[str]) -> list[str]:
-        """Of each variant the value with its interval, or the range of values over places; "–" where there is none."""
+        """Of each variant the value with its interval, or the range of several values; "–" where there is none."""
         texts = []
         for results in (self.results.get(variant, ()) for variant in variants):
             values = sorted(result.value for result in results)
@@ -66,20 +66,23 @@ class MeasuredRow:
         return texts
 
 
-def rows_of(records: Sequence[Result], *, by_place: bool = True) -> list[MeasuredRow]:
-    """Records paired by measure, seed and coordinates, or with those of all places together, in their order."""
-    rows: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
+def rows_of(records: Sequence[Result], *, by_coordinates: bool = True) -> list[MeasuredRow]:
+    """Records paired by measure, seed and coordinates, or with those of all coordinates together, in their order."""
+    groups: dict[tuple[Any, ...], dict[str, list[Result]]] = {}
     for record in records:
-        # A measure may have a direction at some of its places alone.
-        key = (record.name, record.coordinates if by_place else NOWHERE, record.better, record.seed)
-        rows.setdefault(key, {}).setdefault(record.variant, []).append(record)
-    seeds = Counter(key[:-1] for key in rows)
-    return [
-        MeasuredRow(
-            key[0], _label(key[0], results) + (f", seed {key[-1]}" if seeds[key[:-1]] > 1 else ""), key[1], results
-        )
-        for key, results in rows.items()
-    ]
+        # A measure may have a direction at some of its coordinates alone.
+        key = (record.name, record.coordinates if by_coordinates else NOWHERE, record.better, record.seed)
+        groups.setdefault(key, {}).setdefault(record.variant, []).append(record)
+    seeds = Counter(key[:-1] for key in groups)
+    rows = []
+    for (name, coordinates, better, seed), results in groups.items():
+        label = LABELS.get(name, name.split("/", 1)[-1].replace("_", " "))
+        unit = next(iter(results.values()))[0].unit
+        if unit and unit.replace("/", " per ") != label:
+            label += f" ({unit})"
+        label += wording.ARROWS[better] + (f", seed {seed}" if seeds[name, coordinates, better] > 1 else "")
+        rows.append(MeasuredRow(name, label, coordinates, results))
+    return rows
 
 
 def demo_table(results: ResultsFile) -> Table:
@@ -87,7 +90,7 @@ def demo_table(results: ResultsFile) -> Table:
     variants = wording.variants_of(results.records)
     levels = {level.name: f" ({wording.levels_text(level)})" for level in results.baselines if level.is_accuracy}
     rows: list[list[str]] = []
-    for section, block in groupby(rows_of(results.records, by_place=False), key=lambda row: row.section):
+    for section, block in groupby(rows_of(results.records, by_coordinates=False), key=lambda row: row.section):
         rows.append([section.capitalize()])
         rows += [[row.label + levels.get(row.name, ""), *row.texts(variants)] for row in block]
     names = list(map(wording.variant_label, variants))
@@ -153,11 +156,3 @@ def _task(record: Result) -> str:
     task = record.name.removeprefix("harness/").partition("/")[0]
     shots = record.method.partition(";")[0]
     return f"{task} ({shots})" if shots.endswith("-shot") and shots != "0-shot" else task
-
-
-def _label(name: str, results: Mapping[str, Sequence[Result]]) -> str:
-    label = LABELS.get(name, name.split("/", 1)[-1].replace("_", " "))
-    first = next(iter(results.values()))[0]
-    if first.unit and first.unit.replace("/", " per ") != label:
-        label += f" ({first.unit})"
-    return label + wording.ARROWS[first.better]

@@ -68,6 +68,10 @@ def model_card(
         model_name=model.name if index else None,
         eval_results=index or None,
     )
+    variants = variants_of(records)
+    heads = [variant_label(variant) + " (this model)" * (variant == model.variant) for variant in variants]
+    rows = [[f"{row.section}: {row.label}", *row.texts(variants)] for row in rows_of(records, by_coordinates=False)]
+    caption = f"{NOTE}. {UNPAIRED if len(variants) > 1 else 'Nothing was measured beside it.'}"
     described = ATTENTION_TYPES.get(model.variant)
     return fill_markdown(
         "model_card.md",
@@ -78,8 +82,8 @@ def model_card(
         attention=variant_label(model.variant),
         recipe=recipe,
         recipe_text=yaml.safe_dump(dict(recipe or {}), sort_keys=False, allow_unicode=True),
-        measured=_measured_table(model, records) if records else None,
-        is_measured=model.variant in variants_of(records),
+        measured=Table.of_rows(["measure", *heads], rows, caption=caption) if records else None,
+        is_measured=model.variant in variants,
         files=results,
     )
 
@@ -131,12 +135,3 @@ def _data(section: str, model: SharedModel, recipe: Mapping[str, Any] | None, fi
     if section == "language" and recipe is not None and recipe["data"]["kind"] == "text":
         return "text", f"held-out part of {model.data}"
     return "unknown", "not recorded"
-
-
-def _measured_table(model: SharedModel, records: Sequence[Result]) -> Table:
-    """All measures, the variants side by side, whichever is better."""
-    variants = variants_of(records)
-    heads = [variant_label(variant) + " (this model)" * (variant == model.variant) for variant in variants]
-    rows = [[f"{row.section}: {row.label}", *row.texts(variants)] for row in rows_of(records, by_place=False)]
-    caption = f"{NOTE}. {UNPAIRED if len(variants) > 1 else 'Nothing was measured beside it.'}"
-    return Table.of_rows(["measure", *heads], rows, caption=caption)

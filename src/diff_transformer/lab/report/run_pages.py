@@ -79,31 +79,23 @@ def build_run_report(run_dirs: Sequence[str | Path], output: str | Path | None =
     folder of a single run, `comparison.html` in the nearest folder that holds all of several. Raises FileNotFoundError
     for a folder that is missing, ValueError for one that is not a run's, FileExistsError as `refuse_others` does.
     """
-    folders = [Path(run_dir) for run_dir in run_dirs]
-    path = run_report_path(folders, output)
+    path = run_report_path(run_dirs, output)
     refuse_others(path, HTML_MARK)
-    alone = len(folders) == 1 and is_demo(folders[0])
-    return write_text(path, _demo_page(folders[0]) if alone else _runs_page(_all_runs(folders)))
+    runs = _all_runs(run_dirs)
+    return write_text(path, _runs_page(runs) if runs else _demo_page(Path(run_dirs[0])))
 
 
 def run_report_path(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Path:
     """The file that `build_run_report` writes. Raises as it does where a folder is missing or is not a run's."""
-    folders = [Path(run_dir) for run_dir in run_dirs]
-    if not folders:
+    if not run_dirs:
         raise ValueError("a report needs at least one run folder")
     if output is not None and not Path(output).parent.is_dir():
         raise FileNotFoundError(f"the folder of {output} does not exist")
-    runs = folders if len(folders) == 1 and is_demo(folders[0]) else _all_runs(folders)
+    runs = _all_runs(run_dirs) or [Path(run_dirs[0])]
     if output is not None:
         return Path(output)
     shared = Path(os.path.commonpath([run.resolve().parent for run in runs]))
     return runs[0] / "report.html" if len(runs) == 1 else shared / "comparison.html"
-
-
-def is_demo(run_dir: Path) -> bool:
-    """Whether `run_dir` holds a demo, finished or not: results but no training of its own, or runs of its tasks."""
-    is_run = (run_dir / "metrics.jsonl").is_file()
-    return not is_run and ((run_dir / "results.json").is_file() or bool(_demo_runs(run_dir)))
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -140,9 +132,13 @@ def _demo_runs(run_dir: Path) -> list[LoggedRun]:
     return [run for run in runs if (run.folder / "metrics.jsonl").is_file()]
 
 
-def _all_runs(folders: Sequence[Path]) -> list[Path]:
-    """The runs in folders; one that is named twice, be it by two paths, once."""
-    return list({run.resolve(): run for folder in folders for run in runs_in(folder)}.values())
+def _all_runs(run_dirs: Sequence[str | Path]) -> list[Path]:
+    """The runs in folders, each once; none of a demo, finished or not, that stands alone."""
+    first, *others = map(Path, run_dirs)
+    is_run, has_results = ((first / name).is_file() for name in ("metrics.jsonl", "results.json"))
+    if not others and not is_run and (has_results or _demo_runs(first)):
+        return []
+    return list({run.resolve(): run for folder in (first, *others) for run in runs_in(folder)}.values())
 
 
 def _runs_page(folders: Sequence[Path]) -> str:

@@ -91,10 +91,10 @@ def format_result(result: Result, *, own_digits: bool = False) -> str:
     return format_number(result.value, digits) + (f" [{ends}]" if ends else "")
 
 
-def format_difference(row: Comparison, missing: str = NOT_KNOWN) -> str:
-    """The difference, `missing` if it is not finite, with its interval and telling decimals: "−0.02 [−0.04, +0.00]"."""
+def format_difference(row: Comparison, trained: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The difference with its interval and telling decimals: "−0.02 [−0.04, +0.00]"; a word where it is not finite."""
     if not math.isfinite(row.difference):
-        return missing
+        return missing_word(row, trained)
     ends: Interval | tuple[()] = row.interval or ()
     sizes = [abs(value) for value in (row.difference, *ends) if math.isfinite(value) and value]
     digits = max(0, 2 - math.floor(math.log10(max(sizes)))) if sizes else 3
