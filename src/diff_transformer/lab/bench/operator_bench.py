@@ -1,11 +1,11 @@
 """`bench operator`: cases, the check of each candidate, its time relative to the Transformer's, and thresholds."""
 
-import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -118,10 +118,9 @@ class OperatorSettings(BenchSettings):
             if self.causal_passes:
                 for length in self.lengths:
                     yield self.square(length, width), self.causal_passes
-            if "decode" in self.passes:
-                for batch in self.decode_batches:
-                    for length in self.caches:
-                        yield Shape(batch, self.heads, width, 1, length), [DECODE]
+            for batch, length in itertools.product(self.decode_batches, self.caches):
+                if "decode" in self.passes:
+                    yield Shape(batch, self.heads, width, 1, length), [DECODE]
 
     def square(self, length: int, width: int) -> Shape:
         """The shape of a causal sequence."""
@@ -237,12 +236,12 @@ def check_candidate(
 
 
 def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tuple[BenchRow, list[dict[str, Any]]]:
-    """A row of the check, and times on one thread divided by those on all; none where the row has a reason."""
+    """A row of the check, and times on one thread divided by those on all; none where it failed or there is one."""
     threads, length = torch.get_num_threads(), settings.one_head_length
     shape = Shape(1, 2, settings.head_dims[0], length, length)
     row = BenchRow(candidate=AUTO, pass_=pass_, dtype=dtype, shape=vars(shape))
     if threads == 1:
-        return replace(row, reason="there is one thread alone"), []
+        return row, []
     drawn = draw(shape, _CPU)
     problem = drawn.to(DTYPES[dtype])
     row = check_candidate(candidates()[AUTO], row, problem, AnswerCheck(drawn), _CPU)
@@ -252,7 +251,7 @@ def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tupl
     try:
         for name in (BASELINE, AUTO):
             run = timed_run(candidates()[name], problem, pass_)
-            runs = {str(count): functools.partial(_run_on_threads, count, run) for count in (1, threads)}
+            runs = {str(count): partial(_run_on_threads, count, run) for count in (1, threads)}
             for limited in runs.values():
                 limited()
             on_one, on_all = alternate(runs, wall_clock(_CPU), settings.rounds).values()
@@ -302,14 +301,15 @@ def cuda_thresholds(rows: Iterable[BenchRow]) -> list[Threshold]:
         if row.dtype == "bfloat16":
             cases.setdefault((row.pass_, row.sizes), {})[row.candidate] = row
 
-    def relative_to(base: str) -> Callable[[BenchRow], float | None]:
-        return lambda row: _quotient(row, cases[row.pass_, row.sizes].get(base))
+    def relative(row: BenchRow, name: str) -> float | None:
+        """The ratio to another candidate of the case, from two ratios to one base, in which no drift remains."""
+        other = cases[row.pass_, row.sizes].get(name)
+        return None if other is None or row.ratio is None or other.ratio is None else row.ratio / other.ratio
 
     def gain(row: BenchRow) -> float | None:
         """How many times as long the fastest of the compositions takes as "auto"."""
-        case = cases[row.pass_, row.sizes]
-        gains = [_quotient(case[name], row) for name in COMPOSITIONS if name in case]
-        return min((gain for gain in gains if gain is not None), default=None)
+        ratios = [relative(row, name) for name in COMPOSITIONS]
+        return min((1 / ratio for ratio in ratios if ratio is not None), default=None)
 
     thresholds = []
     for width in CUDA_WIDTHS:
@@ -319,15 +319,10 @@ def cuda_thresholds(rows: Iterable[BenchRow]) -> list[Threshold]:
         span = f"{TRAINING}, d {width}, N {CUDA_LENGTHS[0]} to {CUDA_LENGTHS[-1]}"
         faster = f"{span}, times faster than the best composition, at least"
         thresholds += [
-            row_threshold(f"{span}, relative to {BASELINE_FLASH}", 1.25, long, relative_to(BASELINE_FLASH)),
+            row_threshold(f"{span}, relative to {BASELINE_FLASH}", 1.25, long, partial(relative, name=BASELINE_FLASH)),
             row_threshold(faster, 1.4, long, gain, at_least=True),
-            row_threshold(f"{DECODE}, d {width}, relative to {BASELINE}", 1.1, decoding, relative_to(BASELINE)),
+            row_threshold(
+                f"{DECODE}, d {width}, relative to {BASELINE}", 1.1, decoding, partial(relative, name=BASELINE)
+            ),
         ]
     return thresholds
-
-
-def _quotient(row: BenchRow, base: BenchRow | None) -> float | None:
-    """Of two ratios to the same third candidate, in which a drift of the machine is gone."""
-    if base is None or row.ratio is None or base.ratio is None:
-        return None
-    return row.ratio / base.ratio
