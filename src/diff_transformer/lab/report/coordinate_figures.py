@@ -177,7 +177,7 @@ def line_figures(results: ExperimentResults, called: str) -> Iterator[figures.Dr
             ends.append(f"{line.label} goes from {first} to {last}")
         title = f"{called}: {wording.measure_words(panel.name)}{part}"
         alt = f"{called}, {panel.label}{part} by {panel.axis}: {'; '.join(ends)}."
-        yield figures.drawing(
+        yield figures.Drawing(
             bands(panel, title=title), alt, _caption(panel, missing), title=f"{title} by {panel.axis}", name=name
         )
 

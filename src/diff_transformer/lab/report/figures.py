@@ -7,7 +7,9 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -98,23 +100,22 @@ class Series:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of a page, as an <svg> element.
+    """A figure of a page.
 
     `alt` says what it shows in words, `caption` what a reader must know to read it. `name` is that of its file, of
     which no report has two. A `wide` one takes the width of a page, others stand side by side.
     """
 
-    svg: str
+    figure: Figure
     alt: str
     caption: str = ""
     title: str = ""
     name: str = ""
     wide: bool = False
 
-
-def drawing(figure: Figure, alt: str, caption: str = "", **more: Any) -> Drawing:
-    """A matplotlib figure as a `Drawing`, of which `more` are the other attributes."""
-    return Drawing(svg(figure), alt, caption, **more)
+    @cached_property
+    def svg(self) -> str:
+        return svg(self.figure)
 
 
 @styled
@@ -204,8 +205,7 @@ def attention_row(
 def running_mean(values: Sequence[float]) -> list[float]:
     """The mean of a window of a twentieth of the curve around each point, narrower at the ends."""
     half = max(1, len(values) // 40)
-    windows = (values[max(0, index - half) : index + half + 1] for index in range(len(values)))
-    return [math.fsum(window) / len(window) for window in windows]
+    return [fmean(values[max(0, index - half) : index + half + 1]) for index in range(len(values))]
 
 
 def svg(figure: Figure) -> str:

@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from diff_transformer.lab.record import Better, Comparison, Interval, Verdict
 from diff_transformer.lab.report import wording
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, count_verdicts, verdict_counts
-from diff_transformer.lab.report.figures import INK, MUTED, PAGE, RULE, THEME, Drawing, axes_of, drawing, short, styled
+from diff_transformer.lab.report.figures import INK, MUTED, PAGE, RULE, THEME, Drawing, axes_of, short, styled
 
 # How a verdict is drawn, told from the others without colour: its mark in a forest plot, and its part of a bar. The two
 # verdicts that decide are equally strong.
@@ -121,7 +121,7 @@ def overview_figure(all_results: Sequence[ExperimentResults]) -> Drawing:
     parts = [Patch(label=wording.verdict_words(verdict), **part) for verdict, part in _BARS.items()]
     figure.legend(handles=parts, loc="outside lower center", ncols=2, fontsize=9)
     alt = f"{title}. {'; '.join(sentences)}"
-    return drawing(figure, alt, f"{title}.", title=title, name="overview", wide=True)
+    return Drawing(figure, alt, f"{title}.", title=title, name="overview", wide=True)
 
 
 def forest_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
@@ -146,7 +146,7 @@ def forest_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]
             f"{_label(row)}: {wording.format_difference(row, results.variants)}, {wording.verdict_text(row)}"
             for row in rows
         ]
-        yield drawing(
+        yield Drawing(
             figure,
             f"{called}, differences{part}: {'; '.join(described)}.",
             _CAPTION + (_LEVELS_CAPTION if any(map(wording.levels_of, rows)) else ""),

@@ -14,7 +14,7 @@ from diff_transformer.lab.record import AttentionExample, Baseline, Result, Resu
 from diff_transformer.lab.report import figures
 from diff_transformer.lab.report.coordinate_figures import bands, panel_along
 from diff_transformer.lab.report.documents import HTML_MARK, Table, fill_page, refuse_others
-from diff_transformer.lab.report.figures import Drawing, Series, drawing, variant_style
+from diff_transformer.lab.report.figures import Drawing, Series, variant_style
 from diff_transformer.lab.report.measured_tables import LABELS, demo_table, every_number
 from diff_transformer.lab.report.wording import DIVERGED, format_number, levels_text, variant_label
 from diff_transformer.lab.results_files import read_record, write_text
@@ -171,10 +171,10 @@ def _run_curves(runs: Sequence[LoggedRun]) -> Iterator[Drawing]:
     for key, (title, label) in CURVES.items():
         if lines := _series(runs, key):
             figure = figures.curves(lines, title=title, ylabel=label, noisy=key != "learning_rate")
-            yield drawing(figure, f"{title}: {_ends_in_words(lines)}.")
+            yield Drawing(figure, f"{title}: {_ends_in_words(lines)}.")
     for key, checks in _validation(runs):
         title = f"Validation: {key.partition('/')[2]}"
-        yield drawing(figures.curves([], checks=checks, title=title, ylabel=key), f"{title}: {_ends_in_words(checks)}.")
+        yield Drawing(figures.curves([], checks=checks, title=title, ylabel=key), f"{title}: {_ends_in_words(checks)}.")
 
 
 def _demo_page(run_dir: Path) -> str:
@@ -221,7 +221,7 @@ def _task_curves(task: str, demo_runs: Sequence[LoggedRun]) -> Iterator[Drawing]
     loss, checks = _series(runs, "loss"), _series(runs, "validation/loss", ", validation")
     if loss or checks:
         faint = any(len(line.x) > figures.MANY for line in loss)
-        yield drawing(
+        yield Drawing(
             figures.curves(loss, checks=checks, title="Loss", ylabel=CURVES["loss"][1]),
             f"Loss of the {task} task over training: {_ends_in_words([*loss, *checks])}.",
             "Training loss: faint as logged, bold its running mean." if faint else "Training loss as logged.",
@@ -230,7 +230,7 @@ def _task_curves(task: str, demo_runs: Sequence[LoggedRun]) -> Iterator[Drawing]
         if key != "validation/loss":
             name = key.removeprefix("validation/").replace("_", " ")
             figure = figures.curves([], checks=checks, title=f"Validation: {name}", ylabel=name)
-            yield drawing(figure, f"{name} of the {task} task over training: {_ends_in_words(checks)}.")
+            yield Drawing(figure, f"{name} of the {task} task over training: {_ends_in_words(checks)}.")
 
 
 def _depth_figure(
@@ -248,7 +248,7 @@ def _depth_figure(
     # The same at every depth.
     words += [levels_text(baseline) for baseline in baselines if baseline.name == name][:1]
     methods = dict.fromkeys(record.method for record in by_depth if record.interval and record.method)
-    yield drawing(
+    yield Drawing(
         bands(panel, title=title, from_zero=True),
         f"{title} by depth of the answer: {'; '.join(words)}.",
         f"Bands: 95 % intervals, {'; '.join(methods)}." if methods else "",
@@ -258,7 +258,7 @@ def _depth_figure(
 def _map_figure(example: AttentionExample, rows: list[list[float]], title: str, largest: float) -> Drawing:
     at_answer = ", ".join(f"{rows[example.query_position][position]:.2f}" for position in example.answer_positions)
     figure = figures.attention_map(rows, example, title=title, largest=largest)
-    return drawing(figure, f"{title}: every query's weights; the marked query gives the answer {at_answer}.")
+    return Drawing(figure, f"{title}: every query's weights; the marked query gives the answer {at_answer}.")
 
 
 def _row_figures(example: AttentionExample) -> Iterator[Drawing]:
@@ -281,7 +281,7 @@ def _row_figures(example: AttentionExample) -> Iterator[Drawing]:
         figure = figures.attention_row(maps, example, title=title, limits=limits)
         *_, last = maps.values()
         largest = max(range(seen), key=last.__getitem__)
-        yield drawing(figure, f"{title} over the positions up to it; largest at position {largest}.")
+        yield Drawing(figure, f"{title} over the positions up to it; largest at position {largest}.")
 
 
 def _lambda_figures(run: LoggedRun, title: str) -> Iterator[Drawing]:
@@ -294,7 +294,7 @@ def _lambda_figures(run: LoggedRun, title: str) -> Iterator[Drawing]:
     ends = "; ".join(f"layer {number} ends at {values[-1]:.2f}" for number, values in enumerate(layers, start=1))
     caption = "One line per layer; triangles at the left edge mark λ_init." if initial else "One line per layer."
     figure = figures.lambdas([line["step"] for line in logged], layers, initial, title=title)
-    yield drawing(figure, f"{title} by layer over training: {ends}.", caption)
+    yield Drawing(figure, f"{title} by layer over training: {ends}.", caption)
 
 
 def _series(runs: Sequence[LoggedRun], key: str, suffix: str = "") -> list[Series]:

@@ -27,11 +27,7 @@ _COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#f0e442")
 # Layers are ordered: a ramp from blue to orange.
 _FIRST_LAYER, _LAST_LAYER = ColorTriplet(86, 180, 233), ColorTriplet(230, 159, 0)
 # Number of a line → what it is multiplied with in a run's heading, and the words around it.
-_HEADED = {
-    "tokens_per_second": (1.0, "{} tokens/s"),
-    "mfu": (100.0, "MFU {} %"),
-    "memory": (2.0**-30, "{} GiB"),
-}
+_HEADED = {"tokens_per_second": (1.0, "{} tokens/s"), "mfu": (100.0, "MFU {} %"), "memory": (2.0**-30, "{} GiB")}
 _AXIS = 8  # characters left of a panel's curves
 _LEAST_WIDTH, _LEAST_HEIGHT = 30, 4  # of a panel, in characters
 _SHAPE = 4.0  # a panel's width over its height, in characters, that is wanted
@@ -74,11 +70,6 @@ class WatchedRun:
                 self._end, self._last = self._end + len(text), text
 
     @property
-    def step(self) -> int:
-        """The last step that was logged; 0 before the first."""
-        return self.lines[-1]["step"] if self.lines else 0
-
-    @property
     def is_finished(self) -> bool:
         """Whether the trained model is there: it is written when all is done, and whole."""
         return (self.folder / "model").is_dir()
@@ -90,9 +81,8 @@ class WatchedRun:
         paths = [self.folder / name for name in ("recipe.yaml", "metrics.jsonl", "checkpoints")]
         silence = now - max((path.stat().st_mtime for path in paths if path.exists()), default=now)
         between = self._seconds(self.lines[-2:]) or 0.0
-        if silence <= max(_SILENCE, _LINES_OF_SILENCE * between):
-            return "running"
-        return f"no news for {duration(silence)}, stopped?"
+        is_usual = silence <= max(_SILENCE, _LINES_OF_SILENCE * between)
+        return "running" if is_usual else f"no news for {duration(silence)}, stopped?"
 
     def time_left(self) -> float | None:
         """Seconds of training that are left at the recent speed, if that is known."""
@@ -100,7 +90,8 @@ class WatchedRun:
         seconds = self._seconds(recent)
         if self.steps is None or seconds is None:
             return None
-        return (self.steps - self.step) * seconds / (recent[-1]["step"] - recent[0]["step"])
+        first, last = (line["step"] for line in (recent[0], recent[-1]))
+        return (self.steps - last) * seconds / (last - first)
 
     def latest(self, key: str) -> float | None:
         """The newest number of that name, if there is one."""
@@ -215,7 +206,7 @@ def compact(value: float) -> str:
 def _heading(number: int, run: WatchedRun, runs: int, width: int, now: float) -> Iterator[Text]:
     """How a run stands, in as many lines as that takes."""
     steps = f" of {run.steps:,}" if run.steps else ""
-    parts = [run.state(now), f"step {run.step:,}{steps}" if run.lines else "nothing has been logged yet"]
+    parts = [run.state(now), f"step {run.lines[-1]['step']:,}{steps}" if run.lines else "nothing has been logged yet"]
     seconds = run.time_left()
     if seconds is not None and not run.is_finished:
         parts.append(f"{duration(seconds)} left")
