@@ -293,12 +293,9 @@ def _check(models: dict[str, nn.Module], pass_: str, length: int, settings: Mode
     checked: Checked = {(pass_, length, dtype): {} for dtype in settings.dtypes}
     for name, model in models.items():
         torch.compiler.reset()  # torch stops compiling the code that all models share after a number of them
-        plain = MODELS[name].plain
-        check, reason = try_run(device, ModelCheck, model, plain, pass_, length, settings.for_check)
+        check, reason = try_run(device, ModelCheck, model, MODELS[name].plain, pass_, length, settings.for_check)
         for dtype in settings.dtypes:
-            error = None
-            if check is not None:
-                error, reason = try_run(device, check.error, DTYPES[dtype])
+            error, reason = (None, reason) if check is None else try_run(device, check.error, DTYPES[dtype])
             row = BenchRow(candidate=name, pass_=pass_, dtype=dtype, shape={})
             checked[pass_, length, dtype][name] = row.checked(error, reason)
     return checked

@@ -73,7 +73,7 @@ def measure_memory(
     missing, case = unavailable_reason(device), {"pass": pass_, "dtype": dtype, "shape": vars(shape)}
     parts: list[dict[str, Any]] = []
     for name in names:
-        request = {"candidate": name, "dtype": dtype, "pass": pass_, "shape": vars(shape), "device": str(device)}
+        request = {**case, "candidate": name, "device": str(device), "threads": torch.get_num_threads()}
         measured = {"reason": missing} if missing else _in_new_process(request)
         parts.append({**case, "candidate": name, **measured})
         first = parts[0].get("total")
@@ -84,7 +84,6 @@ def measure_memory(
 
 def _in_new_process(request: dict[str, Any]) -> dict[str, Any]:
     """What a new process measures in MiB, or the reason why it failed."""
-    request = {**request, "threads": torch.get_num_threads()}
     command = [sys.executable, "-m", "diff_transformer.lab.bench.peak_memory", json.dumps(request)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
