@@ -9,8 +9,8 @@ CLOCK = wall_clock(torch.device("cpu"))
 
 
 def test_spread_is_median_quartiles_and_extremes() -> None:
-    found = spread([5.0, 1.0, 3.0, 2.0, 4.0])
-    assert (found.median, found.quartiles, found.extremes) == (3.0, (2.0, 4.0), (1.0, 5.0))
+    measured = spread([5.0, 1.0, 3.0, 2.0, 4.0])
+    assert (measured.median, measured.quartiles, measured.extremes) == (3.0, (2.0, 4.0), (1.0, 5.0))
 
 
 def test_every_candidate_runs_once_a_round_in_rotating_order() -> None:

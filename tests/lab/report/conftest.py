@@ -119,7 +119,8 @@ def _attention(noise: random.Random) -> AttentionExample:
     first, second = rows(1.0), rows(0.05)
     difference = [[a - 0.7 * b for a, b in zip(*pair, strict=True)] for pair in zip(first, second, strict=True)]
     tokens = [
-        f"k{place}" if place in needles[::2] else f"v{place}" if place in needles else "·" for place in range(size)
+        f"k{position}" if position in needles[::2] else f"v{position}" if position in needles else "·"
+        for position in range(size)
     ]
     maps = {"diff": {"A1": first, "A2": second, "difference": difference}, "softmax": {"A": rows(0.2)}}
     return AttentionExample(

@@ -75,8 +75,8 @@ def row(card: str, label: str) -> list[str]:
             rows.append([])
         elif token.type == "inline" and token.level >= 4 and rows:
             rows[-1].append("".join(part.content for part in token.children or ()))
-    (found,) = [cells for cells in rows if cells[0].startswith(label)]
-    return found
+    (cells,) = [cells for cells in rows if cells[0].startswith(label)]
+    return cells
 
 
 def test_the_front_matter_is_what_the_hub_reads() -> None:
@@ -113,12 +113,12 @@ def test_both_models_are_shown_whichever_is_better() -> None:
 
 
 def test_the_twins_own_card_names_itself() -> None:
-    twin = dataclasses.replace(MODEL, config={**CONFIG, "attention_type": "softmax"})
-    card = model_card(twin, RECIPE, [LOSING])
+    softmax = dataclasses.replace(MODEL, config={**CONFIG, "attention_type": "softmax"})
+    card = model_card(softmax, RECIPE, [LOSING])
     assert row(card, "measure")[1:3] == ["DIFF", "Transformer (this model)"]
     assert [result.metric_value for result in ModelCard(card).data.eval_results] == [2.3331]
-    other = dataclasses.replace(MODEL, config={**CONFIG, "attention_type": "diff_v2"})
-    card = model_card(other, RECIPE, [LOSING])
+    other_model = dataclasses.replace(MODEL, config={**CONFIG, "attention_type": "diff_v2"})
+    card = model_card(other_model, RECIPE, [LOSING])
     assert "This model itself is not among them." in card
     assert ModelCard(card).data.eval_results is None
 
@@ -227,12 +227,12 @@ def test_the_lines_that_load_it(form: Any) -> None:
     assert ModelCard(card).data.library_name == ("onnx" if form == "onnx" else "transformers")
 
 
-@pytest.mark.parametrize(("setting", "said"), [(True, "yes"), (False, "no"), (None, None)])
-def test_a_row_of_table_6_says_how_it_departs_from_its_type(setting: bool | None, said: str | None) -> None:
+@pytest.mark.parametrize(("setting", "sentence"), [(True, "yes"), (False, "no"), (None, None)])
+def test_a_row_of_table_6_says_how_it_departs_from_its_type(setting: bool | None, sentence: str | None) -> None:
     config = CONFIG | {"attention_type": "softmax", "headwise_norm": setting}
     card = model_card(dataclasses.replace(MODEL, config=config), RECIPE)
-    assert ("norm of each head" in card) is (said is not None)
-    assert said is None or row(card, "norm of each head") == ["norm of each head", said]
+    assert ("norm of each head" in card) is (sentence is not None)
+    assert sentence is None or row(card, "norm of each head") == ["norm of each head", sentence]
 
 
 def test_a_name_cannot_break_the_table() -> None:

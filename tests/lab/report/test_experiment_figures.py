@@ -14,7 +14,7 @@ from diff_transformer.lab.report.figures import axes_of
 from diff_transformer.lab.report.forest_figures import ForestRow, forest
 
 
-def records(places: Sequence[Coordinates], values: Sequence[float] = (1.0, 2.0), name: str = "a/b") -> list[Result]:
+def records(positions: Sequence[Coordinates], values: Sequence[float] = (1.0, 2.0), name: str = "a/b") -> list[Result]:
     """A measure of the twins with a seed for each value, larger by 0.1 at each place after the first."""
     return [
         Result(
@@ -22,9 +22,9 @@ def records(places: Sequence[Coordinates], values: Sequence[float] = (1.0, 2.0),
             variant=variant,
             value=value + 0.1 * number + (variant == "softmax"),
             seed=seed,
-            coordinates=place,
+            coordinates=position,
         )
-        for number, place in enumerate(places)
+        for number, position in enumerate(positions)
         for variant in ("diff", "softmax")
         for seed, value in enumerate(values)
     ]
@@ -34,8 +34,8 @@ def along(name: str, *values: Any, **others: Any) -> list[Coordinates]:
     return [Coordinates(others, **{name: value}) for value in values]
 
 
-def found(places: Sequence[Coordinates]) -> list[Panel]:
-    return list(panels(records(places), ()))
+def drawn_panels(positions: Sequence[Coordinates]) -> list[Panel]:
+    return list(panels(records(positions), ()))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def found(places: Sequence[Coordinates]) -> list[Panel]:
 def test_a_measure_is_drawn_along_a_coordinate(
     name: str, values: tuple[Any, ...], label: str, numbers: tuple[float, ...], texts: tuple[str, ...] | None
 ) -> None:
-    (panel,) = found(along(name, *values))
+    (panel,) = drawn_panels(along(name, *values))
     assert (panel.axis, panel.part) == (label, "")
     assert panel.numbers == pytest.approx(numbers)
     assert texts is None or panel.texts == texts
@@ -66,21 +66,25 @@ def test_a_measure_is_drawn_along_a_coordinate(
 
 
 def test_what_else_coordinates_say_is_a_figure_of_its_own() -> None:
-    drawn = found([Coordinates(parameters=size, tokens=count) for size in (6e4, 5e5) for count in (100, 2000, 30_000)])
+    drawn = drawn_panels(
+        [Coordinates(parameters=size, tokens=count) for size in (6e4, 5e5) for count in (100, 2000, 30_000)]
+    )
     axis = "tokens of training"
     assert [(panel.part, panel.axis) for panel in drawn] == [("0.06M", axis), ("0.5M", axis)]
-    noisy = found([Coordinates(noise=noise, shots=count) for noise in (0, 0.4) for count in (2, 8, 32)])
+    noisy = drawn_panels([Coordinates(noise=noise, shots=count) for noise in (0, 0.4) for count in (2, 8, 32)])
     assert [(panel.part, panel.axis) for panel in noisy] == [("noise 0", "shots"), ("noise 0.4", "shots")]
 
 
 def test_needles_are_drawn_for_each_number_asked_for() -> None:
     cells = [Coordinates(needles=n, queries=r) for n, r in ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (6, 2))]
-    drawn = found(cells)
+    drawn = drawn_panels(cells)
     assert [(panel.part, panel.axis, panel.numbers) for panel in drawn] == [
         ("1 queried", "needles", (1, 2, 4)),
         ("2 queried", "needles", (2, 4, 6)),
     ]
-    by_depth = found([Coordinates(cell, depth=depth) for cell in (cells[0], cells[2]) for depth in (0.0, 0.5, 1.0)])
+    by_depth = drawn_panels(
+        [Coordinates(cell, depth=depth) for cell in (cells[0], cells[2]) for depth in (0.0, 0.5, 1.0)]
+    )
     assert [(panel.part, panel.axis) for panel in by_depth] == [
         ("1 needle, 1 queried", "depth in the context"),
         ("2 needles, 2 queried", "depth in the context"),
@@ -96,28 +100,28 @@ def test_what_is_the_same_everywhere_is_no_line() -> None:
 
 
 def test_names_and_two_numbers_are_no_line() -> None:
-    assert found(along("noise", 0.1, 0.2)) == []
-    assert found(along("part", "held out", "xsum", "qasper")) == []
+    assert drawn_panels(along("noise", 0.1, 0.2)) == []
+    assert drawn_panels(along("part", "held out", "xsum", "qasper")) == []
     numbers = along("shots", 1, 2, 3, 4)
     assert list(panels(records(numbers, name="training/seconds"), ())) == []
-    same = [Result(name="a", variant="diff", value=1.0, seed=0, coordinates=place) for place in numbers]
+    same = [Result(name="a", variant="diff", value=1.0, seed=0, coordinates=position) for position in numbers]
     assert list(panels(same, ())) == []
 
 
 def test_lines_are_means_with_bands_over_seeds_and_the_papers_beside_them() -> None:
-    places = along("needles", 1, 2, 3)
+    positions = along("needles", 1, 2, 3)
     paper = [
         Comparison(
-            name="a/b", variant="diff", against="softmax", ours=(0, 0), difference=0, coordinates=place, paper=values
+            name="a/b", variant="diff", against="softmax", ours=(0, 0), difference=0, coordinates=position, paper=values
         )
-        for place, values in zip(places, ((9.0, math.nan), (8.0, 7.0), (7.0, 6.0)), strict=True)
+        for position, values in zip(positions, ((9.0, math.nan), (8.0, 7.0), (7.0, 6.0)), strict=True)
     ]
-    (panel,) = panels(records(places, (1.0, 3.0)), paper)
+    (panel,) = panels(records(positions, (1.0, 3.0)), paper)
     assert [line.label for line in panel.lines] == ["DIFF", "Transformer"]
     assert list(panel.lines[0].y) == pytest.approx([2.0, 2.1, 2.2])
     assert panel.lines[0].intervals[0] == (1.0, 3.0)
     assert [(line.label, list(line.y)) for line in panel.paper] == [("DIFF", [9.0, 8.0, 7.0])]
-    lost = [*records(places), Result(name="a/b", variant="diff", value=math.nan, seed=2, coordinates=places[2])]
+    lost = [*records(positions), Result(name="a/b", variant="diff", value=math.nan, seed=2, coordinates=positions[2])]
     (panel,) = panels(lost, ())
     assert math.isnan(panel.lines[0].y[2])
     assert panel.lines[0].intervals[2] is None
@@ -127,7 +131,7 @@ def test_lines_are_means_with_bands_over_seeds_and_the_papers_beside_them() -> N
 
 
 def test_one_seed_has_the_intervals_of_its_measurement() -> None:
-    own = [
+    results = [
         Result(
             name="a",
             variant="diff",
@@ -138,14 +142,14 @@ def test_one_seed_has_the_intervals_of_its_measurement() -> None:
         )
         for number in (1, 2, 3)
     ]
-    (panel,) = panels(own, ())
+    (panel,) = panels(results, ())
     assert (panel.seeds, panel.measured_intervals) == (1, True)
     assert panel.lines[0].intervals[1] == (1, 3)
 
 
 def test_axes_are_logarithmic_where_numbers_span_much() -> None:
-    (wide,) = found(along("bits", 1, 10, 100))
-    (narrow,) = found(along("bits", 1, 2, 4))
+    (wide,) = drawn_panels(along("bits", 1, 10, 100))
+    (narrow,) = drawn_panels(along("bits", 1, 2, 4))
     drawn = [bands(panel, title="t").axes[0] for panel in (wide, narrow)]
     assert [axes.get_xscale() for axes in drawn] == ["log", "linear"]
     assert [text.get_text() for text in drawn[0].get_xticklabels()] == ["1", "10", "100"]
@@ -180,8 +184,8 @@ def test_a_forest_shows_every_row_and_cuts_only_what_lies_far_away() -> None:
     }
     marks = {"won": "o", "lost": "s", "open": "o", "alone": "o", "void": "X", "unclaimed": "D"}
     assert dots == {below[label]: mark for label, mark in marks.items()}
-    said = {text.get_text().strip() for text in axes.texts}
-    assert {"diverged", "not known", "× −400"} <= said
+    texts = {text.get_text().strip() for text in axes.texts}
+    assert {"diverged", "not known", "× −400"} <= texts
     (away,) = [text for text in axes.texts if "×" in text.get_text()]
     assert away.get_bbox_patch() is not None  # an interval that lies there is not drawn through it
     assert {
@@ -214,7 +218,7 @@ def test_a_long_label_has_lines_of_its_own_and_none_covers_its_verdict() -> None
 
 
 def test_shares_of_a_whole_lie_evenly() -> None:
-    (depths,) = found(along("depth", *((fifth / 5, (fifth + 1) / 5) for fifth in range(5))))
+    (depths,) = drawn_panels(along("depth", *((fifth / 5, (fifth + 1) / 5) for fifth in range(5))))
     axes = bands(depths, title="t").axes[0]
     assert axes.get_xscale() == "linear"
     assert [text.get_text() for text in axes.get_xticklabels()][-1] == "80–100 %"
@@ -222,9 +226,9 @@ def test_shares_of_a_whole_lie_evenly() -> None:
 
 def test_shares_are_drawn_from_zero_with_chance_and_intervals_beside_them() -> None:
     shares = [
-        Result(name="a", variant=variant, value=value, interval=(value - 0.1, value + 0.1), coordinates=place)
+        Result(name="a", variant=variant, value=value, interval=(value - 0.1, value + 0.1), coordinates=position)
         for variant, value in (("diff", 0.6), ("softmax", 0.2))
-        for place in along("depth", (0.0, 0.5), (0.5, 1.0))
+        for position in along("depth", (0.0, 0.5), (0.5, 1.0))
     ]
     panel = panel_along("depth", shares[:3], baselines=[Baseline(name="a", chance=0.1, floor=0.1, steps=1)])
     axes = bands(panel, title="t", from_zero=True).axes[0]

@@ -33,7 +33,7 @@ from diff_transformer.lab.results_files import read_results, write_json
 from diff_transformer.lab.statistics import compare
 from table_cells import column
 
-TWINS = ("diff", "softmax")
+PAIR = ("diff", "softmax")
 LONG = "softmax, half the heads, headwise norm, and a name that goes on for longer than any table is wide"
 EVIL = "<script>alert(1)</script> | `x` *y* [z](http://w) &"
 NOTE = "A note that must be read: 5 % | of <b>it</b>."
@@ -49,7 +49,7 @@ def records(
     name: str,
     differences: Sequence[float],
     *,
-    variants: tuple[str, str] = TWINS,
+    variants: tuple[str, str] = PAIR,
     better: Better | None = "lower",
     **more: Any,
 ) -> list[Result]:
@@ -68,11 +68,18 @@ def records(
     ]
 
 
-def file(found: Sequence[Result], compared: Sequence[Comparison], name: str, **more: Any) -> ResultsFile:
+def file(measured: Sequence[Result], compared: Sequence[Comparison], name: str, **more: Any) -> ResultsFile:
     variant = {"overrides": [], "parameters": 812_825, "shared_parameters": 812_345, "learning_rate": 0.003}
     variants = [
-        {**variant, "name": own, "coordinates": {}, "tried": {"0.003": 1.5, "0.006": None}, "runs": {}, "diverged": [2]}
-        for own in TWINS
+        {
+            **variant,
+            "name": variant_name,
+            "coordinates": {},
+            "tried": {"0.003": 1.5, "0.006": None},
+            "runs": {},
+            "diverged": [2],
+        }
+        for variant_name in PAIR
     ]
     settings = {"request": {"experiment": name, "preset": "cpu"}, "variants": variants, "seconds": 90.0}
     return ResultsFile(
@@ -83,7 +90,7 @@ def file(found: Sequence[Result], compared: Sequence[Comparison], name: str, **m
         created="2026-01-01T12:00:00+00:00",
         title=f"what {name} shows",
         settings={**settings, **more},
-        records=tuple(found),
+        records=tuple(measured),
         comparisons=tuple(compared),
         notes=(NOTE,),
     )
@@ -91,27 +98,27 @@ def file(found: Sequence[Result], compared: Sequence[Comparison], name: str, **m
 
 def outcomes() -> ResultsFile:
     """Every verdict, and none; variants that vary; the paper's values, one of them, and none."""
-    found, compared = [], []
+    measured, compared = [], []
     for verdict, differences in OUTCOMES.items():
-        found += records(f"made_up/{verdict}", differences, unit="nats/token")
-        compared.append(compare(found, f"made_up/{verdict}", *TWINS, paper=(3.062, 3.087)))
-    found += records("made_up/reproduced", OUTCOMES["contrary"], variants=(LONG, EVIL), unit="nats/token")
-    compared.append(compare(found, "made_up/reproduced", LONG, EVIL, claimed=False))
-    found += records("made_up/alone", (0.1,), better="higher")
-    compared.append(compare(found, "made_up/alone", *TWINS, paper=(0.606, math.nan)))
-    found += records("made_up/lost", (0.1, math.nan, 0.2), coordinates=Coordinates(part=EVIL))
-    compared.append(compare(found, "made_up/lost", *TWINS, coordinates=Coordinates(part=EVIL), paper=(318.0, 38.8)))
-    return file(found, compared, "table6")
+        measured += records(f"made_up/{verdict}", differences, unit="nats/token")
+        compared.append(compare(measured, f"made_up/{verdict}", *PAIR, paper=(3.062, 3.087)))
+    measured += records("made_up/reproduced", OUTCOMES["contrary"], variants=(LONG, EVIL), unit="nats/token")
+    compared.append(compare(measured, "made_up/reproduced", LONG, EVIL, claimed=False))
+    measured += records("made_up/alone", (0.1,), better="higher")
+    compared.append(compare(measured, "made_up/alone", *PAIR, paper=(0.606, math.nan)))
+    measured += records("made_up/lost", (0.1, math.nan, 0.2), coordinates=Coordinates(part=EVIL))
+    compared.append(compare(measured, "made_up/lost", *PAIR, coordinates=Coordinates(part=EVIL), paper=(318.0, 38.8)))
+    return file(measured, compared, "table6")
 
 
 def steps() -> ResultsFile:
     """More parts than one figure holds, with numbers in their names; one run of the last diverged."""
-    found, compared = [], []
+    measured, compared = [], []
     for step in range(0, 300, 10):
         apart = (math.nan, 0.1) if step == 290 else (-0.001 * step, -0.0011 * step)
-        found += records("made_up/loss", apart, coordinates=Coordinates(step=step))
-        compared.append(compare(found, "made_up/loss", *TWINS, coordinates=Coordinates(step=step), paper=(1.0, 1.2)))
-    return file(found, compared, "fig3", variants=[])
+        measured += records("made_up/loss", apart, coordinates=Coordinates(step=step))
+        compared.append(compare(measured, "made_up/loss", *PAIR, coordinates=Coordinates(step=step), paper=(1.0, 1.2)))
+    return file(measured, compared, "fig3", variants=[])
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +139,14 @@ def with_heads(*counts: int) -> list[dict[str, Any]]:
     return [
         {
             **variant,
-            "name": own,
+            "name": variant_name,
             "coordinates": {"parameters": number * 1_000_000},
             "heads": heads,
             "head_dim": 8,
-            "differential": own == "diff",
+            "differential": variant_name == "diff",
         }
         for number, count in enumerate(counts)
-        for own, heads in (("diff", count), ("softmax", 2 * count))
+        for variant_name, heads in (("diff", count), ("softmax", 2 * count))
     ]
 
 
@@ -149,15 +156,15 @@ def document(folder: Path) -> str:
 
 def tables(text: str) -> list[list[list[str]]]:
     """All tables of a Markdown text, each with its head, as somebody else's reader of Markdown sees them."""
-    found: list[list[list[str]]] = []
+    parsed: list[list[list[str]]] = []
     for token in MarkdownIt("commonmark").enable("table").parse(text):
         if token.type == "table_open":
-            found.append([])
+            parsed.append([])
         elif token.type == "tr_open":
-            found[-1].append([])
-        elif token.type == "inline" and token.level >= 4 and found:
-            found[-1][-1].append("".join(part.content for part in token.children or ()))
-    return found
+            parsed[-1].append([])
+        elif token.type == "inline" and token.level >= 4 and parsed:
+            parsed[-1][-1].append("".join(part.content for part in token.children or ()))
+    return parsed
 
 
 def all_comparisons(folder: Path) -> list[Comparison]:
@@ -165,15 +172,15 @@ def all_comparisons(folder: Path) -> list[Comparison]:
 
 
 def test_tables_are_well_formed_and_hold_every_comparison(folder: Path) -> None:
-    found = tables(document(folder))
+    parsed = tables(document(folder))
     # A reader of Markdown fills rows up and cuts them off in silence.
     written = [block.splitlines() for block in document(folder).split("\n\n") if block.startswith("|")]
-    for lines, rows in zip(written, found, strict=True):
+    for lines, rows in zip(written, parsed, strict=True):
         assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(rows[0]) + 1}
         assert len(lines) == len(rows) + 1
     # The overview, and of what was compared two tables; what was trained, one.
-    assert len(found) == 4
-    compared = [rows for rows in found if rows[0][0] == "Measure"]
+    assert len(parsed) == 4
+    compared = [rows for rows in parsed if rows[0][0] == "Measure"]
     expected = all_comparisons(folder)
     assert sum(len(rows) - 1 for rows in compared) == len(expected) == 36
     (of_table_6,) = [rows for rows in compared if "First − second" in rows[0]]
@@ -198,7 +205,7 @@ def test_every_number_of_a_row(folder: Path) -> None:
         "Verdict": "contrary",
         "Seeds needed": "–",
     }
-    needed = compare(records("a", OUTCOMES["inconclusive"]), "a", *TWINS).seeds_needed
+    needed = compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR).seeds_needed
     assert rows[2]["Seeds needed"] == str(needed)
     assert rows[3]["First − second"] == f"Transformer{LONG[7:]} − {EVIL}"
     assert rows[3]["Paper, first"] == rows[3]["Paper, difference"] == "–"
@@ -322,8 +329,8 @@ def test_the_same_results_give_the_same_files_and_old_figures_go(tmp_path: Path)
 def test_where_the_report_goes(tmp_path: Path) -> None:
     for preset in ("cpu", "gpu"):
         (tmp_path / "all" / preset).mkdir(parents=True)
-        asked = {"experiment": "table6", "preset": preset}
-        write_json(tmp_path / "all" / preset / "table6.json", file([], [], "table6", asked=asked, variants=[]))
+        request = {"experiment": "table6", "preset": preset}
+        write_json(tmp_path / "all" / preset / "table6.json", file([], [], "table6", asked=request, variants=[]))
     assert build_results_report([tmp_path / "all"])[0] == tmp_path / "all" / "RESULTS.md"
     assert re.findall("^## (.*)", document(tmp_path / "all"), re.MULTILINE) == [
         "Overview",
@@ -338,15 +345,17 @@ def test_where_the_report_goes(tmp_path: Path) -> None:
 
 def test_two_presets_of_one_experiment_are_told_apart_in_their_figures(tmp_path: Path) -> None:
     """In titles and descriptions; an experiment with one preset is called by its title alone."""
-    found = [
+    measured = [
         record for step in range(3) for record in records("a", OUTCOMES["contrary"], coordinates=Coordinates(step=step))
     ]
-    found = [replace(record, value=record.value + (record.coordinates == Coordinates(step=1))) for record in found]
-    compared = [compare(found, "a", *TWINS, coordinates=Coordinates(step=step)) for step in range(3)]
+    measured = [
+        replace(record, value=record.value + (record.coordinates == Coordinates(step=1))) for record in measured
+    ]
+    compared = [compare(measured, "a", *PAIR, coordinates=Coordinates(step=step)) for step in range(3)]
     for name, presets in (("table6", ("cpu", "gpu")), ("fig3", ("cpu",))):
         for preset in presets:
-            asked = {"experiment": name, "preset": preset}
-            write_json(tmp_path / f"{name}-{preset}.json", file(found, compared, name, asked=asked, variants=[]))
+            request = {"experiment": name, "preset": preset}
+            write_json(tmp_path / f"{name}-{preset}.json", file(measured, compared, name, asked=request, variants=[]))
     build_results_report([tmp_path])
     page = (tmp_path / "RESULTS.html").read_text(encoding="utf-8")
     for kind in ("differences", "a"):
@@ -362,7 +371,7 @@ def test_two_presets_of_one_experiment_are_told_apart_in_their_figures(tmp_path:
 
 
 def test_why_a_difference_is_not_known_is_said(tmp_path: Path) -> None:
-    row = compare(records("a", OUTCOMES["inconclusive"]), "a", *TWINS)
+    row = compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)
     nothing = {"difference": math.nan, "ours": (math.nan, 1.0), "interval": None, "seeds_needed": None}
     apart = replace(row, **nothing, reason="the fits do not meet")
     write_json(tmp_path / "fig3.json", file([], [apart], "fig3"))  # a run of it diverged besides
@@ -386,12 +395,12 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path: Path) -> Non
         build_results_report([tmp_path], tmp_path / "page.txt")
     with pytest.raises(FileNotFoundError, match=r"the folder of .*R\.md' does not exist"):
         build_results_report([tmp_path], tmp_path / "no" / "R.md")
-    for taken in ("letter.md", "letter.html"):
-        (tmp_path / taken).write_text("mine", encoding="utf-8")
-        with pytest.raises(FileExistsError, match=f"{taken}' exists and is not a report"):
+    for name in ("letter.md", "letter.html"):
+        (tmp_path / name).write_text("mine", encoding="utf-8")
+        with pytest.raises(FileExistsError, match=f"{name}' exists and is not a report"):
             build_results_report([tmp_path], tmp_path / "letter.md")
-        assert (tmp_path / taken).read_text(encoding="utf-8") == "mine"
-        (tmp_path / taken).unlink()
+        assert (tmp_path / name).read_text(encoding="utf-8") == "mine"
+        (tmp_path / name).unlink()
     (tmp_path / "figures").mkdir()
     mine = tmp_path / "figures" / "overview.svg"
     mine.write_text("<svg/>", encoding="utf-8")
@@ -401,9 +410,9 @@ def test_what_is_wrong_is_said_before_anything_is_written(tmp_path: Path) -> Non
     write_json(tmp_path / "b.json", outcomes())
     with pytest.raises(ValueError, match="are both results of 'table6' with the preset 'cpu'; give one"):
         build_results_report([tmp_path])
-    told = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
-    del told["records"]
-    (tmp_path / "b.json").write_text(json.dumps(told), encoding="utf-8")
+    content = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    del content["records"]
+    (tmp_path / "b.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(ValueError, match=r"b\.json: the file lacks records"):
         build_results_report([tmp_path])
     assert not list(tmp_path.rglob("RESULTS*"))
@@ -422,8 +431,8 @@ def test_runs_and_demos_are_none(tmp_path: Path, make_demo: Callable[[Path], Pat
 
 
 def test_columns_that_nobody_fills_are_left_out() -> None:
-    found = records("a", OUTCOMES["reproduced"])
-    table = comparison_table([compare(found, "a", *TWINS)])
+    measured = records("a", OUTCOMES["reproduced"])
+    table = comparison_table([compare(measured, "a", *PAIR)])
     assert table.head == ("Measure", "Here, DIFF", "Here, Transformer", "Here, difference", "Seeds", "Verdict")
 
 
@@ -451,12 +460,12 @@ def test_an_experiment_without_comparisons_is_counted() -> None:
 
 
 def test_our_own_questions_are_told_from_the_papers_claims(tmp_path: Path) -> None:
-    found, compared = [], []
+    measured, compared = [], []
     for name, differences in zip("abc", OUTCOMES.values(), strict=True):
-        found += records(name, differences)
-        compared.append(compare(found, name, *TWINS, exploratory=True))
-    alone = file(found, [*compared, compare(found, "a", *TWINS, claimed=False)], "v2")
-    mixed = file(found, [*compared, *(replace(row, exploratory=False) for row in compared[:1])], "table7")
+        measured += records(name, differences)
+        compared.append(compare(measured, name, *PAIR, exploratory=True))
+    alone = file(measured, [*compared, compare(measured, "a", *PAIR, claimed=False)], "v2")
+    mixed = file(measured, [*compared, *(replace(row, exploratory=False) for row in compared[:1])], "table7")
     assert verdict_counts(alone.comparisons) == (
         "Of 4 comparisons: to our own questions 1 yes, 1 inconclusive, 1 no; 1 nothing claimed."
     )
@@ -487,19 +496,19 @@ def test_our_own_questions_are_told_from_the_papers_claims(tmp_path: Path) -> No
 
 
 def test_the_overview_names_every_experiment_in_full() -> None:
-    found = records("a", (0.1, 0.2))
-    asked = [compare(found, "a", *TWINS, exploratory=True)]
-    all_results = [ExperimentResults(name, "cpu", file(found, asked, name)) for name in EXPERIMENTS]
+    measured = records("a", (0.1, 0.2))
+    compared = [compare(measured, "a", *PAIR, exploratory=True)]
+    all_results = [ExperimentResults(name, "cpu", file(measured, compared, name)) for name in EXPERIMENTS]
     drawn = overview_figure(all_results).svg
     assert [one.title for one in all_results if f"{one.title}, cpu, our questions<" not in drawn] == []
 
 
 def test_the_headline_is_the_one_that_is_named_else_the_first_that_is_judged() -> None:
-    found, compared = [], []
+    measured, compared = [], []
     for name, differences in zip("abc", OUTCOMES.values(), strict=True):
-        found += records(name, differences)
-        compared.append(compare(found, name, *TWINS, claimed=name != "a", paper=(1.0, 2.0) if name == "c" else None))
-    results = file(found, compared, "v2")
+        measured += records(name, differences)
+        compared.append(compare(measured, name, *PAIR, claimed=name != "a", paper=(1.0, 2.0) if name == "c" else None))
+    results = file(measured, compared, "v2")
     assert [
         ExperimentResults("v2", "cpu", replace(results, headline=headline)).headline.name  # type: ignore[union-attr]
         for headline in (Headline(name="b"), None, Headline(name="b", variant="other"))
@@ -517,22 +526,22 @@ def test_what_was_fixed_beforehand_and_what_was_not_is_said(folder: Path) -> Non
 
 def test_chance_and_floor_are_lines_of_a_figure() -> None:
     places = [Coordinates(shots=count) for count in (8, 16, 32)]
-    found = [
+    measured = [
         Result(name="a/accuracy", variant=variant, value=0.3 + 0.01 * number, seed=0, coordinates=place)
         for number, place in enumerate(places)
-        for variant in TWINS
+        for variant in PAIR
     ]
     baselines = [
         Baseline(name="a/accuracy", coordinates=place, chance=0.1, floor=0.2, by_elimination=0.2, steps=1)
         for place in places
     ]
-    results = replace(file(found, [], "fig6", variants=[]), baselines=tuple(baselines))
+    results = replace(file(measured, [], "fig6", variants=[]), baselines=tuple(baselines))
     (drawn,) = line_figures(ExperimentResults("fig6", "cpu", results), "Figure 6")
     # What is equal to another level is drawn once.
     assert "by elimination goes from 0.200 to 0.200; chance goes from 0.100 to 0.100" in drawn.alt
     assert "floor" not in drawn.svg
     assert "chance</text>" in drawn.svg
-    (alone,) = panels(found, (), baselines[:2])
+    (alone,) = panels(measured, (), baselines[:2])
     assert alone.levels == ()
 
 
@@ -543,7 +552,7 @@ def test_what_a_reader_must_know_of_many_verdicts_is_said(folder: Path) -> None:
 
 
 def test_where_documents_are_lacking_no_seeds_are_asked_for() -> None:
-    row = compare(records("a", OUTCOMES["inconclusive"]), "a", *TWINS)
+    row = compare(records("a", OUTCOMES["inconclusive"]), "a", *PAIR)
     lacking = replace(row, documents_needed=True, seeds_needed=None)
     assert column(comparison_table([lacking]), "Seeds needed") == ["more documents"]
 
@@ -563,15 +572,15 @@ def test_heads_stand_with_the_variants_and_too_few_are_said(tmp_path: Path) -> N
     (trained,) = [rows for rows in tables(document(tmp_path)) if rows[0][0] == "Variant"]
     position = trained[0].index("Heads × d")
     assert [row[position] for row in trained[1:]] == ["2 × 8", "4 × 8", "4 × 8", "8 × 8", "8 × 8", "16 × 8"]
-    said = few_heads(variants)
-    assert "fewer heads here than the 8 or more" in said
-    assert "(DIFF, 0M: 2, DIFF, 1M: 4)" in said
-    assert "differs between the sizes" in said
-    assert said in document(tmp_path)
-    assert str(escape(said)) in (tmp_path / "RESULTS.html").read_text(encoding="utf-8")
+    sentence = few_heads(variants)
+    assert "fewer heads here than the 8 or more" in sentence
+    assert "(DIFF, 0M: 2, DIFF, 1M: 4)" in sentence
+    assert "differs between the sizes" in sentence
+    assert sentence in document(tmp_path)
+    assert str(escape(sentence)) in (tmp_path / "RESULTS.html").read_text(encoding="utf-8")
     table = variants_table(results.settings["variants"])
     assert column(table, "Heads × d") == [row[position] for row in trained[1:]]
-    assert table.caption == said
+    assert table.caption == sentence
 
 
 def test_heads_that_are_enough_or_not_known_need_no_words() -> None:

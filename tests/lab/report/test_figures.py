@@ -24,7 +24,7 @@ def contrast(first: str, second: str) -> float:
     """WCAG 2's contrast ratio of two colours."""
 
     def luminance(colour: str) -> float:
-        channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

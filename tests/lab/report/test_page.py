@@ -52,13 +52,13 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def demo_page(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """One complete demo folder for the tests that only read its page."""
     return build_run_report([request.getfixturevalue("make_demo")(tmp_path_factory.mktemp("demo"))])
 
 
-def test_the_page_holds_everything_the_demo_measured(whole: Path) -> None:
-    page = Page(whole)
+def test_the_page_holds_everything_the_demo_measured(demo_page: Path) -> None:
+    page = Page(demo_page)
     for text in (
         "A Differential Transformer beside its twin",
         "diff-transformer demo --seed 0",
@@ -83,15 +83,15 @@ def test_the_page_holds_everything_the_demo_measured(whole: Path) -> None:
     # Loss of two tasks, an evaluation of each, accuracy, four attention measures, two rows, four maps, λ of two tasks.
     assert len(page.labels) == page.tags.count("svg") == page.tags.count("figure") == 17
     assert all(len(label) > 30 for label in page.labels)
-    assert "note" not in re.findall(r'class="(\w+)"', whole.read_text(encoding="utf-8"))
+    assert "note" not in re.findall(r'class="(\w+)"', demo_page.read_text(encoding="utf-8"))
 
 
-def test_the_page_is_one_file_that_loads_and_runs_nothing(whole: Path) -> None:
-    page = Page(whole)
+def test_the_page_is_one_file_that_loads_and_runs_nothing(demo_page: Path) -> None:
+    page = Page(demo_page)
     assert not {"script", "link", "iframe", "img", "object"} & set(page.tags)
     assert page.loads
     assert all(load.startswith(("#", "data:image/png;base64,")) for load in page.loads)
-    source = whole.read_text(encoding="utf-8")
+    source = demo_page.read_text(encoding="utf-8")
     assert "http" not in source.replace("http-equiv", "")
     assert "@import" not in source
     assert not re.search(r"url\((?!#)", source)
@@ -100,10 +100,10 @@ def test_the_page_is_one_file_that_loads_and_runs_nothing(whole: Path) -> None:
     assert {load[1:] for load in page.loads if load.startswith("#")} <= set(page.ids)
 
 
-def test_ids_are_the_pages_own_and_what_refers_to_one_finds_it_in_its_figure(whole: Path) -> None:
-    page = Page(whole)
+def test_ids_are_the_pages_own_and_what_refers_to_one_finds_it_in_its_figure(demo_page: Path) -> None:
+    page = Page(demo_page)
     assert len(page.ids) == len(set(page.ids))
-    drawings = re.findall(r"<svg .*?</svg>", whole.read_text(encoding="utf-8"), flags=re.DOTALL)
+    drawings = re.findall(r"<svg .*?</svg>", demo_page.read_text(encoding="utf-8"), flags=re.DOTALL)
     referring = 0
     for drawing in drawings:
         ids = set(re.findall(r' id="([^"]*)"', drawing))
@@ -113,18 +113,18 @@ def test_ids_are_the_pages_own_and_what_refers_to_one_finds_it_in_its_figure(who
     assert referring == len(drawings)
 
 
-def test_what_one_query_attends_to_comes_first(whole: Path) -> None:
-    page = Page(whole)
+def test_what_one_query_attends_to_comes_first(demo_page: Path) -> None:
+    page = Page(demo_page)
     assert page.labels[0].startswith("DIFF: the marked query's weights")
-    source = whole.read_text(encoding="utf-8")
+    source = demo_page.read_text(encoding="utf-8")
     first = source[source.index("<figure") : source.index("</figure>")]
     for name in ("A1", "λA2", "A1 − λA2"):
         assert f">{name}</text>" in first
     assert source.index("<figure") < source.index("<table")
 
 
-def test_a_narrow_screen_shows_every_cell_with_the_head_of_its_column(whole: Path) -> None:
-    source = whole.read_text(encoding="utf-8")
+def test_a_narrow_screen_shows_every_cell_with_the_head_of_its_column(demo_page: Path) -> None:
+    source = demo_page.read_text(encoding="utf-8")
     head = re.findall(r'<th scope="col">([^<]*)</th>', source[: source.index("<tbody>")])
     row = re.search(r'<tr><th scope="row">accuracy ↑</th>(.*?)</tr>', source)
     assert row is not None
@@ -135,15 +135,15 @@ def test_a_narrow_screen_shows_every_cell_with_the_head_of_its_column(whole: Pat
     assert "min-width: 34rem" not in source
 
 
-def test_single_measurements_favour_nobody(whole: Path) -> None:
+def test_single_measurements_favour_nobody(demo_page: Path) -> None:
     """One seed decides nothing: no cell of the page is set apart from the others."""
-    source = whole.read_text(encoding="utf-8")
+    source = demo_page.read_text(encoding="utf-8")
     assert set(re.findall(r'<td [^>]*class="([^"]*)"', source)) == {"number"}
     assert "Better" not in re.findall(r'<th scope="col">([^<]*)</th>', source)
 
 
-def test_the_same_results_give_the_same_page(whole: Path, demo_dir: Path) -> None:
-    assert build_run_report([demo_dir]).read_bytes() == whole.read_bytes()
+def test_the_same_results_give_the_same_page(demo_page: Path, demo_dir: Path) -> None:
+    assert build_run_report([demo_dir]).read_bytes() == demo_page.read_bytes()
 
 
 def test_whatever_files_say_is_text(demo_dir: Path) -> None:
@@ -178,7 +178,7 @@ def test_whatever_files_say_is_text(demo_dir: Path) -> None:
 
 @pytest.mark.usefixtures("no_drawings")
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("missing", "sentence"),
     [
         ("results.json", "results.json is missing: the demo has not come to its end."),
         ("samples.json", "samples.json is missing"),
@@ -187,11 +187,11 @@ def test_whatever_files_say_is_text(demo_dir: Path) -> None:
         ("retrieval-diff/model", "One line per layer."),
     ],
 )
-def test_a_missing_part_leaves_a_note(demo_dir: Path, missing: str, said: str) -> None:
+def test_a_missing_part_leaves_a_note(demo_dir: Path, missing: str, sentence: str) -> None:
     path = demo_dir / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     page = Page(build_run_report([demo_dir]))
-    assert said in page.text + "".join(page.labels)
+    assert sentence in page.text + "".join(page.labels)
 
 
 @pytest.mark.usefixtures("no_drawings")
@@ -202,8 +202,14 @@ def test_results_alone_and_no_results_at_all(demo_dir: Path, tmp_path: Path) -> 
     results["records"] = []
     (alone / "results.json").write_text(json.dumps(results), encoding="utf-8")
     text = Page(build_run_report([alone])).text
-    for said in ("holds no results", "no curves to draw", "no measures of attention", "no maps", "No run has logged λ"):
-        assert said in text
+    for sentence in (
+        "holds no results",
+        "no curves to draw",
+        "no measures of attention",
+        "no maps",
+        "No run has logged λ",
+    ):
+        assert sentence in text
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(ValueError, match=r"empty is not a run folder"):
@@ -291,14 +297,14 @@ def test_wrong_run_folders_are_named(tmp_path: Path) -> None:
         build_run_report([tmp_path], tmp_path / "no" / "report.html")
 
 
-@pytest.mark.parametrize("taken", ["letter.txt", "folder"])
-def test_what_is_not_a_report_is_left_alone(demo_dir: Path, tmp_path: Path, taken: str) -> None:
-    place = tmp_path / taken
-    if taken == "folder":
+@pytest.mark.parametrize("name", ["letter.txt", "folder"])
+def test_what_is_not_a_report_is_left_alone(demo_dir: Path, tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    if name == "folder":
         place.mkdir()
     else:
         place.write_text("mine", encoding="utf-8")
-    with pytest.raises(FileExistsError, match=taken):
+    with pytest.raises(FileExistsError, match=name):
         build_run_report([demo_dir], place)
     assert place.is_dir() or place.read_text(encoding="utf-8") == "mine"
 

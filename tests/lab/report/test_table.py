@@ -67,8 +67,8 @@ def test_a_record_without_all_of_it_and_one_with_a_unit() -> None:
 
 
 def test_several_variants_are_named() -> None:
-    twin = Result(name="m/loss", variant="softmax", value=1.0)
-    assert printed(twin, Result(name="m/loss", variant="diff", value=2.0)) == [
+    softmax = Result(name="m/loss", variant="softmax", value=1.0)
+    assert printed(softmax, Result(name="m/loss", variant="diff", value=2.0)) == [
         ["measure", "variant", "value"],
         ["m/loss", "Transformer", "1.000"],
         ["m/loss", "DIFF", "2.000"],

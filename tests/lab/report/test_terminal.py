@@ -43,12 +43,14 @@ def drawn(*folders: Path, width: int = 80, height: int = 24) -> list[str]:
 
 def dots(lines: list[str]) -> set[tuple[int, int]]:
     """The dots (column, row from the top) of lines whose axis is 9 characters wide."""
-    found = set()
+    drawn_dots = set()
     for row, line in enumerate(lines):
         for column, letter in enumerate(line[9:]):
             if 0x2800 < ord(letter) < 0x2900:
-                found |= {(2 * column + x, 4 * row + y) for bit, (x, y) in DOTS.items() if ord(letter) - 0x2800 & bit}
-    return found
+                drawn_dots |= {
+                    (2 * column + x, 4 * row + y) for bit, (x, y) in DOTS.items() if ord(letter) - 0x2800 & bit
+                }
+    return drawn_dots
 
 
 def test_a_line_is_drawn_from_corner_to_corner(write: Callable[..., Path]) -> None:
@@ -59,11 +61,11 @@ def test_a_line_is_drawn_from_corner_to_corner(write: Callable[..., Path]) -> No
     assert title.rstrip() == "loss (o: validation) 144"
     assert steps == "         steps 1 … 143"
     assert [line[:9] for line in curve] == ["     144│", *["        │"] * 6, "       2│"]
-    found = dots(curve)
-    assert {column for column, _ in found} == set(range(142))
-    assert all(abs((1 - column / 141) * 31 - row) <= 1 for column, row in found)
-    assert (0, 31) in found
-    assert (141, 0) in found
+    drawn_dots = dots(curve)
+    assert {column for column, _ in drawn_dots} == set(range(142))
+    assert all(abs((1 - column / 141) * 31 - row) <= 1 for column, row in drawn_dots)
+    assert (0, 31) in drawn_dots
+    assert (141, 0) in drawn_dots
 
 
 def test_numbers_that_fall_together(write: Callable[..., Path]) -> None:

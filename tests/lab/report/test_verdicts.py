@@ -180,12 +180,12 @@ def test_chance_and_floor_stand_beside_accuracies_alone() -> None:
     assert levels_mark(row) == " (0.06,\N{NO-BREAK SPACE}0.77)"
     assert column(comparison_table([row]), "Chance") == ["0.062"]
     assert column(comparison_table([row]), "Floor") == ["0.531; 0.766 by elimination"]
-    for other in (
+    for unlevelled in (
         judged(verdict="reproduced"),
         judged(verdict="reproduced", baseline=replace(LEVELS, is_accuracy=False)),
     ):
-        assert (*level_cells(other), levels_mark(other)) == ("–", "–", "")
-        assert "Chance" not in comparison_table([other]).head
+        assert (*level_cells(unlevelled), levels_mark(unlevelled)) == ("–", "–", "")
+        assert "Chance" not in comparison_table([unlevelled]).head
     environment = {"command": "x", "device": "a machine", "versions": {}, "commit": None, "created": "today"}
     table = verdict_table(ResultsFile(title="t", settings={}, records=(), comparisons=(row,), **environment))
     assert column(table, "chance / floor") == ["0.062 / 0.531; 0.766 by elimination"]

@@ -147,11 +147,11 @@ class MeasuredModel:
     options: Mapping[str, str]
 
 
-_OWN, _PLAIN = "diff_attention", "diff_attention_reference"
+_OURS, _PLAIN = "diff_attention", "diff_attention_reference"
 _SOFTMAX, _DIFF = ({"model_type": "diff_transformer", "attention_type": kind} for kind in ("softmax", "diff"))
 MODELS = {
-    BASELINE: MeasuredModel("our Transformer, torch's SDPA", "eager", _OWN, _SOFTMAX),
-    DIFF: MeasuredModel("our DIFF Transformer, the operator's backend auto", _PLAIN, _OWN, _DIFF),
+    BASELINE: MeasuredModel("our Transformer, torch's SDPA", "eager", _OURS, _SOFTMAX),
+    DIFF: MeasuredModel("our DIFF Transformer, the operator's backend auto", _PLAIN, _OURS, _DIFF),
     "diff, sdpa": MeasuredModel('our DIFF Transformer, attn_implementation="sdpa"', _PLAIN, "sdpa", _DIFF),
     LLAMA: MeasuredModel("transformers' Llama, torch's SDPA", "eager", "sdpa", {"model_type": "llama"}),
     DIFF_LLAMA: MeasuredModel("transformers' DiffLlama, torch's SDPA", "eager", "sdpa", {"model_type": "diffllama"}),

@@ -73,10 +73,10 @@ def _rows(positions: Sequence[Coordinates]) -> Iterator[tuple[str, list[Coordina
         alike.setdefault(words, []).append(position)
     for words, members in alike.items():
         for name in (name for name, word in reversed(words) if not word):
-            by_rest: dict[Coordinates, list[Coordinates]] = {}
+            by_others: dict[Coordinates, list[Coordinates]] = {}
             for position in members:
-                by_rest.setdefault(position.without(name), []).append(position)
-            rows = [row for row in by_rest.values() if len({position.place(name) for position in row}) >= FEWEST]
+                by_others.setdefault(position.without(name), []).append(position)
+            rows = [row for row in by_others.values() if len({position.place(name) for position in row}) >= FEWEST]
             yield from ((name, row) for row in rows)
             if rows:
                 break

@@ -119,7 +119,7 @@ def measure_table(results: ResultsFile) -> Table:
         "measure": [record.name + wording.ARROWS[record.better] for record in results.records],
         "part": [record.coordinates.label for record in results.records],
         "variant": [wording.variant_label(record.variant) for record in results.records] if len(variants) > 1 else [],
-        value: [wording.format_result(record, own_digits=True) for record in results.records],
+        value: [wording.format_result(record, separate_digits=True) for record in results.records],
         "unit": [record.unit for record in results.records],
         "n": ["" if record.n is None else f"{record.n:,}" for record in results.records],
     }

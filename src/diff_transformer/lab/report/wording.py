@@ -84,9 +84,9 @@ def format_number(value: float, digits: int | None = None, *, missing: str = NOT
     return text if text.strip("-0.") else text.removeprefix("-")  # a number that is rounded to 0 has no sign
 
 
-def format_result(result: Result, *, own_digits: bool = False) -> str:
+def format_result(result: Result, *, separate_digits: bool = False) -> str:
     """The value, and its interval with as many decimals or each end with its own: `0.547 [0.512, 0.582]`."""
-    digits = None if own_digits else _digits(result.value)
+    digits = None if separate_digits else _digits(result.value)
     ends = "" if result.interval is None else ", ".join(format_number(end, digits) for end in result.interval)
     return format_number(result.value, digits) + (f" [{ends}]" if ends else "")
 
