@@ -80,9 +80,9 @@ def test_memory_that_runs_out_is_given_back() -> None:
     before = torch.cuda.memory_allocated()
 
     def too_large() -> list[torch.Tensor]:
-        kept = []
+        held = []
         while True:
-            kept.append(torch.empty(1 << 32, dtype=torch.uint8, device=CUDA))
+            held.append(torch.empty(1 << 32, dtype=torch.uint8, device=CUDA))
 
     assert try_run(CUDA, too_large) == (None, NO_MEMORY)
     assert torch.cuda.memory_allocated() == before

@@ -147,10 +147,10 @@ def test_a_model_that_does_not_fit_has_a_reason(
 ) -> None:
     timed_pass = model_bench.timed_pass
 
-    def too_large(built: Any, *rest: Any) -> Any:
+    def too_large(built: Any, *arguments: Any) -> Any:
         if built.config.attention_type == lost:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return timed_pass(built, *rest)
+        return timed_pass(built, *arguments)
 
     monkeypatch.setattr(model_bench, "timed_pass", too_large)
     _, rows = measure_model(dataclasses.replace(small, passes=("forward",), lengths=(16,)), notes)

@@ -74,7 +74,7 @@ def test_a_wrong_candidate_gets_no_time_and_is_named(
     row = next(row for row in rows if row.candidate == "auto")
     assert row.wrong
     assert (row.milliseconds, row.ratio, row.reason) == (None, None, "its results are wrong")
-    assert all(other.ratio is not None for other in rows if other is not row)
+    assert all(other_row.ratio is not None for other_row in rows if other_row is not row)
     with pytest.raises(ValueError, match=r"auto \(forward, float32, batch 1.* times the allowed error\)"):
         refuse_wrong(rows)
     assert [one.holds for one in document["thresholds"] if one.text.startswith("forward, float32")] == [False, False]

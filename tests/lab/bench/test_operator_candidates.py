@@ -55,7 +55,7 @@ def test_a_timed_run_gives_gradients_of_the_inputs_and_of_lambda(problem: Operat
     assert not any(tensor.requires_grad for tensor in (problem.q, problem.k, problem.v, problem.lam))
 
 
-class _Given(nn.Module):
+class _PreparedHeads(nn.Module):
     """In the place of a projection: hands over what was prepared."""
 
     def __init__(self, heads: Tensor) -> None:
@@ -75,7 +75,7 @@ def test_diffllama_is_what_its_module_computes(problem: OperatorProblem) -> None
     config = DiffLlamaConfig(hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8)
     config._attn_implementation = "sdpa"
     module = DiffLlamaAttention(config, layer_idx=2)
-    module.q_proj, module.k_proj, module.v_proj = _Given(q), _Given(k), _Given(v)
+    module.q_proj, module.k_proj, module.v_proj = _PreparedHeads(q), _PreparedHeads(k), _PreparedHeads(v)
     module.groupnorm = module.o_proj = nn.Identity()
     vectors = (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2)
     for vector in vectors:

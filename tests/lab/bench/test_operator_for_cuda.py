@@ -48,9 +48,9 @@ def believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_bench, "measure_memory", lambda *args: [])
 
 
-def tiny(**given: Any) -> OperatorSettings:
+def tiny(**chosen: Any) -> OperatorSettings:
     sizes = {"heads": 4, "head_dims": (8,), "lengths": (24,), "caches": (40,), "decode_batches": (1,)}
-    return OperatorSettings.on("cuda", **sizes, tokens=48, rounds=5, **given)
+    return OperatorSettings.on("cuda", **sizes, tokens=48, rounds=5, **chosen)
 
 
 def test_defaults_are_the_devices(believed: None) -> None:

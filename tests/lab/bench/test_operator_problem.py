@@ -73,8 +73,8 @@ def test_wrong_answers_do_not(
 
 
 def test_another_lambda_is_seen_in_bfloat16(problem: OperatorProblem, check: AnswerCheck) -> None:
-    other = OperatorProblem(problem.q, problem.k, problem.v, problem.lam * 1.2, problem.grad).to(torch.bfloat16)
-    assert check.error(compute(candidates()["reference"], other, FORWARD)) > 1
+    changed = OperatorProblem(problem.q, problem.k, problem.v, problem.lam * 1.2, problem.grad).to(torch.bfloat16)
+    assert check.error(compute(candidates()["reference"], changed, FORWARD)) > 1
 
 
 def test_all_dtypes_get_the_same_numbers(problem: OperatorProblem) -> None:
