@@ -297,12 +297,12 @@ def _draw(axes: Axes, row: ForestRow, top: float, low: float, high: float) -> No
 
 def _limits(rows: Sequence[ForestRow]) -> tuple[float, float]:
     """The ends of the axis: all dots and zero; of intervals, what is not far wider than most; the paper where near."""
-    drawn = [row for row in rows if row.difference is not None and math.isfinite(row.difference)]
+    drawn = [row for row in rows if math.isfinite(row.difference or 0.0)]
     dots = [row.difference for row in drawn if row.difference is not None]
     intervals = [row.interval for row in drawn if row.interval is not None]
     papers = [row.paper for row in drawn if row.paper is not None]
-    halves = [(high - low) / 2 for low, high in intervals]
-    reach = max([abs(dot) for dot in dots] + ([3 * median(halves)] if halves else []), default=0.0) or 1.0
+    usual = 3 * median((high - low) / 2 for low, high in intervals) if intervals else 0.0
+    reach = max([usual, *map(abs, dots)]) or 1.0
     ends = [max(-1.5 * reach, min(end, 1.5 * reach)) for interval in intervals for end in interval]
     everything = [0.0, *dots, *ends, *(paper for paper in papers if abs(paper) <= 3 * reach)]
     low, high = min(everything), max(everything)

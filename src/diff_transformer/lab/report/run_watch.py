@@ -244,12 +244,10 @@ def _curves(panel: TerminalPanel, runs: Sequence[WatchedRun]) -> Iterator[Curve]
 
 def _grid(panels: int, width: int, rows: int) -> tuple[int, int]:
     """How many panels stand side by side, and how many lines each has."""
-    most = min(panels, width // _LEAST_WIDTH)
-    heights = {columns: rows // math.ceil(panels / columns) for columns in range(1, most + 1)}
-    fitting = {columns: each for columns, each in heights.items() if each >= _LEAST_HEIGHT}
-    if not fitting:
-        return max(1, width // _LEAST_WIDTH), _LEAST_HEIGHT
-    return min(fitting.items(), key=lambda grid: abs(math.log(width / grid[0] / grid[1] / _SHAPE)))
+    most = width // _LEAST_WIDTH
+    grids = [(columns, rows // math.ceil(panels / columns)) for columns in range(1, min(panels, most) + 1)]
+    fitting = [grid for grid in grids if grid[1] >= _LEAST_HEIGHT] or [(max(1, most), _LEAST_HEIGHT)]
+    return min(fitting, key=lambda grid: abs(math.log(width / grid[0] / grid[1] / _SHAPE)))
 
 
 def _panel(panel: TerminalPanel, curves: Sequence[Curve], width: int, height: int, first: int, last: int) -> list[Text]:
