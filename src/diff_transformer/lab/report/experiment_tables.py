@@ -16,6 +16,8 @@ from diff_transformer.lab.statistics import judge
 from diff_transformer.storage.files import read_json
 
 _KINDS = {"table": "Table", "fig": "Figure", "appendix": "Appendix"}
+# The kind and the number of what the paper has, in an experiment's name.
+_IN_PAPER = re.compile(rf"({'|'.join(_KINDS)})_?(\d+|[a-z])")
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,8 @@ class ExperimentResults:
     @property
     def title(self) -> str:
         """As the paper calls it: "Table 6"; where it has no such thing, the experiment's own name."""
-        if (kind_and_number := _of_the_paper(self.name)) is not None:
-            kind, number = kind_and_number
-            return f"{_KINDS[kind]} {number.upper()}"
+        if match := _IN_PAPER.fullmatch(self.name):
+            return f"{_KINDS[match[1]]} {match[2].upper()}"
         first, *others = self.name.split("_")
         return " ".join([first.upper() if len(first) <= 2 else first.capitalize(), *others])
 
@@ -52,13 +53,10 @@ class ExperimentResults:
 
     @property
     def headline(self) -> Comparison | None:
-        """The comparison that the results name, else the first with a verdict, if there is one.
-
-        Those for which the paper gives numbers come before the others.
-        """
+        """The first comparison with a verdict: the one that the results name, else one with the paper's numbers."""
         judged = [row for row in self.file.comparisons if row.verdict is not None]
-        named = [row for row in judged if self.file.headline is not None and self.file.headline.names(row)]
-        return next((row for rows in (named, [r for r in judged if r.paper], judged) for row in rows), None)
+        named = self.file.headline
+        return min(judged, key=lambda row: (named is None or not named.names(row), row.paper is None), default=None)
 
     @property
     def variants(self) -> list[dict[str, Any]]:
@@ -121,16 +119,10 @@ def _experiment_files(path: Path) -> Iterator[Path]:
             yield file
 
 
-def _of_the_paper(name: str) -> tuple[str, str] | None:
-    """The kind and the number of a table, a figure or an appendix."""
-    match = re.fullmatch(rf"({'|'.join(_KINDS)})_?(\d+|[a-z])", name)
-    return match and (match[1], match[2])
-
-
 def _order(results: ExperimentResults) -> tuple[int, int, str, str]:
     """Tables, figures, appendices, and then what is beyond the paper; each by number."""
-    kind, number = _of_the_paper(results.name) or ("", results.name)
-    rank = list(_KINDS).index(kind) if kind else len(_KINDS)
+    match = _IN_PAPER.fullmatch(results.name)
+    rank, number = (list(_KINDS).index(match[1]), match[2]) if match else (len(_KINDS), results.name)
     return rank, int(number) if number.isdigit() else 0, number, results.preset
 
 

@@ -180,9 +180,8 @@ def floor_remark(row: Comparison) -> str:
 
 def verdict_word(verdict: Verdict | None, exploratory: bool) -> str:
     """What a verdict is called: on a claim of the paper's, or on an exploratory question."""
-    if verdict is None:
-        return ANSWERS[None]
-    return f"our question: {ANSWERS[verdict]}" if exploratory else verdict
+    word = verdict_words(verdict, [exploratory])
+    return f"our question: {word}" if exploratory and verdict else word
 
 
 def verdict_words(verdict: Verdict | None, kinds: Iterable[bool] = (False, True)) -> str:
