@@ -186,12 +186,12 @@ def _demo_page(run_dir: Path) -> str:
         f"{variant_label(variant)}: {words}": example.maps[variant][name]
         for variant in ATTENTION_TYPES
         for name, words in MAPS.items()
-        if example is not None and name in example.maps.get(variant, {})
+        if example and name in example.maps.get(variant, {})
     }
     sizes = [abs(weight) for rows in maps.values() for row in rows for weight in row if math.isfinite(weight)]
     largest = max(sizes, default=0.0)
-    accuracy = _depth_figure(records, "retrieval/accuracy_by_depth", "Accuracy", baselines)
-    weights = [_depth_figure(records, name, LABELS[name].capitalize()) for name in ATTENTION_MEASURES]
+    accuracy = _by_depth(records, baselines, "retrieval/accuracy_by_depth", "Accuracy")
+    weights = [_by_depth(records, baselines, name, LABELS[name].capitalize()) for name in ATTENTION_MEASURES]
     return fill_page(
         "demo.html",
         title=results.title if results else f"The demo in {run_dir.name}",
@@ -233,9 +233,7 @@ def _task_curves(task: str, demo_runs: Sequence[LoggedRun]) -> Iterator[Drawing]
             yield Drawing(figure, f"{name} of the {task} task over training: {_ends_in_words(checks)}.")
 
 
-def _depth_figure(
-    records: Sequence[Result], name: str, title: str, baselines: Sequence[Baseline] = ()
-) -> Iterator[Drawing]:
+def _by_depth(records: Sequence[Result], baselines: Sequence[Baseline], name: str, title: str) -> Iterator[Drawing]:
     by_depth = [record for record in records if record.name == name and "depth" in record.coordinates]
     if not by_depth:
         return
