@@ -89,6 +89,11 @@ def test_what_is_not_finite_is_a_gap_and_said(write: Callable[..., Path]) -> Non
     assert "largest logit 1 | not finite" in picture[1]
 
 
+def test_layers_without_a_finite_number_have_no_panel(write: Callable[..., Path]) -> None:
+    lines = [{"step": step, "loss": 2.0, "logit_max": [None, None]} for step in (1, 2)]
+    assert "largest logit" not in "\n".join(drawn(write("run", lines)))
+
+
 def test_a_flat_curve_and_a_single_number(write: Callable[..., Path]) -> None:
     flat = drawn(write("flat", [{"step": step, "loss": 3.0} for step in (1, 2)]), height=8)
     assert {row for _, row in dots(flat[2:7])} == {10}
