@@ -62,14 +62,12 @@ def test_defaults_are_the_devices(believed: None) -> None:
     assert {shape.batch * shape.keys for shape in shapes if shape.keys <= 16384} == {16384}
     assert [shape.batch for shape in shapes if shape.keys > 16384] == [1] * 4
     assert on_cuda.causal_passes == [FORWARD, BACKWARD, TRAINING]
-    assert on_cuda.passes_from_inputs == [FORWARD, TRAINING]
 
 
 def test_what_is_given_goes_before_the_devices(believed: None) -> None:
     chosen = OperatorSettings.on("cuda", batch=3, lengths=(512,), head_dims=(64,), passes=("forward", "decode"))
     assert [shape.batch for shape, _ in chosen.cases()] == [3] * (1 + len(chosen.caches))
-    assert chosen.memory_shapes() == [Shape(3, 16, 64, 16384, 16384)]
-    assert OperatorSettings.on("cuda", memory_length=0).memory_shapes() == []
+    assert chosen.square(chosen.memory_length, 64) == Shape(3, 16, 64, 16384, 16384)
     with pytest.raises(ValueError, match="tokens must be 1 or more, got 0"):
         OperatorSettings.on("cuda", tokens=0)
 
@@ -149,6 +147,8 @@ def test_memory_that_runs_out_is_a_reason() -> None:
 def test_a_run(believed: None, notes: Any, tmp_path: Any) -> None:
     without_flex = tuple(name for name in candidates("cuda") if name not in ("flex", "reference"))
     document, rows = measure_operator(tiny(candidates=without_flex), notes)
+    memory = [text for text, _, _ in notes.stages if text.startswith("memory")]
+    assert memory == [f"memory, {pass_}, bfloat16, length 16384, batch 1" for pass_ in (FORWARD, TRAINING)]
     assert {(row.pass_, row.shape["batch"]) for row in rows} == {
         (FORWARD, 2), (BACKWARD, 2), (TRAINING, 2), (DECODE, 1)
     }  # fmt: skip
@@ -192,8 +192,9 @@ def test_a_candidate_that_does_not_fit_has_a_reason(
         return right(*args, backend=backend, **options)
 
     monkeypatch.setattr(operator_candidates, "diff_attention", attention)
-    chosen = tiny(passes=("forward",), candidates=("reference", "sdpa"))
+    chosen = tiny(passes=("forward",), candidates=("reference", "sdpa"), memory_length=0)
     _, rows = measure_operator(chosen, notes)
+    assert not any(text.startswith("memory") for text, _, _ in notes.stages)
     reasons = {row.candidate: row.reason for row in rows}
     assert reasons == {BASELINE: None, BASELINE_FLASH: None, AUTO: None, "reference": NO_MEMORY, "sdpa": NO_MEMORY}
 

@@ -205,7 +205,7 @@ def time_case(
     # The first run, with the inputs of all candidates held: what compiles, tunes, makes state, or does not fit.
     for name in list(runs):
         if runs[name] is not None:
-            attempt(name, _run_once, runs[name])
+            attempt(name, runs[name])
         if rows[name].reason is not None:
             del runs[name]
             free_memory(device)
@@ -229,10 +229,6 @@ def time_case(
             elif against == base:
                 finished.append(replace(row, against=base))
     return finished
-
-
-def _run_once(run: Run) -> None:
-    run()  # without a reference to what comes out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,11 +107,6 @@ class OperatorSettings(BenchSettings):
         """The passes that take a causal sequence, by their names in results."""
         return [self.PASSES[name] for name in self.passes if name != "decode"]
 
-    @property
-    def passes_from_inputs(self) -> list[str]:
-        """The causal passes that begin with the inputs alone, without what a forward pass saved."""
-        return [name for name in self.causal_passes if name != BACKWARD]
-
     def cases(self) -> Iterator[tuple[Shape, list[str]]]:
         """Each shape, with the passes to run on it."""
         for width in self.head_dims:
@@ -126,10 +121,6 @@ class OperatorSettings(BenchSettings):
         """The shape of a causal sequence."""
         return Shape(self.batch_at(length), self.heads, width, length, length)
 
-    def memory_shapes(self) -> list[Shape]:
-        """The shapes at which peak memory is measured."""
-        return [self.square(self.memory_length, width) for width in self.head_dims if self.memory_length]
-
     def label(self, pass_: str, dtype: str, shape: Shape) -> str:
         """A case as a line of progress names it."""
         width = f", width {shape.width}" if len(self.head_dims) > 1 else ""
@@ -139,9 +130,11 @@ class OperatorSettings(BenchSettings):
 def measure_operator(settings: OperatorSettings, watcher: Watcher) -> tuple[dict[str, Any], list[BenchRow]]:
     """The document to write, and its rows. The last parts are one head on all threads (on the CPU), and memory."""
     device, cases = settings.torch_device, list(settings.cases())
-    from_inputs = [(dtype, pass_) for dtype in settings.dtypes for pass_ in settings.passes_from_inputs]
+    # A backward pass alone needs what a forward pass saved.
+    from_inputs = [part for part in itertools.product(settings.dtypes, settings.causal_passes) if part[1] != BACKWARD]
     one_head_parts = [] if settings.on_cuda else from_inputs
-    memory_parts = [(dtype, pass_, shape) for dtype, pass_ in from_inputs for shape in settings.memory_shapes()]
+    shapes = [settings.square(settings.memory_length, width) for width in settings.head_dims if settings.memory_length]
+    memory_parts = [(dtype, pass_, shape) for dtype, pass_ in from_inputs for shape in shapes]
     timed = sum(len(passes) for _, passes in cases) * len(settings.dtypes)
     recorder = Recorder(watcher, timed + len(one_head_parts) + len(memory_parts))
     peak = {dtype: matrix_peak(DTYPES[dtype], device) for dtype in settings.dtypes} if settings.on_cuda else {}

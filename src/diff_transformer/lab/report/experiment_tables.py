@@ -63,11 +63,6 @@ class ExperimentResults:
         """The trained variants; empty for an experiment that trains nothing."""
         return list(self.file.settings.get("variants", []))
 
-    @property
-    def seeds(self) -> int:
-        """The largest number of seeds of any variant."""
-        return len({record.seed for record in self.file.records} - {None})
-
 
 def slug(text: str) -> str:
     """Lower-case letters, digits and hyphens."""
@@ -148,7 +143,7 @@ def overview(all_results: Sequence[ExperimentResults]) -> Table:
             results.preset,
             "our questions" if exploratory else "the paper's",
             *(str(counts[verdict]) for verdict in wording.ANSWERS),
-            str(results.seeds),
+            str(len({record.seed for record in results.file.records} - {None})),
             results.file.title,
             results.file.device,
         )

@@ -1,5 +1,6 @@
 """Reads how training runs stand while they go on, and draws their curves in a terminal, in panels of braille dots."""
 
+import contextlib
 import io
 import math
 from collections import defaultdict
@@ -55,8 +56,12 @@ class WatchedRun:
 
         Raises ValueError where a line, other than one that is being written, is none of a `metrics.jsonl`.
         """
-        self.steps = _steps(self.folder / "recipe.yaml")
-        path = self.folder / "metrics.jsonl"
+        recipe, path = self.folder / "recipe.yaml", self.folder / "metrics.jsonl"
+        steps = None
+        # There may be no recipe, or only the half of one as yet.
+        with contextlib.suppress(FileNotFoundError, TypeError, KeyError, yaml.YAMLError):
+            steps = yaml.safe_load(recipe.read_text(encoding="utf-8", errors="replace"))["train"]["steps"]
+        self.steps = steps if isinstance(steps, int) else None
         with path.open("rb") if path.exists() else io.BytesIO() as file:
             file.seek(self._end - len(self._last))
             if file.read(len(self._last)) != self._last:
@@ -93,10 +98,6 @@ class WatchedRun:
         first, last = (line["step"] for line in (recent[0], recent[-1]))
         return (self.steps - last) * seconds / (last - first)
 
-    def latest(self, key: str) -> float | None:
-        """The newest number of that name, if there is one."""
-        return next((line[key] for line in reversed(self.lines) if isinstance(line.get(key), int | float)), None)
-
     def _seconds(self, lines: Sequence[dict[str, Any]]) -> float | None:
         """Seconds of training between the first and the last of some lines."""
         ends = [line["seconds"] for line in (lines[0], lines[-1]) if "seconds" in line] if len(lines) > 1 else []
@@ -124,14 +125,6 @@ def duration(seconds: float) -> str:
     if hours < 1:
         return f"{minutes} min"
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
-def _steps(recipe: Path) -> int | None:
-    try:
-        steps = yaml.safe_load(recipe.read_text(encoding="utf-8", errors="replace"))["train"]["steps"]
-    except (FileNotFoundError, TypeError, KeyError, yaml.YAMLError):  # none, or only the half of one as yet
-        return None
-    return steps if isinstance(steps, int) else None
 
 
 @dataclass(frozen=True)
@@ -211,8 +204,8 @@ def _heading(number: int, run: WatchedRun, runs: int, width: int, now: float) ->
     if seconds is not None and not run.is_finished:
         parts.append(f"{duration(seconds)} left")
     for key, (factor, words) in _HEADED.items():
-        if (value := run.latest(key)) is not None:
-            parts.append(words.format(compact(factor * value)))
+        numbers = [line[key] for line in run.lines if isinstance(line.get(key), int | float)]
+        parts += [words.format(compact(factor * number)) for number in numbers[-1:]]
     name = f"{number} {run.label}" if runs > 1 else run.label
     line = Text.assemble((name, f"bold {_colour(number - 1)}"), ": ", parts[0])
     for part in parts[1:]:
