@@ -207,7 +207,7 @@ def _heading(number: int, run: WatchedRun, runs: int, width: int, now: float) ->
         numbers = [line[key] for line in run.lines if isinstance(line.get(key), int | float)]
         parts += [words.format(compact(factor * number)) for number in numbers[-1:]]
     name = f"{number} {run.label}" if runs > 1 else run.label
-    line = Text.assemble((name, f"bold {_colour(number - 1)}"), ": ", parts[0])
+    line = Text.assemble((name, f"bold {_COLOURS[(number - 1) % len(_COLOURS)]}"), ": ", parts[0])
     for part in parts[1:]:
         if len(line) + len(part) + 3 > width:
             yield line
@@ -230,7 +230,8 @@ def _curves(panel: TerminalPanel, runs: Sequence[WatchedRun]) -> Iterator[Curve]
                 continue
             for layer, values in enumerate(curves):
                 of_layer = blend_rgb(_FIRST_LAYER, _LAST_LAYER, layer / max(1, len(curves) - 1))
-                colour = Color.from_triplet(of_layer).name if layered and not mark else _colour(number)
+                of_run = _COLOURS[number % len(_COLOURS)]
+                colour = Color.from_triplet(of_layer).name if layered and not mark else of_run
                 end = mark or (str(layer + 1) if layered else "")
                 yield Curve([line["step"] for line in logged], values, colour, end, bool(mark), key != panel.key)
 
@@ -324,7 +325,3 @@ def _between(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int
     for step in range(steps + 1):
         x, y = (a + round((b - a) * step / steps) for a, b in zip(start, end, strict=True))
         yield x, y
-
-
-def _colour(number: int) -> str:
-    return _COLOURS[number % len(_COLOURS)]
