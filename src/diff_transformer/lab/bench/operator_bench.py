@@ -223,9 +223,8 @@ def check_candidate(
     if (reason := candidate.reason(problem, row.pass_)) is not None:
         return replace(row, reason=reason)
     expected = candidate.expected_errors(device)
-    return row.checked(
-        *try_run(device, lambda: check.error(compute(candidate, problem, row.pass_)), expected_errors=expected)
-    )
+    outcome = try_run(device, lambda: check.error(compute(candidate, problem, row.pass_)), expected_errors=expected)
+    return row.checked(*outcome)
 
 
 def measure_one_head(settings: OperatorSettings, dtype: str, pass_: str) -> tuple[BenchRow, list[dict[str, Any]]]:

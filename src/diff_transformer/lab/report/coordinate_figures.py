@@ -16,6 +16,7 @@ from diff_transformer.lab.coordinates import NOWHERE, Coordinates, axis
 from diff_transformer.lab.record import Baseline, Comparison, Interval, Result
 from diff_transformer.lab.report import figures, wording
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, slug
+from diff_transformer.lab.report.figures import Drawing, Series
 
 # Fewer are no line.
 FEWEST = 3
@@ -43,9 +44,9 @@ class Panel:
     axis: str
     numbers: tuple[float, ...]
     texts: tuple[str, ...]
-    lines: tuple[figures.Series, ...]
-    paper: tuple[figures.Series, ...]
-    levels: tuple[figures.Series, ...]
+    lines: tuple[Series, ...]
+    paper: tuple[Series, ...]
+    levels: tuple[Series, ...]
     seeds: int
     measured_intervals: bool
 
@@ -99,7 +100,7 @@ def panel_along(
         measured = {position: results for position, results in by_position if results}
         has_single_results |= all(len(results) == 1 for results in measured.values())
         lines.append(
-            figures.Series(
+            Series(
                 wording.variant_label(variant),
                 [numbers[position] for position in measured],
                 [fmean(result.value for result in results) for results in measured.values()],
@@ -129,7 +130,7 @@ def _interval(results: Sequence[Result]) -> Interval | None:
     return results[0].interval if len(results) == 1 else (min(values), max(values))
 
 
-def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[figures.Series]:
+def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence[Baseline]) -> Iterator[Series]:
     """Chance, floor and elimination as lines, where they are known at every position; of equal ones the highest."""
     by_position = {one.coordinates: one.levels() for one in baselines if one.name == name and one.is_accuracy}
     known = [by_position.get(position, by_position.get(NOWHERE, {})) for position in numbers]
@@ -138,12 +139,10 @@ def _levels(name: str, numbers: Mapping[Coordinates, float], baselines: Sequence
         heights = [levels[label] for levels in known if label in levels]
         if len(heights) == len(numbers) and heights not in shown:
             shown.append(heights)
-            yield figures.Series(label, list(numbers.values()), heights, colour=figures.MUTED)
+            yield Series(label, list(numbers.values()), heights, colour=figures.MUTED)
 
 
-def _paper(
-    name: str, numbers: Mapping[Coordinates, float], comparisons: Sequence[Comparison]
-) -> Iterator[figures.Series]:
+def _paper(name: str, numbers: Mapping[Coordinates, float], comparisons: Sequence[Comparison]) -> Iterator[Series]:
     """A line for each variant of which the paper gives as many values as a line needs."""
     values: dict[str, dict[float, float]] = {}
     for row in comparisons:
@@ -155,10 +154,10 @@ def _paper(
         if len(points) >= FEWEST:
             x = sorted(points)
             y = [points[number] for number in x]
-            yield figures.Series(wording.variant_label(variant), x, y, **figures.variant_style(variant))
+            yield Series(wording.variant_label(variant), x, y, **figures.variant_style(variant))
 
 
-def line_figures(results: ExperimentResults, called: str) -> Iterator[figures.Drawing]:
+def line_figures(results: ExperimentResults, called: str) -> Iterator[Drawing]:
     """A figure of each measure that was taken along a coordinate; their titles begin with `called`."""
     file = results.file
     drawn = list(panels(file.records, file.comparisons, file.baselines))
@@ -177,7 +176,7 @@ def line_figures(results: ExperimentResults, called: str) -> Iterator[figures.Dr
             ends.append(f"{line.label} goes from {first} to {last}")
         title = f"{called}: {wording.measure_words(panel.name)}{part}"
         alt = f"{called}, {panel.label}{part} by {panel.axis}: {'; '.join(ends)}."
-        yield figures.Drawing(
+        yield Drawing(
             bands(panel, title=title), alt, _caption(panel, missing), title=f"{title} by {panel.axis}", name=name
         )
 

@@ -212,12 +212,10 @@ def _rows(
 
 def _label(row: Comparison, *, measure: bool = True, pairs: bool = True) -> str:
     """What a row compares: its measure unless that stands above, its part, and the variants where they differ."""
-    parts = [
-        wording.measure_words(row.name) if measure else "",
-        row.coordinates.label,
-        wording.pair_label(row) if pairs else "",
-    ]
-    return (", ".join(filter(None, parts)) or wording.pair_label(row)) + wording.levels_mark(row)
+    name = wording.measure_words(row.name) if measure else ""
+    variants = wording.pair_label(row) if pairs else ""
+    label = ", ".join(filter(None, (name, row.coordinates.label, variants)))
+    return (label or wording.pair_label(row)) + wording.levels_mark(row)
 
 
 @styled

@@ -142,9 +142,8 @@ def harness_table(results: ResultsFile) -> Table:
         "questions": ["–" if record.n is None else f"{record.n:,}" for record in records],
     }
     for model, row in published.items():
-        columns[f"{model} (paper)"] = [
-            wording.format_number(row.get(record.name, math.nan), missing="–") for record in records
-        ]
+        values = [row.get(record.name, math.nan) for record in records]
+        columns[f"{model} (paper)"] = [wording.format_number(value, missing="–") for value in values]
     notes = [f"{NOTE} over questions.", *([PAPERS_NUMBERS] if published else []), *results.settings.get("notes", [])]
     harness = f"lm_eval {results.versions.get('lm_eval', 'of unknown version')}. Measured on {results.device}."
     caption = "\n".join([*notes, harness])

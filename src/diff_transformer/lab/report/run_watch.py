@@ -106,12 +106,10 @@ class WatchedRun:
 
 def watched(folders: Sequence[Path]) -> list[WatchedRun]:
     """The runs in `folders`, not read yet: a run's own folder, which may have logged nothing so far, or a demo's."""
-    begun = ("recipe.yaml", "metrics.jsonl")
-    runs = [
-        run
-        for folder in folders
-        for run in ([folder] if any((folder / name).is_file() for name in begun) else runs_in(folder))
-    ]
+    runs: list[Path] = []
+    for folder in folders:
+        has_begun = any((folder / name).is_file() for name in ("recipe.yaml", "metrics.jsonl"))
+        runs += [folder] if has_begun else runs_in(folder)
     if len({run.resolve() for run in runs}) < len(runs):
         raise ValueError(f"Each run can be watched once, got {', '.join(map(str, runs))}.")
     return [WatchedRun(run, name) for run, name in zip(runs, names_of(runs), strict=True)]
