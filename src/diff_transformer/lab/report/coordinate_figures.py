@@ -201,9 +201,8 @@ def bands(panel: Panel, *, title: str, from_zero: bool = False) -> Figure:
     by_label = dict(zip((line.label for line in panel.lines), colours, strict=True))
     marked: dict[str, Any] = {"linewidth": 1.6, "markersize": 5}
     for number, (line, colour) in enumerate(zip(panel.lines, colours, strict=True)):
-        if ends := [
-            (x, *interval) for x, interval in zip(line.x, line.intervals, strict=False) if interval is not None
-        ]:
+        ends = [(x, *interval) for x, interval in zip(line.x, line.intervals, strict=False) if interval is not None]
+        if ends:
             x, low, high = zip(*ends, strict=True)
             axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
         dashes = figures.DASHES[number % len(figures.DASHES)]
