@@ -77,7 +77,7 @@ def _rows(positions: Sequence[Coordinates]) -> Iterator[tuple[str, list[Coordina
             by_others: dict[Coordinates, list[Coordinates]] = {}
             for position in members:
                 by_others.setdefault(position.without(name), []).append(position)
-            rows = [row for row in by_others.values() if len({position.place(name) for position in row}) >= FEWEST]
+            rows = [row for row in by_others.values() if len({position.position(name) for position in row}) >= FEWEST]
             yield from ((name, row) for row in rows)
             if rows:
                 break
@@ -91,7 +91,7 @@ def panel_along(
 ) -> Panel:
     """The panel of one measure's records, which differ in one coordinate alone; see `panels`."""
     first, along = records[0], axis(coordinate)
-    numbers = {record.coordinates: record.coordinates.place(coordinate) for record in records}
+    numbers = {record.coordinates: record.coordinates.position(coordinate) for record in records}
     numbers = dict(sorted(numbers.items(), key=lambda item: item[1]))
     lines, has_single_results = [], False
     for number, variant in enumerate(wording.variants_of(records)):
