@@ -90,8 +90,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     diff_attention, attend_by_document = model_attention.diff_attention, model_attention.attend_by_document
     monkeypatch.setattr(model_attention, "diff_attention", operator)
     monkeypatch.setattr(model_attention, "attend_by_document", ordinary)
-    for kind, function in list(modeling.MASK_FUNCTIONS.items()):
-        monkeypatch.setitem(modeling.MASK_FUNCTIONS, kind, partial(masked, function))
+    mask_functions = modeling.LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
+    for kind, function in list(mask_functions.items()):
+        monkeypatch.setitem(mask_functions, kind, partial(masked, function))
     return counter
 
 

@@ -30,7 +30,7 @@ LARGEST_IN_ONE_FILE = 1 << 30
 # The frequencies of these depend on the length of the text, which a graph with open lengths cannot ask for.
 CLOSED_ROPE_TYPES = {"dynamic", "longrope"}
 
-Layers = tuple[tuple[Tensor, Tensor], ...]
+Inputs = tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]  # tokens, mask and positions; keys and values by layer
 
 
 def check_shard_size(size: str) -> None:
@@ -65,12 +65,11 @@ def export_folder(
         OSError: the folder cannot be written, e.g. because the disk is full.
     """
     check_shard_size(max_shard_size)
-    with atomic_directory(target) as folder:
+    with _folder_with(tokenizer, card, target) as folder:
         try:
             model.save_pretrained(folder, max_shard_size=max_shard_size)
         except SafetensorError as error:  # what safetensors makes of a full disk
             raise OSError(f"The weights cannot be written: {error}") from error
-        _save_tokenizer_and_card(folder, tokenizer, card)
     return sorted(target.iterdir())
 
 
@@ -86,18 +85,20 @@ def export_onnx(model: Any, tokenizer: Any | None, target: Path, *, card: str) -
         FileExistsError, OSError: as :func:`export_folder`.
         ModuleNotFoundError, ValueError: as ``export_graph``.
     """
-    with atomic_directory(target) as folder:
+    with _folder_with(tokenizer, card, target) as folder:
         export_graph(model, folder / GRAPH)
         model.config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
-        _save_tokenizer_and_card(folder, tokenizer, card)
     return sorted(target.iterdir())
 
 
-def _save_tokenizer_and_card(folder: Path, tokenizer: Any | None, card: str) -> None:
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    (folder / CARD).write_text(card, encoding="utf-8")
+@contextmanager
+def _folder_with(tokenizer: Any | None, card: str, target: Path) -> Iterator[Path]:
+    with atomic_directory(target) as folder:
+        yield folder
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        (folder / CARD).write_text(card, encoding="utf-8")
 
 
 class Step(nn.Module):
@@ -108,10 +109,10 @@ class Step(nn.Module):
         self.model = model
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: Layers
-    ) -> tuple[Tensor, Layers]:
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
         """(B, N) tokens, (B, P + N) mask, (B, N) positions, P cached → logits (B, N, vocabulary), P + N cached."""
-        cache = DynamicCache(past)
+        cache = DynamicCache(list(zip(past[::2], past[1::2], strict=True)))
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -119,7 +120,7 @@ class Step(nn.Module):
             past_key_values=cache,
             use_cache=True,
         )
-        return outputs.logits, _layers(cache)
+        return outputs.logits, *_cached_tensors(cache)
 
 
 def export_graph(model: Any, file: Path) -> None:
@@ -143,10 +144,10 @@ def export_graph(model: Any, file: Path) -> None:
     import onnxruntime  # noqa: F401  # here, so that it is not missed only when the graph is there
     import onnxscript  # noqa: F401  # torch's exporter imports it
 
-    closed = _rope_types(model.config) & CLOSED_ROPE_TYPES
-    if closed:
+    rope_type = model.config.rope_parameters["rope_type"]
+    if rope_type in CLOSED_ROPE_TYPES:
         raise ValueError(
-            f"A model with rope_type {closed.pop()!r} cannot become an ONNX graph: its angles depend on the length."
+            f"A model with rope_type {rope_type!r} cannot become an ONNX graph: its angles depend on the length."
         )
     with attention_implementation(model, EXPORTED_IMPLEMENTATION):
         program = _trace(model)
@@ -162,33 +163,22 @@ def export_graph(model: Any, file: Path) -> None:
         raise
 
 
-def _rope_types(config: Any) -> set[str]:
-    """Of the rotary embedding, or of those of each type of layer."""
-    settings = config.rope_parameters or {}
-    return {
-        each["rope_type"] for each in (settings, *settings.values()) if isinstance(each, dict) and "rope_type" in each
-    }
-
-
 @torch.no_grad()
 def _trace(model: Any) -> Any:
     """The graph, with batch and lengths left open."""
-    step = Step(model).eval()
     ids = torch.zeros(2, 3, dtype=torch.int64)
-    cache = model(input_ids=ids, use_cache=True).past_key_values
-    past = _layers(cache)  # as wide and as many as this model caches
-    arguments = _inputs(ids, torch.ones(2, 6, dtype=torch.int64), past)
+    past = _cached_tensors(model(input_ids=ids, use_cache=True).past_key_values)  # as wide and as many as it caches
     batch, length, cached = map(torch.export.Dim, ("batch_size", "sequence_length", "past_sequence_length"))
-    tokens, layer = {0: batch, 1: length}, ({0: batch, 2: cached},) * 2
-    shapes = (tokens, {0: batch, 1: "total_sequence_length"}, tokens, (layer,) * len(past))
+    tokens, mask = {0: batch, 1: length}, {0: batch, 1: "total_sequence_length"}
+    names = [f"{layer}.{part}" for layer in range(len(past) // 2) for part in ("key", "value")]
     with _quiet():
         return torch.onnx.export(
-            step,
-            arguments,
+            Step(model).eval(),
+            _inputs(ids, torch.ones(2, 6, dtype=torch.int64), past),
             dynamo=True,
-            dynamic_shapes=shapes,
-            input_names=["input_ids", "attention_mask", "position_ids", *_names("past_key_values", len(past))],
-            output_names=["logits", *_names("present", len(past))],
+            dynamic_shapes=(tokens, mask, tokens, ({0: batch, 2: cached},) * len(past)),
+            input_names=["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{name}" for name in names)],
+            output_names=["logits", *(f"present.{name}" for name in names)],
             verbose=False,
         )
 
@@ -219,69 +209,61 @@ def compare(model: Any, file: Path) -> None:
         ValueError: it is off by more.
     """
     session = _session(file)
-    generator = torch.Generator().manual_seed(0)
-    probes = list(_probes(model, session, generator))
+    probes = list(_probes(model, session))
     rough = [_run(model, probe) for probe in probes]
     try:
         model.double()
         exact = [_run(model, probe) for probe in probes]
     finally:
         model.float()
-    for probe, first, truth in zip(probes, rough, exact, strict=True):
-        computed = run_graph(session, *probe)
+    for probe, *answers in zip(probes, rough, exact, strict=True):
         # What is computed for padding is nobody's, but it must stay finite: a weight of 0 does not hide NaN.
         mask = probe[1].bool()
-        for got, near, right in zip(_flat(*computed), _flat(*first), _flat(*truth), strict=True):
+        for output, near, right in zip(run_graph(session, probe), *answers, strict=True):
             seen = mask[:, -right.shape[-2] :]
             seen = seen if right.dim() == 3 else seen.unsqueeze(1).expand(right.shape[:-1])
             band = 4 * (near - right)[seen].abs().max() + 32 * torch.finfo(torch.float32).eps * right[seen].abs().max()
-            error = (got - right)[seen].abs().max()
-            if not (error <= band and got.isfinite().all()):
+            error = (output - right)[seen].abs().max()
+            if not (error <= band and output.isfinite().all()):
                 raise ValueError(
                     f"The ONNX graph does not compute what the model computes: it is off by {error.item():.3g}, where "
                     f"rounding explains {band.item():.3g}; nothing has been written."
                 )
 
 
-def _probes(model: Any, session: Any, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Layers]]:
-    """Tokens, mask and past of each comparison; the graph itself fills the cache, so that its errors would add up."""
+def _probes(model: Any, session: Any) -> Iterator[Inputs]:
+    """What is compared, at random; the graph itself fills the cache, so that its errors would add up."""
+    generator = torch.Generator().manual_seed(0)
 
     def tokens(count: int) -> Tensor:
         return torch.randint(model.config.vocab_size, (2, count), generator=generator)
 
     mask = torch.ones(2, 7, dtype=torch.int64)
     mask[0, :2] = 0
-    example = _layers(model(input_ids=tokens(1), use_cache=True).past_key_values)
-    past: Layers = tuple((key[:, :, :0], value[:, :, :0]) for key, value in example)
+    example = _cached_tensors(model(input_ids=tokens(1), use_cache=True).past_key_values)
+    past = tuple(tensor[:, :, :0] for tensor in example)
     for count in (7, 1, 1):
         if count == 1:
             mask = torch.cat((mask, mask.new_ones(2, 1)), dim=1)
-        probe = (tokens(count), mask, past)
+        probe = _inputs(tokens(count), mask, past)
         yield probe
-        past = run_graph(session, *probe)[1]
+        past = tuple(run_graph(session, probe)[1:])
     # A cache longer than a layer looks back, if layers have such a limit.
-    length = (getattr(model.config, "sliding_window", None) or 8) + 3
-
-    def cached(like: Tensor) -> Tensor:
-        return torch.randn(2, like.shape[1], length, like.shape[3], generator=generator)
-
-    past = tuple((cached(key), cached(value)) for key, value in example)
-    yield tokens(3), torch.ones(2, length + 3, dtype=torch.int64), past
+    length = (model.config.sliding_window or 8) + 3
+    past = tuple(torch.randn(2, like.shape[1], length, like.shape[3], generator=generator) for like in example)
+    yield _inputs(tokens(3), torch.ones(2, length + 3, dtype=torch.int64), past)
 
 
-def _run(model: Any, probe: tuple[Tensor, Tensor, Layers]) -> tuple[Tensor, Layers]:
-    ids, mask, past = probe
-    of_its_dtype = tuple((key.to(model.dtype), value.to(model.dtype)) for key, value in past)
-    logits, present = Step(model)(*_inputs(ids, mask, of_its_dtype))
-    return logits.double(), tuple((key.double(), value.double()) for key, value in present)
+def _run(model: Any, probe: Inputs) -> list[Tensor]:
+    *tokens, past = probe
+    return [output.double() for output in Step(model)(*tokens, tuple(tensor.to(model.dtype) for tensor in past))]
 
 
-def run_graph(session: Any, ids: Tensor, mask: Tensor, past: Layers) -> tuple[Tensor, Layers]:
+def run_graph(session: Any, inputs: Inputs) -> list[Tensor]:
     """One call of a graph in onnxruntime: logits and what is cached now."""
-    tensors = [*_inputs(ids, mask, past)[:3], *(tensor for layer in past for tensor in layer)]
-    feed = {slot.name: tensor.numpy() for slot, tensor in zip(session.get_inputs(), tensors, strict=True)}
-    logits, *present = map(torch.from_numpy, session.run(None, feed))
-    return logits, tuple(zip(present[::2], present[1::2], strict=True))
+    *tokens, past = inputs
+    feed = {slot.name: tensor.numpy() for slot, tensor in zip(session.get_inputs(), (*tokens, *past), strict=True)}
+    return [torch.from_numpy(output) for output in session.run(None, feed)]
 
 
 def _session(file: Path) -> Any:
@@ -292,19 +274,12 @@ def _session(file: Path) -> Any:
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def _inputs(ids: Tensor, mask: Tensor, past: Layers) -> tuple[Tensor, Tensor, Tensor, Layers]:
+def _inputs(ids: Tensor, mask: Tensor, past: tuple[Tensor, ...]) -> Inputs:
     """With positions counted from the first token that is no padding."""
     positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     return ids, mask, positions.contiguous(), past
 
 
-def _layers(cache: Any) -> Layers:
-    return tuple((layer.keys, layer.values) for layer in cache.layers)
-
-
-def _flat(logits: Tensor, layers: Layers) -> list[Tensor]:
-    return [logits, *(tensor for layer in layers for tensor in layer)]
-
-
-def _names(prefix: str, layers: int) -> list[str]:
-    return [f"{prefix}.{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
+def _cached_tensors(cache: Any) -> tuple[Tensor, ...]:
+    """Keys and values of each layer in turn."""
+    return tuple(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))

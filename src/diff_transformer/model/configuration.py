@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from diff_transformer.model.parallel_plan import PIPELINE_PLAN, tensor_parallel_plan
-from diff_transformer.model.remote_code import auto_map, write_code_files
+from diff_transformer.model.parallel_plan import tensor_parallel_plan
+from diff_transformer.model.remote_code import auto_map, code_files
 from diff_transformer.nn.attention import check_heads
 from diff_transformer.nn.dex import check_chosen_heads
 from diff_transformer.nn.layers import constant_lambda
 from diff_transformer.ops import lambda_init_schedule
-from diff_transformer.variants import ATTENTION_TYPES, AttentionType
+from diff_transformer.variants import ATTENTION_TYPES, AttentionType, head_dim
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -61,12 +61,6 @@ class CallConfig:
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "CallConfig":
         """The view itself: a view of a view would count twice."""
         return self
-
-    def to_dict(self) -> dict[str, Any]:
-        return self._viewed.to_dict()
-
-    def to_diff_dict(self) -> dict[str, Any]:
-        return self._viewed.to_diff_dict()
 
     def __eq__(self, other: object) -> bool:
         return self._viewed == viewed_config(other)
@@ -169,7 +163,7 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     model_type = "diff_transformer"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012  # the Trainer adds a list to it
-    base_model_pp_plan = PIPELINE_PLAN
+    base_model_pp_plan = LlamaConfig.base_model_pp_plan  # the modules have Llama's names, and take and give the same
 
     vocab_size: int = 32000
     hidden_size: int = 768
@@ -200,7 +194,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         self.num_key_value_heads = kv_heads
         self._check(kv_heads)
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
+            self.head_dim = head_dim(self)
         self._check_window(kwargs.get("layer_types"))
         # Programs that do not know the model read there which Auto classes load it: TRL, vLLM, and transformers itself
         # where this package has not been imported. A subclass with a model type of its own has code of its own.
@@ -242,7 +236,9 @@ class DiffTransformerConfig(PreTrainedConfig):
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
         """Save, with the code files that ``auto_map`` names."""
         if getattr(self, "auto_map", None) == auto_map():
-            write_code_files(Path(save_directory))
+            Path(save_directory).mkdir(parents=True, exist_ok=True)
+            for name, text in code_files().items():
+                Path(save_directory, name).write_text(text, encoding="utf-8")
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
     @classmethod
@@ -295,9 +291,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
         if rope_type not in (allowed := sorted({"default", *ROPE_INIT_FUNCTIONS})):
             raise ValueError(f"rope_type must be one of {', '.join(map(repr, allowed))}, got {rope_type!r}.")
-        width = self.head_dim or self.hidden_size // self.num_attention_heads
-        if width % 2:
-            raise ValueError(f"head_dim must be even for the rotary embedding, got {width}.")
+        if head_dim(self) % 2:
+            raise ValueError(f"head_dim must be even for the rotary embedding, got {head_dim(self)}.")
 
     def _check_dex_heads(self, layers: list) -> None:
         if len(layers) != self.num_hidden_layers or not all(isinstance(heads, list | tuple) for heads in layers):

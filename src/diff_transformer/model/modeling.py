@@ -11,7 +11,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
     GenericForSequenceClassification,
@@ -48,22 +48,6 @@ from diff_transformer.nn import (
     set_dex_progress,
 )
 from diff_transformer.nn.layers import draw_normal
-
-# By type of layer, as transformers' configurations, masks and caches name them.
-MASK_FUNCTIONS = {
-    "full_attention": create_causal_mask,
-    "sliding_attention": create_sliding_window_causal_mask,
-}
-
-
-def _is_loaded(weight: Tensor) -> bool:
-    """Whether a checkpoint has filled a weight, as transformers' own functions of ``init`` ask."""
-    return getattr(weight, "_is_hf_initialized", False)
-
-
-def _draw(weight: Tensor, std: float) -> None:
-    if not _is_loaded(weight):
-        draw_normal(weight, std)
 
 
 class DiffTransformerDecoderLayer(GradientCheckpointingLayer, DecoderLayer):
@@ -119,31 +103,20 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         return super().get_correct_attn_implementation(requested, is_init_check)
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear | nn.Embedding):
-            self._init_matrix(module)
+        """transformers' rule, with numbers that do not depend on the processor, and our own modules' own."""
+        if isinstance(module, Lambda | nn.Linear | nn.Embedding):
+            std = Lambda.STD if isinstance(module, Lambda) else self.config.initializer_range
+            for name, parameter in module.named_parameters(recurse=False):
+                if name == "bias":
+                    init.zeros_(parameter)
+                elif not getattr(parameter, "_is_hf_initialized", False):  # else a checkpoint has filled it
+                    draw_normal(parameter, std)
+                    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                        init.zeros_(parameter[module.padding_idx])
+        elif isinstance(module, HeadwiseNorm | AnnealedLambda | DexCorrection):
+            module.reset_parameters()  # with the functions of torch.nn.init, which transformers keeps from loaded ones
         else:
             super()._init_weights(module)
-        if isinstance(module, Lambda):
-            for vector in module.parameters():
-                _draw(vector, Lambda.STD)
-        elif isinstance(module, HeadwiseNorm):
-            init.ones_(module.weight)
-        elif isinstance(module, AnnealedLambda):
-            init.constant_(module.learned, module.start)
-            init.ones_(module.progress)
-        elif isinstance(module, DexCorrection):
-            init.zeros_(module.weight)
-            if module.index is not None:
-                init.copy_(module.index, torch.tensor(module.heads))
-
-    def _init_matrix(self, module: nn.Linear | nn.Embedding) -> None:
-        """transformers' rule, with numbers that do not depend on the processor."""
-        _draw(module.weight, self.config.initializer_range)
-        if isinstance(module, nn.Linear):
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif module.padding_idx is not None and not _is_loaded(module.weight):
-            init.zeros_(module.weight[module.padding_idx])
 
     @property
     def _tp_size(self) -> int | None:
@@ -251,7 +224,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             masks = dict.fromkeys(layer_types)
         else:
             masks = {
-                layer_type: MASK_FUNCTIONS[layer_type](
+                layer_type: LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING[layer_type](
                     config=self.config,
                     inputs_embeds=inputs_embeds,
                     attention_mask=attention_mask,

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from transformers import PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig
 
 from diff_transformer.nn.layers import KeepsFloat32, ReplicatedAcrossHeads
 from diff_transformer.variants import ATTENTION_TYPES, SHARED_PARAMETERS
@@ -22,40 +22,17 @@ try:
 except ModuleNotFoundError:  # where earlier releases of transformers 5 have it
     from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
-_PROJECTIONS = {
-    "self_attn.q_proj": "colwise",
-    "self_attn.k_proj": "colwise",
-    "self_attn.v_proj": "colwise",
-    "self_attn.o_proj": "rowwise",
-    "mlp.gate_proj": "colwise",
-    "mlp.up_proj": "colwise",
-    "mlp.down_proj": "rowwise",
-}
-_HEADWISE_NORM = {"self_attn.head_norm": SHARED_PARAMETERS}
-
-# Which module takes and gives what, as Llama declares it.
-PIPELINE_PLAN = {
-    "embed_tokens": (["input_ids"], ["inputs_embeds"]),
-    "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
-    "norm": (["hidden_states"], ["hidden_states"]),
-}
-
 
 def tensor_parallel_plan(attention_type: str, headwise_norm: bool) -> dict[str, str]:
-    """The style of each module of the base model that an attention type has, by transformers' names."""
-    of_the_type = {
-        f"self_attn.{name}": style for name, style in ATTENTION_TYPES[attention_type].parallel_styles.items()
-    }
-    styles = _PROJECTIONS | of_the_type | (_HEADWISE_NORM if headwise_norm else {})
-    return {f"layers.*.{name}": style for name, style in styles.items()}
+    """The style of each module of the base model that an attention type has: Llama's for the modules that both have."""
+    styles = dict(ATTENTION_TYPES[attention_type].parallel_styles)
+    if headwise_norm:
+        styles["head_norm"] = SHARED_PARAMETERS
+    return LlamaConfig.base_model_tp_plan | {f"layers.*.self_attn.{name}": style for name, style in styles.items()}
 
 
 def check_ranks(ranks: int, config: PreTrainedConfig) -> None:
-    """Refuse a number of ranks that cannot take whole heads each.
-
-    Raises:
-        ValueError: one sentence that names the sizes.
-    """
+    """Refuse, with a ValueError that names the sizes, a number of ranks that cannot take whole heads each."""
     if ranks > 1 and (instead := ATTENTION_TYPES[config.attention_type].parallel_refusal) is not None:
         raise ValueError(
             f"tensor parallelism does not spread attention_type {config.attention_type!r}, asked for on {ranks} ranks; "

@@ -6,8 +6,6 @@ install. So a folder never carries a copy of the code that grows old, and its cl
 registered for them is found. Where the package has been imported, nobody reads the files.
 """
 
-from pathlib import Path
-
 from diff_transformer._version import INSTALL, __version__
 
 _CONFIGURATION, _MODELING = "configuration_diff_transformer", "modeling_diff_transformer"
@@ -75,10 +73,3 @@ def code_files() -> dict[str, str]:
         f"{_CONFIGURATION}.py": _CONFIGURATION_TEXT.format(version=__version__, install=INSTALL),
         f"{_MODELING}.py": _MODELING_TEXT.format(configuration=_CONFIGURATION, classes=classes),
     }
-
-
-def write_code_files(folder: str | Path) -> None:
-    """Write the code files into ``folder``, which is made if it is not there."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, text in code_files().items():
-        (Path(folder) / name).write_text(text, encoding="utf-8")
