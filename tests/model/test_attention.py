@@ -14,7 +14,7 @@ from transformers.masking_utils import sdpa_mask
 
 import diff_transformer.model.interface_attention as model_attention
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.model.interface_attention import OWN_IMPLEMENTATIONS, zero_padded
+from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATIONS, zero_padded
 from diff_transformer.ops import backends, diff_attention
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.cpu.cpu_backend import is_faster
@@ -75,7 +75,7 @@ def answers(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | No
 
 
 def test_every_own_implementation_is_listed_here() -> None:
-    assert {*RUNS, *FORWARD_ONLY} == {"eager", "sdpa", *OWN_IMPLEMENTATIONS}
+    assert {*RUNS, *FORWARD_ONLY} == {"eager", "sdpa", *OPERATOR_IMPLEMENTATIONS}
 
 
 def some_padding(tokens: Tensor) -> Tensor:

@@ -288,8 +288,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "not whole": ({"cu_seq_lens_q": torch.tensor([0.0, 9.0])}, r"int32 or int64, got \(2,\) torch.float32"),
     "other keys": ({"cu_seq_lens_k": ends(0, 5, 9)}, "cu_seq_lens_k must be cu_seq_lens_q"),
     "keys alone": ({"cu_seq_lens_q": None, "cu_seq_lens_k": ends(0, 9)}, "cu_seq_lens_q must be a tensor"),
-    "a cache": ({"past_key_values": DynamicCache()}, "without a cache, got past_key_values, a DynamicCache"),
-    "a mask": ({"attention_mask": torch.ones(1, 9)}, "without a mask, got attention_mask, a Tensor"),
+    "a cache": ({"past_key_values": DynamicCache()}, "go without past_key_values, got a DynamicCache"),
+    "a mask": ({"attention_mask": torch.ones(1, 9)}, "go without attention_mask, got a Tensor"),
 }
 
 

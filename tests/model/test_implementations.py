@@ -24,7 +24,7 @@ from transformers import (
 import diff_transformer.model.interface_attention as model_attention
 import flash_stand_in
 from diff_transformer import DiffTransformerForCausalLM
-from diff_transformer.model.interface_attention import OWN_IMPLEMENTATIONS
+from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATIONS
 from rounding import check_within, rounding_limits
 from tiny_model import SIZES, needs_vectors
 
@@ -46,7 +46,7 @@ def calls(flash: list[str], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each function of the attention interface was called, by name."""
     counter: Counter[str] = Counter()
     functions = AttentionInterface._global_mapping
-    for name in (*OWN_IMPLEMENTATIONS, "sdpa", *flash_stand_in.NAMES):
+    for name in (*OPERATOR_IMPLEMENTATIONS, "sdpa", *flash_stand_in.NAMES):
         monkeypatch.setitem(functions, name, partial(counted, counter, name, functions[name]))
     eager = partial(counted, counter, "eager", model_attention.eager_attention_forward)
     monkeypatch.setattr(model_attention, "eager_attention_forward", eager)

@@ -100,7 +100,7 @@ def convert_from(
         allowed = " or ".join(map(repr, choices))
         raise ValueError(f"A checkpoint in the layout {layout!r} can become {allowed}, not {attention_type!r}.")
     raw = _read_config(source)
-    with _errors_in_one_line(f"{str(source / CONFIG)!r} cannot be converted: "):
+    with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
         config = chosen.read(raw)
     if dex_heads is not None or dex_lambda_start is not None:
         if not config.described.corrects_heads:
@@ -108,7 +108,7 @@ def convert_from(
                 f"dex_heads and dex_lambda_start belong to the attention type 'dex', not to {config.attention_type!r}."
             )
         dex = {"dex_heads": dex_heads and [list(heads) for heads in dex_heads], "dex_lambda_start": dex_lambda_start}
-        with _errors_in_one_line():
+        with _single_line_errors():
             config = DiffTransformerConfig.from_dict(config.to_dict() | dex)
     config.architectures = ["DiffTransformerForCausalLM"]
     settings = json.loads(config.to_json_string())
@@ -129,7 +129,7 @@ def convert_to(
     """
     choices = _layouts(layout)
     raw = _read_config(source)
-    with _errors_in_one_line(f"{str(source / CONFIG)!r} cannot be converted: "):
+    with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
         config = read_config(raw, DiffTransformerConfig)
     chosen = choices.get(config.attention_type)
     if chosen is None or chosen.write is None:
@@ -138,7 +138,7 @@ def convert_to(
             f"The layout {layout!r} has one kind of attention, our {holds}, and no place for the other weights of a "
             f"{config.attention_type!r} model like {str(source)!r}."
         )
-    with _errors_in_one_line(f"{str(source / CONFIG)!r} cannot be converted: "):
+    with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
         settings = write_settings(chosen, config)
     return _Job(chosen, source, target, config, settings, max_shard_size, backwards=True).run(progress)
 
@@ -245,8 +245,8 @@ class _Job:
     def _identity(self) -> dict[str, Any]:
         """What an interrupted job must have in common with this one: the files it read, and all that it writes."""
         files = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in self.weights.files]
-        made = [[key, list(output.inputs)] for key, output in self.outputs.items()]
-        identity = {"version": __version__, "source": files, "settings": self.settings, "tensors": made}
+        tensors = [[key, list(output.inputs)] for key, output in self.outputs.items()]
+        identity = {"version": __version__, "source": files, "settings": self.settings, "tensors": tensors}
         return json.loads(json.dumps({**identity, "shards": self.shards, "beside": list(self.carried)}))
 
 
@@ -265,7 +265,7 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _errors_in_one_line(prefix: str = "") -> Iterator[None]:
+def _single_line_errors(prefix: str = "") -> Iterator[None]:
     """What a configuration class says against settings becomes a ValueError in one line."""
     try:
         yield
@@ -328,6 +328,8 @@ def _headers(file: Path) -> dict[str, Header]:
             entries = {key: (tuple(part.get_shape()), part.get_dtype()) for key, part in slices.items()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{str(file)!r} is no complete safetensors file: {error}.") from None
-    if other := [f"{key} ({dtype})" for key, (_, dtype) in entries.items() if dtype not in DTYPES]:
-        raise ValueError(f"Only {', '.join(DTYPES)} weights are converted, but {str(file)!r} holds {some(other)}.")
+    if unsupported := [f"{key} ({dtype})" for key, (_, dtype) in entries.items() if dtype not in DTYPES]:
+        raise ValueError(
+            f"Only {', '.join(DTYPES)} weights are converted, but {str(file)!r} holds {some(unsupported)}."
+        )
     return {key: Header(file, shape, DTYPES[dtype]) for key, (shape, dtype) in entries.items()}

@@ -71,7 +71,7 @@ AUTHORS_OPTIONAL = (
     "transformers_version",
 )
 # By the attention type that a layout of theirs holds, the setting that this one alone has, and ours for it.
-AUTHORS_OWN = {"diff": ("first_depth", "lambda_init_offset"), "diff_v2": ("head_dim", "head_dim")}
+AUTHORS_EXTRA = {"diff": ("first_depth", "lambda_init_offset"), "diff_v2": ("head_dim", "head_dim")}
 SUBLN_EPS = 1e-5  # fixed in the module of the authors
 
 
@@ -107,7 +107,7 @@ def write_transformers(config: DiffTransformerConfig, config_class: type[PreTrai
 def read_authors(raw: Mapping[str, Any], attention_type: str) -> DiffTransformerConfig:
     """Settings in one of the authors' layouts. The first counts pairs of heads; the second, output heads as we do."""
     described = ATTENTION_TYPES[attention_type]
-    their_name, our_name = AUTHORS_OWN[attention_type]
+    their_name, our_name = AUTHORS_EXTRA[attention_type]
     _check_keys(raw, (*AUTHORS_OPTIONAL, their_name))
     heads, width = raw["num_heads"], raw["hidden_size"]
     if described.pairs_heads and width % (2 * heads):
@@ -131,7 +131,7 @@ def write_authors(config: DiffTransformerConfig) -> dict[str, Any]:
     """Settings in the layout of the authors that holds an attention type."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     assert kv_heads is not None  # never None once it is constructed
-    their_name, our_name = AUTHORS_OWN[config.attention_type]
+    their_name, our_name = AUTHORS_EXTRA[config.attention_type]
     everything = json.loads(config.to_json_string(use_diff=False))
     return {
         "model_type": f"microsoft_{config.attention_type}",

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE
-from diff_transformer.model.interface_attention import OWN_IMPLEMENTATION, attention_implementation
+from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATION, attention_implementation
 from diff_transformer.storage.atomic import atomic_directory
 
 CARD = "README.md"
 GRAPH = "model.onnx"
-EXPORTED_IMPLEMENTATION = f"{OWN_IMPLEMENTATION}_reference"
+EXPORTED_IMPLEMENTATION = f"{OPERATOR_IMPLEMENTATION}_reference"
 # A protobuf file cannot be larger than 2 GiB: the weights of a model near that go into a file beside it.
 LARGEST_IN_ONE_FILE = 1 << 30
 # The frequencies of these depend on the length of the text, which a graph with open lengths cannot ask for.

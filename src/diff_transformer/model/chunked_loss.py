@@ -61,7 +61,9 @@ def chunked_cross_entropy(
         total = _SummedCrossEntropy.apply(flat, head.weight, targets, ignore_index, rows, torch.is_grad_enabled())
     else:
         parts = zip(flat.split(rows), targets.split(rows), strict=True)
-        with _autocast_without_cache(flat.device.type):
+        # Autocast as it is, but parameters are cast for each chunk: gradients of one cast would add up in its dtype.
+        dtype, device = autocast_dtype(flat.device.type), flat.device.type
+        with contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype, cache_enabled=False):
             total = sum(checkpoint(_summed, head, part, at, ignore_index, use_reentrant=False) for part, at in parts)
     items = (targets != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
     return total / (items.to(total.device) if isinstance(items, Tensor) else items)
@@ -77,12 +79,6 @@ def is_ordinary(head: nn.Module, vocab_size: int) -> bool:
         and "forward" not in vars(head)
         and not (head._forward_hooks or head._forward_pre_hooks)
     )
-
-
-def _autocast_without_cache(device: str) -> contextlib.AbstractContextManager[object]:
-    """Autocast as it is, but parameters are cast for each chunk: gradients of one cast would add up in its dtype."""
-    dtype = autocast_dtype(device)
-    return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype, cache_enabled=False)
 
 
 def _summed(head: nn.Module, hidden_states: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
@@ -137,9 +133,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         # Rounded once: a factor in half precision would scale all of them alike, and wrongly.
-        exact = (None if x is None else x.to(torch.promote_types(x.dtype, torch.float32)) for x in ctx.saved_tensors)
         gradients = (
-            None if x is None else (x * grad_total.to(x.dtype)).to(saved.dtype)
-            for x, saved in zip(exact, ctx.saved_tensors, strict=True)
+            None if x is None else (x.to(torch.promote_types(x.dtype, torch.float32)) * grad_total).to(x.dtype)
+            for x in ctx.saved_tensors
         )
         return (*gradients, None, None, None, None)

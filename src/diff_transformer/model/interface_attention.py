@@ -31,8 +31,10 @@ from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.variants import ATTENTION_TYPES
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
-OWN_IMPLEMENTATION = "diff_attention"
-OWN_IMPLEMENTATIONS = {OWN_IMPLEMENTATION: "auto"} | {f"{OWN_IMPLEMENTATION}_{name}": name for name in BACKENDS}
+OPERATOR_IMPLEMENTATION = "diff_attention"
+OPERATOR_IMPLEMENTATIONS = {OPERATOR_IMPLEMENTATION: "auto"} | {
+    f"{OPERATOR_IMPLEMENTATION}_{name}": name for name in BACKENDS
+}
 
 
 def attends_by_document(config: PreTrainedConfig) -> bool:
@@ -40,7 +42,7 @@ def attends_by_document(config: PreTrainedConfig) -> bool:
 
     That is so with our own implementations, which make no mask of them.
     """
-    return isinstance(config, DiffTransformerConfig) and config._attn_implementation in OWN_IMPLEMENTATIONS
+    return isinstance(config, DiffTransformerConfig) and config._attn_implementation in OPERATOR_IMPLEMENTATIONS
 
 
 @contextmanager
@@ -94,7 +96,7 @@ def eager_attention_forward(
     """ "eager": Llama's; with λ, the weights of the one call are subtracted and the heads made from their difference.
 
     So a gradient reaches the weights that are returned, as it does Llama's. Arguments and results are otherwise those
-    of :func:`own_attention_forward`, with the queries of the one call.
+    of :func:`operator_attention_forward`, with the queries of the one call.
     """
     if attention_mask is not None and attention_mask.dtype == torch.bool:  # Llama's is added
         hidden = torch.finfo(query.dtype).min
@@ -144,7 +146,7 @@ class InterfaceAttention(Attention):
 
         lam = self.lambdas(hidden_states)
         implementation = self.config._attn_implementation
-        takes_pairs = implementation in OWN_IMPLEMENTATIONS
+        takes_pairs = implementation in OPERATOR_IMPLEMENTATIONS
         query = zero_padded(queries) if self.pairs_kv_heads and not takes_pairs else queries.transpose(1, 2)
         subtracts = takes_pairs or implementation == "eager"
         if subtracts:
@@ -203,12 +205,12 @@ def interface_class(layer_class: type[Attention]) -> type[InterfaceAttention]:
 def __getattr__(name: str) -> Any:
     """The classes that :func:`interface_class` makes, by name: a pickled model asks for them so."""
     for described in ATTENTION_TYPES.values():
-        if (made := interface_class(described.layer_class())).__name__ == name:
-            return made
+        if (layer_class := interface_class(described.layer_class())).__name__ == name:
+            return layer_class
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def own_attention_forward(
+def operator_attention_forward(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -246,7 +248,7 @@ def own_attention_forward(
         # transformers leaves the mask out here only while filling an empty static cache, whose later slots are unused.
         key, value = key[:, :, :n], value[:, :, :n]
     cu_seqlens = cu_seq_lens_q if attention_mask is None else None
-    window = sliding_window if is_causal else None  # else it is in the mask: see own_mask
+    window = sliding_window if is_causal else None  # else it is in the mask: see operator_mask
     settings: dict[str, Any] = {"is_causal": is_causal, "attn_mask": attention_mask, "scale": scaling}
     settings |= {"window": window, "cu_seqlens": cu_seqlens}
     if lam is not None:
@@ -269,7 +271,7 @@ def own_attention_forward(
     return out, repeated_for_channels(difference, value, query.shape[-1])
 
 
-def own_mask(**arguments: Any) -> Tensor | None:
+def operator_mask(**arguments: Any) -> Tensor | None:
     """transformers' boolean mask (B, 1, N, S), or None where our operator hides by itself what has to be hidden.
 
     Beside the future that is what a sliding window leaves behind, for tokens that begin a sequence: no mask of N × N.
@@ -286,9 +288,9 @@ def own_mask(**arguments: Any) -> Tensor | None:
 
 def register_attention() -> None:
     """Make our operator known to transformers under its own names, each with its mask function."""
-    for name, backend in OWN_IMPLEMENTATIONS.items():
-        AttentionInterface.register(name, partial(own_attention_forward, backend=backend))
-        AttentionMaskInterface.register(name, own_mask)
+    for name, backend in OPERATOR_IMPLEMENTATIONS.items():
+        AttentionInterface.register(name, partial(operator_attention_forward, backend=backend))
+        AttentionMaskInterface.register(name, operator_mask)
 
 
 @torch.no_grad()
@@ -306,7 +308,8 @@ def attention_maps(
         One :class:`AttentionMaps` a layer.
     """
     maps: list[AttentionMaps] = []
-    own = model.config._attn_implementation if attends_by_document(model.config) else OWN_IMPLEMENTATION
-    with attention_implementation(model, own):
+    current = model.config._attn_implementation
+    implementation = current if current in OPERATOR_IMPLEMENTATIONS else OPERATOR_IMPLEMENTATION
+    with attention_implementation(model, implementation):
         model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, maps=maps)
     return maps

@@ -28,8 +28,8 @@ from transformers.utils.output_capturing import capture_outputs
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
 from diff_transformer.model.configuration import DiffTransformerConfig, pair_cached_heads, viewed_config
 from diff_transformer.model.interface_attention import (
-    OWN_IMPLEMENTATION,
-    OWN_IMPLEMENTATIONS,
+    OPERATOR_IMPLEMENTATION,
+    OPERATOR_IMPLEMENTATIONS,
     InterfaceAttention,
     attends_by_document,
     attention_implementation,
@@ -93,7 +93,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: one that nobody has registered, or that cannot run here.
         """
-        requested = requested_attention or OWN_IMPLEMENTATION
+        requested = requested_attention or OPERATOR_IMPLEMENTATION
         known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
         if requested not in known and "/" not in requested:  # a kernel of the Hub has its owner's name before a slash
             raise ValueError(
@@ -213,10 +213,10 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             cu_seqlens = check_cu_seqlens(inputs_embeds, attention_mask, past_key_values, **kwargs)
         # A mask of tokens may be wider than they are, as Llama's: a cache, even an empty one, tells which are there.
         # Where there is no mask, documents packed into a row are read from the positions, unless there is a cache.
-        given = past_key_values
+        past_of_caller = past_key_values
         if use_cache and past_key_values is None and cu_seqlens is None:
             past_key_values = DynamicCache(config=self.config)
-        if position_ids is None and given is None:
+        if position_ids is None and past_of_caller is None:
             position_ids = document_positions(kwargs.get("cu_seq_lens_q"), inputs_embeds.shape[1])
         if isinstance(attention_mask, dict):
             masks = attention_mask
@@ -228,7 +228,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                     config=self.config,
                     inputs_embeds=inputs_embeds,
                     attention_mask=attention_mask,
-                    past_key_values=given if attention_mask is None else past_key_values,
+                    past_key_values=past_of_caller if attention_mask is None else past_key_values,
                     position_ids=position_ids,
                 )
                 for layer_type in dict.fromkeys(layer_types)
@@ -339,7 +339,7 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
                 f"continuous batching of attention_type {self.config.attention_type!r} needs a transformers whose "
                 "paged cache takes its sizes from config.get_text_config() (5.17 or later)."
             )
-        if self.config._attn_implementation in OWN_IMPLEMENTATIONS:
+        if self.config._attn_implementation in OPERATOR_IMPLEMENTATIONS:
             self.set_attn_implementation("sdpa")
         return super().init_continuous_batching(*args, **kwargs)
 

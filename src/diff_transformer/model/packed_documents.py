@@ -42,14 +42,10 @@ def check_cu_seqlens(
         raise TypeError(f"cu_seq_lens_q must be a tensor, got {type(cu_seq_lens_q).__name__}.")
     if batch != 1:
         raise ValueError(f"cu_seq_lens_q says where documents of one row begin, (1, N), got a batch of ({batch}, {n}).")
-    for kind, name, given in (
-        ("cache", "past_key_values", past_key_values),
-        ("mask", "attention_mask", attention_mask),
-    ):
-        if given is not None:
+    for name, argument in (("past_key_values", past_key_values), ("attention_mask", attention_mask)):
+        if argument is not None:
             raise ValueError(
-                f"documents packed into one row (cu_seq_lens_q) go without a {kind}, got {name}, a "
-                f"{type(given).__name__}."
+                f"documents packed into one row (cu_seq_lens_q) go without {name}, got a {type(argument).__name__}."
             )
     if cu_seq_lens_q.dtype not in (torch.int32, torch.int64) or cu_seq_lens_q.dim() != 1 or len(cu_seq_lens_q) < 2:
         raise ValueError(
@@ -89,11 +85,9 @@ def attend_by_document(
     In half precision on CUDA that is one call of torch's FlashAttention for sequences of several lengths; else torch's
     ``scaled_dot_product_attention`` for one document after the other, which away from the CPU waits for the device.
 
-    Args:
-        query, key, value: (1, heads, N, d) and twice (1, H_kv, N, d); the result is (1, N, heads, d).
-        cu_seqlens: (documents + 1,).
-        window: how many tokens back each token looks, itself included; None for all. Causal attention alone has one.
-        longest: the length of the longest document, or more.
+    ``query`` is (1, heads, N, d), ``key`` and ``value`` (1, H_kv, N, d), and the result (1, N, heads, d). ``window`` is
+    how many tokens back each looks, itself included; causal attention alone has one. No document has more tokens than
+    ``longest``.
     """
     dtype = autocast_dtype(query.device.type) or query.dtype
     if _takes_several_lengths(query.device.type, dtype, query.shape[-1]):
@@ -105,7 +99,7 @@ def attend_by_document(
         grouped = q.shape[1] != k.shape[1]
         out: Any = varlen_attn(q, k, v, ends, ends, most, most, scale=scaling, window_size=sides, enable_gqa=grouped)
         return out.unsqueeze(0)
-    return _one_by_one(module, (query, key, value), cu_seqlens, scaling, is_causal, window)
+    return _attend_in_turn(module, (query, key, value), cu_seqlens, scaling, is_causal, window)
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
@@ -130,13 +124,13 @@ def _has_several_lengths() -> bool:
     from torch.nn.attention.varlen import varlen_attn
 
     # The first releases that have it take neither a scale nor a window.
-    wanted = {"scale", "window_size", "enable_gqa"}
-    return wanted <= set(inspect.signature(varlen_attn).parameters) and torch.cuda.get_device_capability() >= (8, 0)
+    needed = {"scale", "window_size", "enable_gqa"}
+    return needed <= set(inspect.signature(varlen_attn).parameters) and torch.cuda.get_device_capability() >= (8, 0)
 
 
 # Lengths read from a tensor would be constants of the graph: another one for every batch.
 @torch.compiler.disable
-def _one_by_one(
+def _attend_in_turn(
     module: nn.Module,
     inputs: tuple[Tensor, Tensor, Tensor],
     cu_seqlens: Tensor,
