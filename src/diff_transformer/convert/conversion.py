@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import split_state_dict_into_shards_factory
+from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -44,7 +44,6 @@ CARRIED = (
     "LICENSE*",
     "NOTICE*",
 )
-
 
 # Called with the bytes of weights that are done, and all.
 Progress = Callable[[int, int], object]
@@ -191,7 +190,8 @@ class _Job:
             raise ValueError(f"The weights in {str(source)!r} do not fit the layout {side}: {error}") from None
         self.outputs = {output.key: output for output in outputs}
         self.settings, self.attention_type = settings, config.attention_type
-        self.shards = _shards(self.outputs, max_shard_size)
+        self.split = _split(self.outputs, max_shard_size)
+        self.shards = self.split.filename_to_tensors
         self.sizes = {name: sum(self.outputs[key].bytes for key in keys) for name, keys in self.shards.items()}
         self.total = sum(self.sizes.values())
         carried = {file for pattern in CARRIED for file in source.glob(pattern) if file.is_file()}
@@ -236,9 +236,8 @@ class _Job:
         texts = {CONFIG: json.dumps(self.settings, indent=2, ensure_ascii=False) + "\n"}
         if "auto_map" in self.settings:
             texts |= code_files()
-        if len(self.shards) > 1:
-            file_of_key = {key: name for name, keys in self.shards.items() for key in keys}
-            index = {"metadata": {"total_size": self.total}, "weight_map": file_of_key}
+        if self.split.is_sharded:
+            index = {"metadata": self.split.metadata, "weight_map": self.split.tensor_to_filename}
             texts[INDEX] = json.dumps(index, indent=2) + "\n"
         return texts
 
@@ -275,12 +274,12 @@ def _single_line_errors(prefix: str = "") -> Iterator[None]:
         raise ValueError(f"{prefix}a size that others are divided by, such as num_attention_heads, is 0.") from None
 
 
-def _shards(outputs: dict[str, Output], max_shard_size: int | str) -> dict[str, list[str]]:
-    """File name → keys."""
+def _split(outputs: dict[str, Output], max_shard_size: int | str) -> StateDictSplit:
+    """The keys in each file."""
     if isinstance(max_shard_size, str) and max_shard_size.isdecimal():
         max_shard_size = int(max_shard_size)
     try:
-        split = split_state_dict_into_shards_factory(
+        return split_state_dict_into_shards_factory(
             outputs,
             get_storage_size=lambda output: output.bytes,
             filename_pattern="model{suffix}.safetensors",
@@ -288,7 +287,6 @@ def _shards(outputs: dict[str, Output], max_shard_size: int | str) -> dict[str, 
         )
     except ValueError:
         raise ValueError(f"A shard's size must be a number of bytes or like '5GB', got {max_shard_size!r}.") from None
-    return split.filename_to_tensors
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -328,8 +326,6 @@ def _headers(file: Path) -> dict[str, Header]:
             entries = {key: (tuple(part.get_shape()), part.get_dtype()) for key, part in slices.items()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{str(file)!r} is no complete safetensors file: {error}.") from None
-    if unsupported := [f"{key} ({dtype})" for key, (_, dtype) in entries.items() if dtype not in DTYPES]:
-        raise ValueError(
-            f"Only {', '.join(DTYPES)} weights are converted, but {str(file)!r} holds {some(unsupported)}."
-        )
+    if rejected := [f"{key} ({dtype})" for key, (_, dtype) in entries.items() if dtype not in DTYPES]:
+        raise ValueError(f"Only {', '.join(DTYPES)} weights are converted, but {str(file)!r} holds {some(rejected)}.")
     return {key: Header(file, shape, DTYPES[dtype]) for key, (shape, dtype) in entries.items()}

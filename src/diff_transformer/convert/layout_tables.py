@@ -62,14 +62,7 @@ FIXED: dict[str, tuple[Any, str]] = {
 # What a config.json in the authors' layout may hold: the arguments of their attention module, and Llama's names for
 # the rest; `first_depth` is the `depth` that the first layer's module was made with.
 AUTHORS_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "num_heads")
-AUTHORS_OPTIONAL = (
-    "num_kv_heads",
-    "rope_theta",
-    "model_type",
-    "architectures",
-    "torch_dtype",
-    "transformers_version",
-)
+AUTHORS_OPTIONAL = ("num_kv_heads", "rope_theta", "model_type", "architectures", "torch_dtype", "transformers_version")
 # By the attention type that a layout of theirs holds, the setting that this one alone has, and ours for it.
 AUTHORS_EXTRA = {"diff": ("first_depth", "lambda_init_offset"), "diff_v2": ("head_dim", "head_dim")}
 SUBLN_EPS = 1e-5  # fixed in the module of the authors

@@ -208,7 +208,11 @@ def compare(model: Any, file: Path) -> None:
     Raises:
         ValueError: it is off by more.
     """
-    session = _session(file)
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     probes = list(_probes(model, session))
     rough = [_run(model, probe) for probe in probes]
     try:
@@ -264,14 +268,6 @@ def run_graph(session: Any, inputs: Inputs) -> list[Tensor]:
     *tokens, past = inputs
     feed = {slot.name: tensor.numpy() for slot, tensor in zip(session.get_inputs(), (*tokens, *past), strict=True)}
     return [torch.from_numpy(output) for output in session.run(None, feed)]
-
-
-def _session(file: Path) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
 def _inputs(ids: Tensor, mask: Tensor, past: tuple[Tensor, ...]) -> Inputs:

@@ -32,9 +32,7 @@ from diff_transformer.variants import ATTENTION_TYPES
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
 OPERATOR_IMPLEMENTATION = "diff_attention"
-OPERATOR_IMPLEMENTATIONS = {OPERATOR_IMPLEMENTATION: "auto"} | {
-    f"{OPERATOR_IMPLEMENTATION}_{name}": name for name in BACKENDS
-}
+OPERATOR_IMPLEMENTATIONS = {"diff_attention": "auto"} | {f"diff_attention_{name}": name for name in BACKENDS}
 
 
 def attends_by_document(config: PreTrainedConfig) -> bool:
@@ -308,8 +306,7 @@ def attention_maps(
         One :class:`AttentionMaps` a layer.
     """
     maps: list[AttentionMaps] = []
-    current = model.config._attn_implementation
-    implementation = current if current in OPERATOR_IMPLEMENTATIONS else OPERATOR_IMPLEMENTATION
-    with attention_implementation(model, implementation):
+    name = model.config._attn_implementation if attends_by_document(model.config) else OPERATOR_IMPLEMENTATION
+    with attention_implementation(model, name):
         model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, maps=maps)
     return maps
