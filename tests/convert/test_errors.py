@@ -209,18 +209,18 @@ def test_damaged_files(theirs: Folder, refuses: Callable[..., None]) -> None:
     source = theirs(LlamaForCausalLM, "5KB")
     index = json.loads((source / "model.safetensors.index.json").read_text(encoding="utf-8"))
     shard = source / index["weight_map"]["model.norm.weight"]
-    whole = shard.read_bytes()
-    for damaged in (whole[:-4], whole[:5], b""):
+    undamaged = shard.read_bytes()
+    for damaged in (undamaged[:-4], undamaged[:5], b""):
         shard.write_bytes(damaged)
         refuses(rf"{shard.name}' is no complete safetensors file", convert_from, "llama", source)
     shard.unlink()
     refuses(rf"lacks {shard.name}, which model\.safetensors\.index\.json names", convert_from, "llama", source)
-    shard.write_bytes(whole)
-    places = index["weight_map"]
+    shard.write_bytes(undamaged)
+    file_of_key = index["weight_map"]
     for changed, pattern in (
-        ({**places, "more": shard.name}, "disagree on more"),
-        ({**places, "more": "../theirs/" + shard.name}, "must name files of its own folder"),
-        ({**places, "more": 3}, "must say under weight_map which file holds each tensor"),
+        ({**file_of_key, "more": shard.name}, "disagree on more"),
+        ({**file_of_key, "more": "../theirs/" + shard.name}, "must name files of its own folder"),
+        ({**file_of_key, "more": 3}, "must say under weight_map which file holds each tensor"),
         ([], "must say under weight_map"),
     ):
         (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": changed}), encoding="utf-8")

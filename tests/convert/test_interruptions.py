@@ -35,19 +35,19 @@ BESIDE = {
 @pytest.fixture
 def source(theirs: Folder) -> Path:
     """A checkpoint in several files, with a tokenizer, and with files that are not carried along."""
-    place = theirs(DiffLlamaForCausalLM, "9KB")
-    (place / "additional_chat_templates").mkdir()
+    folder = theirs(DiffLlamaForCausalLM, "9KB")
+    (folder / "additional_chat_templates").mkdir()
     for name, text in {**BESIDE, "README.md": "A Llama.", "optimizer.bin": "…"}.items():
-        (place / name).write_text(text, encoding="utf-8")
-    return place
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
 
 
 def convert(source: Path, target: Path, size: int = SIZE, **options: Any) -> None:
     convert_from("diffllama", source, target, max_shard_size=size, **options)
 
 
-def contents(place: Path) -> dict[str, bytes]:
-    return {file.relative_to(place).as_posix(): file.read_bytes() for file in place.rglob("*") if file.is_file()}
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 class Saved(list[str]):
@@ -67,17 +67,17 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> Saved:
 
 
 def test_files_of_the_new_folder(source: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    convert(source, tmp_path / "new", progress=lambda done, total: told.append((done, total)))
+    reports: list[tuple[int, int]] = []
+    convert(source, tmp_path / "new", progress=lambda done, total: reports.append((done, total)))
     new = contents(tmp_path / "new")
     index = json.loads(new["model.safetensors.index.json"])
     shards = set(index["weight_map"].values())
     assert len(shards) > 3
     assert new.keys() == {*shards, *BESIDE, *code_files(), "config.json", "model.safetensors.index.json"}
     assert {name: new[name].decode() for name in BESIDE} == BESIDE
-    assert index["metadata"]["total_size"] == told[-1][0] == told[-1][1]
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
-    assert len(told) == len(shards) + 1
+    assert index["metadata"]["total_size"] == reports[-1][0] == reports[-1][1]
+    assert [done for done, _ in reports] == sorted({done for done, _ in reports})
+    assert len(reports) == len(shards) + 1
     assert not (tmp_path / ".unfinished-new").exists()
 
 
@@ -106,20 +106,20 @@ def test_interrupted_at_every_file(
     when: str, source: Path, tmp_path: Path, saved: Saved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(source, tmp_path / "whole")
-    whole, shards = contents(tmp_path / "whole"), len(saved)
-    for at in range(len(whole)):
+    expected, shards = contents(tmp_path / "whole"), len(saved)
+    for at in range(len(expected)):
         with monkeypatch.context() as patch:
             patch.setattr(atomic.ResumableDirectory, "write", interrupted_writes(at, when))
             with pytest.raises(KeyboardInterrupt):
                 convert(source, tmp_path / "new")
         assert {file.name for file in tmp_path.iterdir()} == {"theirs", "whole", ".unfinished-new"}
         saved.clear()
-        told: list[int] = []
-        convert(source, tmp_path / "new", progress=lambda done, total, told=told: told.append(done))
+        reports: list[int] = []
+        convert(source, tmp_path / "new", progress=lambda done, total, reports=reports: reports.append(done))
         done = min(at + (when == "after"), shards)
         assert len(saved) == shards - done  # a finished file is not written again
-        assert (told[0] > 0) == (done > 0)
-        assert contents(tmp_path / "new") == whole
+        assert (reports[0] > 0) == (done > 0)
+        assert contents(tmp_path / "new") == expected
         assert {file.name for file in tmp_path.iterdir()} == {"theirs", "whole", "new"}
         shutil.rmtree(tmp_path / "new")
 
@@ -233,10 +233,10 @@ def test_interrupted_when_the_folder_has_its_name(
         patch.setattr(atomic.ResumableDirectory, "finish", finishing)
         with pytest.raises(KeyboardInterrupt):
             convert(source, tmp_path / "new")
-    whole = contents(tmp_path / "new")
+    expected = contents(tmp_path / "new")
     shutil.rmtree(tmp_path / "new")
     convert(source, tmp_path / "new")
-    assert contents(tmp_path / "new") == whole
+    assert contents(tmp_path / "new") == expected
     assert {file.name for file in tmp_path.iterdir()} == {"theirs", "new"}
 
 
@@ -262,7 +262,7 @@ def test_a_dtype_for_each_tensor_is_kept(
     source: Path, tmp_path: Path, tensors: Callable[..., dict[str, Tensor]]
 ) -> None:
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    mixed = {key: x.to(dtypes[place % 4]) for place, (key, x) in enumerate(sorted(tensors(source).items()))}
+    mixed = {key: x.to(dtypes[index % 4]) for index, (key, x) in enumerate(sorted(tensors(source).items()))}
     for file in source.glob("*.safetensors"):
         file.unlink()
     (source / "model.safetensors.index.json").unlink()

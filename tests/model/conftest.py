@@ -122,14 +122,14 @@ def lambda_terms(monkeypatch: pytest.MonkeyPatch) -> Callable[[DiffTransformerFo
         return out
 
     def terms(model: DiffTransformerForCausalLM) -> dict[str, float]:
-        found: dict[str, float] = {}
+        gradient_terms: dict[str, float] = {}
         layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Lambda)]
         for (name, lam), size in zip(layers, sums[len(sums) - len(layers) :], strict=True):
-            for ours, other in (("q1", "k1"), ("k1", "q1"), ("q2", "k2"), ("k2", "q2")):
-                vector = getattr(lam, other).detach()
+            for ours, partner in (("q1", "k1"), ("k1", "q1"), ("q2", "k2"), ("k2", "q2")):
+                vector = getattr(lam, partner).detach()
                 factor = (vector @ getattr(lam, ours).detach()).exp()
-                found[f"{name}.{ours}"] = size * (factor * vector).abs().max().item()
-        return found
+                gradient_terms[f"{name}.{ours}"] = size * (factor * vector).abs().max().item()
+        return gradient_terms
 
     monkeypatch.setitem(backends._BACKENDS, "reference", reference._replace(attend=attend))
     return terms

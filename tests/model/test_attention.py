@@ -97,10 +97,10 @@ def test_implementations_agree_in_float64(kind: str, padded: bool, make: Any, to
         # number, which is −∞ to its float32 softmax. In float32 it is compared with padding too.
         if padded and implementation == "eager":
             continue
-        got = answers(make(kind, attn_implementation=implementation), inputs, mask)
+        computed = answers(make(kind, attn_implementation=implementation), inputs, mask)
         expect_runs(ran, implementation, kind, RUNS_IN_FLOAT64)
         for name, value in truth.items():
-            check_within(got[name], value, limits[name], COMPUTES_IN.get(implementation, torch.float64))
+            check_within(computed[name], value, limits[name], COMPUTES_IN.get(implementation, torch.float64))
 
 
 def test_a_billionth_more_in_any_step_is_caught(kind: str, make: Any, tokens: Any) -> None:
@@ -128,8 +128,8 @@ def test_a_billionth_more_in_any_step_is_caught(kind: str, make: Any, tokens: An
         attention.scaling *= 1 + 1e-9
         wrong[f"scores of layer {attention.layer_idx}"] = answers(model, inputs)
         attention.scaling = attention.head_dim**-0.5
-    for step, got in wrong.items():
-        off = [name for name, value in truth.items() if (got[name] - value).abs().max() > limits[name] * 2**-52]
+    for step, computed in wrong.items():
+        off = [name for name, value in truth.items() if (computed[name] - value).abs().max() > limits[name] * 2**-52]
         assert "logits" in off, step
     for name, value in answers(model, inputs).items():
         assert torch.equal(value, truth[name]), name
@@ -158,10 +158,10 @@ def test_a_wrong_gradient_of_lambda_is_caught(
         return blockwise.attend(request._replace(lam=lam))
 
     monkeypatch.setitem(backends._BACKENDS, "blockwise", blockwise._replace(attend=attend))
-    got = answers(make("diff", attn_implementation="diff_attention_blockwise"), inputs)
+    computed = answers(make("diff", attn_implementation="diff_attention_blockwise"), inputs)
     for name, value in truth.items():
         with pytest.raises(AssertionError, match="over the limit") if ".lam." in name else nullcontext():
-            check_within(got[name], value, limits[name])
+            check_within(computed[name], value, limits[name])
 
 
 # Triton's interpreter takes long for a model.
@@ -182,10 +182,10 @@ def test_implementations_agree_in_float32(
     truth = answers(rounded, inputs, mask)
     terms = lambda_terms(rounded)
     ran.clear()
-    got = answers(make(kind, torch.float32, attn_implementation=implementation), inputs, mask)
+    computed = answers(make(kind, torch.float32, attn_implementation=implementation), inputs, mask)
     expect_runs(ran, implementation, kind)
     for name, value in truth.items():
-        error, plain_error = ((x[name].double() - value.double()).abs().max().item() for x in (got, plain))
+        error, plain_error = ((x[name].double() - value.double()).abs().max().item() for x in (computed, plain))
         band = eps * max(ROUNDINGS * max(1.0, value.abs().max().item()), ROUNDINGS_OF_A_TERM * terms.get(name, 0.0))
         assert plain_error <= 4 * band, f"{name}: the plain formula itself is off by {plain_error:.3g}"
         limit = 2 * plain_error + band
@@ -313,7 +313,7 @@ def test_our_own_operator_gets_views_of_what_the_projection_made(
 ) -> None:
     """No zeros, no copies: queries and keys in the memory of the rotated ones, the values in their projection's."""
     seen: list[tuple[Tensor, ...]] = []
-    made: dict[str, Tensor] = {}
+    projected: dict[str, Tensor] = {}
 
     def spy(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, **kwargs: Any) -> Tensor:
         seen.append((q, k, v))
@@ -324,8 +324,8 @@ def test_our_own_operator_gets_views_of_what_the_projection_made(
     project = attention.project
 
     def keep(*args: Any) -> tuple[Tensor, ...]:
-        made["q"], made["k"], made["v"] = project(*args)
-        return made["q"], made["k"], made["v"]
+        projected["q"], projected["k"], projected["v"] = project(*args)
+        return projected["q"], projected["k"], projected["v"]
 
     monkeypatch.setattr(attention, "project", keep)
     monkeypatch.setattr(model_attention, "diff_attention", spy)
@@ -334,8 +334,8 @@ def test_our_own_operator_gets_views_of_what_the_projection_made(
     q, k, v = seen[0]
     assert (q.shape, k.shape, v.shape) == ((2, 4, 2, 9, 4), (2, 2, 2, 9, 4), (2, 2, 9, 8))
     for name, view in zip("qkv", (q, k, v), strict=True):
-        assert view.untyped_storage().data_ptr() == made[name].untyped_storage().data_ptr(), name
-        assert view.numel() == made[name].numel(), name
+        assert view.untyped_storage().data_ptr() == projected[name].untyped_storage().data_ptr(), name
+        assert view.numel() == projected[name].numel(), name
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "diff_attention"])

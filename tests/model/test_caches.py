@@ -44,16 +44,16 @@ def test_sliding_window(kind: str, implementation: str, types: Any, make: Any, t
     masks = {"full_attention": full, "sliding_attention": window}
     precision = COMPUTES_IN.get(implementation)
     with torch.no_grad():
-        whole = model(inputs, use_cache=False).logits
-        check(whole, model(inputs, attention_mask=masks, use_cache=False).logits, dtype=precision)
+        expected = model(inputs, use_cache=False).logits
+        check(expected, model(inputs, attention_mask=masks, use_cache=False).logits, dtype=precision)
         blind = make(kind, **options | {"layer_types": ["full_attention"] * 2})(inputs).logits
-        assert (whole - blind).abs().max() > 0.1
+        assert (expected - blind).abs().max() > 0.1
         for name in ("dynamic", "static"):
             for chunks in ((1,) * 13, (9, 1, 1, 2), (2, 5, 6)):
                 cache = CACHES[name](config=model.config)
                 assert cache.is_sliding == ([True, True] if types is None else [False, True])
                 parts = [model(part, past_key_values=cache).logits for part in inputs.split(chunks, dim=1)]
-                check(torch.cat(parts, 1), whole, dtype=precision)
+                check(torch.cat(parts, 1), expected, dtype=precision)
         assert cache.layers[1].keys.shape[2] == WINDOW
 
 
@@ -92,10 +92,10 @@ def test_sliding_window_generates(kind: str, make: Any, tokens: Any, tmp_path: P
 
 def test_the_window_reaches_kernels_that_take_no_mask(kind: str, make: Any, tokens: Any) -> None:
     model = make(kind, sliding_window=WINDOW, layer_types=["full_attention", "sliding_attention"])
-    given: list[int | None] = []
+    windows: list[int | None] = []
 
     def spy(*args: Any, sliding_window: int | None, **kwargs: Any) -> Any:
-        given.append(sliding_window)
+        windows.append(sliding_window)
         return sdpa_attention_forward(*args, **kwargs)
 
     AttentionInterface.register("spy", spy)
@@ -103,7 +103,7 @@ def test_the_window_reaches_kernels_that_take_no_mask(kind: str, make: Any, toke
     model.set_attn_implementation("spy")
     model(tokens())
     del AttentionInterface._global_mapping["spy"], AttentionMaskInterface._global_mapping["spy"]
-    assert given == [None, WINDOW]
+    assert windows == [None, WINDOW]
     assert [layer.self_attn.sliding_window for layer in make(kind).model.layers] == [None, None]
 
 
@@ -279,25 +279,25 @@ def test_a_window_is_no_mask_where_a_sequence_begins(
     kind: str, make: Any, tokens: Any, check: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operator hides what the window leaves behind; torch's attention, which cannot, gets a mask of N × N."""
-    given: list[tuple[Any, Any, bool]] = []
+    calls: list[tuple[Any, Any, bool]] = []
 
     def spy(*args: Any, **kwargs: Any) -> Tensor:
-        given.append((kwargs["attn_mask"], kwargs["window"], kwargs["is_causal"]))
+        calls.append((kwargs["attn_mask"], kwargs["window"], kwargs["is_causal"]))
         return diff_attention(*args, **kwargs)
 
     monkeypatch.setattr(model_attention, "diff_attention", spy)
     model, inputs = make(kind, sliding_window=WINDOW), tokens(length=13)
     with torch.no_grad():
         filled = model(inputs, use_cache=True)
-        beginning, given[:] = list(given), []
-        rest = model(inputs[:, :2], past_key_values=filled.past_key_values)
-        whole = make(kind, sliding_window=WINDOW, attn_implementation="sdpa")(torch.cat((inputs, inputs[:, :2]), 1))
-    check(torch.cat((filled.logits, rest.logits), 1), whole.logits)
+        beginning, calls[:] = list(calls), []
+        continued = model(inputs[:, :2], past_key_values=filled.past_key_values)
+        expected = make(kind, sliding_window=WINDOW, attn_implementation="sdpa")(torch.cat((inputs, inputs[:, :2]), 1))
+    check(torch.cat((filled.logits, continued.logits), 1), expected.logits)
     if kind == "softmax":
-        assert given == beginning == []
+        assert calls == beginning == []
         return
     assert beginning == [(None, WINDOW, True)] * 2
-    assert [(mask.shape[-2:], window) for mask, window, _ in given] == [((2, WINDOW + 1), None)] * 2
+    assert [(mask.shape[-2:], window) for mask, window, _ in calls] == [((2, WINDOW + 1), None)] * 2
 
 
 def test_a_window_in_both_directions(kind: str, make: Any, tokens: Any, check: Any) -> None:

@@ -107,10 +107,10 @@ def test_the_sizes_that_are_computed_cannot_be_written() -> None:
 def test_copies_of_it_are_views_of_copies(duplicate: Callable[[Any], Any]) -> None:
     config = config_of("diff")
     view = config.get_text_config()
-    other = duplicate(view)
-    assert other == view
-    assert (other.num_key_value_heads, other.head_dim) == (2, 12)
-    other.vocab_size = 40
+    duplicated = duplicate(view)
+    assert duplicated == view
+    assert (duplicated.num_key_value_heads, duplicated.head_dim) == (2, 12)
+    duplicated.vocab_size = 40
     assert config.vocab_size == 32
 
 
@@ -127,8 +127,8 @@ def test_a_pair_stays_a_pair_in_copies_and_in_other_processes(duplicate: Callabl
 def test_a_model_made_from_it_is_the_model(attention_type: str) -> None:
     config = config_of(attention_type)
     for auto in (AutoModel, AutoModelForCausalLM):
-        expected, made = auto.from_config(config), auto.from_config(config.get_text_config())
-        assert type(made) is type(expected)
-        assert type(made.config) is DiffTransformerConfig
+        expected, from_view = auto.from_config(config), auto.from_config(config.get_text_config())
+        assert type(from_view) is type(expected)
+        assert type(from_view.config) is DiffTransformerConfig
         shapes = {name: weight.shape for name, weight in expected.state_dict().items()}
-        assert {name: weight.shape for name, weight in made.state_dict().items()} == shapes
+        assert {name: weight.shape for name, weight in from_view.state_dict().items()} == shapes

@@ -53,18 +53,18 @@ def settings(**changes: Any) -> GenerationConfig:
 
 
 @functools.cache
-def made_once(kind: str, make: Any) -> tuple[Any, list[list[int]]]:
+def shared_model(kind: str, make: Any) -> tuple[Any, list[list[int]]]:
     """A model of the default configuration, which no test may change, and what it answers to each prompt alone."""
     model = make(kind)
-    return model, one_by_one(model)
+    return model, generated_alone(model)
 
 
-def one_by_one(model: Any, prompts: Any = PROMPTS, **changes: Any) -> list[list[int]]:
+def generated_alone(model: Any, prompts: Any = PROMPTS, **changes: Any) -> list[list[int]]:
     out = [model.generate(torch.tensor([prompt]), generation_config=settings(**changes))[0] for prompt in prompts]
     return [tokens[len(prompt) :].tolist() for tokens, prompt in zip(out, prompts, strict=True)]
 
 
-def together(model: Any, prompts: Any = PROMPTS, page_size: int = 4, **sizes: Any) -> list[list[int]]:
+def generated_in_batch(model: Any, prompts: Any = PROMPTS, page_size: int = 4, **sizes: Any) -> list[list[int]]:
     config = ContinuousBatchingConfig(**{PAGE_SIZE: page_size, **ROOMY, **sizes})
     results = model.generate_batch(list(prompts), settings(), continuous_batching_config=config, warmup=False)
     assert all(result.error is None for result in results.values())
@@ -82,23 +82,23 @@ def llama() -> LlamaForCausalLM:
 )
 @pytest.mark.parametrize("implementation", ["diff_attention", "eager"])
 def test_the_tokens_are_those_of_generate(kind: str, implementation: str, sizes: dict[str, int], make: Any) -> None:
-    model, (_, expected) = make(kind, attn_implementation=implementation), made_once(kind, make)
+    model, (_, expected) = make(kind, attn_implementation=implementation), shared_model(kind, make)
     assert len({tuple(tokens) for tokens in expected}) > 3
-    assert together(model, **sizes) == expected
+    assert generated_in_batch(model, **sizes) == expected
     assert model.config._attn_implementation == implementation
-    assert one_by_one(model, PROMPTS[:1]) == expected[:1]
+    assert generated_alone(model, PROMPTS[:1]) == expected[:1]
 
 
 def test_llama_does_so_on_the_same_machine() -> None:
     """What fails here is not ours."""
     model = llama()
-    assert together(model, **TIGHT) == one_by_one(model)
+    assert generated_in_batch(model, **TIGHT) == generated_alone(model)
 
 
 @pytest.mark.parametrize("page_size", [5, pytest.param(32, marks=pytest.mark.all)])
 def test_pages_of_any_size(kind: str, page_size: int, make: Any) -> None:
-    model, expected = made_once(kind, make)
-    assert together(model, page_size=page_size, num_blocks=-(-96 // page_size)) == expected
+    model, expected = shared_model(kind, make)
+    assert generated_in_batch(model, page_size=page_size, num_blocks=-(-96 // page_size)) == expected
 
 
 @pytest.fixture
@@ -116,11 +116,11 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_requests_that_begin_alike_share_pages(kind: str, make: Any, shared: list[int]) -> None:
-    model, expected = made_once(kind, make)
-    assert together(model, max_batch_tokens=20) == expected
+    model, expected = shared_model(kind, make)
+    assert generated_in_batch(model, max_batch_tokens=20) == expected
     assert max(shared) >= 8  # two pages or more of the first request serve a later one
     shared.clear()
-    assert together(model, max_batch_tokens=20, allow_block_sharing=False) == expected
+    assert generated_in_batch(model, max_batch_tokens=20, allow_block_sharing=False) == expected
     assert not any(shared)
 
 
@@ -133,9 +133,9 @@ def test_requests_that_begin_alike_share_pages(kind: str, make: Any, shared: lis
 )
 def test_layers_with_a_window(kind: str, window: dict[str, Any], make: Any) -> None:
     model = make(kind, sliding_window=5, **window)
-    expected = one_by_one(model)
-    assert expected != made_once(kind, make)[1]
-    assert together(model) == expected
+    expected = generated_alone(model)
+    assert expected != shared_model(kind, make)[1]
+    assert generated_in_batch(model) == expected
 
 
 @pytest.mark.skipif(
@@ -150,8 +150,8 @@ def test_flash_attention_is_called_as_by_any_model(
     monkeypatch.setattr(continuous_api, "is_flash_attn_3_available", lambda **kwargs: False)
     monkeypatch.setattr(continuous_api, "is_flash_attn_2_available", lambda **kwargs: True)
     model = make(kind, attn_implementation=implementation)
-    _, expected = made_once(kind, make)
-    assert together(model) == expected
+    _, expected = shared_model(kind, make)
+    assert generated_in_batch(model) == expected
     assert set(ran) == {"flash_attn_varlen_func"}
     assert len(ran) % 2 == 0  # one call for each of the two layers
     assert model.config._attn_implementation == implementation
@@ -159,11 +159,15 @@ def test_flash_attention_is_called_as_by_any_model(
 
 def test_a_manager_of_ones_own(kind: str, make: Any) -> None:
     """Without generate_batch: requests arrive while others are under way, and two are asked for twice."""
-    model, expected = made_once(kind, make)
+    model, expected = shared_model(kind, make)
     config = ContinuousBatchingConfig(**{PAGE_SIZE: 4, **ROOMY})
-    with model.continuous_batching_context_manager(settings(), continuous_batching_config=config, warmup=False) as own:
-        ids = [own.add_request(prompt, max_new_tokens=NEW_TOKENS) for prompt in (*PROMPTS, *PROMPTS[:2])]
-        results = {result.request_id: result.generated_tokens for result in (own.get_result(timeout=30) for _ in ids)}
+    with model.continuous_batching_context_manager(
+        settings(), continuous_batching_config=config, warmup=False
+    ) as manager:
+        ids = [manager.add_request(prompt, max_new_tokens=NEW_TOKENS) for prompt in (*PROMPTS, *PROMPTS[:2])]
+        results = {
+            result.request_id: result.generated_tokens for result in (manager.get_result(timeout=30) for _ in ids)
+        }
     assert [results[name] for name in ids] == [*expected, *expected[:2]]
     assert model.config._attn_implementation == "diff_attention"
 
@@ -188,27 +192,27 @@ def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(
 ) -> None:
     """The Transformer and V2 cache what their configuration says, so they run there as well."""
     monkeypatch.setattr(modeling, "_reads_the_call_config", lambda: False)
-    model, expected = made_once(kind, make)
+    model, expected = shared_model(kind, make)
     if kind == "diff":
         with pytest.raises(NotImplementedError, match="'diff' needs a transformers"):
-            together(model)
+            generated_in_batch(model)
         assert model.config._attn_implementation == "diff_attention"
     else:
-        assert together(model) == expected
+        assert generated_in_batch(model) == expected
 
 
 @pytest.mark.skipif(PAGE_SIZE == "block_size", reason="this transformers counts its cache otherwise")
 def test_the_cache_is_as_large_as_the_transformers(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of a page, and what the memory estimate takes for a batch's queries: those of the call."""
     seen: dict[str, tuple[int, int]] = {}
-    made = PagedAttentionCache.__init__
+    initialise = PagedAttentionCache.__init__
 
     def noted(self: PagedAttentionCache, config: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, config, *args, **kwargs)
+        initialise(self, config, *args, **kwargs)
         seen[config.attention_type] = (self.bytes_per_sector, config.num_attention_heads * config.head_dim)
 
     monkeypatch.setattr(PagedAttentionCache, "__init__", noted)
     for kind in ("diff", "diff_v2", "softmax"):
-        together(make(kind), prompts=PROMPTS[1:2])
+        generated_in_batch(make(kind), prompts=PROMPTS[1:2])
     assert seen["diff"][0] == seen["diff_v2"][0] == seen["softmax"][0]
     assert [seen[kind][1] for kind in ("diff", "diff_v2", "softmax")] == [64, 64, 32]

@@ -62,15 +62,17 @@ def answers(model: DiffTransformerForCausalLM, loss: Tensor) -> dict[str, Tensor
     return {"loss": loss.detach()} | {name: value.grad.clone() for name, value in model.named_parameters()}
 
 
-def agree(check: Callable[..., None], got: dict[str, Tensor], truth: dict[str, Tensor], dtype: torch.dtype) -> None:
-    assert got.keys() == truth.keys()
+def agree(
+    check: Callable[..., None], computed: dict[str, Tensor], truth: dict[str, Tensor], dtype: torch.dtype
+) -> None:
+    assert computed.keys() == truth.keys()
     for name, value in truth.items():
         assert value.any(), name
-        check(got[name], value.to(got[name].dtype), least=max(1.0, 4 * value.abs().max().item()), dtype=dtype)
+        check(computed[name], value.to(computed[name].dtype), least=max(1.0, 4 * value.abs().max().item()), dtype=dtype)
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """What the forward passes did: masks made, and calls of the operator and of ordinary attention by document."""
     counter: Counter[str] = Counter()
 
@@ -99,7 +101,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_loss_and_gradients_are_those_of_the_documents_alone(
-    kind: str, window: str, make: Any, check: Any, made: Counter[str], ran: Counter[str]
+    kind: str, window: str, make: Any, check: Any, calls: Counter[str], ran: Counter[str]
 ) -> None:
     """Flattened, without a mask; and as the batch of rows with one, which the first must not be worse than."""
     batch, config = batch_of(), WINDOWS[window]
@@ -107,24 +109,24 @@ def test_loss_and_gradients_are_those_of_the_documents_alone(
     truth = exact(make(kind, attn_implementation=TRUTH, **config), row["input_ids"], LENGTHS)
     model = make(kind, **config)
     assert attends_by_document(model.config)
-    made.clear()
+    calls.clear()
     ran.clear()
-    got = answers(model, model(**row, use_cache=False, num_items_in_batch=sum(LENGTHS) - len(LENGTHS)).loss)
+    computed = answers(model, model(**row, use_cache=False, num_items_in_batch=sum(LENGTHS) - len(LENGTHS)).loss)
     if kind in ("diff", "diff_v2"):
-        assert made == {"operator, by document": 2}
+        assert calls == {"operator, by document": 2}
         assert ran["torch"] == 0
     else:
-        assert made == {"ordinary, by document": 2}
+        assert calls == {"ordinary, by document": 2}
         assert ran["torch"] == 2 * len(LENGTHS)
-    agree(check, got, truth, torch.float32)  # the loss upcasts to float32
+    agree(check, computed, truth, torch.float32)  # the loss upcasts to float32
     rows = answers(model, model(**batch, use_cache=False, num_items_in_batch=sum(LENGTHS) - len(LENGTHS)).loss)
-    assert made["mask"] > 0
-    agree(check, rows, got, torch.float32)
+    assert calls["mask"] > 0
+    agree(check, rows, computed, torch.float32)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", *flash_stand_in.NAMES])
 def test_other_implementations_read_them_as_in_transformers(
-    kind: str, implementation: str, make: Any, check: Any, made: Counter[str], monkeypatch: pytest.MonkeyPatch
+    kind: str, implementation: str, make: Any, check: Any, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FlashAttention from the arguments, the others from the positions, also where only the arguments tell them."""
     flash = flash_stand_in.install(monkeypatch)
@@ -132,17 +134,17 @@ def test_other_implementations_read_them_as_in_transformers(
     truth = exact(make(kind, attn_implementation=TRUTH), row["input_ids"], LENGTHS)
     model = make(kind, attn_implementation=implementation)
     assert not attends_by_document(model.config)
-    for given in (row, {name: value for name, value in row.items() if name != "position_ids"}):
-        made.clear()
+    for inputs in (row, {name: value for name, value in row.items() if name != "position_ids"}):
+        calls.clear()
         flash.clear()
-        agree(check, answers(model, model(**given, use_cache=False).loss), truth, torch.float32)
+        agree(check, answers(model, model(**inputs, use_cache=False).loss), truth, torch.float32)
         if implementation in flash_stand_in.NAMES:
             assert flash == ["flash_attn_varlen_func"] * 2
         else:
-            assert made == {"mask": 1}
+            assert calls == {"mask": 1}
 
 
-def test_a_collator_of_transformers(kind: str, make: Any, check: Any, made: Counter[str]) -> None:
+def test_a_collator_of_transformers(kind: str, make: Any, check: Any, calls: Counter[str]) -> None:
     """Its batch as it is, also without positions; in evaluation, where a cache is asked for unless told otherwise."""
     parts = [torch.randint(1, 29, (1, n)) for n in (5, 1, 6)]
     collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
@@ -150,16 +152,16 @@ def test_a_collator_of_transformers(kind: str, make: Any, check: Any, made: Coun
     model = make(kind)
     with torch.no_grad():
         expected = torch.cat([model(part, use_cache=False).logits for part in parts], 1)
-        made.clear()
+        calls.clear()
         out = model(**batch)
         check(out.logits, expected)
         assert out.past_key_values is None
         positions = batch.pop("position_ids")
         assert torch.equal(model(**batch).logits, out.logits)
-        found = packed_documents.document_positions(batch["cu_seq_lens_q"], 12)
-        assert found is not None
-        assert torch.equal(found, positions)
-    assert made["mask"] == 0
+        computed = packed_documents.document_positions(batch["cu_seq_lens_q"], 12)
+        assert computed is not None
+        assert torch.equal(computed, positions)
+    assert calls["mask"] == 0
 
 
 def test_attention_weights(kind: str, make: Any, check: Any) -> None:
@@ -174,7 +176,7 @@ def test_attention_weights(kind: str, make: Any, check: Any) -> None:
         check(one, other)
 
 
-def test_checkpointing_and_accumulation(kind: str, make: Any, check: Any, made: Counter[str]) -> None:
+def test_checkpointing_and_accumulation(kind: str, make: Any, check: Any, calls: Counter[str]) -> None:
     """The layers are computed twice, by document both times, and two parts of a batch add up to the whole."""
     batch = batch_of()
     targets = sum(LENGTHS) - len(LENGTHS)
@@ -183,12 +185,12 @@ def test_checkpointing_and_accumulation(kind: str, make: Any, check: Any, made: 
     # transformers renamed it within version 5; the old name warns where the new one exists.
     names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
     getattr(model, next(name for name in names if hasattr(model, name)))()
-    made.clear()
+    calls.clear()
     parts = [{name: value[rows] for name, value in batch.items()} for rows in (slice(0, 1), slice(1, 3))]
     losses = [model(**flattened(part), use_cache=False, num_items_in_batch=targets).loss for part in parts]
     agree(check, answers(model, sum(losses)), truth, torch.float32)
-    assert list(made.values()) == [8]
-    assert all("by document" in name for name in made)
+    assert list(calls.values()) == [8]
+    assert all("by document" in name for name in calls)
 
 
 # torch's own, of what it does itself while it traces a layer, whose input is no leaf.
@@ -212,7 +214,7 @@ def test_compiled_layers_meet_few_shapes(kind: str, make: Any, check: Any) -> No
     torch._dynamo.reset()
 
 
-def test_under_autocast(kind: str, make: Any, made: Counter[str]) -> None:
+def test_under_autocast(kind: str, make: Any, calls: Counter[str]) -> None:
     """In bfloat16, whose rounding is all that parts it from the rows with a mask."""
     batch = batch_of()
     model = make(kind, torch.float32)
@@ -223,7 +225,7 @@ def test_under_autocast(kind: str, make: Any, made: Counter[str]) -> None:
             rows = model(**batch, use_cache=False).logits.flatten(0, 1)
     error, usual = (logits[0] - exact[0]).abs().max(), (rows - exact[0]).abs().max()
     assert 0 < error <= 2 * usual
-    assert made["mask"] == 1
+    assert calls["mask"] == 1
 
 
 @pytest.mark.parametrize(("window", "is_causal"), [(None, True), (3, True), (None, False)])
@@ -237,26 +239,26 @@ def test_a_kernel_for_several_lengths(
         pytest.skip("this release of torch does not pass on a window")
 
     def kernel(*args: Any, **kwargs: Any) -> Tensor:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        q, k, v, ends, other_ends, longest, also = given.args
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        q, k, v, ends, key_ends, longest, key_longest = bound.args
         assert ends.dtype == torch.int32
-        assert given.kwargs["enable_gqa"]
+        assert bound.kwargs["enable_gqa"]
         calls.append(longest)
-        options = {"softmax_scale": given.kwargs["scale"], "window_size": given.kwargs["window_size"]}
-        return flash_stand_in.flash_attn_varlen_func(q, k, v, ends, other_ends, longest, also, **options)
+        options = {"softmax_scale": bound.kwargs["scale"], "window_size": bound.kwargs["window_size"]}
+        return flash_stand_in.flash_attn_varlen_func(q, k, v, ends, key_ends, longest, key_longest, **options)
 
     calls: list[int] = []
     module: Any = torch.nn.Module()
     module.num_key_value_groups = 2
     query = torch.randn(1, 4, 20, 8, dtype=torch.float64)
     key, value = (torch.randn(1, 2, 20, 8, dtype=torch.float64) for _ in range(2))
-    rest = (torch.tensor([0, 9, 9, 10, 20]), 0.3, is_causal, window)
-    expected = packed_documents.attend_by_document(module, query, key, value, *rest, 10)
+    settings = (torch.tensor([0, 9, 9, 10, 20]), 0.3, is_causal, window)
+    expected = packed_documents.attend_by_document(module, query, key, value, *settings, 10)
     monkeypatch.setattr(packed_documents, "_takes_several_lengths", lambda *_: True)
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
     for longest in (10, None):
-        check(packed_documents.attend_by_document(module, query, key, value, *rest, longest), expected)
+        check(packed_documents.attend_by_document(module, query, key, value, *settings, longest), expected)
     assert calls == [10, 20]
 
 
@@ -293,11 +295,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_makes_no_sense(what: str, make: Any) -> None:
-    changes, message = REFUSED[what]
-    given = {"input_ids": torch.ones(1, 9, dtype=torch.long), "cu_seq_lens_q": ends(0, 4, 9)} | changes
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_makes_no_sense(case: str, make: Any) -> None:
+    changes, message = REFUSED[case]
+    arguments = {"input_ids": torch.ones(1, 9, dtype=torch.long), "cu_seq_lens_q": ends(0, 4, 9)} | changes
     for kind in ("diff", "softmax"):
         with pytest.raises((ValueError, TypeError), match=message) as error:
-            make(kind)(**given)
+            make(kind)(**arguments)
         assert "\n" not in str(error.value)

@@ -33,9 +33,9 @@ GROUPS_FLOAT32 = hasattr(DiffTransformerForCausalLM, "_resolve_parallel_plans")
 HAS_PLAN = "fsdp_size" in inspect.signature(transformers_distributed.DistributedConfig).parameters
 
 
-def shard(model: nn.Module, policy: MixedPrecisionPolicy, own_lambdas: bool) -> nn.Module:
+def shard(model: nn.Module, policy: MixedPrecisionPolicy, lambda_units: bool) -> nn.Module:
     """torch's recipe, a unit for each decoder layer; and one for each λ, where asked for."""
-    for module in model.modules() if own_lambdas else ():
+    for module in model.modules() if lambda_units else ():
         if isinstance(module, Lambda):
             fully_shard(module)
     for layer in model.model.layers:
@@ -77,11 +77,11 @@ def answers(model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
     for labels in (rows, rows.flip(1)):
         loss = model(rows, labels=labels).loss
         loss.backward()
-    found = {"loss": loss.detach()}
+    computed = {"loss": loss.detach()}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
-        found[f"gradient of {name}"] = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-    return {name: value.contiguous() for name, value in found.items()}
+        computed[f"gradient of {name}"] = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    return {name: value.contiguous() for name, value in computed.items()}
 
 
 def on_a_rank() -> None:
@@ -120,8 +120,8 @@ def on_a_rank() -> None:
     for name, build in mixed.items():
         model = build()
         with dtypes_of_lambda() as seen:
-            found = answers(model, rows)
-        assert all(value.isfinite().all() for value in found.values())
+            computed = answers(model, rows)
+        assert all(value.isfinite().all() for value in computed.values())
         held = {str(value.dtype) for path, value in model.named_parameters() if ".lam." in path}
         report[name] = {"held": sorted(held), "computed from": sorted(seen)}
     with pytest.raises(AssertionError, match="uniform") as refused:
@@ -143,28 +143,28 @@ def test_two_ranks_give_what_one_process_gives(sharding: str, kind: str, spread:
     if sharding == "transformers" and not HAS_PLAN:
         pytest.skip("this release of transformers has no FSDP plans")
     expected = answers(make(kind), TOKENS)
-    found = [load_file(spread / f"{sharding} {kind} {rank}.safetensors") for rank in range(ranks.RANKS)]
-    check(torch.stack([one.pop("loss") for one in found]).mean(), expected.pop("loss"))
-    for one in found:
-        assert one.keys() == expected.keys()
+    computed = [load_file(spread / f"{sharding} {kind} {rank}.safetensors") for rank in range(ranks.RANKS)]
+    check(torch.stack([of_rank.pop("loss") for of_rank in computed]).mean(), expected.pop("loss"))
+    for of_rank in computed:
+        assert of_rank.keys() == expected.keys()
         for name, value in expected.items():
             assert value.abs().max() > 0, name
-            check(one[name], value)
+            check(of_rank[name], value)
 
 
 def test_what_becomes_a_unit(kind: str, spread: Path) -> None:
     """By the plan, as Llama's: the embedding, each layer, the last norm, the head; accelerate adds each λ."""
     layers = {"model.layers.0", "model.layers.1"}
-    rest = {"", "model.embed_tokens", "model.norm", "lm_head"}
-    own = {f"{layer}.self_attn.lam" for layer in layers} if kind == "diff" else set()
+    others = {"", "model.embed_tokens", "model.norm", "lm_head"}
+    lambdas = {f"{layer}.self_attn.lam" for layer in layers} if kind == "diff" else set()
     units = {
         name: set(json.loads((spread / f"{name} {kind} units").read_text()))
         for name in ("torch", "accelerate", *(["transformers"] if HAS_PLAN else []))
     }
     assert units["torch"] == {"", *layers}
-    assert units["accelerate"] >= layers | own
+    assert units["accelerate"] >= layers | lambdas
     if HAS_PLAN:
-        assert units["transformers"] == layers | rest
+        assert units["transformers"] == layers | others
 
 
 @pytest.mark.skipif(not HAS_PLAN, reason="this release of transformers has no FSDP plans")

@@ -35,12 +35,12 @@ def test_chunks_equal_the_whole(
     """Prefill, chunked prefill and decoding, without a mask."""
     model, inputs = make(kind, attn_implementation=implementation), tokens()
     with torch.no_grad():
-        whole = model(inputs, use_cache=False).logits
+        expected = model(inputs, use_cache=False).logits
         cache = a_cache(cache_name, model)
         parts = [model(part, past_key_values=cache).logits for part in inputs.split(chunks, dim=1)]
     assert cache.get_seq_length() == 9
     # The rotary tables are made anew for each chunk, in float32, but of the same positions: equal to the bit.
-    check(torch.cat(parts, 1), whole, dtype=COMPUTES_IN.get(implementation))
+    check(torch.cat(parts, 1), expected, dtype=COMPUTES_IN.get(implementation))
 
 
 @pytest.mark.parametrize("cache_name", ["dynamic", "static"])
@@ -52,14 +52,14 @@ def test_chunks_of_a_padded_batch(
     mask = torch.ones_like(inputs)
     mask[0, :3] = 0
     with torch.no_grad():
-        whole = model(inputs, attention_mask=mask, use_cache=False).logits
+        expected = model(inputs, attention_mask=mask, use_cache=False).logits
         cache, start, parts = a_cache(cache_name, model), 0, []
         for size in (2, 4, 1, 2):
             stop = start + size
             part = model(inputs[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache)
             parts.append(part.logits)
             start = stop
-    check(torch.cat(parts, 1) * mask[..., None], whole * mask[..., None])
+    check(torch.cat(parts, 1) * mask[..., None], expected * mask[..., None])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -73,8 +73,8 @@ def test_padded_rows_equal_single_ones(
     model, rows = make(kind, dtype, attn_implementation=implementation), [tokens(1, n) for n in (9, 5, 1)]
     batch, mask = torch.zeros(3, 9, dtype=torch.long), torch.zeros(3, 9, dtype=torch.long)
     for i, row in enumerate(rows):
-        where = slice(9 - row.shape[1], None) if side == "left" else slice(row.shape[1])
-        batch[i, where], mask[i, where] = row[0], 1
+        columns = slice(9 - row.shape[1], None) if side == "left" else slice(row.shape[1])
+        batch[i, columns], mask[i, columns] = row[0], 1
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     for padding in (0, 7):
         filled = batch.masked_fill(mask == 0, padding)
@@ -97,9 +97,9 @@ def test_loss_of_a_padded_batch(kind: str, make: Any, tokens: Any, check: Any) -
     ones, padding = torch.ones_like(row), torch.zeros(1, 3, dtype=torch.long)
     model(row, labels=labels).loss.backward()
     alone = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    for left in (True, False):
+    for on_the_left in (True, False):
         inputs, mask, targets = (
-            torch.cat((extra, part) if left else (part, extra), 1)
+            torch.cat((extra, part) if on_the_left else (part, extra), 1)
             for part, extra in ((row, padding), (ones, padding), (labels, padding - 100))
         )
         model.zero_grad()
@@ -159,8 +159,8 @@ def test_sampling_with_and_without_a_cache(kind: str, make: Any, tokens: Any) ->
 def test_left_padded_generation_equals_single(kind: str, options: dict[str, Any], make: Any, tokens: Any) -> None:
     model, rows = make(kind), [tokens(1, n) for n in (9, 5, 2)]
     batch = torch.cat([torch.cat((torch.zeros(1, 9 - row.shape[1], dtype=torch.long), row), 1) for row in rows])
-    together = generate(model, batch, attention_mask=(batch != 0).long(), **options)
-    for text, row in zip(together, rows, strict=True):
+    batched = generate(model, batch, attention_mask=(batch != 0).long(), **options)
+    for text, row in zip(batched, rows, strict=True):
         assert torch.equal(text[9:], generate(model, row, **options)[0, row.shape[1] :])
 
 
@@ -196,10 +196,10 @@ def test_going_on_from_embeddings(kind: str, make: Any, tokens: Any) -> None:
     settings = {"do_sample": False, "pad_token_id": 0, "return_dict_in_generate": True}
     first = model.generate(inputs_embeds=table(inputs), max_new_tokens=4, **settings)
     so_far = torch.cat((inputs, first.sequences), 1)
-    rest = model.generate(
+    continued = model.generate(
         inputs_embeds=table(so_far), past_key_values=first.past_key_values, max_new_tokens=6, **settings
     )
-    assert torch.equal(torch.cat((so_far, rest.sequences), 1), greedily(model, inputs))
+    assert torch.equal(torch.cat((so_far, continued.sequences), 1), greedily(model, inputs))
 
 
 @pytest.mark.parametrize("helper", ["itself", "another", "the prompt", "its first layer"])

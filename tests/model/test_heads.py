@@ -57,8 +57,8 @@ def test_one_label_a_text(kind: str, make_head: Any, tokens: Any, check: Any) ->
     logits = model(inputs).logits
     assert logits.shape == (2, 3)
     check(logits, hidden[:, -1] @ model.score.weight.T)
-    for left in (True, False):
-        sides = (3, 0) if left else (0, 3)
+    for on_the_left in (True, False):
+        sides = (3, 0) if on_the_left else (0, 3)
         padded, mask = F.pad(inputs, sides), F.pad(torch.ones_like(inputs), sides)
         # Positions are counted over the padding as well: only distances matter, up to the tables' float32.
         check(model(padded, attention_mask=mask).logits, logits, dtype=torch.float32)
@@ -114,9 +114,9 @@ def test_from_a_language_model(head: str, kind: str, make: Any, tokens: Any, che
     """Its base model is taken over and the new head is initialised; saved and loaded, it is the same model again."""
     language_model, inputs = make(kind, torch.float32, num_labels=3, pad_token_id=0), tokens()
     language_model.save_pretrained(tmp_path)
-    own_class, auto_class = HEADS[head]
+    head_class, auto_class = HEADS[head]
     model, info = auto_class.from_pretrained(tmp_path, output_loading_info=True)
-    assert type(model) is own_class
+    assert type(model) is head_class
     assert {name.split(".")[0] for name in info["missing_keys"]} == {"qa_outputs" if head == "question" else "score"}
     assert {*info["unexpected_keys"]} <= {"lm_head.weight"}
     assert all(parameter.isfinite().all() for parameter in model.parameters())
@@ -132,8 +132,8 @@ def test_a_head_without_lambda_in_its_checkpoint(make: Any, tmp_path: Path) -> N
     """λ vectors that a checkpoint lacks are drawn anew under a head as well: N(0, 0.1²)."""
     make("diff", torch.float32, num_labels=3, head_dim=32).save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
-    kept = {name: value for name, value in saved.items() if ".lam." not in name}
-    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    without_lambda = {name: value for name, value in saved.items() if ".lam." not in name}
+    save_file(without_lambda, tmp_path / "model.safetensors", metadata={"format": "pt"})
     model = DiffTransformerForTokenClassification.from_pretrained(tmp_path)
     draws = torch.cat([parameter for name, parameter in model.named_parameters() if ".lam." in name])
     assert len(draws) == 2 * 4 * 32

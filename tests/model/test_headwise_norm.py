@@ -30,11 +30,11 @@ def test_left_out_it_is_as_the_type_has_it() -> None:
 
 def test_saying_what_the_type_has_changes_no_bit(kind: str, make: Any, tokens: Any) -> None:
     inputs = tokens()
-    left_out, said = make(kind), make(kind, headwise_norm=kind == "diff")
-    assert list(left_out.state_dict()) == list(said.state_dict())
-    for name, value in left_out.state_dict().items():
-        assert torch.equal(said.state_dict()[name], value), name
-    assert torch.equal(left_out(inputs).logits, said(inputs).logits)
+    implicit, explicit = make(kind), make(kind, headwise_norm=kind == "diff")
+    assert list(implicit.state_dict()) == list(explicit.state_dict())
+    for name, value in implicit.state_dict().items():
+        assert torch.equal(explicit.state_dict()[name], value), name
+    assert torch.equal(implicit(inputs).logits, explicit(inputs).logits)
 
 
 @pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())
@@ -66,7 +66,7 @@ def test_implementations_agree(
         return {"logits": logits.detach(), **{name: p.grad for name, p in model.named_parameters()}}
 
     inputs = tokens()
-    exact, other = (
+    exact, model_of_variant = (
         make(kind, headwise_norm=norm, attn_implementation=name)
         for name in ("diff_attention_reference", implementation)
     )
@@ -74,12 +74,12 @@ def test_implementations_agree(
     assert ran.keys() == ({"torch"} if kind == "softmax" else {"reference"})
     limits = rounding_limits(lambda: answers(exact))
     ran.clear()
-    got = answers(other)
-    own = "torch" if kind == "softmax" else "blockwise"  # what takes float64
-    assert ran.keys() == {{"sdpa": "torch", "diff_attention": own, "eager": "eager"}[implementation]}
+    computed = answers(model_of_variant)
+    backend = "torch" if kind == "softmax" else "blockwise"  # what takes float64
+    assert ran.keys() == {{"sdpa": "torch", "diff_attention": backend, "eager": "eager"}[implementation]}
     for name, value in truth.items():
         assert value.abs().max() > 0, name
-        check_within(got[name], value, limits[name], torch.float32 if implementation == "eager" else torch.float64)
+        check_within(computed[name], value, limits[name], torch.float32 if implementation == "eager" else torch.float64)
 
 
 @pytest.mark.parametrize(("kind", "norm"), VARIANTS.items())

@@ -64,8 +64,8 @@ def test_padding(kind: str, backend: str, side: str, make: Any, tokens: Any) -> 
         logits.square().sum().backward()
         answers.append([logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
     for answer in answers[1:]:
-        for got, expected in zip(answer, answers[0], strict=True):
-            assert torch.equal(got, expected)
+        for computed, expected in zip(answer, answers[0], strict=True):
+            assert torch.equal(computed, expected)
 
 
 @pytest.mark.parametrize(("kind", "backend", "side"), RUNS)

@@ -96,15 +96,15 @@ CASES: dict[str, tuple[dict[str, Any], int, Callable[[Tensor], dict[str, Any]]]]
 }
 
 
-def answers(model: DiffTransformerForCausalLM, tokens: Tensor, given: dict[str, Any]) -> dict[str, Tensor]:
+def answers(model: DiffTransformerForCausalLM, tokens: Tensor, masks: dict[str, Any]) -> dict[str, Tensor]:
     """Logits of the tokens that are no padding, and the gradient of every parameter for a loss that sees them all."""
     model.zero_grad()
-    logits = model(tokens, use_cache=False, **given).logits
+    logits = model(tokens, use_cache=False, **masks).logits
     generator = torch.Generator().manual_seed(3)
     direction = torch.randn(logits.shape, generator=generator, dtype=torch.float64).to(logits.dtype)
-    if "attention_mask" in given:
-        logits = logits[given["attention_mask"].bool()]
-        direction = direction[given["attention_mask"].bool()]
+    if "attention_mask" in masks:
+        logits = logits[masks["attention_mask"].bool()]
+        direction = direction[masks["attention_mask"].bool()]
     logits.backward(direction)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert all(gradient is not None and gradient.any() for gradient in gradients.values())
@@ -122,23 +122,23 @@ def test_outputs_and_gradients_agree(
 ) -> None:
     config, batch, give = CASES[case]
     inputs = tokens(batch=batch)
-    given = give(inputs)
+    masks = give(inputs)
     exact = make(kind, attn_implementation=TRUTH, **config)
-    truth, limits = answers(exact, inputs, given), rounding_limits(lambda: answers(exact, inputs, given))
+    truth, limits = answers(exact, inputs, masks), rounding_limits(lambda: answers(exact, inputs, masks))
     for implementation in IMPLEMENTATIONS:
         if implementation == "eager" and "padded" in case:
             # Rows of padding are NaN in float64: the mask holds its smallest number, −∞ to eager's float32 softmax.
             continue
         calls.clear()
         flash.clear()
-        got = answers(make(kind, attn_implementation=implementation, **config), inputs, given)
+        computed = answers(make(kind, attn_implementation=implementation, **config), inputs, masks)
         assert calls == {implementation: 2}
         assert len(flash) == (2 if implementation in flash_stand_in.NAMES else 0)
         for name, value in truth.items():
-            check_within(got[name], value, limits[name], COMPUTES_IN.get(implementation, torch.float64))
+            check_within(computed[name], value, limits[name], COMPUTES_IN.get(implementation, torch.float64))
     unlimited = make(kind, attn_implementation=TRUTH)
     if config.get("sliding_window"):
-        assert (answers(unlimited, inputs, given)["logits"] - truth["logits"]).abs().max() > 0.01
+        assert (answers(unlimited, inputs, masks)["logits"] - truth["logits"]).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("case", ["padded left", "padded right", "window, padded"])
@@ -146,11 +146,11 @@ def test_padding_in_eager_attention(kind: str, case: str, make: Any, tokens: Any
     """In float32, where transformers' eager attention answers."""
     config, batch, give = CASES[case]
     inputs = tokens(batch=batch)
-    given = give(inputs)
+    masks = give(inputs)
     model = make(kind, torch.float32, attn_implementation="eager", **config)
     exact = make(kind, torch.float32, attn_implementation=TRUTH, **config).double()
-    truth, limits = answers(exact, inputs, given), rounding_limits(lambda: answers(exact, inputs, given))
-    for name, value in answers(model, inputs, given).items():
+    truth, limits = answers(exact, inputs, masks), rounding_limits(lambda: answers(exact, inputs, masks))
+    for name, value in answers(model, inputs, masks).items():
         check_within(value, truth[name], limits[name], torch.float32)
 
 
@@ -196,13 +196,13 @@ def test_flex_attention(
     monkeypatch.setitem(AttentionInterface._global_mapping, "flex_attention", counted)
     config, batch, give = CASES[case]
     inputs = tokens(batch=batch)
-    given = give(inputs)
-    rows = given.get("attention_mask", torch.ones_like(inputs)).bool()
+    masks = give(inputs)
+    rows = masks.get("attention_mask", torch.ones_like(inputs)).bool()
     model = make(kind, torch.float32, attn_implementation=TRUTH, **config)
     with torch.no_grad():
-        truth = model(inputs, use_cache=False, **given).logits
+        truth = model(inputs, use_cache=False, **masks).logits
         model.set_attn_implementation("flex_attention")
-        logits = model(inputs, use_cache=False, **given).logits
+        logits = model(inputs, use_cache=False, **masks).logits
     assert seen == [0, 1]
     check(logits[rows], truth[rows])
 

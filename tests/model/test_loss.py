@@ -71,11 +71,11 @@ def answers(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     return {"loss": loss.detach(), **gradients}
 
 
-def agree(check: Any, got: dict[str, Tensor], truth: dict[str, Tensor]) -> None:
-    assert got.keys() == truth.keys()
+def agree(check: Any, computed: dict[str, Tensor], truth: dict[str, Tensor]) -> None:
+    assert computed.keys() == truth.keys()
     for name, value in truth.items():
         assert value.any(), name
-        check(got[name], value, least=0.1)
+        check(computed[name], value, least=0.1)
 
 
 @contextmanager
@@ -114,12 +114,12 @@ def test_loss_and_gradients(
         model.lm_head = Wrapped(ordinary_head)
     with counted_calls(monkeypatch) as calls:
         out = model(inputs, labels=labels, num_items_in_batch=items, chunked_loss=True)
-        got = answers(model, out.loss)
+        computed = answers(model, out.loss)
     assert calls == (["ordinary"] if head == "ordinary" else ["called"] * 10)  # five chunks, computed twice
     assert out.logits is None
     assert out.loss.dtype == torch.float64
-    assert ("lm_head.weight" in got) is (not tied and head == "ordinary")
-    agree(check, {name.replace("lm_head.head", "lm_head"): value for name, value in got.items()}, truth)
+    assert ("lm_head.weight" in computed) is (not tied and head == "ordinary")
+    agree(check, {name.replace("lm_head.head", "lm_head"): value for name, value in computed.items()}, truth)
     check(plain.double(), truth["loss"], dtype=torch.float32)
 
 
@@ -146,10 +146,10 @@ def test_labels_of_other_kinds(make: Any, tokens: Any, check: Any) -> None:
     with torch.no_grad():
         expected = model(inputs, labels=labels, chunked_loss=True).loss
         check(model(inputs, labels=labels, shift_labels=shifted, chunked_loss=True).loss, expected)
-        other = labels.masked_fill(labels == -100, 7)
+        relabelled = labels.masked_fill(labels == -100, 7)
         check(
-            model(inputs, labels=other, ignore_index=7, chunked_loss=True).loss.float(),
-            model(inputs, labels=other, ignore_index=7).loss,
+            model(inputs, labels=relabelled, ignore_index=7, chunked_loss=True).loss.float(),
+            model(inputs, labels=relabelled, ignore_index=7).loss,
         )
         none = torch.full_like(labels, -100)
         assert model(inputs, labels=none, chunked_loss=True).loss.isnan()  # as of the mean of no numbers
@@ -162,14 +162,14 @@ def test_what_needs_no_gradient(make: Any, tokens: Any, check: Any) -> None:
     truth = answers(model, model(inputs, labels=inputs, chunked_loss=True).loss)
     model.lm_head.requires_grad_(False)
     model.zero_grad()
-    got = answers(model, model(inputs, labels=inputs, chunked_loss=True).loss)
-    agree(check, got, {name: value for name, value in truth.items() if name != "lm_head.weight"})
+    computed = answers(model, model(inputs, labels=inputs, chunked_loss=True).loss)
+    agree(check, computed, {name: value for name, value in truth.items() if name != "lm_head.weight"})
     model.requires_grad_(False)
     model.lm_head.requires_grad_(True)
     for parameter in model.parameters():
         parameter.grad = None
-    got = answers(model, model(inputs, labels=inputs, chunked_loss=True).loss)
-    agree(check, got, {name: truth[name] for name in ("loss", "lm_head.weight")})
+    computed = answers(model, model(inputs, labels=inputs, chunked_loss=True).loss)
+    agree(check, computed, {name: truth[name] for name in ("loss", "lm_head.weight")})
     with torch.no_grad():
         loss = model(inputs, labels=inputs, chunked_loss=True).loss
     assert not loss.requires_grad
@@ -186,12 +186,12 @@ def test_gradients_twice(make: Any, tokens: Any, check: Any) -> None:
 
 
 @pytest.mark.parametrize("head", ["ordinary", "wrapped"])
-@pytest.mark.parametrize("where", ["autocast", "the model", "the model, in float16"])
-def test_in_half_precision(where: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["autocast", "the model", "the model, in float16"])
+def test_in_half_precision(precision: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off by no more than twice what the plain loss is, and added up in float32."""
-    if head == "wrapped" and where != "autocast":  # autograd adds up what the few chunks give, in the model's dtype
+    if head == "wrapped" and precision != "autocast":  # autograd adds up what the few chunks give, in the model's dtype
         monkeypatch.setattr(model_loss, "CORE_LOGITS", 300 * VOCABULARY)
-    dtype = torch.float16 if "float16" in where else torch.bfloat16
+    dtype = torch.float16 if "float16" in precision else torch.bfloat16
     width = 16
     inner = nn.Linear(width, VOCABULARY, bias=False)
     hidden, labels = torch.randn(2, 400, width), torch.randint(0, VOCABULARY, (2, 400))
@@ -200,7 +200,7 @@ def test_in_half_precision(where: str, head: str, monkeypatch: pytest.MonkeyPatc
         x, weight = hidden.to(dtype).requires_grad_(), inner.weight.detach().to(dtype).requires_grad_()
         copy = nn.Linear(width, VOCABULARY, bias=False)
         copy.weight = nn.Parameter(weight.detach())
-        with torch.autocast("cpu", torch.bfloat16, enabled=where == "autocast" and dtype == torch.float32):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast" and dtype == torch.float32):
             if way == "plain":
                 loss = exact(copy(x).float() if dtype != torch.float64 else copy(x), labels)
             else:
@@ -211,12 +211,12 @@ def test_in_half_precision(where: str, head: str, monkeypatch: pytest.MonkeyPatc
         assert copy.weight.grad is not None
         return {"loss": loss.detach(), "hidden": x.grad, "weight": copy.weight.grad}
 
-    given = torch.float32 if where == "autocast" else dtype
-    truth, plain, got = losses(torch.float64, "plain"), losses(given, "plain"), losses(given, head)
-    assert got["loss"].dtype == torch.float32
+    model_dtype = torch.float32 if precision == "autocast" else dtype
+    truth, plain, computed = losses(torch.float64, "plain"), losses(model_dtype, "plain"), losses(model_dtype, head)
+    assert computed["loss"].dtype == torch.float32
     for name, value in truth.items():
-        assert got[name].dtype == plain[name].dtype
-        error, usual = ((one[name].double() - value).abs().max() for one in (got, plain))
+        assert computed[name].dtype == plain[name].dtype
+        error, usual = ((outcome[name].double() - value).abs().max() for outcome in (computed, plain))
         assert 0 < error <= 2 * usual + 4 * torch.finfo(torch.float32).eps * value.abs().max(), name
 
 

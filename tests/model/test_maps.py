@@ -100,17 +100,17 @@ def test_output_attentions_from_the_configuration(kind: str, make: Any, tokens: 
     model, inputs = make(kind, attn_implementation="eager"), tokens()
     expected = model(inputs, output_attentions=True).attentions
     model.config.output_attentions = True
-    for weights, wanted in zip(model(inputs).attentions, expected, strict=True):
-        assert torch.equal(weights, wanted)
+    for weights, expected_maps in zip(model(inputs).attentions, expected, strict=True):
+        assert torch.equal(weights, expected_maps)
 
 
 def test_output_attentions_through_a_cache(kind: str, make: Any, tokens: Any) -> None:
     """N < S: the last rows of the whole maps."""
     model, inputs = make(kind), tokens()
-    whole = model(inputs, output_attentions=True).attentions
+    full_maps = model(inputs, output_attentions=True).attentions
     cache = model(inputs[:, :6]).past_key_values
     parts = model(inputs[:, 6:], past_key_values=cache, output_attentions=True).attentions
-    for part, full in zip(parts, whole, strict=True):
+    for part, full in zip(parts, full_maps, strict=True):
         assert part.shape == (2, 8, 3, 9)
         close(part, full[:, :, 6:])
 

@@ -52,11 +52,11 @@ def test_forms_agree(kind: str, implementation: str, form: str, make: Any, token
     inputs, mask = padded(tokens)
     with torch.no_grad():
         alone = model(inputs[:1, 3:]).logits[0], model(inputs[1:]).logits[0]
-        given = FORMS[form](mask)
+        mask_of_form = FORMS[form](mask)
         if form == "4-D, additive":
-            given = given.to(dtype)
+            mask_of_form = mask_of_form.to(dtype)
         for options in ({"use_cache": False}, {"past_key_values": DynamicCache(config=model.config)}):
-            logits = model(inputs, attention_mask=given, **options).logits
+            logits = model(inputs, attention_mask=mask_of_form, **options).logits
             for row, expected in enumerate(alone):
                 # Positions are counted over the padding as well: only distances matter, up to the tables' float32.
                 check(logits[row, -len(expected) :], expected, dtype=torch.float32)
@@ -87,13 +87,13 @@ def test_a_tree(kind: str, implementation: str, form: str, make: Any, tokens: An
         mask = torch.zeros(1, 1, 7, 7, dtype=dtype).masked_fill(~mask, LOWEST)
     row, positions = torch.cat((prompt, ends[None]), 1), torch.tensor([[0, 1, 2, 3, 4, 4, 4]])
     with torch.no_grad():
-        together = model(row, attention_mask=mask, position_ids=positions, use_cache=False).logits[0, 4:]
+        packed = model(row, attention_mask=mask, position_ids=positions, use_cache=False).logits[0, 4:]
         alone = [model(torch.cat((prompt, end.view(1, 1)), 1)).logits[0, -1] for end in ends]
-        check(together, torch.stack(alone))
+        check(packed, torch.stack(alone))
         cache = DynamicCache(config=model.config)
         model(prompt, past_key_values=cache)
-        rest = {"attention_mask": mask[:, :, 4:], "position_ids": positions[:, 4:], "past_key_values": cache}
-        check(model(ends[None], **rest).logits[0], together)
+        continuation = {"attention_mask": mask[:, :, 4:], "position_ids": positions[:, 4:], "past_key_values": cache}
+        check(model(ends[None], **continuation).logits[0], packed)
 
 
 @needs_vectors
@@ -174,10 +174,10 @@ def test_gradients_of_packed_documents(kind: str, make: Any, tokens: Any, check:
         sum(losses).backward()
         return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
-    together = gradients(model(row, position_ids=positions, labels=labels, num_items_in_batch=10).loss)
+    of_packed = gradients(model(row, position_ids=positions, labels=labels, num_items_in_batch=10).loss)
     apart = gradients(*(model(part, labels=part, num_items_in_batch=10).loss for part in parts))
     for name, gradient in apart.items():
-        check(together[name], gradient, least=0.1, dtype=torch.float32)  # the loss upcasts to float32
+        check(of_packed[name], gradient, least=0.1, dtype=torch.float32)  # the loss upcasts to float32
 
 
 def test_positions_that_go_on_are_one_document(make: Any, tokens: Any, check: Any) -> None:
@@ -192,7 +192,7 @@ def test_a_mask_of_tokens_to_come(kind: str, make: Any, tokens: Any, check: Any)
     """A 2-D mask wider than the tokens, as for a static cache to be filled, means the tokens that are there."""
     model, (inputs, mask) = make(kind), padded(tokens)
     with torch.no_grad():
-        for given in (mask, torch.ones_like(mask)):
-            expected = model(inputs, attention_mask=given).logits
-            wider = torch.nn.functional.pad(given, (0, 4), value=1)
+        for tokens_mask in (mask, torch.ones_like(mask)):
+            expected = model(inputs, attention_mask=tokens_mask).logits
+            wider = torch.nn.functional.pad(tokens_mask, (0, 4), value=1)
             check(model(inputs, attention_mask=wider).logits, expected)

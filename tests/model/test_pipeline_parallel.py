@@ -32,8 +32,8 @@ def on_a_rank() -> None:
         layers = [name for name, _ in model.named_parameters() if name.endswith("q_proj.weight")]
         assert layers == [f"model.layers.{rank}.self_attn.q_proj.weight"]
         with torch.no_grad():
-            found = {"logits": model(TOKENS).logits, "tokens": generate(model)}
-        save_file({name: value.contiguous() for name, value in found.items()}, folder / f"{kind} {rank}.safetensors")
+            answers = {"logits": model(TOKENS).logits, "tokens": generate(model)}
+        save_file({name: value.contiguous() for name, value in answers.items()}, folder / f"{kind} {rank}.safetensors")
     torch.distributed.destroy_process_group()
 
 
@@ -52,9 +52,9 @@ def spread(tmp_path_factory: pytest.TempPathFactory, make: Any) -> Path:
 def test_two_ranks_give_what_one_process_gives(kind: str, spread: Path, make: Any, check: Any) -> None:
     model = make(kind)
     for rank in range(ranks.RANKS):
-        found = load_file(spread / f"{kind} {rank}.safetensors")
-        check(found["logits"], model(TOKENS).logits)
-        assert torch.equal(found["tokens"], generate(model))
+        answers = load_file(spread / f"{kind} {rank}.safetensors")
+        check(answers["logits"], model(TOKENS).logits)
+        assert torch.equal(answers["tokens"], generate(model))
 
 
 class Elsewhere(nn.Module):
@@ -67,11 +67,11 @@ class Elsewhere(nn.Module):
 def stages(model: DiffTransformerForCausalLM, cut: int) -> list[DiffTransformerForCausalLM]:
     """Two copies by the plan: what it names before "layers" is in the first, what it names after in the last."""
     names = list(model.config.base_model_pp_plan)
-    place = names.index("layers")
+    position = names.index("layers")
     first, last = deepcopy(model), deepcopy(model)
-    for name in names[place + 1 :]:
+    for name in names[position + 1 :]:
         setattr(first.model, name, Elsewhere())
-    for name in names[:place]:
+    for name in names[:position]:
         setattr(last.model, name, Elsewhere())
     for i in range(len(model.model.layers)):
         (last if i < cut else first).model.layers[i] = Elsewhere()

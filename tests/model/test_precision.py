@@ -50,7 +50,9 @@ def test_lambda_under_autocast(make: Any, tokens: Any) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         model(inputs, labels=inputs).loss.backward()
     assert [value.dtype for value in seen] == [torch.float32] * 2
-    assert all(torch.equal(value.detach(), wanted) for value, wanted in zip(seen, expected, strict=True))
+    assert all(
+        torch.equal(value.detach(), expected_value) for value, expected_value in zip(seen, expected, strict=True)
+    )
     assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
 
 
@@ -61,22 +63,22 @@ def test_autocast_equals_half_precision(kind: str, implementation: str, make: An
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         logits = model(inputs).logits
         cache = model(inputs[:, :6]).past_key_values
-        rest = model(inputs[:, 6:], past_key_values=cache).logits
+        continued = model(inputs[:, 6:], past_key_values=cache).logits
     truth = make(kind, torch.float64, attn_implementation="diff_attention_reference")(inputs).logits
     error = (logits.double() - truth).square().mean().sqrt() / truth.square().mean().sqrt()
     limit = 8 * torch.finfo(torch.bfloat16).eps / 2
     assert 1e-4 < error < limit
-    assert (rest.double() - truth[:, 6:]).square().mean().sqrt() < limit * truth.square().mean().sqrt()
+    assert (continued.double() - truth[:, 6:]).square().mean().sqrt() < limit * truth.square().mean().sqrt()
 
 
 def test_names_of_what_loads_in_float32(kind: str, make: Any, tmp_path: Path) -> None:
     """The names that the model gives to transformers are there, and they are all that loads in float32."""
     make(kind, torch.float32).save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float16)
-    kept = {name for name, parameter in model.named_parameters() if parameter.dtype == torch.float32}
-    assert kept == {
+    float32_names = {name for name, parameter in model.named_parameters() if parameter.dtype == torch.float32}
+    assert float32_names == {
         name
         for name, _ in model.named_parameters()
         if any(name.endswith(part) for part in model._keep_in_fp32_modules_strict)
     }
-    assert bool(kept) == (kind == "diff")
+    assert bool(float32_names) == (kind == "diff")

@@ -55,9 +55,9 @@ def test_round_trip_in_another_dtype(kind: str, dtype: torch.dtype, make: Any, t
     for options in ({}, {"dtype": dtype}, {"dtype": "auto"}):
         loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path, **options)
         for name, parameter in model.named_parameters():
-            other = loaded.get_parameter(name)
-            assert other.dtype == parameter.dtype, name
-            assert torch.equal(other, parameter), name
+            loaded_value = loaded.get_parameter(name)
+            assert loaded_value.dtype == parameter.dtype, name
+            assert torch.equal(loaded_value, parameter), name
         assert loaded(inputs).logits.dtype == dtype
 
 
@@ -136,12 +136,12 @@ def test_what_a_checkpoint_lacks_is_initialised(kind: str, make: Any, tmp_path: 
     saved = load_file(tmp_path / "model.safetensors")
     missing = {name for name in saved if ".layers.1." in name or name in ("model.norm.weight", "lm_head.weight")}
     assert len(missing) == {"diff": 9 + 5 + 2, "diff_v2": 9 + 1 + 2, "softmax": 9 + 2}[kind]
-    kept = {name: value for name, value in saved.items() if name not in missing}
-    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    remaining = {name: value for name, value in saved.items() if name not in missing}
+    save_file(remaining, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded, info = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert set(info["missing_keys"]) == missing
     expect_fresh(loaded, missing)
-    for name, value in kept.items():
+    for name, value in remaining.items():
         assert torch.equal(loaded.get_parameter(name), value), name
 
 
@@ -171,10 +171,12 @@ def test_weights_that_accelerate_keeps_elsewhere(
     """What a large model loads as where the device is too small for it: weights come when their module is called."""
     model, inputs = make(kind, torch.float32, attn_implementation=implementation), tokens()
     model.save_pretrained(tmp_path / "model")
-    places = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head", "model.layers.0"), "cpu")
+    devices = dict.fromkeys(
+        ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head", "model.layers.0"), "cpu"
+    )
     loaded = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model",
-        device_map={**places, "model.layers.1": "disk"},
+        device_map={**devices, "model.layers.1": "disk"},
         offload_folder=tmp_path / "offloaded",
         attn_implementation=implementation,
     )

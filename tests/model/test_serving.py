@@ -25,7 +25,7 @@ def serve(model: DiffTransformerForCausalLM, ranks: int = 1, dtype: torch.dtype 
     return Server(lambda: copy.deepcopy(model.config), dict(model.state_dict()), dtype, ranks)
 
 
-def one_by_one(model: DiffTransformerForCausalLM, new_tokens: int) -> list[list[int]]:
+def generated_alone(model: DiffTransformerForCausalLM, new_tokens: int) -> list[list[int]]:
     options = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
     out = [model.generate(torch.tensor([prompt]), **options)[0] for prompt in PROMPTS]
     return [tokens[len(prompt) :].tolist() for tokens, prompt in zip(out, PROMPTS, strict=True)]
@@ -36,7 +36,7 @@ def test_a_server_generates_the_same_tokens(kind: str, ranks: int, make: Any) ->
     """Its store is as large as the Transformer's: of a layer and a token 4 heads of d = 4, for keys and for values."""
     model = make(kind)
     server = serve(model, ranks)
-    assert server.generate(PROMPTS, 5) == one_by_one(model, 5)
+    assert server.generate(PROMPTS, 5) == generated_alone(model, 5)
     for rank in server.ranks:
         layers = list(rank.attention.values())
         assert len({layer.calls for layer in layers}) == 1
@@ -72,10 +72,10 @@ def test_the_layer_shows_its_call_to_who_reads_the_source(kind: str, make: Any) 
 def test_its_logits_are_ours(kind: str, ranks: int, make: Any, check: Any) -> None:
     model = make(kind)
     server = serve(model, ranks)
-    got = server.logits([Part(i, prompt, 0) for i, prompt in enumerate(PROMPTS)])
+    logits = server.logits([Part(i, prompt, 0) for i, prompt in enumerate(PROMPTS)])
     with torch.no_grad():
         expected = torch.stack([model(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS])
-    check(got, expected)
+    check(logits, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -123,5 +123,5 @@ def test_stages_of_a_pipeline(kind: str, make: Any, tokens: Any, check: Any) -> 
     stages[0].layers[1], stages[0].norm = Missing(), Missing()
     stages[1].layers[0], stages[1].embed_tokens = Missing(), Missing()
     between: Tensor = stages[0](input_ids=inputs, use_cache=False, return_dict=False)[0]
-    got = stages[1](inputs_embeds=between, use_cache=False, return_dict=False)[0]
-    check(got, expected)
+    computed = stages[1](inputs_embeds=between, use_cache=False, return_dict=False)[0]
+    check(computed, expected)

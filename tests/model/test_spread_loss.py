@@ -67,7 +67,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
 
 
-def whole(gradient: Tensor) -> Tensor:
+def unsharded(gradient: Tensor) -> Tensor:
     return (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).contiguous()
 
 
@@ -75,14 +75,14 @@ def on_a_rank() -> None:
     """The gradients of two parts of the batch, two backward passes before they are read, and how the loss was made."""
     rank, folder = ranks.join()
     model_loss.CORE_LOGITS = 4 * 30
-    made: list[str] = []
+    calls: list[str] = []
     apply, summed = model_loss._SummedCrossEntropy.apply, model_loss._summed
-    model_loss._SummedCrossEntropy.apply = lambda *args: made.append("ordinary") or apply(*args)
-    model_loss._summed = lambda *args: made.append("called") or summed(*args)
+    model_loss._SummedCrossEntropy.apply = lambda *args: calls.append("ordinary") or apply(*args)
+    model_loss._summed = lambda *args: calls.append("called") or summed(*args)
     report = {}
     for way in json.loads((folder / "ways").read_text()):
         for kind in CONFIGS:
-            made.clear()
+            calls.clear()
             model, call = spread(way, folder / kind)
             rows = slice(None) if way == "tensor" else slice(rank, rank + 1)
             items = TARGETS / (1 if way == "tensor" else ranks.RANKS)  # the ranks' gradients are averaged
@@ -93,9 +93,9 @@ def on_a_rank() -> None:
                 assert out.logits is None
                 out.loss.backward()
                 losses.append(out.loss.detach())
-            found = {name: whole(value) for name, value in gradients(model).items()}
-            save_file(found | {"loss": torch.stack(losses)}, folder / f"{way} {kind} {rank}.safetensors")
-            report[f"{way} {kind}"] = sorted(set(made))
+            computed = {name: unsharded(value) for name, value in gradients(model).items()}
+            save_file(computed | {"loss": torch.stack(losses)}, folder / f"{way} {kind} {rank}.safetensors")
+            report[f"{way} {kind}"] = sorted(set(calls))
     (folder / f"report {rank}").write_text(json.dumps(report))
     torch.distributed.destroy_process_group()
 
@@ -107,7 +107,7 @@ def here() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, make: Any) -> Path:
+def folder_of_ranks(tmp_path_factory: pytest.TempPathFactory, make: Any) -> Path:
     folder: Path = tmp_path_factory.mktemp("ranks")
     for kind, config in CONFIGS.items():
         make(kind, **config).save_pretrained(folder / kind)
@@ -118,7 +118,9 @@ def found(tmp_path_factory: pytest.TempPathFactory, make: Any) -> Path:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("way", WAYS)
-def test_two_ranks_give_what_one_process_gives(way: str, kind: str, found: Path, make: Any, check: Any) -> None:
+def test_two_ranks_give_what_one_process_gives(
+    way: str, kind: str, folder_of_ranks: Path, make: Any, check: Any
+) -> None:
     if way not in here():
         pytest.skip("this release of transformers does not spread models so")
     model = make(kind, **CONFIGS[kind])
@@ -127,13 +129,13 @@ def test_two_ranks_give_what_one_process_gives(way: str, kind: str, found: Path,
     expected = gradients(model)
     losses = []
     for rank in range(ranks.RANKS):
-        got = load_file(found / f"{way} {kind} {rank}.safetensors")
-        losses.append(got.pop("loss"))
-        assert got.keys() == expected.keys()
+        of_rank = load_file(folder_of_ranks / f"{way} {kind} {rank}.safetensors")
+        losses.append(of_rank.pop("loss"))
+        assert of_rank.keys() == expected.keys()
         for name, value in expected.items():
             assert value.any(), name
-            check(got[name], value, least=0.1, dtype=torch.float32)  # transformers' loss is in float32
-        report = json.loads((found / f"report {rank}").read_text())
+            check(of_rank[name], value, least=0.1, dtype=torch.float32)  # transformers' loss is in float32
+        report = json.loads((folder_of_ranks / f"report {rank}").read_text())
         # A head that is tied to the embedding is no unit of its own.
         tied = way == "FSDP2, the head a unit" and kind == "softmax"
         assert report[f"{way} {kind}"] == ["ordinary" if tied else WAYS[way]]

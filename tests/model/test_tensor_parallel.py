@@ -32,9 +32,9 @@ MASK = torch.ones_like(TOKENS)
 MASK[0, :3] = 0
 
 
-def answers(model: DiffTransformerForCausalLM, whole: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
-    """Logits, loss, gradients, tokens and the parameters after two steps; ``whole`` puts a tensor's parts together."""
-    found: dict[str, Tensor] = {}
+def answers(model: DiffTransformerForCausalLM, unsharded: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
+    """Logits, loss, gradients, tokens and the parameters after two steps; ``unsharded`` joins a tensor's parts."""
+    computed: dict[str, Tensor] = {}
     for implementation in IMPLEMENTATIONS:
         model.set_attn_implementation(implementation)
         model.zero_grad()
@@ -42,13 +42,13 @@ def answers(model: DiffTransformerForCausalLM, whole: Callable[[str, Tensor], Te
         for labels in (TOKENS, TOKENS.flip(1)):
             out = model(TOKENS, attention_mask=MASK, labels=labels)
             out.loss.backward()
-        found |= {f"{implementation} logits": out.logits, f"{implementation} loss": out.loss}
-        found |= {
-            f"{implementation} gradient of {name}": whole(name, parameter.grad)
+        computed |= {f"{implementation} logits": out.logits, f"{implementation} loss": out.loss}
+        computed |= {
+            f"{implementation} gradient of {name}": unsharded(name, parameter.grad)
             for name, parameter in model.named_parameters()
         }
         for cache in ("dynamic", "static"):
-            found[f"{implementation} tokens with a {cache} cache"] = model.generate(
+            computed[f"{implementation} tokens with a {cache} cache"] = model.generate(
                 TOKENS,
                 attention_mask=MASK,
                 max_new_tokens=6,
@@ -63,8 +63,8 @@ def answers(model: DiffTransformerForCausalLM, whole: Callable[[str, Tensor], Te
         optimizer.zero_grad()
         model(TOKENS, attention_mask=MASK, labels=TOKENS).loss.backward()
         optimizer.step()
-    found |= {f"stepped {name}": whole(name, parameter) for name, parameter in model.named_parameters()}
-    return {name: value.detach().contiguous() for name, value in found.items()}
+    computed |= {f"stepped {name}": unsharded(name, parameter) for name, parameter in model.named_parameters()}
+    return {name: value.detach().contiguous() for name, value in computed.items()}
 
 
 def on_a_rank() -> None:
@@ -76,7 +76,7 @@ def on_a_rank() -> None:
     for kind in SPREAD:
         shapes = {name: value.shape for name, value in load_file(folder / kind / "model.safetensors").items()}
 
-        def whole(name: str, part: Tensor, shapes: dict[str, torch.Size] = shapes) -> Tensor:
+        def unsharded(name: str, part: Tensor, shapes: dict[str, torch.Size] = shapes) -> Tensor:
             if isinstance(part, DTensor):
                 return part.full_tensor()
             dims = [dim for dim, size in enumerate(shapes[name]) if size != part.shape[dim]]
@@ -88,9 +88,12 @@ def on_a_rank() -> None:
 
         model = DiffTransformerForCausalLM.from_pretrained(folder / kind, dtype=torch.float64, **plan)
         model.save_pretrained(folder / f"{kind} saved")
-        save_file(answers(model, whole), folder / f"{kind} {rank}.safetensors")
-        own = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in model.named_parameters()}
-        save_file({name: p.detach().contiguous() for name, p in own.items()}, folder / f"{kind} own {rank}.safetensors")
+        save_file(answers(model, unsharded), folder / f"{kind} {rank}.safetensors")
+        local_parameters = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in model.named_parameters()}
+        save_file(
+            {name: p.detach().contiguous() for name, p in local_parameters.items()},
+            folder / f"{kind} own {rank}.safetensors",
+        )
     with pytest.raises(ValueError, match="cannot share") as refused:
         DiffTransformerForCausalLM.from_pretrained(folder / "odd", **plan)
     (folder / f"refused {rank}").write_text(str(refused.value))
@@ -111,19 +114,19 @@ def spread(tmp_path_factory: pytest.TempPathFactory, make: Callable[..., DiffTra
 @pytest.mark.parametrize("kind", SPREAD)
 def test_two_ranks_give_what_one_process_gives(kind: str, spread: Path, make: Any, check: Any) -> None:
     """Logits, loss, every gradient, greedy tokens, and the parameters after two steps, with grouped queries."""
-    found = [load_file(spread / f"{kind} {rank}.safetensors") for rank in range(ranks.RANKS)]
+    computed = [load_file(spread / f"{kind} {rank}.safetensors") for rank in range(ranks.RANKS)]
     model = make(**SPREAD[kind])
     expected = answers(model, lambda name, tensor: tensor)
     gradients = [name for name in expected if "gradient" in name]
     assert len(gradients) == len(IMPLEMENTATIONS) * len(list(model.parameters()))
-    for one in found:
-        assert one.keys() == expected.keys()
+    for of_rank in computed:
+        assert of_rank.keys() == expected.keys()
         for name, value in expected.items():
             if value.is_floating_point():
                 assert value.abs().max() > 0, name
-                check(one[name], value)
+                check(of_rank[name], value)
             else:
-                assert torch.equal(one[name], value), name
+                assert torch.equal(of_rank[name], value), name
 
 
 @pytest.mark.parametrize("kind", SPREAD)
@@ -138,10 +141,10 @@ def test_each_rank_has_half_of_the_heads_and_the_same_of_the_rest(kind: str, spr
     for name in split:
         if name.split(".")[-2] in projections:
             assert first[name].numel() == second[name].numel() == names[name].numel() // 2, name
-    whole = names.keys() - split
+    replicated = names.keys() - split
     shared = {"diff": {"lam", "head_norm"}, NORMED: {"head_norm"}}.get(kind, {"norm"})
-    assert {name.split(".")[-2] for name in whole} >= shared
-    for name in whole:
+    assert {name.split(".")[-2] for name in replicated} >= shared
+    for name in replicated:
         assert torch.equal(first[name], second[name]), name
 
 

@@ -155,12 +155,12 @@ def test_the_loss_of_an_evaluation(kind: str, make: Any, tmp_path: Path) -> None
     """The mean over a batch's targets; of several batches the Trainer takes the mean by sequences, with any model."""
     model = make(kind, torch.float32)
     rows = documents()
-    whole = trainer_of(model, tmp_path, batch=8).evaluate()["eval_loss"]
-    assert whole == pytest.approx(exact_step(model, rows)[0], rel=1e-5)
+    full_loss = trainer_of(model, tmp_path, batch=8).evaluate()["eval_loss"]
+    assert full_loss == pytest.approx(exact_step(model, rows)[0], rel=1e-5)
     parts = [exact_step(model, rows[start : start + 4])[0] for start in (0, 4)]
     halves = trainer_of(model, tmp_path, batch=4).evaluate()["eval_loss"]
     assert halves == pytest.approx(sum(parts) / 2, rel=1e-5)
-    assert abs(halves - whole) > 0.01
+    assert abs(halves - full_loss) > 0.01
 
 
 def test_trainer_saves_what_loads(make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
