@@ -355,9 +355,9 @@ class Expected:
         ratios = {}
         assert set(answer) == set(self.values)
         for name, value in self.values.items():
-            got, limit = float64(answer[name]), self.limits[name]
-            assert got.shape == value.shape, f"{name} has shape {got.shape}, not {value.shape}"
-            error = np.abs(got - value)
+            computed, limit = float64(answer[name]), self.limits[name]
+            assert computed.shape == value.shape, f"{name} has shape {computed.shape}, not {value.shape}"
+            error = np.abs(computed - value)
             ratio = np.divide(error, limit, out=np.where(error == 0, 0.0, np.inf), where=limit > 0)
             ratios[name] = float(np.nan_to_num(ratio, nan=np.inf).max(initial=0.0))
         return ratios

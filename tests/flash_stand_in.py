@@ -79,8 +79,8 @@ def flash_attn_varlen_func(
         assert end_q - starts_q <= max_seqlen_q
         assert end_k - starts_k <= max_seqlen_k
         rows, columns = slice(starts_q, end_q), slice(starts_k, end_k)
-        one = attend(q[rows], k[columns], v[columns], softmax_scale, causal, window_size)
-        out = out.index_put((torch.arange(starts_q, end_q),), one)
+        document_output = attend(q[rows], k[columns], v[columns], softmax_scale, causal, window_size)
+        out = out.index_put((torch.arange(starts_q, end_q),), document_output)
         starts_q, starts_k = end_q, end_k
     return out
 

@@ -55,10 +55,10 @@ def check_step(loss: float, gradients: Gradients, expected: tuple[float, Gradien
         check_rounding(gradients[name], value)
 
 
-def check_weights(found: torch.nn.Module, expected: torch.nn.Module, start: torch.nn.Module) -> None:
+def check_weights(model: torch.nn.Module, expected: torch.nn.Module, start: torch.nn.Module) -> None:
     """Fails if a weight has not moved, or in two float32 models not by the same but for rounding."""
     for name, value in expected.named_parameters():
         moved = (value - start.get_parameter(name)).detach()
         assert moved.abs().max() > 1e-5, name
-        again = (found.get_parameter(name) - start.get_parameter(name)).detach()
+        again = (model.get_parameter(name) - start.get_parameter(name)).detach()
         check_rounding(again, moved, least=value.abs().max().item())

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 
-def own_key(h: int, c: int, heads: int, key_heads: int) -> tuple[int, int]:
+def grouped_key(h: int, c: int, heads: int, key_heads: int) -> tuple[int, int]:
     """Map c of head h reads key head h // (H / Hk), map c."""
     return h // (heads // key_heads), c
 
@@ -34,7 +34,7 @@ class Rules:
     """What the operator decides; the defaults are SPEC's, any other value is a mutation."""
 
     second_map: float = -1.0  # sign in front of λ·A2
-    own_key: Callable[[int, int, int, int], tuple[int, int]] = own_key
+    grouped_key: Callable[[int, int, int, int], tuple[int, int]] = grouped_key
     causal_shift: int = 0  # a query sees key j where j ≤ i + S − N + causal_shift
     window_shift: int = 0  # … and j > i + S − N − window − window_shift
     document_shift: int = 0  # … and no document ends between i and j; for keys, documents end document_shift earlier
@@ -64,10 +64,10 @@ class Forward:
 
 def position_sees(i: int, j: int, n: int, s: int, is_causal: bool, window: int | None, rules: Rules = SPEC) -> bool:
     """Whether causality (aligned to the end of the keys) and the window let query i see key j."""
-    own = i + s - n
-    if is_causal and j > own + rules.causal_shift:
+    position = i + s - n
+    if is_causal and j > position + rules.causal_shift:
         return False
-    return not (window is not None and j <= own - window - rules.window_shift)
+    return not (window is not None and j <= position - window - rules.window_shift)
 
 
 def document_sees(i: int, j: int, cu_seqlens: Sequence[int] | None, rules: Rules = SPEC) -> bool:
@@ -114,7 +114,7 @@ def attention(
                 if len(keys) == 0:
                     continue
                 for c in (0, 1):
-                    kh, kc = rules.own_key(h, c, h_, hk)
+                    kh, kc = rules.grouped_key(h, c, h_, hk)
                     key = k[b, kh, kc if maps == 2 else 0, keys]
                     logits = scale * (key @ q[b, h, c, i]) + bias[b, h, i, keys]
                     exponentials = np.exp(logits - logits.max())
@@ -155,7 +155,7 @@ def gradients(
                 dlam[b, h, i] = rules.lambda_gradient * np.sum(p2 * dp)
                 dv[b, vh, keys] += np.outer(p1 + rules.second_map * lam_i * p2, dout[b, h, i])
                 for c, p, g in ((0, p1, 1.0), (1, p2, rules.second_map * lam_i)):
-                    kh, kc = rules.own_key(h, c, h_, hk)
+                    kh, kc = rules.grouped_key(h, c, h_, hk)
                     kc = kc if maps == 2 else 0
                     ds = g * p * (dp - np.sum(p * dp))
                     dq[b, h, c, i] = forward.scale * (ds @ k[b, kh, kc, keys])

@@ -54,8 +54,8 @@ class ParallelLinear(nn.Module):
         self.rank, self.ranks = rank, ranks
         self.weight = nn.Parameter(torch.full(shape, float("nan"), dtype=dtype), requires_grad=False)
 
-    def load(self, whole: Tensor) -> None:
-        part = whole if self.axis is None else whole.chunk(self.ranks.size, dim=self.axis)[self.rank]
+    def load(self, unsharded: Tensor) -> None:
+        part = unsharded if self.axis is None else unsharded.chunk(self.ranks.size, dim=self.axis)[self.rank]
         self.weight.copy_(part)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class Rank:
                 self.replace(child, f"{full}.", plan, *args)
 
     def load(self, weights: dict[str, Tensor]) -> None:
-        left = set(weights) - {"lm_head.weight"}
+        missing = set(weights) - {"lm_head.weight"}
         for path, module in self.model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 full = ".".join(filter(None, ("model", path, name)))
@@ -202,8 +202,8 @@ class Rank:
                     module.load(weights[full])
                 else:
                     parameter.copy_(weights[full])
-                left.remove(full)
-        assert not left
+                missing.remove(full)
+        assert not missing
 
     @torch.no_grad()
     def logits(self, parts: list[Part]) -> Tensor:
@@ -230,8 +230,8 @@ class Server:
     def __init__(
         self, config: Callable[[], PreTrainedConfig], weights: dict[str, Tensor], dtype: torch.dtype, ranks: int = 1
     ) -> None:
-        together = Ranks(ranks)
-        self.ranks = [Rank(config(), weights, dtype, rank, together) for rank in range(ranks)]
+        communication = Ranks(ranks)
+        self.ranks = [Rank(config(), weights, dtype, rank, communication) for rank in range(ranks)]
 
     def logits(self, parts: list[Part]) -> Tensor:
         """The same on every rank."""

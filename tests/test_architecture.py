@@ -69,16 +69,16 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 def imported_by(path: Path) -> set[str]:
     """The modules of ours that a file imports, wherever in it."""
-    found = set()
+    imports = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno} imports relatively"
             for alias in node.names:
                 inside = f"{node.module}.{alias.name}"
-                found.add(inside if inside in MODULES else str(node.module))
-    return found & MODULES.keys()
+                imports.add(inside if inside in MODULES else str(node.module))
+    return imports & MODULES.keys()
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_lower_package_never_imports_a_higher_one(module: str, imports_by_modu
 
 
 def test_no_files_import_each_other_in_a_circle(imports_by_module: dict[str, set[str]]) -> None:
-    graph = {name: found - {name} for name, found in imports_by_module.items() if name not in FOR_TYPES_ALONE}
+    graph = {name: imports - {name} for name, imports in imports_by_module.items() if name not in FOR_TYPES_ALONE}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -127,13 +127,13 @@ def test_no_file_name_is_used_twice() -> None:
 def test_backends_do_not_import_each_other(imports_by_module: dict[str, set[str]]) -> None:
     """Nor what chooses among them; and what they share knows none of them."""
     backends = {"reference", "blockwise", "sdpa", "flex", "cpu", "triton"}
-    for module, found in imports_by_module.items():
+    for module, imports in imports_by_module.items():
         if not module.startswith("diff_transformer.ops."):
             continue
         name = module.split(".")[2]
         if name in backends | {"visibility", "attention_request", "functional", "nonfinite"}:
             others = backends | {"operator", "backends"}
-            assert not {other.split(".")[2] for other in found if other.count(".") > 1} & (others - {name}), module
+            assert not {path.split(".")[2] for path in imports if path.count(".") > 1} & (others - {name}), module
 
 
 # What is imported in one process, one after another, and what must not be loaded by then.

@@ -56,9 +56,9 @@ def test_a_failed_file_leaves_the_old_one_and_nothing_else(tmp_path: Path, error
 
 
 def test_what_a_killed_process_left_of_a_file_is_overwritten(tmp_path: Path) -> None:
-    left = unfinished_path(tmp_path / "a.txt")
-    left.write_text("half of something long")
-    left.chmod(0o400)
+    unfinished = unfinished_path(tmp_path / "a.txt")
+    unfinished.write_text("half of something long")
+    unfinished.chmod(0o400)
     write_atomically(tmp_path / "a.txt", "λ\n")
     assert (tmp_path / "a.txt").read_bytes() == "λ\n".encode()
     assert names(tmp_path) == ["a.txt"]

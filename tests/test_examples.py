@@ -62,8 +62,8 @@ def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.dumps({"prompt": f"{number} ?", "completion": " yes"}) for number in range(40)]
     data.write_text("\n".join(lines), encoding="utf-8")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    own = ("--model", tmp_path / "first", "--data", data, "--output", tmp_path / "second", "--steps", 30)
-    run("sft.py", monkeypatch, *own)
+    arguments = ("--model", tmp_path / "first", "--data", data, "--output", tmp_path / "second", "--steps", 30)
+    run("sft.py", monkeypatch, *arguments)
     check_learned(tmp_path / "second", 4.0)
 
 

@@ -104,10 +104,10 @@ def test_numbers_of_a_gpu_are_filled_in(filler: Any, tmp_path: Path) -> None:
     assert "noted of the bench model" in shown["cuda model"]
     assert explained["cuda throughput"] == "Not measured."
     assert explained["cuda thresholds"].count("training step") == 2
-    place = tmp_path / "page.md"
-    place.write_text("".join(f"<!-- {name} -->\nstale\n<!-- /{name} -->\n" for name in explained), encoding="utf-8")
-    replace_sections(place, explained)
-    assert "stale" not in place.read_text(encoding="utf-8")
-    place.write_text("", encoding="utf-8")
+    path = tmp_path / "page.md"
+    path.write_text("".join(f"<!-- {name} -->\nstale\n<!-- /{name} -->\n" for name in explained), encoding="utf-8")
+    replace_sections(path, explained)
+    assert "stale" not in path.read_text(encoding="utf-8")
+    path.write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match="must hold <!-- cuda speed --> … <!-- /cuda speed --> once"):
-        replace_sections(place, explained)
+        replace_sections(path, explained)

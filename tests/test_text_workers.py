@@ -16,17 +16,17 @@ DTYPE = np.dtype(np.uint16)
 
 
 def test_tokens_come_in_order_and_few_batches_are_in_hand() -> None:
-    taken = []
+    numbers = []
 
     def batches():  # a generator
         for number in range(12):
-            taken.append(number)
+            numbers.append(number)
             yield number, [f"{number} é" * (12 - number), "", "<|endoftext|>"]
 
     done = []
     for number, tokens in encode_in_processes(plain_text_tokenizer(TOKENIZER), batches(), 2, DTYPE):
         done.append(number)
-        assert len(taken) - len(done) < 2 * text_workers._WAITING
+        assert len(numbers) - len(done) < 2 * text_workers._WAITING
         texts = [f"{number} é" * (12 - number), "", "<|endoftext|>"]
         assert [each.tolist() for each in tokens] == encode_documents(TOKENIZER, texts)
         assert {each.dtype for each in tokens} == {DTYPE}
@@ -46,5 +46,5 @@ def test_a_process_that_ends_is_told() -> None:
 
 def test_a_worker_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, diff_transformer.text_workers; print({'torch', 'transformers'} & sys.modules.keys())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "set()"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "set()"

@@ -39,16 +39,16 @@ def _accelerate_starts_afresh() -> Iterator[None]:
 
 def keys() -> list[tuple[str, FieldInfo]]:
     """Every key of a recipe with its field; those of all kinds of data one after the other."""
-    found = [("name", Recipe.model_fields["name"])]
+    fields = [("name", Recipe.model_fields["name"])]
     for section, models in SECTIONS.items():
         for model in models:
-            found += [(f"{section}.{name}", field) for name, field in model.model_fields.items()]
-    return found
+            fields += [(f"{section}.{name}", field) for name, field in model.model_fields.items()]
+    return fields
 
 
 def block(language: str) -> str:
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
-    return found
+    (code,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+    return code
 
 
 def test_every_key_is_there_and_no_other() -> None:
@@ -62,9 +62,9 @@ def test_defaults_and_choices() -> None:
         if field.is_required() or key == "data.kind":  # which decides what the other keys of data are
             assert default == "needed", key
             continue
-        told = read_yaml(default)
-        assert told == field.default, key
-        assert type(told) is type(field.default), key
+        documented = read_yaml(default)
+        assert documented == field.default, key
+        assert type(documented) is type(field.default), key
         choices = get_args(field.annotation)
         if len(choices) > 1 and all(isinstance(choice, str) for choice in choices):
             assert set(choices) <= set(re.findall(r"`(\w+)`", text)), key
@@ -101,8 +101,8 @@ def test_the_recipe_and_the_code_run(elsewhere: Path, capsys: pytest.CaptureFixt
     assert Path(folder) == Path("runs/short/model")
     # What is in the folder of a run, the page explains.
     table = PAGE.split("## The run folder")[1].split("\n## ")[0]
-    told = set(re.findall(r"^\| `([\w.-]+)[/`]", table, flags=re.MULTILINE))
-    assert {path.name for path in Path("runs/short").iterdir()} == told - {"divergence.json"}
+    explained = set(re.findall(r"^\| `([\w.-]+)[/`]", table, flags=re.MULTILINE))
+    assert {path.name for path in Path("runs/short").iterdir()} == explained - {"divergence.json"}
     (line, *_) = Path("runs/short/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     table = PAGE.split("## Watching")[1].split("\n## ")[0]
     assert set(json.loads(line)) <= set(re.findall(r"`([\w/]+)`", table))
@@ -110,31 +110,31 @@ def test_the_recipe_and_the_code_run(elsewhere: Path, capsys: pytest.CaptureFixt
 
 def commands() -> list[list[str]]:
     """The page's commands of ours, by their words; those of launchers from where ours begin."""
-    found = []
+    invocations = []
     for line in SHELL:
         words = shlex.split(line, comments=True)
         if words[0] == "diff-transformer":
-            found.append(words[1:])
+            invocations.append(words[1:])
         elif "diff_transformer.train" in words:
             assert words[0] in ("torchrun", "accelerate")
             assert words[words.index("diff_transformer.train") - 1] == "-m"
-            found.append(["train", *words[words.index("diff_transformer.train") + 1 :]])
-    return found
+            invocations.append(["train", *words[words.index("diff_transformer.train") + 1 :]])
+    return invocations
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_commands_are_as_the_page_has_them(words: list[str], elsewhere: Path) -> None:
     from diff_transformer.cli.app import COMMANDS, app
 
-    name, *rest = words
+    name, *arguments = words
     assert name in COMMANDS
     command: Any = typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]  # a group
     if name == "tokenizer":
-        command = command.commands[rest.pop(0)]
+        command = command.commands[arguments.pop(0)]
     options = {option for parameter in command.params for option in parameter.opts}
-    assert {word for word in rest if word.startswith("--")} <= options
+    assert {word for word in arguments if word.startswith("--")} <= options
     if name in ("train", "plan", "prepare"):
-        recipe, overrides = rest[0], [word for word in rest[1:] if "=" in word]
+        recipe, overrides = arguments[0], [word for word in arguments[1:] if "=" in word]
         assert recipe == "mine.yaml" or recipe in shipped_recipes()
         load_recipe(recipe, overrides)
 

@@ -36,26 +36,26 @@ MAY_NAME_TYPES = {
 def named_types(tree: ast.AST) -> Iterator[ast.Constant]:
     """Names of attention types that a file compares with, matches, looks up or has entries for."""
     for node in ast.walk(tree):
-        places: list[ast.expr | None] = []
+        operands: list[ast.expr | None] = []
         if isinstance(node, ast.Compare):
-            places = [node.left, *node.comparators]
+            operands = [node.left, *node.comparators]
         elif isinstance(node, ast.Dict):
-            places = list(node.keys)
+            operands = list(node.keys)
         elif isinstance(node, ast.MatchValue):
-            places = [node.value]
-        for place in places:
-            parts = place.elts if isinstance(place, ast.Tuple | ast.List | ast.Set) else [place]
+            operands = [node.value]
+        for operand in operands:
+            parts = operand.elts if isinstance(operand, ast.Tuple | ast.List | ast.Set) else [operand]
             yield from (part for part in parts if isinstance(part, ast.Constant) and part.value in ATTENTION_TYPES)
 
 
 def test_no_file_asks_for_a_types_name() -> None:
-    found = [
+    comparisons = [
         f"{path.relative_to(PACKAGE)}:{name.lineno} {name.value!r}"
         for path in sorted(PACKAGE.rglob("*.py"))
         if str(path.relative_to(PACKAGE)) not in MAY_NAME_TYPES
         for name in named_types(ast.parse(path.read_text(encoding="utf-8")))
     ]
-    assert not found
+    assert not comparisons
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_description_is_that_of_its_layer(name: str) -> None:
     assert layer.cache_width == call.head_dim
     assert (layer.lambdas(torch.zeros(1, 2, 24)) is not None) == described.differential
     names = {parameter for parameter, _ in layer.named_parameters()} | {buffer for buffer, _ in layer.named_buffers()}
-    assert all(any(f".{own}".endswith(f".{last}") for own in names) for last in described.float32_parameters)
+    assert all(any(f".{name}".endswith(f".{last}") for name in names) for last in described.float32_parameters)
     modules = {part for module, _ in layer.named_modules() for part in module.split(".")}
     assert {*described.lambda_modules, *described.parallel_styles} <= modules
 

@@ -75,8 +75,8 @@ def test_accumulated_steps_equal_whole_batches(kind: str, make: Callable[..., Mo
 
 
 def test_a_saved_state_goes_on_bit_for_bit(kind: str, make: Callable[..., Model], tmp_path: Path) -> None:
-    whole = Loop(make(kind))
-    losses = whole.run(0, 8)
+    uninterrupted = Loop(make(kind))
+    losses = uninterrupted.run(0, 8)
 
     first = Loop(make(kind))
     begun = first.run(0, 4)
@@ -88,7 +88,7 @@ def test_a_saved_state_goes_on_bit_for_bit(kind: str, make: Callable[..., Model]
     assert all(torch.equal(weight, first.weights()[name]) for name, weight in second.weights().items())
     assert begun + second.run(4, 8) == losses
     for name, weight in second.weights().items():
-        assert torch.equal(weight, whole.weights()[name]), name
+        assert torch.equal(weight, uninterrupted.weights()[name]), name
         assert weight.dtype == torch.float32
 
 
@@ -98,9 +98,9 @@ def test_mixed_precision_leaves_the_weights_and_lambda_in_float32(kind: str, mak
     batch = data()[:BATCH]
     mixed.accelerator.backward(mixed.model(input_ids=batch, labels=batch).loss)
     exact(input_ids=batch, labels=batch).loss.backward()
-    for (name, parameter), (_, other) in zip(mixed.model.named_parameters(), exact.named_parameters(), strict=True):
+    for (name, parameter), (_, reference) in zip(mixed.model.named_parameters(), exact.named_parameters(), strict=True):
         assert parameter.dtype == parameter.grad.dtype == torch.float32, name
-        expected = other.grad / ACCUMULATION  # which accelerate divides by
+        expected = reference.grad / ACCUMULATION  # which accelerate divides by
         # Dozens of roundings to bfloat16, of 1/256 each, lie on the way; a mistake would be as large as the gradient.
         assert 0 < (parameter.grad - expected).norm() < 0.25 * expected.norm(), name
     assert mixed.accelerator.unwrap_model(mixed.model).lambdas() == exact.lambdas()

@@ -207,8 +207,8 @@ METHODS: dict[str, tuple[PeftConfig, set[str]]] = {
 def test_layers_need_not_be_named(kind: str, method: str, make: Any, tokens: Any, train: Any) -> None:
     config, layers = METHODS[method]
     model = get_peft_model(make(kind), copy.deepcopy(config))
-    found = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
-    assert found == layers
+    adapted = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+    assert adapted == layers
     losses = train(model, tokens())
     assert losses[-1] < losses[0]
 
@@ -250,9 +250,9 @@ def test_prefix_tuning(
 
     # By hand: the twin's heads, in pairs where a layer of "diff" holds pairs of them.
     cache = DynamicCache()
-    for layer, kept in enumerate(model.get_prompt(batch_size=2).layers):
+    for layer, prefix in enumerate(model.get_prompt(batch_size=2).layers):
         keys, values = (
-            torch.cat((x[:, 0::2], x[:, 1::2]), dim=-1) if kind == "diff" else x for x in (kept.keys, kept.values)
+            torch.cat((x[:, 0::2], x[:, 1::2]), dim=-1) if kind == "diff" else x for x in (prefix.keys, prefix.values)
         )
         cache.update(keys, values, layer)
     mask = torch.ones(2, 3 + inputs.shape[1])

@@ -137,8 +137,8 @@ def test_the_projection_of_lambda_can_be_left_alone(make: Any, tokens: Any, chec
     model = make("diff_v2").eval()
     model.save_pretrained(tmp_path)
     loaded = load(tmp_path, torch.float32, modules_to_not_convert=[".*lambda_proj", "lm_head"])
-    kept = {name for name, _ in linear_layers(model)} - quantised(loaded)
-    assert kept == {"lm_head", "model.layers.0.self_attn.lambda_proj", "model.layers.1.self_attn.lambda_proj"}
+    unquantised = {name for name, _ in linear_layers(model)} - quantised(loaded)
+    assert unquantised == {"lm_head", "model.layers.0.self_attn.lambda_proj", "model.layers.1.self_attn.lambda_proj"}
     inputs = tokens()
     with torch.no_grad():
         check(loaded(inputs).logits, rounded(model, loaded)(inputs).logits)

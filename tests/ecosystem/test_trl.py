@@ -106,9 +106,9 @@ def test_it_trains(kind: str, packing: bool, peft: bool, make: Any, tmp_path: Pa
     )
     batch = next(iter(trainer.get_train_dataloader()))
     assert ("position_ids" in batch) == packing
-    found = losses(trainer)
-    assert len(found) == 4
-    assert found[-1] < found[0] - 0.1
+    computed = losses(trainer)
+    assert len(computed) == 4
+    assert computed[-1] < computed[0] - 0.1
     trained = {name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad}
     assert all(".lora_" in name for name in trained) == peft
     for name, parameter in trainer.model.named_parameters():
@@ -135,8 +135,8 @@ def test_packed_documents_do_not_see_each_other(
         check(trainer.compute_loss(model, dict(by_positions)), expected)
         # In one document this would be another loss.
         positions = torch.arange(batch["input_ids"].shape[1]).unsqueeze(0)
-        together = trainer.compute_loss(model, {**by_positions, "position_ids": positions})
-    assert (together - expected).abs() > 0.01
+        as_one_document = trainer.compute_loss(model, {**by_positions, "position_ids": positions})
+    assert (as_one_document - expected).abs() > 0.01
 
 
 def test_completions_alone_are_learned(kind: str, make: Any, tmp_path: Path, check: Any) -> None:
@@ -147,12 +147,12 @@ def test_completions_alone_are_learned(kind: str, make: Any, tmp_path: Path, che
         trainer = trainer_of(model, tmp_path, data, packing=packing, per_device_train_batch_size=4)
         batch = next(iter(trainer.get_train_dataloader()))
         tokenizer = byte_tokenizer()
-        found = {
+        learned = {
             (tokenizer.decode(tokens[labels == -100]), tokenizer.decode(tokens[labels != -100]))
             for tokens, labels in documents(batch)
         }
-        wanted = {(p, f"{c}<|endoftext|>") for p, c in zip(prompts, completions, strict=True)}
-        assert found == wanted
+        expected = {(p, f"{c}<|endoftext|>") for p, c in zip(prompts, completions, strict=True)}
+        assert learned == expected
         with torch.no_grad():
             check(trainer.compute_loss(model, dict(batch)), loss_by_document(model, batch))
 
@@ -217,10 +217,12 @@ def test_every_target_weighs_the_same(kind: str, layout: str, make: Callable[...
         # (tests/model/test_trainer.py).
         more = trainer.accelerator.gradient_accumulation_steps
         trainer.args.learning_rate *= more
-        found = losses(trainer)
-        check_step(found[0], {name: value * more for name, value in recorder.steps[0].items()}, exact_step(start, read))
+        computed = losses(trainer)
+        check_step(
+            computed[0], {name: value * more for name, value in recorder.steps[0].items()}, exact_step(start, read)
+        )
         models.append(model)
-        logged.append(found[1])
+        logged.append(computed[1])
     check_weights(models[1], models[0], start)
     assert logged[1] == pytest.approx(logged[0], abs=6e-5)
 

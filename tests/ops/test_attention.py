@@ -161,7 +161,7 @@ def test_the_two_maps_are_told_apart(backend: str) -> None:
 WRONG = {
     "sign of the second map": oracle.Rules(second_map=1.0),
     "maps swapped": oracle.Rules(swap_maps=True),
-    "pairing under grouped queries": oracle.Rules(own_key=oracle.key_of_the_flattened_heads),
+    "pairing under grouped queries": oracle.Rules(grouped_key=oracle.key_of_the_flattened_heads),
     "causal, one key too many": oracle.Rules(causal_shift=1),
     "causal, one key too few": oracle.Rules(causal_shift=-1),
     "window, one key too many": oracle.Rules(window_shift=1),

@@ -40,9 +40,9 @@ def test_what_a_query_sees_by_hand() -> None:
     assert seen(3, 3, False, 2) == ["xxx", "xxx", ".xx"]
 
 
-def test_own_key_by_hand() -> None:
+def test_grouped_key_by_hand() -> None:
     # Six heads over two key heads: heads 0–2 read key head 0, heads 3–5 read key head 1, each map its own.
-    assert [oracle.own_key(h, c, 6, 2) for h in range(6) for c in (0, 1)] == [
+    assert [oracle.grouped_key(h, c, 6, 2) for h in range(6) for c in (0, 1)] == [
         (0, 0), (0, 1), (0, 0), (0, 1), (0, 0), (0, 1),
         (1, 0), (1, 1), (1, 0), (1, 1), (1, 0), (1, 1),
     ]  # fmt: skip
@@ -135,7 +135,7 @@ def test_the_plain_formula_in_float64_is_the_oracle(dtype: torch.dtype) -> None:
 MUTATIONS = {
     "sign of the second map": oracle.Rules(second_map=1.0),
     "maps swapped": oracle.Rules(swap_maps=True),
-    "pairing under grouped queries": oracle.Rules(own_key=oracle.key_of_the_flattened_heads),
+    "pairing under grouped queries": oracle.Rules(grouped_key=oracle.key_of_the_flattened_heads),
     "causal, one key too many": oracle.Rules(causal_shift=1),
     "causal, one key too few": oracle.Rules(causal_shift=-1),
     "window, one key too many": oracle.Rules(window_shift=1),
