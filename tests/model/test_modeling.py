@@ -217,7 +217,7 @@ def test_accumulated_gradients_are_those_of_one_batch(make: Any, tokens: Any, ch
     labels[:2, 3:] = -100  # 2 + 2 labels count in the first half, 8 + 8 in the second
     model = make()
     model(inputs, labels=labels).loss.backward()
-    full_gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    full = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     total = int((labels[:, 1:] != -100).sum())
     assert total == 20
     naive: dict[str, Tensor] = {}
@@ -229,12 +229,10 @@ def test_accumulated_gradients_are_those_of_one_batch(make: Any, tokens: Any, ch
             (loss if weighted else loss / 2).backward()
         for name, parameter in model.named_parameters():
             if weighted:
-                check(
-                    parameter.grad, full_gradients[name], least=0.1, dtype=torch.float32
-                )  # the loss upcasts to float32
+                check(parameter.grad, full[name], least=0.1, dtype=torch.float32)  # the loss upcasts to float32
             else:
                 naive[name] = parameter.grad
-    assert max((naive[name] - full_gradients[name]).abs().max().item() for name in full_gradients) > 0.01
+    assert max((naive[name] - full[name]).abs().max().item() for name in full) > 0.01
 
 
 def test_inputs_embeds(kind: str, make: Any, tokens: Any) -> None:

@@ -50,9 +50,7 @@ def test_lambda_under_autocast(make: Any, tokens: Any) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         model(inputs, labels=inputs).loss.backward()
     assert [value.dtype for value in seen] == [torch.float32] * 2
-    assert all(
-        torch.equal(value.detach(), expected_value) for value, expected_value in zip(seen, expected, strict=True)
-    )
+    assert all(torch.equal(value.detach(), truth) for value, truth in zip(seen, expected, strict=True))
     assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
 
 

@@ -171,12 +171,10 @@ def test_weights_that_accelerate_keeps_elsewhere(
     """What a large model loads as where the device is too small for it: weights come when their module is called."""
     model, inputs = make(kind, torch.float32, attn_implementation=implementation), tokens()
     model.save_pretrained(tmp_path / "model")
-    devices = dict.fromkeys(
-        ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head", "model.layers.0"), "cpu"
-    )
+    modules = ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head", "model.layers.0")
     loaded = AutoModelForCausalLM.from_pretrained(
         tmp_path / "model",
-        device_map={**devices, "model.layers.1": "disk"},
+        device_map={**dict.fromkeys(modules, "cpu"), "model.layers.1": "disk"},
         offload_folder=tmp_path / "offloaded",
         attn_implementation=implementation,
     )

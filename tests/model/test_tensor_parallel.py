@@ -90,10 +90,8 @@ def on_a_rank() -> None:
         model.save_pretrained(folder / f"{kind} saved")
         save_file(answers(model, unsharded), folder / f"{kind} {rank}.safetensors")
         local_parameters = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in model.named_parameters()}
-        save_file(
-            {name: p.detach().contiguous() for name, p in local_parameters.items()},
-            folder / f"{kind} own {rank}.safetensors",
-        )
+        parts = {name: p.detach().contiguous() for name, p in local_parameters.items()}
+        save_file(parts, folder / f"{kind} own {rank}.safetensors")
     with pytest.raises(ValueError, match="cannot share") as refused:
         DiffTransformerForCausalLM.from_pretrained(folder / "odd", **plan)
     (folder / f"refused {rank}").write_text(str(refused.value))
