@@ -63,8 +63,8 @@ FIXED: dict[str, tuple[Any, str]] = {
 # the rest; `first_depth` is the `depth` that the first layer's module was made with.
 AUTHORS_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "num_heads")
 AUTHORS_OPTIONAL = ("num_kv_heads", "rope_theta", "model_type", "architectures", "torch_dtype", "transformers_version")
-# By the attention type that a layout of theirs holds, the setting that this one alone has, and ours for it.
-AUTHORS_EXTRA = {"diff": ("first_depth", "lambda_init_offset"), "diff_v2": ("head_dim", "head_dim")}
+# The setting that one layout of theirs alone has, and ours for it.
+FIRST_DEPTH, HEAD_DIM = ("first_depth", "lambda_init_offset"), ("head_dim", "head_dim")
 SUBLN_EPS = 1e-5  # fixed in the module of the authors
 
 
@@ -97,10 +97,10 @@ def write_transformers(config: DiffTransformerConfig, config_class: type[PreTrai
     return json.loads(config_class(architectures=[model], **settings).to_json_string())
 
 
-def read_authors(raw: Mapping[str, Any], attention_type: str) -> DiffTransformerConfig:
+def read_authors(raw: Mapping[str, Any], attention_type: str, extra: tuple[str, str]) -> DiffTransformerConfig:
     """Settings in one of the authors' layouts. The first counts pairs of heads; the second, output heads as we do."""
     described = ATTENTION_TYPES[attention_type]
-    their_name, our_name = AUTHORS_EXTRA[attention_type]
+    their_name, our_name = extra
     _check_keys(raw, (*AUTHORS_OPTIONAL, their_name))
     heads, width = raw["num_heads"], raw["hidden_size"]
     if described.pairs_heads and width % (2 * heads):
@@ -120,11 +120,11 @@ def read_authors(raw: Mapping[str, Any], attention_type: str) -> DiffTransformer
     return DiffTransformerConfig(attention_type=attention_type, **settings)
 
 
-def write_authors(config: DiffTransformerConfig) -> dict[str, Any]:
+def write_authors(config: DiffTransformerConfig, extra: tuple[str, str]) -> dict[str, Any]:
     """Settings in the layout of the authors that holds an attention type."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     assert kv_heads is not None  # never None once it is constructed
-    their_name, our_name = AUTHORS_EXTRA[config.attention_type]
+    their_name, our_name = extra
     everything = json.loads(config.to_json_string(use_diff=False))
     return {
         "model_type": f"microsoft_{config.attention_type}",
@@ -224,8 +224,8 @@ MICROSOFT_V2 = Layout(
     name="microsoft-v2",
     attention_type="diff_v2",
     rows=tuple(Row(target=key, source=key, source_rows=deinterleave_channels) for key in (QUERY, KEY)),
-    read=partial(read_authors, attention_type="diff_v2"),
-    write=write_authors,
+    read=partial(read_authors, attention_type="diff_v2", extra=HEAD_DIM),
+    write=partial(write_authors, extra=HEAD_DIM),
 )
 
 MICROSOFT = Layout(
@@ -238,8 +238,8 @@ MICROSOFT = Layout(
         # Before October 2024 the authors' norm had no weight.
         Row(target=NORM, source=f"{ATTENTION}subln.weight", constant=1.0),
     ),
-    read=partial(read_authors, attention_type="diff"),
-    write=write_authors,
+    read=partial(read_authors, attention_type="diff", extra=FIRST_DEPTH),
+    write=partial(write_authors, extra=FIRST_DEPTH),
 )
 
 DIFFLLAMA = transformers_layout(
