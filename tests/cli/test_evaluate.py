@@ -16,6 +16,7 @@ from diff_transformer.data import byte_tokenizer
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.report.measured_tables import harness_table
 from diff_transformer.lab.results_files import capture_results, read_results
+from diff_transformer.storage.files import read_metrics
 from harness_tasks import write_lines, write_task
 from table_cells import column
 
@@ -229,6 +230,11 @@ def test_a_run_on_many_shot_data_is_measured(run: Run, tmp_path: Path) -> None:
     settings = ["data.validation_sequences=4", "train.steps=1", "train.warmup_steps=0", "train.inspect_every=null"]
     folder, output = tmp_path / "run", tmp_path / "results.json"
     assert run("train", "retrieval", data, *sizes, *settings, "--output", folder).exit_code == 0
+    plain = run("eval", folder, "--output", tmp_path / "plain.json")
+    assert "accuracy of the labels" in plain.stdout
+    (accuracy,) = read_results(tmp_path / "plain.json").records
+    logged = [line for line in read_metrics(folder / "metrics.jsonl") if "validation/accuracy" in line]
+    assert (accuracy.name, accuracy.value) == ("validation/accuracy", logged[-1]["validation/accuracy"])
     measures = ("--measure", "episodes", "--measure", "episode_orders")
     few = ("noises=[0.1]", "episodes=3", "orders=2", "queries=4", "sets=2")
     options = [part for option in few for part in ("--option", option)]

@@ -14,7 +14,7 @@ from diff_transformer.cli.extras import require_extra
 
 if TYPE_CHECKING:
     from diff_transformer.data import Batches
-    from diff_transformer.lab.measure.measurement import Measurement, Options
+    from diff_transformer.lab.measure.measurement import Measurement
     from diff_transformer.lab.record import Result, ResultsFile
     from diff_transformer.lab.report.documents import Table
 
@@ -63,15 +63,14 @@ def evaluate_measures(
     """
     from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
     from diff_transformer.data import NeedleBatches, TextBatches
-    from diff_transformer.lab.measure.measurement import EvalInput, find_measurement
+    from diff_transformer.lab.measure.measurement import EvalInput
     from diff_transformer.lab.report.measured_tables import demo_table, measure_table
     from diff_transformer.lab.results_files import capture_results
 
     named = _are_measurements(names)
     if not named:
         console.refuse("a measurement without a name", {"--option": given})
-    measures = {name: find_measurement(name) for name in (names if named else ["standard"])}
-    options = read_measure_options(measures, given)
+    measures = read_measurements(names if named else ["standard"], given)
     for name, measure in measures.items():
         if measure.needs == "training":
             raise ValueError(f"The measure {name} is taken of an experiment's runs, by diff-transformer reproduce.")
@@ -91,14 +90,14 @@ def evaluate_measures(
                     f"The measure {name} is taken on text, and the run was not trained on any: name some with --text."
                 )
     records: list[Result] = []
-    for name, measure in measures.items():
+    for measure in measures.values():
         data = batches if measure.needs else None
         measured = EvalInput(model=model, variant=variant, batches=data, tokenizer=tokenizer)
-        records += measure.run(measured, options[name])
+        records += measure.run(measured)
     settings: dict[str, Any] = {"checkpoint": folder, "text": text}
     title = f"{', '.join(measures)} of {folder}" if named else f"Evaluation of {folder}"
     if named:
-        settings["measures"] = {name: chosen.model_dump(mode="json") for name, chosen in options.items()}
+        settings["measures"] = {name: measure.model_dump(mode="json") for name, measure in measures.items()}
         records = [replace(record, documents=()) for record in records]
     elif names:
         available = ", ".join(dict.fromkeys(record.name for record in records))
@@ -108,8 +107,8 @@ def evaluate_measures(
     results = capture_results(title, settings, records, str(model.device))
     recipe = None if text else find_recipe(folder)
     if recipe is not None:  # the data is the run's own, so chance and floor of its task are known
-        known = [one.baselines(options[name], recipe) for name, one in measures.items() if one.baselines is not None]
-        results = replace(results, baselines=tuple(chain(*known)))
+        baselines = chain(*(measure.baselines(recipe) for measure in measures.values()))
+        results = replace(results, baselines=tuple(baselines))
     yield results, measure_table(results) if named else demo_table(results)
 
 
@@ -133,20 +132,18 @@ def _are_measurements(names: list[str]) -> bool:
     return kinds == {True}
 
 
-def read_measure_options(measures: "dict[str, Measurement[Any]]", given: list[str]) -> "dict[str, Options]":
-    """The settings of each measurement, with what the user gave as NAME=VALUE.
+def read_measurements(names: list[str], given: list[str]) -> "dict[str, Measurement]":
+    """The measurements of these names, with the options that the user gave as NAME=VALUE.
 
-    Raises ValueError for one that no measurement has, or a value that a measurement that has it does not allow.
+    Raises ValueError for an option that no measurement has, or a value that a measurement that has it does not allow.
     """
-    from diff_transformer.lab.measure.measurement import refuse_unknown
+    from diff_transformer.lab.measure.measurement import MeasurementRequest, find_measurement, refuse_unknown
 
     values = console.parse_options(given)
-    known = {name: measure.options.model_fields for name, measure in measures.items()}
-    refuse_unknown(values, list(dict.fromkeys(chain(*known.values()))), f"The measure {', '.join(measures)}")
-    return {
-        name: measure.read({option: value for option, value in values.items() if option in known[name]})
-        for name, measure in measures.items()
-    }
+    known = {name: find_measurement(name).model_fields for name in names}
+    refuse_unknown(values, list(dict.fromkeys(chain(*known.values()))), f"The measure {', '.join(names)}")
+    chosen = {name: {option: values[option] for option in values.keys() & known[name]} for name in names}
+    return {name: MeasurementRequest(name=name, options=options).resolve() for name, options in chosen.items()}
 
 
 # Windows of text, where no recipe tells how long the training's were, and how many at a time.

@@ -12,8 +12,8 @@ from diff_transformer.lab.experiments import run_store
 from diff_transformer.lab.experiments.experiment import find_experiment
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
-from diff_transformer.lab.measure import measurement
-from diff_transformer.lab.measure.measurement import MeasurementRequest, find_measurement
+from diff_transformer.lab.measure.document_losses import Positions
+from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.train import build_data, load_recipe
 
 SHORT = ("train.steps=2", "train.evaluate_every=null", "train.warmup_steps=0")
@@ -123,15 +123,14 @@ def test_what_is_checked_is_what_the_last_stage_is_measured_on(
     """Of variants with the same data once, and of the second stage's data where there is one."""
     lengths: list[int] = []
 
-    def check(options: Any, batches: Any, tokenizer: Any) -> None:
+    def check(positions: Positions, batches: Any, tokenizer: Any) -> None:
         lengths.append(batches.length)
 
     def train(*_: Any, **__: Any) -> Any:
         raise RuntimeError("training begins")
 
     request = tiny("fig4", long)
-    watched = replace(find_measurement("positions"), check=check)
-    monkeypatch.setattr(measurement, "find_measurement", lambda name: watched)
+    monkeypatch.setattr(Positions, "check", check)
     monkeypatch.setattr(run_store, "train", train)
     with pytest.raises(RuntimeError, match="training begins"):
         run_experiment(request, tmp_path)

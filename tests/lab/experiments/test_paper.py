@@ -12,7 +12,7 @@ import typer
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.cli.app import app
-from diff_transformer.cli.eval_command import read_measure_options
+from diff_transformer.cli.eval_command import read_measurements
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments import experiment
 from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX, EXPERIMENTS, PAPER, Variant, find_experiment
@@ -26,7 +26,6 @@ from diff_transformer.lab.experiments.paper_preset import (
     paper_preset,
 )
 from diff_transformer.lab.measure.harness import TABLE_1_MEASURES, task_names
-from diff_transformer.lab.measure.measurement import find_measurement
 from diff_transformer.train import Recipe, build_config, load_recipe, training_plan
 from diff_transformer.train.run_setup import check_init_from
 from diff_transformer.train.step_costs import meta_model
@@ -133,9 +132,7 @@ def test_every_measuring_command_can_be_read(name: str) -> None:
                 assert task_names(arguments["tasks"]) == list(TABLE_1_MEASURES)
                 continue
             assert list(arguments["measure"]) == [meant.name]
-            measure = find_measurement(meant.name)
-            options = read_measure_options({meant.name: measure}, list(arguments["option"] or ()))
-            assert options[meant.name] == measure.read(meant.options)
+            assert read_measurements([meant.name], list(arguments["option"] or ())) == {meant.name: meant.resolve()}
     assert bool(checked(name)) != bool(preset.commands)
     for command in preset.commands:
         called, arguments = parsed(command)

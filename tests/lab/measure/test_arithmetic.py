@@ -13,11 +13,9 @@ from diff_transformer.data.arithmetic_task import is_held_out, solved
 from diff_transformer.lab.measure import arithmetic
 from diff_transformer.lab.measure.arithmetic import (
     ANSWER_LENGTH,
-    ARITHMETIC,
     EXACT_MATCH,
-    ArithmeticOptions,
+    Arithmetic,
     Solved,
-    arithmetic_records,
     solve,
 )
 from diff_transformer.lab.measure.measurement import EvalInput
@@ -92,9 +90,8 @@ def test_records_of_problems_that_are_held_out(kind: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(arithmetic, "solve", know)
     batches = ArithmeticBatches(3)
-    options = ArithmeticOptions(problems=12, examples=2)
     measured = EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer())
-    records = arithmetic_records(measured, batches, options, seed=4)
+    records = Arithmetic(problems=12, examples=2).records(measured, batches, seed=4)
     assert len({problem.question for problem in asked}) == 36
     assert all(is_held_out(problem.question) for problem in asked)
     found = {(record.name, record.coordinates.label): record for record in records}
@@ -117,14 +114,12 @@ def test_records_of_problems_that_are_held_out(kind: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("kind", ["diff", "diff_v2", "softmax", "llama"])
 def test_the_measure_runs_on_any_checkpoint(kind: str) -> None:
-    options = {"problems": 3, "operations": 2, "examples": 1}
-    records = ARITHMETIC.run(
-        EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer()), ARITHMETIC.read(options)
-    )
+    arithmetic = Arithmetic(problems=3, operations=2, examples=1)
+    records = arithmetic.run(EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer()))
     assert records[0].n == 6
     assert records[0].value == 0
     with pytest.raises(ValueError, match="this model has no tokenizer"):
-        ARITHMETIC.run(EvalInput(model=make(kind), variant=kind), ARITHMETIC.read(options))
+        arithmetic.run(EvalInput(model=make(kind), variant=kind))
 
 
 def test_what_a_run_was_trained_on_is_measured_by_default() -> None:

@@ -20,7 +20,7 @@ from diff_transformer.lab.measure.document_losses import (
     repeated,
     token_losses,
 )
-from diff_transformer.lab.measure.measurement import EvalInput, find_measurement
+from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.lab.record import Result
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
@@ -148,9 +148,8 @@ def test_repeat_losses_by_definition(kind: str) -> None:
 
 
 def records_of(name: str, model: Any, batches: TextBatches, seed: int = 0, **options: Any) -> list[Result]:
-    measurement = find_measurement(name)
     measured = EvalInput(model=model, variant=model.config.attention_type, batches=batches, seed=seed)
-    return measurement.run(measured, measurement.options(**options))
+    return MeasurementRequest(name=name, options=options).run(measured)
 
 
 def test_repeat_records(batches: TextBatches) -> None:
@@ -221,11 +220,11 @@ def test_marks(length: int, first: int, marks: list[int]) -> None:
 @pytest.mark.parametrize("name", ["repeats", "positions"])
 @pytest.mark.parametrize("kind", ["diff", "llama"])
 def test_alone(name: str, kind: str, batches: TextBatches) -> None:
-    measure = find_measurement(name)
-    assert measure.any_model
-    assert measure.needs == "text"
     options = {"first": 16} if name == "positions" else {"frequent": 30}
-    found = measure.run(EvalInput(model=a_model(kind), variant="mine", batches=batches), measure.read(options))
-    assert found
-    assert {record.variant for record in found} == {"mine"}
-    assert all(math.isfinite(record.value) for record in found)
+    measurement = MeasurementRequest(name=name, options=options).resolve()
+    assert measurement.any_model
+    assert measurement.needs == "text"
+    records = measurement.run(EvalInput(model=a_model(kind), variant="mine", batches=batches))
+    assert records
+    assert {record.variant for record in records} == {"mine"}
+    assert all(math.isfinite(record.value) for record in records)

@@ -15,8 +15,8 @@ from diff_transformer.data import byte_tokenizer
 from diff_transformer.lab.measure import hallucination
 from diff_transformer.lab.measure.decoding import greedy_answers, prompt_tokens
 from diff_transformer.lab.measure.hallucination import (
-    HALLUCINATION,
     Account,
+    Hallucination,
     Judgements,
     answer_of,
     hallucination_records,
@@ -47,6 +47,7 @@ SOURCES = [
     Source(document="It snows."),
     Source(document="The sun shines on Oslo, and it is warm.", question="What shines?"),
 ]
+DIFF = EvalInput(model=None, variant="diff")
 
 
 def make(kind: str, seed: int = 3) -> Any:
@@ -165,17 +166,17 @@ def test_silence_is_not_support(written: list[str]) -> None:
     judged = judged_answers(make("diff"), byte_tokenizer(), SOURCES, Judgements(judge), new_tokens=8)
     assert [judgement.supported for _, judgement in judged] == [True, False, None]
     assert [answer for _, answer in judge.asked] == ["Bergen", "The sun"]
-    (record,) = hallucination_records(judged, "diff", "mine", judge.name)[:1]
+    (record,) = hallucination_records(DIFF, judged, "mine", judge.name)[:1]
     assert (record.name, record.variant, record.value, record.n) == ("hallucination/mine", "diff", 0.5, 2)
     assert record.interval == proportion_interval(1, 2)
     assert record.better == "higher"
     assert record.documents == ((1, 1), (0, 1), (0, 0))
-    silent = hallucination_records(judged, "diff", "mine", judge.name)[1]
+    silent = hallucination_records(DIFF, judged, "mine", judge.name)[1]
     assert (silent.name, silent.value, silent.n) == ("hallucination/mine/silent_answers", 1 / 3, 3)
     assert "judge: scripted; 1 answers state nothing" in record.method
     assert "1 replies without a verdict are left out" in record.method
     with pytest.raises(ValueError, match="None of the 2 replies of the judge 'scripted' holds a verdict"):
-        hallucination_records([("a", Judgement(supported=None, reply="said"))] * 2, "diff", "mine", "scripted")
+        hallucination_records(DIFF, [("a", Judgement(supported=None, reply="said"))] * 2, "mine", "scripted")
 
 
 def test_models_are_compared_document_by_document() -> None:
@@ -185,7 +186,8 @@ def test_models_are_compared_document_by_document() -> None:
         "softmax": [("a", Judgement(supported=place % 2 == 0, reply="said")) for place in range(60)],
     }
     records = [
-        replace(hallucination_records(found, variant, "mine", "j")[0], seed=0) for variant, found in outcomes.items()
+        replace(hallucination_records(replace(DIFF, variant=variant), judged, "mine", "j")[0], seed=0)
+        for variant, judged in outcomes.items()
     ]
     found = compare(records, "hallucination/mine", "diff", "softmax", claimed=False)
     assert found.difference == pytest.approx(0.1)
@@ -341,7 +343,7 @@ def test_end_to_end_against_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert [judgement.supported for _, judgement in judged] == [True, None, False]
     assert (judgements.account.new_judgements, judgements.account.known_judgements) == (1, 2)
     assert "sk-hidden" not in path.read_text()
-    accuracy, _, cost = hallucination_records(judged, "diff", "mine", judgements.judge.name)
+    accuracy, _, cost = hallucination_records(DIFF, judged, "mine", judgements.judge.name)
     assert (accuracy.value, accuracy.n) == (0.5, 2)
     assert (cost.name, cost.value, cost.unit) == ("hallucination/mine/judge_tokens", 79, "tokens")
 
@@ -388,14 +390,14 @@ def test_the_measure_runs_on_any_checkpoint(kind: str, tmp_path: Path) -> None:
         "new_tokens": 8,
     }
     measured = EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer())
-    records = HALLUCINATION.run(measured, HALLUCINATION.read(options))
+    records = Hallucination(**options).run(measured)
     shares = [record for record in records if record.name.count("/") == 1]
     assert [(record.name, record.n) for record in shares] == [("hallucination/first", 2), ("hallucination/second", 3)]
-    assert HALLUCINATION.run(measured, HALLUCINATION.read(options)) == records
+    assert Hallucination(**options).run(measured) == records
     lines = [json.loads(line) for line in (tmp_path / "judgements.jsonl").read_text().splitlines()]
     assert len({line["key"] for line in lines}) == len(lines) <= 3
     with pytest.raises(ValueError, match="has no tokenizer"):
-        HALLUCINATION.run(replace(measured, tokenizer=None), HALLUCINATION.read(options))
+        Hallucination(**options).run(replace(measured, tokenizer=None))
     for sources in ("", " , ", f"{tmp_path / 'first.jsonl'},{tmp_path / 'first.jsonl'}"):
         with pytest.raises(ValueError, match="Name documents, each once"):
-            HALLUCINATION.run(measured, HALLUCINATION.read({**options, "sources": sources}))
+            Hallucination(**{**options, "sources": sources}).run(measured)

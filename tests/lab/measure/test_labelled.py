@@ -13,13 +13,13 @@ from diff_transformer.data import LabelledText, byte_tokenizer
 from diff_transformer.lab.measure import many_shot
 from diff_transformer.lab.measure.decoding import LabelTrie, label_log_likelihoods
 from diff_transformer.lab.measure.many_shot import (
-    MANY_SHOT,
-    MANY_SHOT_ORDERS,
+    ManyShot,
+    ManyShotOrders,
     drawn_orders,
     labelled_answers,
     labelled_prompt,
 )
-from diff_transformer.lab.measure.measurement import EvalInput, Measurement, find_measurement
+from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 Rows = Sequence[tuple[str, str]]
@@ -109,8 +109,7 @@ def written(shown: Rows, asked: Rows) -> tuple[str, list[str]]:
 
 def test_fewer_shots_are_the_first_of_more(reader: Any, questions: dict[str, Any]) -> None:
     heard = Listening()
-    options = MANY_SHOT.read({**questions, "shots": [2, 4], "queries": 6, "exact": True})
-    records = MANY_SHOT.run(of_model(reader, heard, seed=2), options)
+    records = ManyShot(**questions, shots=(2, 4), queries=6, exact=True).run(of_model(reader, heard, seed=2))
     random = np.random.default_rng(2)
     shown = [QUESTIONS.train[n] for n in random.permutation(9)]
     asked = [QUESTIONS.test[n] for n in random.permutation(6)]
@@ -123,8 +122,8 @@ def test_fewer_shots_are_the_first_of_more(reader: Any, questions: dict[str, Any
 def test_orders_of_the_same_demonstrations(reader: Any, questions: dict[str, Any]) -> None:
     """Against whole prompts, one for each order and each of its own questions; the statistics written out."""
     heard = Listening()
-    options = {**questions, "shots": 6, "orders": 3, "queries": 5, "sets": 2, "exact": True}
-    records = MANY_SHOT_ORDERS.run(of_model(reader, heard, seed=7), MANY_SHOT_ORDERS.read(options))
+    measurement = ManyShotOrders(**questions, shots=6, orders=3, queries=5, sets=2, exact=True)
+    records = measurement.run(of_model(reader, heard, seed=7))
     prompts, shares = [], np.zeros((2, 2, 3))  # kinds, sets, orders
     for number in range(2):
         random = np.random.default_rng((7, number))
@@ -160,46 +159,41 @@ def test_the_measure_reads_a_folder(reader: Any, tmp_path: Path) -> None:
     rows = "".join(f"HUM:ind who was {n} ?\nNUM:date when was {n} ?\n" for n in range(6))
     (tmp_path / "train.txt").write_text(rows)
     (tmp_path / "test.txt").write_text(rows)
-    options = {"folder": str(tmp_path), "shots": [2, 4], "queries": 5}
-    records = MANY_SHOT.run(EvalInput(model=reader, variant="it", tokenizer=byte_tokenizer()), MANY_SHOT.read(options))
+    records = ManyShot(folder=str(tmp_path), shots=(2, 4), queries=5).run(of_model(reader))
     assert [(record.name, record.coordinates.label, record.n) for record in records] == [
         ("many_shot/trec", "2 shots", 5),
         ("many_shot/trec", "4 shots", 5),
     ]
-    few = {"folder": str(tmp_path), "shots": 3, "orders": 2, "queries": 4}
-    records = MANY_SHOT_ORDERS.run(
-        EvalInput(model=reader, variant="it", tokenizer=byte_tokenizer()), MANY_SHOT_ORDERS.read(few)
-    )
+    records = ManyShotOrders(folder=str(tmp_path), shots=3, orders=2, queries=4).run(of_model(reader))
     names = ("range", "variance", "spread", "mean")
     assert [record.name for record in records] == [f"many_shot/trec_order_{name}" for name in names] * 2
     assert [record.interval for record in records] == [None] * 8, "one set of demonstrations"
-    assert find_measurement("many_shot_orders") is MANY_SHOT_ORDERS
-    assert MANY_SHOT_ORDERS.any_model
+    assert ManyShotOrders.any_model
 
 
 def test_what_is_refused(reader: Any, questions: dict[str, Any]) -> None:
-    def refused(measure: Measurement[Any], message: str, **options: Any) -> None:
+    def refused(name: str, message: str, **options: Any) -> None:
         with pytest.raises(ValueError, match=message):
-            measure.run(of_model(reader), measure.read({**questions, **options}))
+            MeasurementRequest(name=name, options={**questions, **options}).run(of_model(reader))
 
-    refused(MANY_SHOT, "shots is between 1 and the 9 texts of trec, got 10", shots=[1, 10], queries=1)
-    refused(MANY_SHOT, "queries is between 1 and the 6 texts of trec, got 7", shots=[1], queries=7)
-    refused(MANY_SHOT, "many_shot cannot take 0 for queries", queries=0)
+    refused("many_shot", "shots is between 1 and the 9 texts of trec, got 10", shots=[1, 10], queries=1)
+    refused("many_shot", "queries is between 1 and the 6 texts of trec, got 7", shots=[1], queries=7)
+    refused("many_shot", "many_shot cannot take 0 for queries", queries=0)
     enough = {"shots": 3, "orders": 2, "queries": 2, "sets": 1}
-    refused(MANY_SHOT_ORDERS, "shots is between 1 and the 9 texts of trec, got 10", **{**enough, "shots": 10})
+    refused("many_shot_orders", "shots is between 1 and the 9 texts of trec, got 10", **{**enough, "shots": 10})
     for name, count in enough.items():
         least = min(count, 2)
         message = f"many_shot_orders cannot take {least - 1} for {name} .* or equal to {least}"
-        refused(MANY_SHOT_ORDERS, message, **{**enough, name: least - 1})
+        refused("many_shot_orders", message, **{**enough, name: least - 1})
     reader.config.max_position_embeddings = 100
     long = r"^9 shots of trec take .* tokens and the model has 100 positions; ask for fewer shots\.$"
-    refused(MANY_SHOT, long, shots=[1, 9], queries=1)
-    refused(MANY_SHOT_ORDERS, long, **{**enough, "shots": 9})
+    refused("many_shot", long, shots=[1, 9], queries=1)
+    refused("many_shot_orders", long, **{**enough, "shots": 9})
 
 
-@pytest.mark.parametrize(("name", "measure"), [("many_shot", MANY_SHOT), ("many_shot_orders", MANY_SHOT_ORDERS)])
-def test_what_a_measure_must_be_told(name: str, measure: Measurement[Any]) -> None:
+@pytest.mark.parametrize("name", ["many_shot", "many_shot_orders"])
+def test_what_a_measure_must_be_told(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} reads labelled questions: .* --option folder=FOLDER"):
-        measure.run(EvalInput(model=None, variant="it", tokenizer=byte_tokenizer()), measure.options())
+        MeasurementRequest(name=name).run(of_model(None))
     with pytest.raises(ValueError, match=f"^{name} reads labelled questions as text, and this model has no tokenizer"):
-        measure.run(EvalInput(model=None, variant="it"), measure.read({"folder": "here"}))
+        MeasurementRequest(name=name, options={"folder": "here"}).run(EvalInput(model=None, variant="it"))

@@ -7,8 +7,8 @@ import torch
 
 from diff_transformer.data import ManyShotBatches, RetrievalBatches
 from diff_transformer.lab.experiments.experiment import find_experiment
-from diff_transformer.lab.measure.measurement import EvalInput, find_measurement
-from diff_transformer.lab.measure.retrieval import RETRIEVAL_LENGTHS, retrieval_answers
+from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
+from diff_transformer.lab.measure.retrieval import RetrievalLengths, retrieval_answers
 from diff_transformer.lab.record import Result
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
@@ -26,9 +26,8 @@ def model() -> DiffTransformerForCausalLM:
 
 
 def measured(model: DiffTransformerForCausalLM, seed: int = 0, **options: Any) -> list[Result]:
-    return RETRIEVAL_LENGTHS.run(
-        EvalInput(model=model, variant="it", batches=BATCHES, seed=seed), RETRIEVAL_LENGTHS.read(options)
-    )
+    request = MeasurementRequest(name="retrieval_lengths", options=options)
+    return request.run(EvalInput(model=model, variant="it", batches=BATCHES, seed=seed))
 
 
 def test_each_context_is_so_many_times_as_long(model: DiffTransformerForCausalLM) -> None:
@@ -49,9 +48,9 @@ def test_each_context_is_so_many_times_as_long(model: DiffTransformerForCausalLM
 
 
 def test_the_measure_is_the_experiments() -> None:
-    assert find_measurement("retrieval_lengths") is RETRIEVAL_LENGTHS
-    of_preset = find_experiment("length_generalisation").presets["cpu"].options
-    assert RETRIEVAL_LENGTHS.read({}) == RETRIEVAL_LENGTHS.read(of_preset)
+    experiment = find_experiment("length_generalisation")
+    (request,) = experiment.requests(experiment.presets["cpu"])
+    assert request.resolve() == RetrievalLengths()
 
 
 def test_what_is_refused(model: DiffTransformerForCausalLM) -> None:
@@ -60,7 +59,7 @@ def test_what_is_refused(model: DiffTransformerForCausalLM) -> None:
     with pytest.raises(
         ValueError, match=r"^retrieval_lengths is measured on the retrieval task alone, which the model"
     ):
-        RETRIEVAL_LENGTHS.run(of_other, RETRIEVAL_LENGTHS.read({}))
+        RetrievalLengths().run(of_other)
     for options, name in (({"factors": [2, 0]}, "factors"), ({"sequences": 0}, "sequences")):
         with pytest.raises(ValueError, match=rf"cannot take .* for {name} .*greater than or equal to 1\.$"):
             measured(model, **options)

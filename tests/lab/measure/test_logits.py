@@ -23,7 +23,7 @@ from diff_transformer.lab.measure.attention_logits import (
     quantise,
     quantised_implementation,
 )
-from diff_transformer.lab.measure.measurement import EvalInput, find_measurement
+from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.lab.measure.outliers import (
     MEDIAN_ERROR,
     TOPS,
@@ -72,8 +72,8 @@ def build(kind: str) -> Any:
 
 def records_of(name: str, model: Any, batches: Any, **options: Any) -> dict[tuple[str, str], Result]:
     """What the measurement of this name says of a model called "ours", by name and label."""
-    measure = find_measurement(name)
-    records = measure.run(EvalInput(model=model, variant="ours", batches=batches), measure.read(options))
+    measured = EvalInput(model=model, variant="ours", batches=batches)
+    records = MeasurementRequest(name=name, options=options).run(measured)
     return {(record.name, record.coordinates.label): record for record in records}
 
 
@@ -329,8 +329,7 @@ def test_each_runs_by_its_name(name: str) -> None:
     """As the command line runs it, with its defaults."""
     batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4, validation_sequences=8)
     model = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size})).eval()
-    measure = find_measurement(name)
-    records = measure.run(EvalInput(model=model, variant="mine", batches=batches), measure.options())
+    records = MeasurementRequest(name=name).run(EvalInput(model=model, variant="mine", batches=batches))
     assert records
     assert {record.variant for record in records} == {"mine"}
     assert all(record.name.startswith(name.removesuffix("s")) for record in records)

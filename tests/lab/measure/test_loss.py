@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from corpora import written
-from diff_transformer.data import TextBatches, byte_tokenizer, prepare
+from diff_transformer.data import ManyShotBatches, TextBatches, byte_tokenizer, prepare
+from diff_transformer.data.batches import IGNORED
 from diff_transformer.lab.measure.standard import evaluate, language_loss, validation_callback
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
@@ -59,6 +60,24 @@ def test_records_and_callback_agree(model: DiffTransformerForCausalLM, batches: 
     assert records["language/validation_loss"].value == logged["validation/loss"]
     assert records["language/bits_per_byte"].value == logged["validation/bits_per_byte"]
     assert all(record.better == "lower" and record.variant == "diff" for record in records.values())
+
+
+def test_data_without_a_measurement_of_its_own_has_the_accuracy_of_its_labels() -> None:
+    """As it is written: of every label the likeliest token before it, the masked ones left out."""
+    batches = ManyShotBatches(4, classes=2, labels=2, words=4, validation_sequences=6)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = DiffTransformerConfig(vocab_size=batches.vocab_size, initializer_range=0.5, **sizes)
+    model = DiffTransformerForCausalLM(config).eval()
+    right = []
+    for batch in batches.validation_batches():
+        for tokens, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+            likeliest = model(tokens[None]).logits[0].argmax(-1)
+            right += [likeliest[n - 1] == label for n, label in enumerate(labels) if label != IGNORED and n]
+    (record,) = evaluate(model, batches, "diff")
+    assert (record.name, record.n, record.better) == ("validation/accuracy", len(right), "higher")
+    assert 0 < record.value == sum(right) / len(right)
+    assert validation_callback(batches)(model, 1) == {"validation/accuracy": record.value}
 
 
 def test_a_vocabulary_beyond_the_models_is_refused(batches: TextBatches) -> None:

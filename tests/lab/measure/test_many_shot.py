@@ -8,17 +8,17 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from diff_transformer.data import ManyShotBatches, RetrievalBatches
-from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.experiments.experiment import find_experiment
 from diff_transformer.lab.measure.many_shot import (
-    EPISODE_ORDERS,
-    EPISODES,
+    EpisodeOrders,
+    Episodes,
     drawn_orders,
     episode_answers,
     order_accuracies,
     order_results,
 )
-from diff_transformer.lab.measure.measurement import EvalInput, Measurement, find_measurement
+from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.lab.statistics import variance_beyond_chance
 
 TASK = ManyShotBatches(classes=3, labels=3, words=6, item_length=1, noise=0.0)
@@ -57,8 +57,8 @@ def counter() -> Counter:
 def test_a_model_that_counts_is_right(counter: Counter) -> None:
     episode = TASK.episode(0, 0, shots=60, queries=30, noise=0.0)
     assert episode_answers(counter, episode).all()
-    options = EPISODES.read({"shots": [1, 60], "noises": [0.0, 0.3], "episodes": 6, "queries": 10})
-    records = EPISODES.run(EvalInput(model=counter, variant="it", batches=TASK), options)
+    measurement = Episodes(shots=(1, 60), noises=(0.0, 0.3), episodes=6, queries=10)
+    records = measurement.run(EvalInput(model=counter, variant="it", batches=TASK))
     found = {record.coordinates.label: record.value for record in records}
     assert found["noise 0, 60 shots"] == 1
     assert found["noise 0, 1 shot"] < 0.9
@@ -97,9 +97,8 @@ def test_orders() -> None:
 
 def test_what_orders_say() -> None:
     """Two sets with three orders of 10 questions; the second differs by less than chance."""
-    found = order_results(
-        [[2, 5, 8], [5, 5, 6]], 10, "task", variant="it", coordinates=Coordinates(part="here"), seed=3
-    )
+    measured = EvalInput(model=None, variant="it", seed=3)
+    found = order_results(measured, [[2, 5, 8], [5, 5, 6]], 10, "task", Coordinates(part="here"))
     assert [record.name for record in found] == ["task_range", "task_variance", "task_spread", "task_mean"]
     chance = [(0.16 + 0.25 + 0.16) / 27, (0.25 + 0.25 + 0.24) / 27]
     variance = (0.09 - chance[0] + 0.01 / 3 - chance[1]) / 2
@@ -113,31 +112,30 @@ def test_what_orders_say() -> None:
 
 
 def test_less_than_chance_has_no_spread_and_a_range_is_of_ten_orders() -> None:
-    found = order_results([[5] * 10 + [0], [5] * 10 + [0]], 10, "task", variant="it")
+    measured = EvalInput(model=None, variant="it")
+    found = order_results(measured, [[5] * 10 + [0], [5] * 10 + [0]], 10, "task", NOWHERE)
     assert found[0].value == 0, "the eleventh order is no part of it"
-    equal = order_results([[5, 5]], 10, "task", variant="it")
+    equal = order_results(measured, [[5, 5]], 10, "task", NOWHERE)
     assert [record.value for record in equal] == pytest.approx([0, -0.25 / 9, 0, 0.5])
 
 
 def test_measures_of_episodes(counter: Counter) -> None:
-    assert find_measurement("episodes") is EPISODES
-    assert find_measurement("episode_orders") is EPISODE_ORDERS
-    for measure, name in ((EPISODES, "fig6"), (EPISODE_ORDERS, "fig7")):
-        assert measure.read({}) == measure.read(find_experiment(name).presets["cpu"].options)
+    for kind, name in ((Episodes, "fig6"), (EpisodeOrders, "fig7")):
+        experiment = find_experiment(name)
+        (request,) = experiment.requests(experiment.presets["cpu"])
+        assert request.resolve() == kind()
     measured = EvalInput(model=counter, variant="it", batches=TASK, seed=4)
-    shots: dict[str, Any] = {"shots": [2, 6], "noises": [0.0], "episodes": 3, "queries": 4}
-    found = EPISODES.run(measured, EPISODES.read(shots))
+    found = Episodes(shots=(2, 6), noises=(0.0,), episodes=3, queries=4).run(measured)
     for record, count in zip(found, (2, 6), strict=True):
         right = [episode_answers(counter, TASK.episode(4, number, count, 4, 0.0)) for number in range(3)]
         assert record.value == torch.stack(right).double().mean()
         assert (record.coordinates.label, record.seed, record.variant) == (f"noise 0, {count} shots", 4, "it")
-    orders: dict[str, Any] = {"shots": 8, "noises": [0.3], "orders": 2, "queries": 4, "sets": 2}
-    found = EPISODE_ORDERS.run(measured, EPISODE_ORDERS.read(orders))
+    found = EpisodeOrders(shots=8, noises=(0.3,), orders=2, queries=4, sets=2).run(measured)
     expected = []
     for kind in ("random", "alternating"):
         sets = [TASK.episode(4, number, 8, 2 * 4, 0.3) for number in range(2)]
         counts = [order_accuracies(counter, episode, 2, kind, seed=4) for episode in sets]
-        expected += order_results(counts, 4, "many_shot/order", variant="it")
+        expected += order_results(measured, counts, 4, "many_shot/order", NOWHERE)
     assert [record.value for record in found] == [record.value for record in expected]
     assert [(record.name, record.coordinates.label) for record in found] == [
         (f"many_shot/order_{name}", f"{kind} orders, noise 0.3")
@@ -146,30 +144,27 @@ def test_measures_of_episodes(counter: Counter) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "measure", "text"),
-    [("episodes", EPISODES, "many_shot"), ("episode_orders", EPISODE_ORDERS, "many_shot_orders")],
-)
-def test_episodes_are_of_many_shot_data(name: str, measure: Measurement[Any], text: str) -> None:
+@pytest.mark.parametrize(("name", "text"), [("episodes", "many_shot"), ("episode_orders", "many_shot_orders")])
+def test_episodes_are_of_many_shot_data(name: str, text: str) -> None:
     other = EvalInput(model=None, variant="it", batches=RetrievalBatches())
     with pytest.raises(ValueError, match=rf"^{name} is measured on many_shot data alone, .* measure {text}\.$"):
-        measure.run(other, measure.read({}))
+        MeasurementRequest(name=name).run(other)
 
 
 @pytest.mark.parametrize(
-    ("measure", "option", "value", "message"),
+    ("name", "option", "value", "message"),
     [
-        (EPISODES, "shots", [8, 0], "greater than or equal to 1"),
-        (EPISODES, "episodes", 0, "greater than or equal to 1"),
-        (EPISODES, "queries", 0, "greater than or equal to 1"),
-        (EPISODES, "noises", [0.1, 1.5], "less than or equal to 1"),
-        (EPISODE_ORDERS, "shots", 1, "greater than or equal to 2"),
-        (EPISODE_ORDERS, "orders", 1, "greater than or equal to 2"),
-        (EPISODE_ORDERS, "queries", 1, "greater than or equal to 2"),
-        (EPISODE_ORDERS, "sets", 0, "greater than or equal to 1"),
-        (EPISODE_ORDERS, "noises", [-0.1], "greater than or equal to 0"),
+        ("episodes", "shots", [8, 0], "greater than or equal to 1"),
+        ("episodes", "episodes", 0, "greater than or equal to 1"),
+        ("episodes", "queries", 0, "greater than or equal to 1"),
+        ("episodes", "noises", [0.1, 1.5], "less than or equal to 1"),
+        ("episode_orders", "shots", 1, "greater than or equal to 2"),
+        ("episode_orders", "orders", 1, "greater than or equal to 2"),
+        ("episode_orders", "queries", 1, "greater than or equal to 2"),
+        ("episode_orders", "sets", 0, "greater than or equal to 1"),
+        ("episode_orders", "noises", [-0.1], "greater than or equal to 0"),
     ],
 )
-def test_numbers_that_mean_nothing(measure: Measurement[Any], option: str, value: object, message: str) -> None:
-    with pytest.raises(ValueError, match=f"{measure.name} cannot take .* for {option} .* it should be {message}"):
-        measure.read({option: value})
+def test_numbers_that_mean_nothing(name: str, option: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} cannot take .* for {option} .* it should be {message}"):
+        MeasurementRequest(name=name, options={option: value}).resolve()

@@ -10,12 +10,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import diff_transformer.lab.measure.retrieval as retrieval
 from diff_transformer.data import ManyShotBatches, NeedleBatches, NeedleTask, RetrievalBatches, byte_tokenizer
-from diff_transformer.lab.measure.measurement import EvalInput
+from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.lab.measure.needles import (
     DEPTHS,
-    NEEDLE_ATTENTION,
-    NEEDLE_TOKENS,
-    NEEDLES,
+    Needles,
+    NeedleTokens,
     attention_records,
     document_attention,
     haystack,
@@ -70,7 +69,7 @@ def test_a_city_counts_when_its_number_is_in_the_answer() -> None:
     assert all(sorted(row) == [False, True] for row in found)
     batches = NeedleBatches(None, TASK, TASK, documents=1, vocab_size=257)
     measured = EvalInput(model=half, variant="half", batches=batches, tokenizer=TOKENIZER)
-    records = NEEDLES.run(measured, NEEDLES.read({"needles": 3, "samples": 3}))
+    records = Needles(needles=3, samples=3).run(measured)
     values = {(record.name, record.coordinates.label): record.value for record in records}
     assert values["needles/accuracy", "3 needles, 2 queried"] == 0.5
     assert values["needles/joint_accuracy", "3 needles, 2 queried"] == 0.0
@@ -167,9 +166,9 @@ def test_token_needles() -> None:
     task = RetrievalBatches(4, 60, num_queries=4, num_keys=8, num_values=8).asking(3, 2)
     assert (task.num_pairs, task.num_queries, task.context_length) == (3, 2, 48)
     measured = EvalInput(model=Knows(task.vocab_size, 48), variant="it", batches=task, seed=2)
-    records = NEEDLE_TOKENS.run(measured, NEEDLE_TOKENS.read({"needles": 3, "queried": 2, "sequences": 50}))
+    records = NeedleTokens(needles=3, queried=2, sequences=50).run(measured)
     # The same by the name that text has, ten sequences for each of five depths.
-    assert NEEDLES.run(measured, NEEDLES.read({"needles": 3, "queried": 2, "samples": 10})) == records
+    assert Needles(needles=3, queried=2, samples=10).run(measured) == records
     values = {(record.name, record.coordinates.label): record.value for record in records}
     assert values["needles/accuracy", "3 needles, 2 queried"] == 0.5
     assert values["needles/joint_accuracy", "3 needles, 2 queried"] == 0.0
@@ -180,9 +179,9 @@ def test_token_needles() -> None:
 
 def test_text_and_tokens_are_told_apart() -> None:
     with pytest.raises(ValueError, match="in text or among the tokens of the retrieval task"):
-        NEEDLES.run(EvalInput(model=None, variant="it", batches=ManyShotBatches()), NEEDLES.options())
+        Needles().run(EvalInput(model=None, variant="it", batches=ManyShotBatches()))
     with pytest.raises(ValueError, match="on the retrieval task alone"):
-        NEEDLE_TOKENS.run(EvalInput(model=None, variant="it"), NEEDLE_TOKENS.options())
+        NeedleTokens().run(EvalInput(model=None, variant="it"))
 
 
 def test_the_measures_run_on_the_data_of_a_run() -> None:
@@ -191,9 +190,9 @@ def test_the_measures_run_on_the_data_of_a_run() -> None:
     model = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, pad_token_id=256, eos_token_id=256)).eval()
     batches = NeedleBatches(None, TASK, TASK, documents=1, vocab_size=257)
     sizes = {"needles": 2, "queried": 1, "digits": 3, "length": 420, "samples": 1}
-    for measure, count in ((NEEDLES, 2 + len(DEPTHS)), (NEEDLE_ATTENTION, 4 * len(DEPTHS))):
+    for name, count in (("needles", 2 + len(DEPTHS)), ("needle_attention", 4 * len(DEPTHS))):
         measured = EvalInput(model=model, variant="it", batches=batches, tokenizer=TOKENIZER)
-        assert len(measure.run(measured, measure.read(sizes))) == count
+        assert len(MeasurementRequest(name=name, options=sizes).run(measured)) == count
 
 
 def test_a_haystack_is_the_blocks_text() -> None:

@@ -12,6 +12,7 @@ from diff_transformer.lab.measure.measurement import (
     MEASUREMENTS,
     Count,
     Counts,
+    Measurement,
     Options,
     Shares,
     Text,
@@ -51,8 +52,8 @@ class Some(Options):
     ],
 )
 def test_values_of_the_kind_are_taken(name: str, value: Any) -> None:
-    found = read_options(Some, {name: value}, "It")
-    assert found == Some(**{name: tuple(value) if isinstance(value, list) else value})
+    options = read_options(Some, {name: value}, "It")
+    assert options == Some(**{name: tuple(value) if isinstance(value, list) else value})
 
 
 def test_nothing_is_no_text() -> None:
@@ -130,10 +131,11 @@ def of_no_kind(kind: type[Options]) -> None:
 
 
 @pytest.mark.parametrize("name", MEASUREMENTS)
-def test_every_measurement_has_its_name_and_described_options(name: str) -> None:
-    found = find_measurement(name)
-    assert found.name == name
-    of_no_kind(found.options)
+def test_every_measurement_is_described_and_so_are_its_options(name: str) -> None:
+    measurement = find_measurement(name)
+    assert issubclass(measurement, Measurement)
+    assert measurement.__doc__
+    of_no_kind(measurement)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -143,7 +145,7 @@ def test_every_experiments_options_are_of_their_kind(name: str) -> None:
     for preset in (one for size, one in experiment.presets.items() if size != PAPER):
         read_options(experiment.option_model(), preset.options, "It")
         for requested in experiment.requests(preset):
-            find_measurement(requested.name).read(requested.options)
+            requested.resolve()
 
 
 def test_an_experiment_is_asked_for_values_of_the_kind() -> None:

@@ -236,7 +236,7 @@ class Experiment:
     def option_model(self) -> type[Options]:
         """The options that a preset may have, each described."""
         if self.options is None and self.measurements and isinstance(self.measurements, str):
-            return find_measurement(self.measurements).options
+            return find_measurement(self.measurements)
         return self.options or Options
 
 

@@ -22,7 +22,7 @@ from diff_transformer.lab.experiments.language_experiments import language_prese
 from diff_transformer.lab.experiments.paper_preset import THREE_BILLION, PaperPreset, Stage, evaluation
 from diff_transformer.lab.measure import harness
 from diff_transformer.lab.measure.arithmetic import ANSWER_LENGTH, EXACT_MATCH
-from diff_transformer.lab.measure.harness import AVERAGE, HarnessOptions
+from diff_transformer.lab.measure.harness import AVERAGE, Harness
 from diff_transformer.lab.measure.judge import JudgeOptions
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.question_files import PAPER_SETS
@@ -66,7 +66,7 @@ def harness_experiment(
             gpu_minutes=0.5,
         ),
         compare=without_claim("harness/.+", paper),
-        options=HarnessOptions,
+        options=Harness,
         measurements=lambda preset: [
             MeasurementRequest(name="harness", options={**preset.options, "examples": count}) for count in shots
         ],

@@ -19,7 +19,7 @@ from diff_transformer.lab.experiments.experiment import (
 )
 from diff_transformer.lab.experiments.needle_experiments import NEEDLE_CPU, SYNTHETIC_MODEL
 from diff_transformer.lab.experiments.paper_preset import PaperPreset, Stage, evaluation
-from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, RepeatOptions
+from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.retrieval import ACCURACY as ALL
 from diff_transformer.lab.measure.retrieval import FIRST_QUERY, LENGTH_ACCURACY
@@ -258,7 +258,7 @@ V2 = Experiment(
             remarks=("Not the paper's: DIFF V2 at the size of its Table 6.",),
         ),
     },
-    options=RepeatOptions,
+    options=Repeats,
     measurements=lambda preset: [
         MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
         MeasurementRequest(name="repeats", options=preset.options),

@@ -21,7 +21,7 @@ from diff_transformer.lab.experiments.experiment import (
     section,
 )
 from diff_transformer.lab.experiments.paper_preset import PaperPreset, Stage, evaluation
-from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, RepeatOptions
+from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.standard import CURVE, LANGUAGE_LOSS
 from diff_transformer.lab.record import Comparison, Headline, Interval, Result
@@ -313,7 +313,7 @@ FIG_3 = Experiment(
             ),
         ),
     },
-    options=RepeatOptions,
+    options=Repeats,
     measurements=lambda preset: [
         MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
         MeasurementRequest(name="loss_by_tokens"),

@@ -41,11 +41,10 @@ def share_record(measured: EvalInput, name: str, right: Tensor, coordinates: Coo
     return measured.record(name, values.mean().item(), better="higher", method=BY_SEQUENCE, **fields)
 
 
-def proportion_record(name: str, right: Sequence[bool], **shared: Any) -> Result:
+def proportion_record(measured: EvalInput, name: str, right: Sequence[bool], **fields: Any) -> Result:
     """The share of right ones among answers that are independent of each other, with Wilson's interval."""
-    count = sum(right)
-    interval = proportion_interval(count, len(right))
-    return Result(name=name, value=count / len(right), interval=interval, n=len(right), better="higher", **shared)
+    interval = proportion_interval(sum(right), len(right))
+    return measured.record(name, sum(right) / len(right), interval=interval, n=len(right), better="higher", **fields)
 
 
 def joint(right: Tensor) -> Tensor:

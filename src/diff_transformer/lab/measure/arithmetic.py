@@ -11,7 +11,7 @@ from diff_transformer.data.arithmetic_task import ArithmeticBatches, Problem
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.measure.accuracy import proportion_record
 from diff_transformer.lab.measure.decoding import greedy_answers, prompt_tokens
-from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.statistics import mean_interval
 
@@ -35,8 +35,8 @@ class Solved:
     @property
     def right(self) -> bool:
         """Whether the text ends with the right result behind a "#"."""
-        found = _RESULT.search(self.text)
-        return found is not None and int(found[1]) == self.problem.result
+        result = _RESULT.search(self.text)
+        return result is not None and int(result[1]) == self.problem.result
 
 
 def solve(
@@ -50,17 +50,22 @@ def solve(
     before = "".join(f"{example.question}{example.solution}\n" for example in examples)
     rows = prompt_tokens(model, tokenizer, [before + problem.question for problem in problems], new_tokens)
     answers = greedy_answers(model, tokenizer, rows, new_tokens, batch_size=64)
-    found = []
+    solved = []
     for problem, tokens in zip(problems, answers, strict=True):
         text = tokenizer.decode(tokens, skip_special_tokens=True)
         line, broken, _ = text.partition("\n")
         count = len(tokenizer(line, add_special_tokens=False)["input_ids"]) if broken else len(tokens)
-        found.append(Solved(problem, line, count, ended=bool(broken) or len(tokens) < new_tokens))
-    return found
+        solved.append(Solved(problem, line, count, ended=bool(broken) or len(tokens) < new_tokens))
+    return solved
 
 
-class ArithmeticOptions(Options):
-    """Which sums are asked, and how. A run that was trained on sums is asked its own kind."""
+class Arithmetic(Measurement):
+    """Exact match and answer length on sums worked out step by step (Appendix C in small).
+
+    A run that was trained on sums is asked its own kind.
+    """
+
+    needs = None
 
     operations: Count = Field(default=4, description="operations of the longest sums")
     largest: Count = Field(default=9, description="the largest number in a sum")
@@ -68,69 +73,58 @@ class ArithmeticOptions(Options):
     examples: int = Field(default=0, ge=0, description="solved problems before each")
     new_tokens: Count | None = Field(default=None, description="tokens of an answer; a solution's unless given")
 
+    def run(self, measured: EvalInput) -> list[Result]:
+        if measured.tokenizer is None:
+            raise ValueError("Arithmetic is asked in text, and this model has no tokenizer.")
+        batches = measured.batches
+        if not isinstance(batches, ArithmeticBatches):
+            batches = ArithmeticBatches(self.operations, 1 << 20, largest=self.largest)
+        # The same problems for all seeds, which the documents of the records need.
+        return self.records(measured, batches, seed=0)
 
-def arithmetic_records(
-    measured: EvalInput, batches: ArithmeticBatches, options: ArithmeticOptions, seed: int
-) -> list[Result]:
-    """Exact match and answer length on problems that are held out, in all and by the number of operations.
+    def records(self, measured: EvalInput, batches: ArithmeticBatches, seed: int) -> list[Result]:
+        """Of problems that are held out, in all and by the number of operations.
 
-    The problems are drawn with the seed from what the model was trained on, or could have been: `batches`.
-    """
-    numbers = range(1, batches.operations + 1)
-    solved = solve(
-        measured.model,
-        measured.tokenizer,
-        [problem for number in numbers for problem in batches.sample(options.problems, number, seed)],
-        examples=batches.examples(options.examples, seed),
-        new_tokens=options.new_tokens or batches.longest_solution,
-    )
-    records = _records(solved, measured.variant, NOWHERE)
-    for number in numbers:
-        part = [one for one in solved if one.problem.operations == number]
-        records += _records(part, measured.variant, Coordinates(operations=number))
-    return records
+        The problems are drawn with the seed from what the model was trained on, or could have been: `batches`.
+        """
+        numbers = range(1, batches.operations + 1)
+        solved = solve(
+            measured.model,
+            measured.tokenizer,
+            [problem for number in numbers for problem in batches.sample(self.problems, number, seed)],
+            examples=batches.examples(self.examples, seed),
+            new_tokens=self.new_tokens or batches.longest_solution,
+        )
+        records = _records(solved, measured, NOWHERE)
+        for number in numbers:
+            part = [answer for answer in solved if answer.problem.operations == number]
+            records += _records(part, measured, Coordinates(operations=number))
+        return records
 
 
-def _records(solved: Sequence[Solved], variant: str, coordinates: Coordinates) -> list[Result]:
-    right, lengths = [one.right for one in solved], [float(one.tokens) for one in solved]
-    endless = sum(not one.ended for one in solved)
-    shared: dict[str, Any] = {"variant": variant, "coordinates": coordinates}
+def _records(solved: Sequence[Solved], measured: EvalInput, coordinates: Coordinates) -> list[Result]:
+    right, lengths = [answer.right for answer in solved], [float(answer.tokens) for answer in solved]
+    endless = sum(not answer.ended for answer in solved)
     return [
         proportion_record(
+            measured,
             EXACT_MATCH,
             right,
+            seed=None,
+            coordinates=coordinates,
             method="Wilson's score interval over problems",
             documents=tuple((float(value), 1.0) for value in right),
-            **shared,
         ),
-        Result(
-            name=ANSWER_LENGTH,
-            value=sum(lengths) / len(lengths),
+        measured.record(
+            ANSWER_LENGTH,
+            sum(lengths) / len(lengths),
+            seed=None,
+            coordinates=coordinates,
             interval=mean_interval(lengths),
             n=len(lengths),
             unit="tokens",
             better="lower",
             method=f"Student's t over problems; {endless} answers ran into the limit and count with it",
             documents=tuple((value, 1.0) for value in lengths),
-            **shared,
         ),
     ]
-
-
-def _run(measured: EvalInput, options: ArithmeticOptions) -> list[Result]:
-    if measured.tokenizer is None:
-        raise ValueError("Arithmetic is asked in text, and this model has no tokenizer.")
-    batches = measured.batches
-    if not isinstance(batches, ArithmeticBatches):
-        batches = ArithmeticBatches(options.operations, 1 << 20, largest=options.largest)
-    # The same problems for all seeds, which the documents of the records need.
-    return arithmetic_records(measured, batches, options, seed=0)
-
-
-ARITHMETIC = Measurement(
-    name="arithmetic",
-    description="exact match and answer length on sums worked out step by step (Appendix C in small)",
-    options=ArithmeticOptions,
-    run=_run,
-    needs=None,
-)

@@ -23,7 +23,7 @@ from transformers.masking_utils import sdpa_mask
 from diff_transformer.data import Batches, RetrievalBatches, RetrievalSample, TextBatches
 from diff_transformer.data.batches import IGNORED
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement
 from diff_transformer.lab.measure.retrieval import retrieval_answers
 from diff_transformer.lab.measure.standard import first_tokens
 from diff_transformer.lab.record import Result
@@ -97,11 +97,11 @@ def logit_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) 
     n, s = query.shape[2], key.shape[2]
     dtype = torch.promote_types(query.dtype, torch.float32)
     rows = max(1, _LOGITS.get(query.device.type, _LOGITS_ELSEWHERE) // (query.shape[0] * query.shape[1] * s))
-    place = torch.arange(s, device=query.device)
+    position = torch.arange(s, device=query.device)
     # The last key that each query sees.
-    last = torch.arange(n, device=query.device) if n > 1 else place[-1:]
+    last = torch.arange(n, device=query.device) if n > 1 else position[-1:]
     if mask is not None:
-        last = (mask.any(0).any(0) * (place + 1)).amax(-1) - 1
+        last = (mask.any(0).any(0) * (position + 1)).amax(-1) - 1
     for start in range(0, n, rows):
         stop = min(n, start + rows)
         width = max(1, int(last[start:stop].max()) + 1)
@@ -109,7 +109,7 @@ def logit_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) 
             # The queries of a group meet the same keys: one product, (B, H_kv, G·rows, keys).
             some = query[:, :, start:stop].unflatten(1, (key.shape[1], -1)).flatten(2, 3).to(dtype) * scale
             logits = (some @ key[:, :, :width].to(dtype).mT).unflatten(2, (-1, stop - start)).flatten(1, 2)
-        seen = place[:width] <= last[start:stop, None] if mask is None else mask[:, :, start:stop, :width]
+        seen = position[:width] <= last[start:stop, None] if mask is None else mask[:, :, start:stop, :width]
         yield LogitBlock(logits, seen)
 
 
@@ -194,50 +194,40 @@ def _values(model: Any, data: Batches, sample: RetrievalSample | None, tokens: i
     return {"loss": (nats / targets, targets), "accuracy": (right / targets, targets)}
 
 
-class QuantisedOptions(Options):
-    """How much is read."""
-
-    tokens: Count = Field(default=TOKENS, description="tokens of text that are read, at most")
-    sequences: Count = Field(default=512, description="sequences of the retrieval task")
-
-
-def _run(measured: EvalInput, options: QuantisedOptions) -> list[Result]:
-    """Figure 8's numbers on text or on the retrieval task.
+class Quantised(Measurement):
+    """What attention logits of 16, 8, 6 and 4 bits cost on text or on the retrieval task (Figure 8).
 
     "quantised/accuracy" is the share of right answers, or of text the share of tokens that the model holds most likely;
     "quantised/accuracy_drop" how much less than with the logits as they are. Of text also "quantised/loss" and
     "quantised/loss_increase", in nats per token. They stand at numbers of bits and a granularity, or at the word
     "whole" for the logits as they are.
     """
-    data = measured.batches
-    if not isinstance(data, TextBatches | RetrievalBatches):
-        raise ValueError(f"There is no measurement for data of type {type(data).__name__}.")
-    sample = data.sample(options.sequences, measured.seed) if isinstance(data, RetrievalBatches) else None
-    implementations = {
-        Coordinates(bits=bits, granularity=granularity): quantised_implementation(bits, granularity)
-        for granularity in GRANULARITIES
-        for bits in BITS
-    }
-    records: list[Result] = []
-    unquantised: dict[str, tuple[float, int]] = {}
-    for place, implementation in {WHOLE: WHOLE_LOGITS, **implementations}.items():
-        with attending(measured.model, implementation):
-            values = _values(measured.model, data, sample, options.tokens)
-        unquantised = unquantised or values
-        for name, (value, n) in values.items():
-            fields = {"coordinates": place, "n": n, "unit": _UNITS[name]}
-            better = "lower" if name == "loss" else "higher"
-            records.append(measured.record(f"quantised/{name}", value, better=better, **fields))
-            if place != WHOLE:
-                change = value - unquantised[name][0]
-                cost, word = (change, "increase") if better == "lower" else (-change, "drop")
-                records.append(measured.record(f"quantised/{name}_{word}", cost, better="lower", **fields))
-    return records
 
+    tokens: Count = Field(default=TOKENS, description="tokens of text that are read, at most")
+    sequences: Count = Field(default=512, description="sequences of the retrieval task")
 
-QUANTISED = Measurement(
-    name="quantised",
-    description="what attention logits of 16, 8, 6 and 4 bits cost (Figure 8)",
-    options=QuantisedOptions,
-    run=_run,
-)
+    def run(self, measured: EvalInput) -> list[Result]:
+        data = measured.batches
+        if not isinstance(data, TextBatches | RetrievalBatches):
+            raise ValueError(f"There is no measurement for data of type {type(data).__name__}.")
+        sample = data.sample(self.sequences, measured.seed) if isinstance(data, RetrievalBatches) else None
+        implementations = {
+            Coordinates(bits=bits, granularity=granularity): quantised_implementation(bits, granularity)
+            for granularity in GRANULARITIES
+            for bits in BITS
+        }
+        records: list[Result] = []
+        unquantised: dict[str, tuple[float, int]] = {}
+        for coordinates, implementation in {WHOLE: WHOLE_LOGITS, **implementations}.items():
+            with attending(measured.model, implementation):
+                values = _values(measured.model, data, sample, self.tokens)
+            unquantised = unquantised or values
+            for name, (value, n) in values.items():
+                fields = {"coordinates": coordinates, "n": n, "unit": _UNITS[name]}
+                better = "lower" if name == "loss" else "higher"
+                records.append(measured.record(f"quantised/{name}", value, better=better, **fields))
+                if coordinates != WHOLE:
+                    change = value - unquantised[name][0]
+                    cost, word = (change, "increase") if better == "lower" else (-change, "drop")
+                    records.append(measured.record(f"quantised/{name}_{word}", cost, better="lower", **fields))
+        return records

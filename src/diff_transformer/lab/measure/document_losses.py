@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch.nn.utils.rnn import pad_sequence
 
-from diff_transformer.data import TextBatches
+from diff_transformer.data import Batches
 from diff_transformer.data.batches import grouped
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
-from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement
 from diff_transformer.lab.measure.standard import text_part
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.statistics import bootstrap_interval
@@ -47,8 +47,8 @@ def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) 
             f"This needs two documents of {shortest} tokens or more, and of {len(documents)} the longest has "
             f"{max(map(len, documents), default=0)}: give more or longer text, or ask for shorter contexts."
         )
-    places = np.linspace(0, len(long) - 1, min(most, len(long))).round().astype(int)
-    return [long[place] for place in places]
+    numbers = np.linspace(0, len(long) - 1, min(most, len(long))).round().astype(int)
+    return [long[number] for number in numbers]
 
 
 @torch.no_grad()
@@ -73,14 +73,14 @@ def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     losses: list[np.ndarray] = [np.empty(0)] * len(rows)
     while order:
-        together = max(1, _LOGITS // (len(rows[order[0]]) * vocabulary))
-        some, order = order[:together], order[together:]
-        tokens = [torch.from_numpy(rows[index].astype(np.int64)) for index in some]
+        count = max(1, _LOGITS // (len(rows[order[0]]) * vocabulary))
+        batch, order = order[:count], order[count:]
+        tokens = [torch.from_numpy(rows[index].astype(np.int64)) for index in batch]
         input_ids = pad_sequence(tokens, batch_first=True).to(device)
         logits = model(input_ids=input_ids, **options).logits
-        for place, index in enumerate(some):
+        for number, index in enumerate(batch):
             size = len(rows[index])
-            loss = F.cross_entropy(logits[place, : size - 1].float(), input_ids[place, 1:size], reduction="none")
+            loss = F.cross_entropy(logits[number, : size - 1].float(), input_ids[number, 1:size], reduction="none")
             losses[index] = loss.double().cpu().numpy()
     return losses
 
@@ -126,49 +126,39 @@ def position_losses(model: Any, documents: Sequence[np.ndarray], length: int, wi
     return sums
 
 
-class PositionOptions(Options):
-    """How the loss by position is measured."""
+class Positions(Measurement):
+    """Loss by position in long documents, and cumulated up to it (Figure 4), in nats per token.
+
+    "positions/cumulative_loss" at 256 first tokens is the mean over all tokens with fewer than 256 before them;
+    "positions/loss" at the positions 128 to 255 that of the tokens with so many before them.
+    """
+
+    needs = "text"
 
     length: Count | None = Field(default=None, description="tokens of a context; as in training unless given")
     first: Count = Field(default=64, description="the first position that is reported; then twice as many, and so on")
     documents: Count = Field(default=100, description="documents, at most")
     windows: Count = Field(default=1, description="contexts of each document, at most")
 
+    def check(self, batches: Batches | None, tokenizer: Any) -> tuple[list[np.ndarray], int]:
+        """The documents whose loss by position is measured, and the tokens of a context."""
+        text = text_part(batches)
+        length = self.length or text.length
+        if not 2 <= self.first <= length:
+            raise ValueError(f"first must lie in 2 … length = {length}, got {self.first}.")
+        return chosen_documents(text.documents(), length, self.documents), length
 
-def _long_documents(options: PositionOptions, batches: TextBatches) -> tuple[list[np.ndarray], int]:
-    """The documents whose loss by position is measured, and the tokens of a context."""
-    length = options.length or batches.length
-    if not 2 <= options.first <= length:
-        raise ValueError(f"first must lie in 2 … length = {length}, got {options.first}.")
-    return chosen_documents(batches.documents(), length, options.documents), length
-
-
-def _run_positions(measured: EvalInput, options: PositionOptions) -> list[Result]:
-    """Figure 4 for one model, in nats per token.
-
-    "positions/cumulative_loss" at 256 first tokens is the mean over all tokens with fewer than 256 before them;
-    "positions/loss" at the positions 128 to 255 that of the tokens with so many before them.
-    """
-    chosen, length = _long_documents(options, text_part(measured.batches))
-    sums = position_losses(measured.model, chosen, length, options.windows)
-    records = []
-    before = 1  # the token at the very beginning is not predicted
-    for mark in position_marks(length, options.first):
-        cumulated, own = sums[:, : mark - 1].sum(1), sums[:, before - 1 : mark - 1].sum(1)
-        records.append(loss_record(CUMULATIVE_LOSS, cumulated, measured, Coordinates(first_tokens=mark)))
-        records.append(loss_record("positions/loss", own, measured, Coordinates(position=(before, mark - 1))))
-        before = mark
-    return records
-
-
-POSITIONS = Measurement(
-    name="positions",
-    description="loss by position in long documents, and cumulated up to it (Figure 4)",
-    options=PositionOptions,
-    run=_run_positions,
-    needs="text",
-    check=lambda options, batches, _: _long_documents(options, text_part(batches)),
-)
+    def run(self, measured: EvalInput) -> list[Result]:
+        documents, length = self.check(measured.batches, None)
+        sums = position_losses(measured.model, documents, length, self.windows)
+        records = []
+        before = 1  # the token at the very beginning is not predicted
+        for mark in position_marks(length, self.first):
+            cumulated, between = sums[:, : mark - 1].sum(1), sums[:, before - 1 : mark - 1].sum(1)
+            records.append(loss_record(CUMULATIVE_LOSS, cumulated, measured, Coordinates(first_tokens=mark)))
+            records.append(loss_record("positions/loss", between, measured, Coordinates(position=(before, mark - 1))))
+            before = mark
+        return records
 
 
 def bigrams(tokens: np.ndarray) -> np.ndarray:
@@ -189,9 +179,9 @@ def frequent_bigrams(documents: Iterable[np.ndarray], most: int) -> np.ndarray:
     """The bigrams that stand more than `most` times in all documents together, sorted."""
     numbers, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     for parts in grouped(map(bigrams, documents), len, _CHUNK):
-        found, often = np.unique(np.concatenate(parts), return_counts=True)
-        numbers, places = np.unique(np.concatenate([numbers, found]), return_inverse=True)
-        counts = np.bincount(places, weights=np.concatenate([counts, often])).astype(np.int64)
+        new_numbers, new_counts = np.unique(np.concatenate(parts), return_counts=True)
+        numbers, indices = np.unique(np.concatenate([numbers, new_numbers]), return_inverse=True)
+        counts = np.bincount(indices, weights=np.concatenate([counts, new_counts])).astype(np.int64)
     return numbers[counts > most]
 
 
@@ -222,48 +212,41 @@ def _contexts(
             yield number, row, repeated(pairs) & ~np.isin(pairs, frequent)
 
 
-def _repeats(options: "RepeatOptions", batches: TextBatches) -> tuple[list[np.ndarray], np.ndarray, int]:
-    """The documents, the bigrams that are left out of the hits, and the tokens of a context. Raises ValueError for too
-    few documents, or no hit or no other token in them.
+class Repeats(Measurement):
+    """AR-hit (Table 6): the loss on tokens that complete an earlier bigram of their context, and on others.
+
+    Its columns are "repeats/loss", "repeats/ar_hit" and "repeats/other", in nats per token.
     """
-    chosen = [document[: options.longest] for document in chosen_documents(batches.documents(), 2, options.documents)]
-    # The training part says which bigrams are frequent; the measured part where there is none.
-    frequent = frequent_bigrams(batches.documents(training=bool(batches.train_tokens)), options.frequent)
-    length = options.length or batches.length
-    marked = [hits for _, _, hits in _contexts(chosen, frequent, length)]
-    hit, tokens = sum(int(hits.sum()) for hits in marked), sum(map(len, marked))
-    for name, count in {"hit": hit, "other": tokens - hit}.items():
-        if not count:
-            raise ValueError(
-                f"None of {tokens} tokens is a {name!r} token with bigrams left out above {options.frequent} times."
-            )
-    return chosen, frequent, length
 
-
-def _run_repeats(measured: EvalInput, options: "RepeatOptions") -> list[Result]:
-    """Table 6's three columns for one model: "repeats/loss", "repeats/ar_hit", "repeats/other", in nats per token."""
-    parts = repeat_losses(measured.model, *_repeats(options, text_part(measured.batches)))
-    hit, other = parts["hit"], parts["other"]
-    columns = zip(REPEAT_COLUMNS, (hit + other, hit, other), strict=True)
-    records = [loss_record(name, column, measured) for name, column in columns]
-    tokens, hits = (record.n or 0 for record in records[:2])
-    return [*records, measured.record("repeats/share", hits / tokens, n=tokens)]
-
-
-class RepeatOptions(Options):
-    """How AR-hit is measured."""
+    needs = "text"
 
     length: Count | None = Field(default=None, description="tokens of a context; as in training unless given")
     documents: Count = Field(default=200, description="documents, at most")
     frequent: Count = Field(default=100, description="how often a bigram may stand in the text and be left in the hits")
     longest: Count = Field(default=16384, description="tokens of a document, at most")
 
+    def check(self, batches: Batches | None, tokenizer: Any) -> tuple[list[np.ndarray], np.ndarray, int]:
+        """The documents, the bigrams that are left out of the hits, and the tokens of a context. Raises ValueError for
+        too few documents, or no hit or no other token in them.
+        """
+        text = text_part(batches)
+        documents = [document[: self.longest] for document in chosen_documents(text.documents(), 2, self.documents)]
+        # The training part says which bigrams are frequent; the measured part where there is none.
+        frequent = frequent_bigrams(text.documents(training=bool(text.train_tokens)), self.frequent)
+        length = self.length or text.length
+        marked = [hits for _, _, hits in _contexts(documents, frequent, length)]
+        hit, tokens = sum(int(hits.sum()) for hits in marked), sum(map(len, marked))
+        for name, count in {"hit": hit, "other": tokens - hit}.items():
+            if not count:
+                raise ValueError(
+                    f"None of {tokens} tokens is a {name!r} token with bigrams left out above {self.frequent} times."
+                )
+        return documents, frequent, length
 
-REPEATS = Measurement(
-    name="repeats",
-    description="AR-hit (Table 6): the loss on tokens that complete an earlier bigram of their context, and on others",
-    options=RepeatOptions,
-    run=_run_repeats,
-    needs="text",
-    check=lambda options, batches, _: _repeats(options, text_part(batches)),
-)
+    def run(self, measured: EvalInput) -> list[Result]:
+        parts = repeat_losses(measured.model, *self.check(measured.batches, None))
+        hit, other = parts["hit"], parts["other"]
+        columns = zip(REPEAT_COLUMNS, (hit + other, hit, other), strict=True)
+        records = [loss_record(name, column, measured) for name, column in columns]
+        tokens, hits = (record.n or 0 for record in records[:2])
+        return [*records, measured.record("repeats/share", hits / tokens, n=tokens)]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from diff_transformer.data import Batches
 from diff_transformer.data.batches import grouped
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
-from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import number_of
 from diff_transformer.nn import Attention, DiffAttention, DifferentialAttention, SoftmaxAttention
@@ -143,24 +143,21 @@ def _heads(layer: Attention, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> Head
 ERROR = "closed_form/error"
 
 
-def _run_closed_forms(measured: EvalInput, _: Options) -> list[Result]:
-    """The largest error of the closed forms in any layer, on the first validation sequence."""
-    tokens = next(iter(measured.data.validation_batches()))["input_ids"][:1].to(measured.model.device)
-    with torch.no_grad():
-        states = measured.model(tokens, use_cache=False, output_hidden_states=True).hidden_states
-        inputs = zip(measured.model.model.layers, states, strict=False)  # the last state leaves the model
-        layers = [(layer.self_attn, layer.input_layernorm(state)[0]) for layer, state in inputs]
-    worst = max(closed_form_error(attention, x) for attention, x in layers)
-    return [measured.record(ERROR, worst, better="lower")]
+class ClosedForms(Measurement):
+    """The largest error of Equation 7 or 9 against autograd in float64, of any layer (Appendix G), on the first
+    validation sequence."""
 
+    any_model = False
 
-CLOSED_FORMS = Measurement(
-    name="closed_forms",
-    description="the largest error of Equation 7 or 9 against autograd in float64, of any layer (Appendix G)",
-    options=Options,
-    run=_run_closed_forms,
-    any_model=False,
-)
+    def run(self, measured: EvalInput) -> list[Result]:
+        tokens = next(iter(measured.data.validation_batches()))["input_ids"][:1].to(measured.model.device)
+        with torch.no_grad():
+            states = measured.model(tokens, use_cache=False, output_hidden_states=True).hidden_states
+            inputs = zip(measured.model.model.layers, states, strict=False)  # the last state leaves the model
+            layers = [(layer.self_attn, layer.input_layernorm(state)[0]) for layer, state in inputs]
+        largest = max(closed_form_error(attention, x) for attention, x in layers)
+        return [measured.record(ERROR, largest, better="lower")]
+
 
 SEQUENCES = 16
 METHOD = "root mean square over the entries of ∂(mean loss)/∂W, all layers together"
@@ -193,8 +190,7 @@ def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, fl
     device = next(iter(parameters.values())).device
     with torch.enable_grad():
         loss = model(**{name: value.to(device) for name, value in batch.items()}, use_cache=False).loss
-        found = torch.autograd.grad(loss, list(parameters.values()))
-    gradients = dict(zip(parameters, found, strict=True))
+        gradients = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
     by_kind: dict[str, list[Tensor]] = {}
     for name, gradient in gradients.items():
         by_kind.setdefault(_kind(name), []).append(gradient)
@@ -222,37 +218,29 @@ def gradient_callback(batches: Batches, sequences: int = SEQUENCES) -> Callable[
     return on_evaluate
 
 
-class GradientOptions(Options):
-    """How much is read."""
+class Gradients(Measurement):
+    """The size of the loss' gradient by kind of parameter (Appendix G)."""
 
     sequences: Count = Field(default=SEQUENCES, description="validation sequences")
 
-
-def _run_in_training(measured: EvalInput, options: GradientOptions) -> list[Result]:
-    """The gradients before training, and those that `gradient_callback` has logged in it."""
-    training = measured.trained()
-    untrained = replace(measured, model=training.untrained())
-    return gradient_records(untrained, options.sequences, Coordinates(step=0)) + [
-        measured.record(name, number_of(value), coordinates=Coordinates(step=line["step"]))
-        for line in training.metrics
-        for name, value in line.items()
-        if name.startswith("gradient/")
-    ]
+    def run(self, measured: EvalInput) -> list[Result]:
+        return gradient_records(measured, self.sequences)
 
 
-GRADIENTS = Measurement(
-    name="gradients",
-    description="the size of the loss' gradient by kind of parameter (Appendix G)",
-    options=GradientOptions,
-    run=lambda measured, options: gradient_records(measured, options.sequences),
-)
-GRADIENTS_IN_TRAINING = Measurement(
-    name="gradients_in_training",
-    description="the same of an experiment's run, before training and in it",
-    options=GradientOptions,
-    run=_run_in_training,
-    needs="training",
-)
+class GradientsInTraining(Gradients):
+    """The same of an experiment's run, before training and in it, as `gradient_callback` has logged it."""
+
+    needs = "training"
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        training = measured.trained()
+        untrained = replace(measured, model=training.untrained())
+        return gradient_records(untrained, self.sequences, Coordinates(step=0)) + [
+            measured.record(name, number_of(value), coordinates=Coordinates(step=line["step"]))
+            for line in training.metrics
+            for name, value in line.items()
+            if name.startswith("gradient/")
+        ]
 
 
 def _first(batches: Batches, sequences: int) -> dict[str, Tensor]:

@@ -154,32 +154,36 @@ def judged_answers(
     return judged
 
 
-def hallucination_records(judged: Sequence[tuple[str, Judgement]], variant: str, name: str, judge: str) -> list[Result]:
+def hallucination_records(
+    measured: EvalInput, judged: Sequence[tuple[str, Judgement]], name: str, judge: str
+) -> list[Result]:
     """The share of answers that are free of hallucination, among those whose judgement could be read.
 
     With it, the share of answers that state nothing, and what the judge read and wrote. Raises ValueError where no
     judgement could be read.
     """
     verdicts = [judgement.supported for _, judgement in judged]
-    read = [verdict for verdict in verdicts if verdict is not None]
-    if not read:
+    readable = [verdict for verdict in verdicts if verdict is not None]
+    if not readable:
         raise ValueError(f"None of the {len(judged)} replies of the judge {judge!r} holds a verdict.")
     silent = sum(states_nothing(answer) for answer, _ in judged)
     cost = sum(judgement.prompt_tokens + judgement.reply_tokens for _, judgement in judged)
+    name = f"hallucination/{name}"
     accuracy = proportion_record(
-        f"hallucination/{name}",
-        read,
-        variant=variant,
+        measured,
+        name,
+        readable,
+        seed=None,
         documents=tuple((float(bool(verdict)), float(verdict is not None)) for verdict in verdicts),
         method=(
             f"Wilson's score interval over documents; judge: {judge}; {silent} answers state nothing and count as not "
-            f"supported; {len(judged) - len(read)} replies without a verdict are left out"
+            f"supported; {len(judged) - len(readable)} replies without a verdict are left out"
         ),
     )
-    shared: dict[str, Any] = {"variant": variant, "n": len(judged)}
-    records = [accuracy, Result(name=f"{accuracy.name}/silent_answers", value=silent / len(judged), **shared)]
+    shared: dict[str, Any] = {"seed": None, "n": len(judged)}
+    records = [accuracy, measured.record(f"{name}/silent_answers", silent / len(judged), **shared)]
     if cost:  # not of a judge that costs nothing, or does not tell
-        records.append(Result(name=f"{accuracy.name}/judge_tokens", value=float(cost), unit="tokens", **shared))
+        records.append(measured.record(f"{name}/judge_tokens", float(cost), unit="tokens", **shared))
     return records
 
 
@@ -200,8 +204,13 @@ def read_sets(names: str, *, documents: int, characters: int) -> dict[str, list[
     }
 
 
-class HallucinationOptions(JudgeOptions):
-    """Which documents are answered about, and who judges the answers."""
+class Hallucination(JudgeOptions, Measurement):
+    """The share of answers about documents that a judge finds supported by them (Table 4).
+
+    What it costs is shown while it runs.
+    """
+
+    needs = None
 
     sources: Text = Field(
         default="",
@@ -212,42 +221,33 @@ class HallucinationOptions(JudgeOptions):
     new_tokens: Count = Field(default=128, description="tokens of an answer, at most")
     judgements: Text = Field(default="judgements.jsonl", description="the file of all judgements; nothing for none")
 
+    def sets(self, batches: Batches | None, tokenizer: Any) -> dict[str, list[Source]]:
+        """The documents that the options name; of an experiment's run, pieces of its held-out text unless they do."""
+        if self.sources or batches is None:
+            return read_sets(self.sources, documents=self.documents, characters=self.characters)
+        text = text_part(batches)
+        return {"held_out": held_out_sources(text, tokenizer, limit=self.documents, characters=self.characters)}
 
-def _sets(options: HallucinationOptions, batches: Batches | None, tokenizer: Any) -> dict[str, list[Source]]:
-    """The documents that the options name; of an experiment's run, pieces of its held-out text unless they do."""
-    if options.sources or batches is None:
-        return read_sets(options.sources, documents=options.documents, characters=options.characters)
-    text = text_part(batches)
-    return {"held_out": held_out_sources(text, tokenizer, limit=options.documents, characters=options.characters)}
+    def check(self, batches: Batches | None, tokenizer: Any) -> None:
+        judge_of(self)
+        self.sets(batches, tokenizer)
 
+    def run(self, measured: EvalInput) -> list[Result]:
+        if measured.tokenizer is None:
+            raise ValueError("Documents are read as text, and this model has no tokenizer.")
+        model, tokenizer = measured.model, measured.tokenizer
+        sets = self.sets(measured.batches, tokenizer)
+        judge = judge_of(self, str(model.device))
+        folder = Path() if measured.training is None else measured.training.folder
+        records = []
+        with tqdm(total=sum(map(len, sets.values())), desc=f"judging {measured.variant}", disable=None) as bar:
 
-def _run(measured: EvalInput, options: HallucinationOptions) -> list[Result]:
-    """Table 4's protocol on each set of documents; what it costs is shown while it runs."""
-    if measured.tokenizer is None:
-        raise ValueError("Documents are read as text, and this model has no tokenizer.")
-    sets = _sets(options, measured.batches, measured.tokenizer)
-    judge = judge_of(options, str(measured.model.device))
-    folder = Path() if measured.training is None else measured.training.folder
-    records = []
-    with tqdm(total=sum(map(len, sets.values())), desc=f"judging {measured.variant}", disable=None) as bar:
+            def show(account: Account) -> None:
+                bar.update(account.new_judgements + account.known_judgements - bar.n)
+                bar.set_postfix_str(str(account))
 
-        def tell(account: Account) -> None:
-            bar.update(account.new_judgements + account.known_judgements - bar.n)
-            bar.set_postfix_str(str(account))
-
-        judgements = Judgements(judge, folder / options.judgements if options.judgements else None, tell)
-        for name, sources in sets.items():
-            model, tokenizer = measured.model, measured.tokenizer
-            judged = judged_answers(model, tokenizer, sources, judgements, new_tokens=options.new_tokens)
-            records += hallucination_records(judged, measured.variant, name, judge.name)
-    return records
-
-
-HALLUCINATION = Measurement(
-    name="hallucination",
-    description="the share of answers about documents that a judge finds supported by them (Table 4)",
-    options=HallucinationOptions,
-    run=_run,
-    needs=None,
-    check=lambda options, *data: (judge_of(options), _sets(options, *data)),
-)
+            judgements = Judgements(judge, folder / self.judgements if self.judgements else None, show)
+            for name, sources in sets.items():
+                judged = judged_answers(model, tokenizer, sources, judgements, new_tokens=self.new_tokens)
+                records += hallucination_records(measured, judged, name, judge.name)
+        return records

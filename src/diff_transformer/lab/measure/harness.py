@@ -17,7 +17,7 @@ from pydantic import Field
 from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.decoding import check_vocabulary
-from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options, Text
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Text
 from diff_transformer.lab.measure.question_files import CHOICES, cloze_questions, read_questions
 from diff_transformer.lab.measure.standard import text_part
 from diff_transformer.lab.record import Baseline, Interval, Result
@@ -312,8 +312,11 @@ def _one_line(error: BaseException) -> str:
 HELD_OUT = "held_out_text"
 
 
-class HarnessOptions(Options):
-    """Which questions are asked."""
+class Harness(Measurement):
+    """Tasks of lm-evaluation-harness, or questions from held-out text (Tables 1 and 8), with the average of Table 1
+    where all its tasks are there."""
+
+    needs = "text"
 
     tasks: Text = Field(
         default="", description='names separated by commas, "table1" for the paper\'s seven; nothing for held-out text'
@@ -321,45 +324,31 @@ class HarnessOptions(Options):
     questions: Count = Field(default=200, description="questions that are made from held-out text, at most")
     examples: int = Field(default=0, ge=0, description="examples before each question")
 
+    def check(self, batches: Batches | None, tokenizer: Any) -> dict[str, Any]:
+        """The tasks that the options name, or questions from the held-out text. Raises ValueError where there are
+        none."""
+        if names := task_names([self.tasks]):
+            return load_tasks(names)
+        text = text_part(batches)
+        # As many as a question has examples fit the context beside it, if a token is no longer than a character.
+        characters = text.length // 6 - 6
+        questions = cloze_questions(text, tokenizer, count=self.questions, characters=characters)
+        from lm_eval.tasks import TaskManager
 
-def _tasks(options: HarnessOptions, batches: Batches | None, tokenizer: Any) -> dict[str, Any]:
-    """The tasks that the options name, or questions from the held-out text. Raises ValueError where there are none."""
-    if names := task_names([options.tasks]):
-        return load_tasks(names)
-    text = text_part(batches)
-    # As many as a question has examples fit the context beside it, if a token is no longer than a character.
-    characters = text.length // 6 - 6
-    questions = cloze_questions(text, tokenizer, count=options.questions, characters=characters)
-    from lm_eval.tasks import TaskManager
+        with _only_errors():
+            return {HELD_OUT: _load(TaskManager(include_defaults=False), HELD_OUT, _task_of(HELD_OUT, questions))}
 
-    with _only_errors():
-        return {HELD_OUT: _load(TaskManager(include_defaults=False), HELD_OUT, _task_of(HELD_OUT, questions))}
+    def run(self, measured: EvalInput) -> list[Result]:
+        tasks = self.check(measured.batches, measured.tokenizer)
+        results = measure_tasks(measured.model, measured.tokenizer, tasks, measured.variant, num_fewshot=self.examples)
+        records = [record for result in results for record in result.records]
+        average = table_1_average(records)
+        coordinates = Coordinates(examples=self.examples)
+        return [replace(record, coordinates=coordinates) for record in (*records, *([average] if average else []))]
 
-
-def _run(measured: EvalInput, options: HarnessOptions) -> list[Result]:
-    """What the harness finds, with the average of Table 1 where all its tasks are there."""
-    tasks = _tasks(options, measured.batches, measured.tokenizer)
-    done = measure_tasks(measured.model, measured.tokenizer, tasks, measured.variant, num_fewshot=options.examples)
-    records = [record for result in done for record in result.records]
-    average = table_1_average(records)
-    place = Coordinates(examples=options.examples)
-    return [replace(record, coordinates=place) for record in (*records, *([average] if average else []))]
-
-
-def _baselines(options: HarnessOptions, recipe: Any) -> list[Baseline]:
-    """Guessing among the choices of the questions from held-out text; for other tasks none is known here."""
-    names = [] if task_names([options.tasks]) else ["acc", "acc_norm"]
-    levels: dict[str, Any] = {"chance": 1 / CHOICES, "floor": 1 / CHOICES, "steps": recipe.train.steps}
-    place = Coordinates(examples=options.examples)
-    return [Baseline(name=f"harness/{HELD_OUT}/{name}", coordinates=place, **levels) for name in names]
-
-
-HARNESS = Measurement(
-    name="harness",
-    description="tasks of lm-evaluation-harness, or questions from held-out text (Tables 1 and 8)",
-    options=HarnessOptions,
-    run=_run,
-    needs="text",
-    check=_tasks,
-    baselines=_baselines,
-)
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        """Guessing among the choices of the questions from held-out text; for other tasks none is known here."""
+        names = [] if task_names([self.tasks]) else ["acc", "acc_norm"]
+        levels: dict[str, Any] = {"chance": 1 / CHOICES, "floor": 1 / CHOICES, "steps": recipe.train.steps}
+        coordinates = Coordinates(examples=self.examples)
+        return [Baseline(name=f"harness/{HELD_OUT}/{name}", coordinates=coordinates, **levels) for name in names]

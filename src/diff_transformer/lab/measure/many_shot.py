@@ -23,8 +23,8 @@ from diff_transformer.data import Episode, LabelledText, ManyShotBatches, read_l
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.accuracy import proportion_record, share_record
 from diff_transformer.lab.measure.decoding import LabelTrie, greedy_label, label_log_likelihoods
-from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Options, Shares, Text
-from diff_transformer.lab.record import Baseline, Better, Result
+from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Shares, Text
+from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.statistics import mean_interval, variance_beyond_chance
 
 ACCURACY = "many_shot/accuracy"
@@ -51,25 +51,27 @@ def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tens
     for _ in range(20 * count):
         order = random.permutation(len(shown))
         if kind == "alternating":
-            place_of_class = random.permutation(int(shown.max()) + 1)
+            rank_of_class = random.permutation(int(shown.max()) + 1)
             rounds = np.zeros(len(shown), dtype=int)  # of each demonstration, how many of its class come before it
             for number in range(int(shown.max()) + 1):
-                mine = order[shown[order] == number]
-                rounds[mine] = np.arange(len(mine))
-            order = np.lexsort((place_of_class[shown], rounds))
+                of_class = order[shown[order] == number]
+                rounds[of_class] = np.arange(len(of_class))
+            order = np.lexsort((rank_of_class[shown], rounds))
         orders.setdefault(tuple(order.tolist()), torch.from_numpy(order))
         if len(orders) == count:
             break
     return list(orders.values())
 
 
-def order_results(right: Sequence[Sequence[int]], queries: int, name: str, **shared: Any) -> list[Result]:
+def order_results(
+    measured: EvalInput, right: Sequence[Sequence[int]], queries: int, name: str, coordinates: Coordinates
+) -> list[Result]:
     """What numbers of right answers after different orders say, as means over sets of demonstrations.
 
     Of the shares of right answers, "_range" is the best less the worst of the first ten orders, "_variance" the
     variance over orders without what counting so many answers gives by chance, which may be below 0, "_spread" the root
     of the mean variance (0 where that is below 0), "_mean" their mean. The numbers are those of each set, after each of
-    two orders or more, of `queries` that were drawn for this order alone; `shared` are other fields of the records.
+    two orders or more, of `queries` that were drawn for this order alone.
     """
     shares = [[count / queries for count in row] for row in right]
     variances = [variance_beyond_chance(row, queries) for row in shares]
@@ -79,15 +81,15 @@ def order_results(right: Sequence[Sequence[int]], queries: int, name: str, **sha
         "spread": variances,
         "mean": [fmean(row) for row in shares],
     }
+    shared = {"coordinates": coordinates, "n": len(right), "method": "Student's t over sets of demonstrations"}
     records = []
     for column, values in columns.items():
         mean, interval = fmean(values), mean_interval(values)
         if column == "spread":
             mean, low, high = (math.sqrt(max(0.0, variance)) for variance in (mean, *(interval or (0.0, 0.0))))
             interval = interval and (low, high)
-        better: Better = "higher" if column == "mean" else "lower"
-        fields = {"n": len(values), "better": better, "method": "Student's t over sets of demonstrations", **shared}
-        records.append(Result(name=f"{name}_{column}", value=mean, interval=interval, **fields))
+        better = "higher" if column == "mean" else "lower"
+        records.append(measured.record(f"{name}_{column}", mean, interval=interval, better=better, **shared))
     return records
 
 
@@ -120,23 +122,61 @@ def order_accuracies(model: Any, episode: Episode, count: int, kind: str, seed: 
     ]
 
 
-class EpisodeOptions(Options):
-    """How many demonstrations are shown, and how many of them are wrong."""
+class Episodes(Measurement):
+    """Many-shot classification of synthetic words by the number of shots and of wrong labels (Figure 6)."""
+
+    any_model = False
 
     shots: Counts = Field(default=(8, 16, 32), description="numbers of demonstrations")
     noises: Shares = Field(default=(0.0, 0.1, 0.3), description="shares of wrong labels, 0 to 1")
     episodes: Count = Field(default=64, description="sets of demonstrations")
     queries: Count = Field(default=32, description="questions after each set")
 
+    def run(self, measured: EvalInput) -> list[Result]:
+        task, seed = _many_shot_data(measured, "episodes", "many_shot"), measured.seed
+        records = []
+        for noise, shots in product(self.noises, self.shots):
+            drawn = (task.episode(seed, number, shots, self.queries, noise) for number in range(self.episodes))
+            right = torch.stack([episode_answers(measured.model, episode) for episode in drawn])
+            # The queries of an episode share its demonstrations, so the interval is over episodes.
+            records.append(share_record(measured, ACCURACY, right, Coordinates(noise=noise, shots=shots)))
+        return records
 
-class EpisodeOrderOptions(Options):
-    """In how many orders how many demonstrations are shown."""
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        cells = product(self.noises, self.shots)
+        return [_guessing(ACCURACY, Coordinates(noise=noise, shots=shots), recipe) for noise, shots in cells]
+
+
+class EpisodeOrders(Measurement):
+    """How much the answers to it depend on the order of the same demonstrations (Figure 7)."""
+
+    any_model = False
 
     shots: Several = Field(default=32, description="demonstrations")
     noises: Shares = Field(default=(0.1, 0.3), description="shares of wrong labels, 0 to 1")
     orders: Several = Field(default=30, description="orders of each set of demonstrations")
     queries: Several = Field(default=200, description="questions after each order")
     sets: Count = Field(default=4, description="sets of demonstrations")
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        task, seed = _many_shot_data(measured, "episode_orders", "many_shot_orders"), measured.seed
+        queries = self.queries * self.orders
+        records = []
+        for noise, kind in product(self.noises, ORDERS):
+            drawn = (task.episode(seed, number, self.shots, queries, noise) for number in range(self.sets))
+            right = [order_accuracies(measured.model, episode, self.orders, kind, seed) for episode in drawn]
+            coordinates = Coordinates(orders=kind, noise=noise)
+            records += order_results(measured, right, self.queries, "many_shot/order", coordinates)
+        return records
+
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        baselines = []
+        for noise, kind in product(self.noises, ORDERS):
+            at = Coordinates(orders=kind, noise=noise)
+            # A variance of accuracies means nothing in a model whose mean accuracy is that of guessing.
+            mean: dict[str, Any] = {"accuracy": ORDER_MEAN, "accuracy_coordinates": at, "is_accuracy": False}
+            baselines += [_guessing(ORDER_VARIANCE, at, recipe, **mean), _guessing(ORDER_MEAN, at, recipe)]
+        return baselines
 
 
 def _many_shot_data(measured: EvalInput, name: str, of_text: str) -> ManyShotBatches:
@@ -148,68 +188,13 @@ def _many_shot_data(measured: EvalInput, name: str, of_text: str) -> ManyShotBat
     return measured.batches
 
 
-def _run_episodes(measured: EvalInput, options: EpisodeOptions) -> list[Result]:
-    task, seed = _many_shot_data(measured, "episodes", "many_shot"), measured.seed
-    records = []
-    for noise, shots in product(options.noises, options.shots):
-        drawn = (task.episode(seed, number, shots, options.queries, noise) for number in range(options.episodes))
-        right = torch.stack([episode_answers(measured.model, episode) for episode in drawn])
-        # The queries of an episode share its demonstrations, so the interval is over episodes.
-        records.append(share_record(measured, ACCURACY, right, Coordinates(noise=noise, shots=shots)))
-    return records
-
-
-def _run_episode_orders(measured: EvalInput, options: EpisodeOrderOptions) -> list[Result]:
-    task, seed = _many_shot_data(measured, "episode_orders", "many_shot_orders"), measured.seed
-    queries = options.queries * options.orders
-    records = []
-    for noise, kind in product(options.noises, ORDERS):
-        drawn = (task.episode(seed, number, options.shots, queries, noise) for number in range(options.sets))
-        right = [order_accuracies(measured.model, episode, options.orders, kind, seed) for episode in drawn]
-        shared = {"variant": measured.variant, "coordinates": Coordinates(orders=kind, noise=noise), "seed": seed}
-        records += order_results(right, options.queries, "many_shot/order", **shared)
-    return records
-
-
-def _guessing(name: str, place: Coordinates, recipe: Any, **more: Any) -> Baseline:
+def _guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) -> Baseline:
     """What guessing among a sequence's labels gives: an item's class does not depend on how often others are shown, so
     knowing which labels occur gives no more.
     """
     chance = 1 / recipe.data.classes
-    return Baseline(name=name, coordinates=place, chance=chance, floor=chance, steps=recipe.train.steps, **more)
+    return Baseline(name=name, coordinates=coordinates, chance=chance, floor=chance, steps=recipe.train.steps, **fields)
 
-
-def _shots_baselines(options: EpisodeOptions, recipe: Any) -> list[Baseline]:
-    places = product(options.noises, options.shots)
-    return [_guessing(ACCURACY, Coordinates(noise=noise, shots=shots), recipe) for noise, shots in places]
-
-
-def _orders_baselines(options: EpisodeOrderOptions, recipe: Any) -> list[Baseline]:
-    baselines = []
-    for noise, kind in product(options.noises, ORDERS):
-        place = Coordinates(orders=kind, noise=noise)
-        # A variance of accuracies means nothing in a model whose mean accuracy is that of guessing.
-        mean: dict[str, Any] = {"accuracy": ORDER_MEAN, "accuracy_coordinates": place, "is_accuracy": False}
-        baselines += [_guessing(ORDER_VARIANCE, place, recipe, **mean), _guessing(ORDER_MEAN, place, recipe)]
-    return baselines
-
-
-EPISODES = Measurement(
-    name="episodes",
-    description="many-shot classification of synthetic words by the number of shots and of wrong labels (Figure 6)",
-    options=EpisodeOptions,
-    run=_run_episodes,
-    any_model=False,
-    baselines=_shots_baselines,
-)
-EPISODE_ORDERS = Measurement(
-    name="episode_orders",
-    description="how much the answers to it depend on the order of the same demonstrations (Figure 7)",
-    options=EpisodeOrderOptions,
-    run=_run_episode_orders,
-    any_model=False,
-    baselines=_orders_baselines,
-)
 
 Rows = Sequence[tuple[str, str]]
 
@@ -268,120 +253,102 @@ def labelled_answers(model: Any, prompt: LabelledPrompt, *, exact: bool = False)
     return right
 
 
-class LabelledOptions(Options):
+class LabelledMeasurement(Measurement):
     """Which labelled questions are asked."""
+
+    needs = None
 
     task: Text = Field(default="trec", description="trec, trec-fine, banking77 or clinc150")
     folder: Text = Field(default="", description="the folder of its files")
     queries: Count = Field(default=100, description="questions")
     exact: bool = Field(default=False, description="whether the likeliest label is taken, not the greedy one")
 
+    def read(self, measured: EvalInput, name: str) -> LabelledText:
+        """The questions. Raises ValueError, which begins with the measurement's name, where they cannot be asked."""
+        if not self.folder:
+            raise ValueError(
+                f"{name} reads labelled questions: name the folder of their files with --option folder=FOLDER, and "
+                "which they are with --option task=NAME."
+            )
+        if measured.tokenizer is None:
+            raise ValueError(f"{name} reads labelled questions as text, and this model has no tokenizer.")
+        return read_labelled(self.task, self.folder)
 
-class ManyShotOptions(LabelledOptions):
-    """After how many examples they are asked."""
+
+class ManyShot(LabelledMeasurement):
+    """Labelled questions after many examples, answers held to the labels: trec, trec-fine, banking77, clinc150.
+
+    Accuracy by the number of demonstrations (Figure 6): records "many_shot/trec". Demonstrations are drawn from the
+    training part, more of them beginning with those that are fewer, and questions from the test part, the same for all.
+    Raises ValueError for more shots or queries than there are texts, or a prompt longer than the model's positions.
+    """
 
     shots: Counts = Field(default=(16, 64), description="numbers of examples before a question")
 
-
-class ManyShotOrderOptions(LabelledOptions):
-    """After how many orders of how many examples they are asked."""
-
-    queries: Several = Field(default=100, description="questions")
-    shots: Several = Field(default=64, description="examples before a question")
-    orders: Several = Field(default=10, description="orders of each set of examples")
-    sets: Count = Field(default=1, description="sets of examples")
-
-
-def _run_labelled(measured: EvalInput, options: ManyShotOptions) -> list[Result]:
-    """Accuracy by the number of demonstrations (Figure 6): records "many_shot/trec".
-
-    Demonstrations are drawn from the training part, more of them beginning with those that are fewer, and questions
-    from the test part, the same for all. Raises ValueError for more shots or queries than there are texts, or a prompt
-    longer than the model's positions.
-    """
-    task = _labelled_text(measured, options, "many_shot")
-    for shots in options.shots:
-        _check_texts(task, shots=shots, queries=options.queries)
-    random = np.random.default_rng(measured.seed)
-    demonstrations = [task.train[number] for number in random.permutation(len(task.train))]
-    questions = [task.test[number] for number in random.permutation(len(task.test))[: options.queries]]
-    prompts = [labelled_prompt(measured, task, demonstrations[:count], questions) for count in options.shots]
-    return [
-        proportion_record(
-            f"many_shot/{task.name}",
-            labelled_answers(measured.model, prompt, exact=options.exact),
-            variant=measured.variant,
-            coordinates=Coordinates(shots=shots),
-            seed=measured.seed,
-            method="Wilson's score interval over questions after the same demonstrations",
-        )
-        for shots, prompt in zip(options.shots, tqdm(prompts, desc=task.name, disable=None), strict=True)
-    ]
+    def run(self, measured: EvalInput) -> list[Result]:
+        task = self.read(measured, "many_shot")
+        for shots in self.shots:
+            _check_texts(task, shots=shots, queries=self.queries)
+        random = np.random.default_rng(measured.seed)
+        demonstrations = [task.train[number] for number in random.permutation(len(task.train))]
+        questions = [task.test[number] for number in random.permutation(len(task.test))[: self.queries]]
+        prompts = [labelled_prompt(measured, task, demonstrations[:count], questions) for count in self.shots]
+        return [
+            proportion_record(
+                measured,
+                f"many_shot/{task.name}",
+                labelled_answers(measured.model, prompt, exact=self.exact),
+                coordinates=Coordinates(shots=shots),
+                method="Wilson's score interval over questions after the same demonstrations",
+            )
+            for shots, prompt in zip(self.shots, tqdm(prompts, desc=task.name, disable=None), strict=True)
+        ]
 
 
-def _run_labelled_orders(measured: EvalInput, options: ManyShotOrderOptions) -> list[Result]:
-    """How accuracies over orders of the same demonstrations differ (Figure 7), random ones and such that alternate.
+class ManyShotOrders(LabelledMeasurement):
+    """How much the answers to them depend on the order of the same examples (Figure 7), random ones and such that
+    alternate.
 
     The records are "many_shot/trec_order_range", "…_variance", "…_spread" and "…_mean", see `order_results`. The
     demonstrations are read anew in each order. Each order has questions of its own, drawn from the test part with
     replacement: shares of right answers then differ by chance as independent ones do, which the variance leaves out.
     Raises ValueError for more shots than there are texts, or a prompt longer than the model's positions.
     """
-    task = _labelled_text(measured, options, "many_shot_orders")
-    _check_texts(task, shots=options.shots)
-    prompts: dict[str, list[list[LabelledPrompt]]] = {kind: [] for kind in ORDERS}
-    for number in range(options.sets):
-        random = np.random.default_rng((measured.seed, number))
-        rows = [task.train[place] for place in random.permutation(len(task.train))[: options.shots]]
-        classes = torch.tensor([task.labels.index(label) for _, label in rows])
+
+    queries: Several = Field(default=100, description="questions")
+    shots: Several = Field(default=64, description="examples before a question")
+    orders: Several = Field(default=10, description="orders of each set of examples")
+    sets: Count = Field(default=1, description="sets of examples")
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        task = self.read(measured, "many_shot_orders")
+        _check_texts(task, shots=self.shots)
+        prompts: dict[str, list[list[LabelledPrompt]]] = {kind: [] for kind in ORDERS}
+        for number in range(self.sets):
+            random = np.random.default_rng((measured.seed, number))
+            rows = [task.train[row] for row in random.permutation(len(task.train))[: self.shots]]
+            classes = torch.tensor([task.labels.index(label) for _, label in rows])
+            for kind, of_sets in prompts.items():
+                of_sets.append([])
+                for order in drawn_orders(classes, self.orders, kind, measured.seed):
+                    questions = [task.test[row] for row in random.integers(len(task.test), size=self.queries)]
+                    demonstrations = [rows[row] for row in order.tolist()]
+                    of_sets[-1].append(labelled_prompt(measured, task, demonstrations, questions))
+        records = []
         for kind, of_sets in prompts.items():
-            of_sets.append([])
-            for order in drawn_orders(classes, options.orders, kind, measured.seed):
-                questions = [task.test[place] for place in random.integers(len(task.test), size=options.queries)]
-                demonstrations = [rows[place] for place in order.tolist()]
-                of_sets[-1].append(labelled_prompt(measured, task, demonstrations, questions))
-    records = []
-    for kind, of_sets in prompts.items():
-        right = []
-        for of_set in of_sets:
-            prompts_of_set = tqdm(of_set, desc=kind, disable=None)
-            answers = (labelled_answers(measured.model, prompt, exact=options.exact) for prompt in prompts_of_set)
-            right.append([sum(of_order) for of_order in answers])
-        place = Coordinates(orders=kind, shots=options.shots)
-        shared = {"variant": measured.variant, "coordinates": place, "seed": measured.seed}
-        records += order_results(right, options.queries, f"many_shot/{task.name}_order", **shared)
-    return records
+            right = [
+                [
+                    sum(labelled_answers(measured.model, prompt, exact=self.exact))
+                    for prompt in tqdm(of_set, desc=kind, disable=None)
+                ]
+                for of_set in of_sets
+            ]
+            coordinates = Coordinates(orders=kind, shots=self.shots)
+            records += order_results(measured, right, self.queries, f"many_shot/{task.name}_order", coordinates)
+        return records
 
 
 def _check_texts(task: LabelledText, *, shots: int, queries: int | None = None) -> None:
     for name, count, rows in (("shots", shots, task.train), ("queries", queries, task.test)):
-        if count is not None and not 1 <= count <= len(rows):
+        if count is not None and count > len(rows):
             raise ValueError(f"{name} is between 1 and the {len(rows)} texts of {task.name}, got {count}.")
-
-
-def _labelled_text(measured: EvalInput, options: LabelledOptions, name: str) -> LabelledText:
-    if not options.folder:
-        raise ValueError(
-            f"{name} reads labelled questions: name the folder of their files with --option folder=FOLDER, and "
-            "which they are with --option task=NAME."
-        )
-    if measured.tokenizer is None:
-        raise ValueError(f"{name} reads labelled questions as text, and this model has no tokenizer.")
-    return read_labelled(options.task, options.folder)
-
-
-MANY_SHOT = Measurement(
-    name="many_shot",
-    description="labelled questions after many examples, answers held to the labels: trec, trec-fine, banking77, "
-    "clinc150",
-    options=ManyShotOptions,
-    run=_run_labelled,
-    needs=None,
-)
-MANY_SHOT_ORDERS = Measurement(
-    name="many_shot_orders",
-    description="how much the answers to them depend on the order of the same examples (Figure 7)",
-    options=ManyShotOrderOptions,
-    run=_run_labelled_orders,
-    needs=None,
-)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, ValidationError
 
@@ -48,9 +48,9 @@ def read_options(kind: type[O], given: Mapping[str, Any], whose: str) -> O:
         allowed = first["msg"].replace("Input", "it", 1).replace("a valid array", "a list such as [16, 64]")
         # What is text in a shell may be a number in YAML.
         hint = "; in quotation marks a number is text" if first["type"] == "string_type" else ""
-        got = "nothing" if given.get(name) is None else repr(given[name])
-        described = kind.model_fields[name].description
-        raise ValueError(f"{whose} cannot take {got} for {name} ({described}): {allowed}{hint}.") from None
+        value = "nothing" if given.get(name) is None else repr(given[name])
+        description = kind.model_fields[name].description
+        raise ValueError(f"{whose} cannot take {value} for {name} ({description}): {allowed}{hint}.") from None
 
 
 def refuse_unknown(given: Collection[str], known: Collection[str], whose: str) -> None:
@@ -98,37 +98,29 @@ class EvalInput:
         return Result(**{"name": name, "variant": self.variant, "value": value, "seed": self.seed, **fields})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurement(Generic[O]):
-    """A measurement that the command line, experiments and the paper's presets refer to by its name.
+class Measurement(Options):
+    """A measurement, which its name in `MEASUREMENTS` stands for on the command line, in experiments and in presets.
 
-    Attributes:
-        name: as it is typed: "needles".
-        description: one line.
-        options: what it can be asked for.
-        run: takes the numbers.
-        needs: the validation data it takes: "text" (`TextBatches`, of --text or of the run's recipe, or the recipe's
-            `NeedleBatches`), "recipe" (whatever the run was trained on), or None; "training" where it also needs an
-            experiment's `TrainingRecord`, which a checkpoint alone does not have.
-        any_model: whether it also runs on models that are not this project's, such as Llama and DiffLlama.
-        check: raises ValueError where the options ask for what the data, read with a tokenizer, do not have; before
-            there is a model.
-        baselines: from the options and the recipe of a run, what each accuracy comes to in a model that has not learned
-            what is measured.
+    Its fields are its options. The data it needs are "text" (`TextBatches`, of --text or of the run's recipe, or the
+    recipe's `NeedleBatches`), "recipe" (whatever the run was trained on) or None; "training" where it also needs an
+    experiment's `TrainingRecord`, which a checkpoint alone does not have. `any_model` says whether it also runs on
+    models that are not this project's, such as Llama and DiffLlama.
     """
 
-    name: str
-    description: str
-    options: type[O]
-    run: Callable[[EvalInput, O], list[Result]]
-    needs: Literal["text", "recipe", "training"] | None = "recipe"
-    any_model: bool = True
-    check: Callable[[O, Batches, Any], object] | None = None
-    baselines: Callable[[O, Any], list[Baseline]] | None = None
+    needs: ClassVar[Literal["text", "recipe", "training"] | None] = "recipe"
+    any_model: ClassVar[bool] = True
 
-    def read(self, given: Mapping[str, Any]) -> O:
-        """Its options from values by name. Raises ValueError as `read_options`."""
-        return read_options(self.options, given, f"The measure {self.name}")
+    def check(self, batches: Batches, tokenizer: Any) -> object:
+        """Before there is a model: raises ValueError where the options ask for what the data, read with a tokenizer, do
+        not have."""
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        """Takes the numbers."""
+        raise NotImplementedError
+
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        """What each accuracy comes to in a model that was trained by a recipe and has not learned what is measured."""
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,66 +131,58 @@ class MeasurementRequest:
     options: Mapping[str, Any] = field(default_factory=dict)
     numbers: tuple[str, ...] = ()  # the names of the records that are wanted; all of them unless given
 
-    def resolve(self) -> tuple[Measurement[Any], Any]:
-        """The measurement and its options. Raises ValueError where either is not known."""
-        measurement = find_measurement(self.name)
-        return measurement, measurement.read(self.options)
+    def resolve(self) -> Measurement:
+        """The measurement with its options. Raises ValueError where either is not known."""
+        return read_options(find_measurement(self.name), self.options, f"The measure {self.name}")
 
     def check(self, batches: Batches, tokenizer: Any) -> None:
         """Raises ValueError where the data, read with the tokenizer, cannot serve the options."""
-        measurement, options = self.resolve()
-        if measurement.check is not None:
-            measurement.check(options, batches, tokenizer)
+        self.resolve().check(batches, tokenizer)
 
     def run(self, measured: EvalInput) -> list[Result]:
         """The records that are wanted."""
-        measurement, options = self.resolve()
-        return self._wanted(measurement.run(measured, options))
+        return self._wanted(self.resolve().run(measured))
 
     def baselines(self, recipe: Any) -> list[Baseline]:
         """What the accuracies among these records come to without learning, of runs with this recipe."""
-        measurement = find_measurement(self.name)
-        if measurement.baselines is None:
-            return []
-        return self._wanted(measurement.baselines(measurement.read(self.options), recipe))
+        return self._wanted(self.resolve().baselines(recipe))
 
     def _wanted(self, records: list[R]) -> list[R]:
         return [record for record in records if not self.numbers or record.name in self.numbers]
 
 
-# Name → "module:object" in this package. One line for each.
+# Name → "module:class" in this package. One line for each.
 MEASUREMENTS: dict[str, str] = {
-    "standard": "standard:STANDARD",
-    "loss_by_tokens": "standard:LOSS_BY_TOKENS",
-    "loss_of_a_guess": "standard:LOSS_OF_A_GUESS",
-    "harness": "harness:HARNESS",
-    "needles": "needles:NEEDLES",
-    "needle_lengths": "needles:NEEDLE_LENGTHS",
-    "needle_attention": "needles:NEEDLE_ATTENTION",
-    "needle_tokens": "needles:NEEDLE_TOKENS",
-    "many_shot": "many_shot:MANY_SHOT",
-    "many_shot_orders": "many_shot:MANY_SHOT_ORDERS",
-    "episodes": "many_shot:EPISODES",
-    "episode_orders": "many_shot:EPISODE_ORDERS",
-    "retrieval_lengths": "retrieval:RETRIEVAL_LENGTHS",
-    "positions": "document_losses:POSITIONS",
-    "repeats": "document_losses:REPEATS",
-    "hallucination": "hallucination:HALLUCINATION",
-    "arithmetic": "arithmetic:ARITHMETIC",
-    "outliers": "outliers:OUTLIERS",
-    "quantised": "attention_logits:QUANTISED",
-    "gradients": "gradients:GRADIENTS",
-    "gradients_in_training": "gradients:GRADIENTS_IN_TRAINING",
-    "closed_forms": "gradients:CLOSED_FORMS",
+    "standard": "standard:Standard",
+    "loss_by_tokens": "standard:LossByTokens",
+    "loss_of_a_guess": "standard:LossOfAGuess",
+    "harness": "harness:Harness",
+    "needles": "needles:Needles",
+    "needle_lengths": "needles:NeedleLengths",
+    "needle_attention": "needles:NeedleAttention",
+    "needle_tokens": "needles:NeedleTokens",
+    "many_shot": "many_shot:ManyShot",
+    "many_shot_orders": "many_shot:ManyShotOrders",
+    "episodes": "many_shot:Episodes",
+    "episode_orders": "many_shot:EpisodeOrders",
+    "retrieval_lengths": "retrieval:RetrievalLengths",
+    "positions": "document_losses:Positions",
+    "repeats": "document_losses:Repeats",
+    "hallucination": "hallucination:Hallucination",
+    "arithmetic": "arithmetic:Arithmetic",
+    "outliers": "outliers:Outliers",
+    "quantised": "attention_logits:Quantised",
+    "gradients": "gradients:Gradients",
+    "gradients_in_training": "gradients:GradientsInTraining",
+    "closed_forms": "gradients:ClosedForms",
 }
 
 
-def find_measurement(name: str) -> Measurement[Any]:
+def find_measurement(name: str) -> type[Measurement]:
     """The measurement of that name. Raises ValueError naming the nearest where there is none."""
     if name not in MEASUREMENTS:
         hint = did_you_mean(name, MEASUREMENTS, f"; there are {', '.join(MEASUREMENTS)}.")
         raise ValueError(f"There is no measure {name!r}{hint}")
-    module, attribute = MEASUREMENTS[name].split(":")
-    measurement = getattr(importlib.import_module(f"diff_transformer.lab.measure.{module}"), attribute)
-    assert isinstance(measurement, Measurement)
+    module, kind = MEASUREMENTS[name].split(":")
+    measurement: type[Measurement] = getattr(importlib.import_module(f"diff_transformer.lab.measure.{module}"), kind)
     return measurement

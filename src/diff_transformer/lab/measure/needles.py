@@ -15,7 +15,7 @@ from diff_transformer.data.batches import padded
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.accuracy import joint, joint_levels, share_record, text_levels, token_levels
 from diff_transformer.lab.measure.decoding import greedy_answers
-from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Options, Text
+from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Text
 from diff_transformer.lab.measure.retrieval import (
     ATTENTION,
     DEFINITIONS,
@@ -143,7 +143,28 @@ def haystack(batches: TextBatches, tokenizer: Any) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-class NeedleOptions(Options):
+def baselines_at(needles: int, queried: int, recipe: Any, coordinates: Coordinates) -> list[Baseline]:
+    """What the accuracies of `answer_records` come to without retrieval."""
+    data = recipe.data
+    if data.kind == "retrieval":
+        of_each = token_levels(needles, queried, data.num_values)
+        of_all = joint_levels(needles, queried, data.num_values)
+        # The first needle that is asked for is the one whose depth is known, and no answer stands before it.
+        first = token_levels(needles, 1, data.num_values)
+    else:
+        digits = getattr(data, "digits", DIGITS)
+        of_each, of_all = text_levels(needles, queried, digits), text_levels(needles, queried, digits, joint=True)
+        first = of_each
+    shared: dict[str, Any] = {"steps": recipe.train.steps, "accuracy": ACCURACY, "accuracy_coordinates": coordinates}
+    depths = [Coordinates(coordinates, depth=depth) for depth in DEPTHS]
+    return [
+        Baseline(name=ACCURACY, coordinates=coordinates, steps=recipe.train.steps, **of_each),
+        Baseline(name=JOINT, coordinates=coordinates, steps=recipe.train.steps, **of_all),
+        *(Baseline(name=BY_DEPTH, coordinates=depth, **shared, **first) for depth in depths),
+    ]
+
+
+class NeedleMeasurement(Measurement):
     """Which needles are hidden, and how many are asked for. A run that was trained on tokens is asked for tokens."""
 
     needles: Count = Field(default=4, description="cities with a number each in a document, or pairs of tokens")
@@ -156,155 +177,117 @@ class NeedleOptions(Options):
     samples: Count = Field(default=50, description="documents at each depth")
     batch_size: Count = Field(default=16, description="documents at a time")
 
+    def check(self, batches: Batches | None, tokenizer: Any) -> NeedleTask | RetrievalBatches:
+        """The task that the options and the data make."""
+        if isinstance(batches, RetrievalBatches):
+            return batches.asking(self.needles, self.queried, self.length)
+        if isinstance(batches, NeedleBatches):
+            trained = batches.validation
+            text, length, digits = trained.haystack, trained.length, trained.digits
+        elif isinstance(batches, TextBatches):
+            text, length, digits = haystack(batches, tokenizer), batches.length, DIGITS
+        else:
+            raise ValueError(
+                "Needles are hidden in text or among the tokens of the retrieval task, and the model was trained on "
+                "neither; name a text with --text."
+            )
+        return NeedleTask(
+            tokenizer,
+            text,
+            length=self.length or length,
+            needles=self.needles,
+            queried=self.queried,
+            digits=self.digits or digits,
+            lead=self.lead,
+        )
 
-class NeedleAttentionOptions(NeedleOptions):
-    """The same, where attention is looked at."""
+
+class Needles(NeedleMeasurement):
+    """Numbers of cities hidden in a text and found again, by generation, at five depths (Table 2, Figure 5)."""
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        return self.records(measured, Coordinates(needles=self.needles, queries=self.queried))
+
+    def records(self, measured: EvalInput, coordinates: Coordinates) -> list[Result]:
+        """The accuracies, at these coordinates."""
+        task = self.check(measured.batches, measured.tokenizer)
+        if isinstance(task, RetrievalBatches):
+            answers = token_answers(measured, task, len(DEPTHS) * self.samples)
+        else:
+            answers = text_answers(measured, task, self.samples, self.batch_size)
+        return answer_records(measured, answers, coordinates)
+
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        coordinates = Coordinates(needles=self.needles, queries=self.queried)
+        return baselines_at(self.needles, self.queried, recipe, coordinates)
+
+
+class NeedleAttention(NeedleMeasurement):
+    """The attention to such a number and attention noise, by both definitions (Table 3)."""
 
     needles: Count = Field(default=8, description="cities with a number each in a document, or pairs of tokens")
     queried: Count = Field(default=1, description="cities or pairs that are asked for")
     samples: Count = Field(default=10, description="documents at each depth")
 
+    def run(self, measured: EvalInput) -> list[Result]:
+        task = self.check(measured.batches, measured.tokenizer)
+        return attention_records(measured, attention_by_depth(measured, task, self.samples))
 
-class NeedleLengthOptions(Options):
-    """One needle of several is asked for, in contexts of several lengths."""
+
+class NeedleLengths(Measurement):
+    """One needle of several found, by the length of the context and the needle's depth (Figure 5).
+
+    Of one needle that is asked for the joint accuracy is the accuracy, and left out.
+    """
 
     needles: Count = Field(default=4, description="needles in a document")
     samples: Count = Field(default=100, description="documents at each depth")
     lengths: Counts = Field(default=(1024,), description="tokens of a document, or before the first query")
     batch_size: Count = Field(default=64, description="documents at a time")
 
-    def at_each(self) -> dict[int, NeedleOptions]:
+    def at_each(self) -> dict[int, Needles]:
         """What is measured at each length."""
         shared = {**self.model_dump(exclude={"lengths"}), "queried": 1}
-        return {length: NeedleOptions(length=length, **shared) for length in self.lengths}
+        return {length: Needles(length=length, **shared) for length in self.lengths}
+
+    def check(self, batches: Batches, tokenizer: Any) -> None:
+        for needles in self.at_each().values():
+            needles.check(batches, tokenizer)
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        records = [
+            record
+            for length, needles in self.at_each().items()
+            for record in needles.records(measured, Coordinates(length=length))
+            if record.name != JOINT
+        ]
+        accuracies = [record for record in records if record.name == ACCURACY]
+        mean, count = fmean(record.value for record in accuracies), sum(record.n or 0 for record in accuracies)
+        averaged: dict[str, Any] = {"value": mean, "interval": None, "n": count, "method": "mean over lengths"}
+        return [replace(accuracies[0], coordinates=ALL_LENGTHS, **averaged), *records]
+
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        lengths = [ALL_LENGTHS, *(Coordinates(length=length) for length in self.lengths)]
+        return [baseline for length in lengths for baseline in baselines_at(self.needles, 1, recipe, length)]
 
 
-class TokenOptions(Options):
-    """How many needles are hidden among noise tokens, and how many are asked for."""
+class NeedleTokens(Measurement):
+    """Needles found among noise tokens, as many and as many asked for as the options say."""
+
+    any_model = False
 
     needles: Count = Field(default=4, description="pairs of tokens in a sequence")
     queried: Count = Field(default=2, description="pairs that are asked for")
     sequences: Count = Field(default=512, description="sequences")
 
+    def run(self, measured: EvalInput) -> list[Result]:
+        if not isinstance(measured.batches, RetrievalBatches):
+            raise ValueError(
+                "needle_tokens is measured on the retrieval task alone; of a model of text, measure needles."
+            )
+        answers = token_answers(measured, measured.batches.asking(self.needles, self.queried), self.sequences)
+        return answer_records(measured, answers, Coordinates(needles=self.needles, queries=self.queried))
 
-def _task(options: NeedleOptions, batches: Batches | None, tokenizer: Any) -> NeedleTask | RetrievalBatches:
-    if isinstance(batches, RetrievalBatches):
-        return batches.asking(options.needles, options.queried, options.length)
-    if isinstance(batches, NeedleBatches):
-        trained = batches.validation
-        text, length, digits = trained.haystack, trained.length, trained.digits
-    elif isinstance(batches, TextBatches):
-        text, length, digits = haystack(batches, tokenizer), batches.length, DIGITS
-    else:
-        raise ValueError(
-            "Needles are hidden in text or among the tokens of the retrieval task, and the model was trained on "
-            "neither; name a text with --text."
-        )
-    return NeedleTask(
-        tokenizer,
-        text,
-        length=options.length or length,
-        needles=options.needles,
-        queried=options.queried,
-        digits=options.digits or digits,
-        lead=options.lead,
-    )
-
-
-def _measure(measured: EvalInput, options: NeedleOptions, place: Coordinates) -> list[Result]:
-    task = _task(options, measured.batches, measured.tokenizer)
-    if isinstance(task, RetrievalBatches):
-        answers = token_answers(measured, task, len(DEPTHS) * options.samples)
-    else:
-        answers = text_answers(measured, task, options.samples, options.batch_size)
-    return answer_records(measured, answers, place)
-
-
-def _cell(options: NeedleOptions | TokenOptions) -> Coordinates:
-    return Coordinates(needles=options.needles, queries=options.queried)
-
-
-def _baselines(options: NeedleOptions | TokenOptions, recipe: Any, place: Coordinates) -> list[Baseline]:
-    """What the accuracies come to without retrieval."""
-    needles, queried, data = options.needles, options.queried, recipe.data
-    if data.kind == "retrieval":
-        of_each = token_levels(needles, queried, data.num_values)
-        of_all = joint_levels(needles, queried, data.num_values)
-        # The first needle that is asked for is the one whose depth is known, and no answer stands before it.
-        first = token_levels(needles, 1, data.num_values)
-    else:
-        digits = getattr(data, "digits", DIGITS)
-        of_each, of_all = text_levels(needles, queried, digits), text_levels(needles, queried, digits, joint=True)
-        first = of_each
-    shared: dict[str, Any] = {"steps": recipe.train.steps, "accuracy": ACCURACY, "accuracy_coordinates": place}
-    return [
-        Baseline(name=ACCURACY, coordinates=place, steps=recipe.train.steps, **of_each),
-        Baseline(name=JOINT, coordinates=place, steps=recipe.train.steps, **of_all),
-        *(Baseline(name=BY_DEPTH, coordinates=Coordinates(place, depth=depth), **shared, **first) for depth in DEPTHS),
-    ]
-
-
-def _run_lengths(measured: EvalInput, options: NeedleLengthOptions) -> list[Result]:
-    """Of one needle that is asked for the joint accuracy is the accuracy, and left out."""
-    records = [
-        record
-        for length, at_length in options.at_each().items()
-        for record in _measure(measured, at_length, Coordinates(length=length))
-        if record.name != JOINT
-    ]
-    accuracies = [record for record in records if record.name == ACCURACY]
-    mean, count = fmean(record.value for record in accuracies), sum(record.n or 0 for record in accuracies)
-    averaged: dict[str, Any] = {"value": mean, "interval": None, "n": count, "method": "mean over lengths"}
-    return [replace(accuracies[0], coordinates=ALL_LENGTHS, **averaged), *records]
-
-
-def _length_baselines(options: NeedleLengthOptions, recipe: Any) -> list[Baseline]:
-    places = [ALL_LENGTHS, *(Coordinates(length=length) for length in options.lengths)]
-    some = next(iter(options.at_each().values()))
-    return [baseline for place in places for baseline in _baselines(some, recipe, place)]
-
-
-def _run_attention(measured: EvalInput, options: NeedleAttentionOptions) -> list[Result]:
-    task = _task(options, measured.batches, measured.tokenizer)
-    masses = attention_by_depth(measured, task, options.samples)
-    return attention_records(measured, masses)
-
-
-def _run_tokens(measured: EvalInput, options: TokenOptions) -> list[Result]:
-    if not isinstance(measured.batches, RetrievalBatches):
-        raise ValueError("needle_tokens is measured on the retrieval task alone; of a model of text, measure needles.")
-    task = measured.batches.asking(options.needles, options.queried)
-    return answer_records(measured, token_answers(measured, task, options.sequences), _cell(options))
-
-
-NEEDLES = Measurement(
-    name="needles",
-    description="numbers of cities hidden in a text and found again, by generation, at five depths (Table 2, Figure 5)",
-    options=NeedleOptions,
-    run=lambda measured, options: _measure(measured, options, _cell(options)),
-    check=_task,
-    baselines=lambda options, recipe: _baselines(options, recipe, _cell(options)),
-)
-NEEDLE_LENGTHS = Measurement(
-    name="needle_lengths",
-    description="one needle of several found, by the length of the context and the needle's depth (Figure 5)",
-    options=NeedleLengthOptions,
-    run=_run_lengths,
-    check=lambda options, *data: [_task(at_length, *data) for at_length in options.at_each().values()],
-    baselines=_length_baselines,
-)
-NEEDLE_ATTENTION = Measurement(
-    name="needle_attention",
-    description="attention to such a number and attention noise, by both definitions (Table 3)",
-    options=NeedleAttentionOptions,
-    run=_run_attention,
-    check=_task,
-)
-NEEDLE_TOKENS = Measurement(
-    name="needle_tokens",
-    description="needles found among noise tokens, as many and as many asked for as the options say",
-    options=TokenOptions,
-    run=_run_tokens,
-    any_model=False,
-    baselines=lambda options, recipe: _baselines(options, recipe, _cell(options)),
-)
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        coordinates = Coordinates(needles=self.needles, queries=self.queried)
+        return baselines_at(self.needles, self.queried, recipe, coordinates)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from diff_transformer.data import Batches
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.attention_logits import Call, LogitBlock, attending, register_logits
-from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement
 from diff_transformer.lab.measure.standard import first_tokens
 from diff_transformer.lab.record import Result
 
@@ -49,8 +49,8 @@ class Magnitudes:
             sizes, bins = sizes.masked_fill(~seen, -1.0), bins.masked_fill(~seen, _BINS)
         self._counts += torch.bincount(bins.flatten(), minlength=_BINS + 1)
         least = self._largest[-1] if len(self._largest) == self.keep else -1.0
-        found = torch.cat((self._largest, sizes[sizes > least]))
-        self._largest = found.topk(min(self.keep, len(found))).values
+        candidates = torch.cat((self._largest, sizes[sizes > least]))
+        self._largest = candidates.topk(min(self.keep, len(candidates))).values
 
     @property
     def count(self) -> int:
@@ -114,27 +114,20 @@ def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> d
     return {"attention_logits": logits, "hidden_states": hidden_states}
 
 
-class OutlierOptions(Options):
-    """How much is read."""
+class Outliers(Measurement):
+    """The largest attention logits and hidden states, and their medians (Table 5).
+
+    They stand at the ranks 1, 2 … and at the rank "median".
+    """
 
     tokens: Count = Field(default=TOKENS, description="tokens that are read, at most")
 
-
-def _run(measured: EvalInput, options: OutlierOptions) -> list[Result]:
-    """Table 5's numbers: at the ranks 1, 2 … and at the rank "median"."""
-    records = []
-    for name, sizes in activation_outliers(measured.model, measured.data, options.tokens).items():
-        values: dict[int | str, float] = {rank: sizes.largest(rank) for rank in TOPS if rank <= sizes.count}
-        for rank, value in {**values, MEDIAN: sizes.median()}.items():
-            better = None if rank == MEDIAN else "lower"
-            fields = {"n": sizes.count, "better": better, "coordinates": Coordinates(rank=rank), "method": METHOD}
-            records.append(measured.record(f"outliers/{name}", value, **fields))
-    return records
-
-
-OUTLIERS = Measurement(
-    name="outliers",
-    description="the largest attention logits and hidden states, and their medians (Table 5)",
-    options=OutlierOptions,
-    run=_run,
-)
+    def run(self, measured: EvalInput) -> list[Result]:
+        records = []
+        for name, sizes in activation_outliers(measured.model, measured.data, self.tokens).items():
+            values: dict[int | str, float] = {rank: sizes.largest(rank) for rank in TOPS if rank <= sizes.count}
+            for rank, value in {**values, MEDIAN: sizes.median()}.items():
+                better = None if rank == MEDIAN else "lower"
+                fields = {"n": sizes.count, "better": better, "coordinates": Coordinates(rank=rank), "method": METHOD}
+                records.append(measured.record(f"outliers/{name}", value, **fields))
+        return records

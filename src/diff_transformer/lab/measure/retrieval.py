@@ -19,7 +19,7 @@ from diff_transformer.lab.measure.accuracy import (
     token_levels,
 )
 from diff_transformer.lab.measure.attention_heads import applied_maps
-from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Options
+from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement
 from diff_transformer.lab.record import Baseline, Better, Interval, Result
 from diff_transformer.lab.statistics import mean_interval
 
@@ -105,9 +105,7 @@ def attention_mass(model: Any, sample: RetrievalSample, context_length: int, bat
 def attention_of_spans(model: Any, spans: AttentionSpans, batch_size: int = 32) -> AttentionMass:
     """Attention to the answer and attention noise (Table 3). All maps of a batch are held at once."""
     device = next(model.parameters()).device
-    parts: list[Tensor] = []
-    for part in _split(spans, batch_size):
-        parts.append(_mass_of_layers(applied_maps(model, part.input_ids.to(device)), part))
+    parts = [_mass_of_layers(applied_maps(model, x.input_ids.to(device)), x) for x in _split(spans, batch_size)]
     return AttentionMass(*torch.cat(parts, dim=1))
 
 
@@ -116,9 +114,9 @@ def _mass_of_layers(maps: list[Tensor], part: AttentionSpans) -> Tensor:
     device = maps[0].device
     sequences = torch.arange(len(part.input_ids), device=device).unsqueeze(1)
     queries = part.query_positions.to(device)
-    places = torch.arange(part.input_ids.shape[1])
-    answer = _inside(places, part.answer_spans)
-    noise = (places < part.context_lengths[:, None, None]) & ~_inside(places, part.needle_spans)
+    positions = torch.arange(part.input_ids.shape[1])
+    answer = _inside(positions, part.answer_spans)
+    noise = (positions < part.context_lengths[:, None, None]) & ~_inside(positions, part.needle_spans)
     chosen = torch.stack((answer, noise)).unsqueeze(3).to(device)  # (2, n, Q, 1, N)
     signed, share = torch.zeros(2, 2, *queries.shape, device=device).unbind()
     for layer in maps:
@@ -129,9 +127,9 @@ def _mass_of_layers(maps: list[Tensor], part: AttentionSpans) -> Tensor:
     return torch.stack((signed[0], share[0], signed[1], share[1])).cpu() / len(maps)
 
 
-def _inside(places: Tensor, spans: Tensor) -> Tensor:
-    """Which of the places (N,) lie in each span (n, Q, 2): (n, Q, N) boolean."""
-    return (places >= spans[..., :1]) & (places < spans[..., 1:])
+def _inside(positions: Tensor, spans: Tensor) -> Tensor:
+    """Which of the positions (N,) lie in each span (n, Q, 2): (n, Q, N) boolean."""
+    return (positions >= spans[..., :1]) & (positions < spans[..., 1:])
 
 
 def retrieval_records(measured: EvalInput, batches: RetrievalBatches, sequences: int) -> list[Result]:
@@ -144,21 +142,16 @@ def retrieval_records(measured: EvalInput, batches: RetrievalBatches, sequences:
     """
     sample = batches.sample(sequences, measured.seed)
     right = retrieval_answers(measured.model, sample)
-    first: dict[str, Any] = {"variant": measured.variant, "seed": measured.seed, "method": "Wilson's score interval"}
     records = [
         share_record(measured, ACCURACY, right),
-        proportion_record(FIRST_QUERY, right[:, 0].tolist(), **first),
+        proportion_record(measured, FIRST_QUERY, right[:, 0].tolist(), method="Wilson's score interval"),
         *_by_depth(measured, BY_DEPTH, right.float(), sample, share_interval, "higher"),
     ]
     mass = attention_mass(measured.model, sample, batches.context_length)
     for (kind, part, better), definition in product(ATTENTION, DEFINITIONS):
         name, values = f"retrieval/{kind}_{definition}", getattr(mass, f"{part}_{definition}")
-        records += _by_depth(measured, name, values, sample, _mean_interval, better)
+        records += _by_depth(measured, name, values, sample, lambda means: mean_interval(means.tolist()), better)
     return records
-
-
-def _mean_interval(means: Tensor) -> Interval | None:
-    return mean_interval(means.tolist())
 
 
 def _by_depth(
@@ -172,13 +165,13 @@ def _by_depth(
     """One record for each depth at which there are needles."""
     fifths = fifth_of(sample.depth)
     records = []
-    for index, place in enumerate(FIFTHS):
+    for index, depth in enumerate(FIFTHS):
         chosen = fifths == index
         counts = chosen.sum(1)
         if not counts.any():
             continue
         of_sequences = ((values * chosen).sum(1) / counts.clamp(min=1))[counts > 0]
-        details = {"n": int(counts.sum()), "better": better, "coordinates": place, "method": BY_SEQUENCE}
+        details = {"n": int(counts.sum()), "better": better, "coordinates": depth, "method": BY_SEQUENCE}
         records.append(measured.record(name, values[chosen].mean().item(), interval=interval(of_sequences), **details))
     return records
 
@@ -197,56 +190,41 @@ def retrieval_baselines(recipe: Any) -> list[Baseline]:
     ]
 
 
-class LengthOptions(Options):
-    """How long the contexts are."""
+class RetrievalLengths(Measurement):
+    """Recall in contexts once, twice and four times as long as in training (beyond the paper).
+
+    It is the share of first queries answered right, at each length.
+    """
+
+    any_model = False
 
     factors: Counts = Field(default=(1, 2, 4), description="lengths of a context, in those of training")
     sequences: Count = Field(default=2048, description="sequences of each length")
 
+    def check(self, batches: Batches | None, tokenizer: Any) -> dict[int, RetrievalBatches]:
+        """The task in contexts so many times as long, with as many needles as in training."""
+        if not isinstance(batches, RetrievalBatches):
+            raise ValueError(
+                "retrieval_lengths is measured on the retrieval task alone, which the model was not trained on; of a "
+                "model of text, measure positions."
+            )
+        # One query: what the answers to others give away is no part of it.
+        lengths = {factor: factor * batches.context_length for factor in self.factors}
+        return {factor: batches.asking(batches.num_pairs, 1, length) for factor, length in lengths.items()}
 
-def _longer_tasks(options: LengthOptions, batches: Batches | None) -> dict[int, RetrievalBatches]:
-    """The task in contexts so many times as long, with as many needles as in training."""
-    if not isinstance(batches, RetrievalBatches):
-        raise ValueError(
-            "retrieval_lengths is measured on the retrieval task alone, which the model was not trained on; of a model "
-            "of text, measure positions."
-        )
-    # One query: what the answers to others give away is no part of it.
-    return {factor: batches.asking(batches.num_pairs, 1, factor * batches.context_length) for factor in options.factors}
+    def run(self, measured: EvalInput) -> list[Result]:
+        records = []
+        for factor, longer in self.check(measured.batches, None).items():
+            right = retrieval_answers(measured.model, longer.sample(self.sequences, measured.seed))
+            records.append(share_record(measured, LENGTH_ACCURACY, right, Coordinates(context_factor=factor)))
+        return records
 
-
-def _run_lengths(measured: EvalInput, options: LengthOptions) -> list[Result]:
-    """The share of first queries answered right, at each length."""
-    return [
-        share_record(
-            measured,
-            LENGTH_ACCURACY,
-            retrieval_answers(measured.model, longer.sample(options.sequences, measured.seed)),
-            Coordinates(context_factor=factor),
-        )
-        for factor, longer in _longer_tasks(options, measured.batches).items()
-    ]
-
-
-def _length_baselines(options: LengthOptions, recipe: Any) -> list[Baseline]:
-    levels = token_levels(recipe.data.num_pairs, 1, recipe.data.num_values)
-    # Whether a model has learned the task is told by the shortest contexts, whatever is left of it in longer ones.
-    shortest = Coordinates(context_factor=min(options.factors))
-    shared: dict[str, Any] = {"accuracy": LENGTH_ACCURACY, "accuracy_coordinates": shortest, **levels}
-    return [
-        Baseline(
-            name=LENGTH_ACCURACY, coordinates=Coordinates(context_factor=factor), steps=recipe.train.steps, **shared
-        )
-        for factor in options.factors
-    ]
-
-
-RETRIEVAL_LENGTHS = Measurement(
-    name="retrieval_lengths",
-    description="recall in contexts once, twice and four times as long as in training (beyond the paper)",
-    options=LengthOptions,
-    run=_run_lengths,
-    any_model=False,
-    check=lambda options, batches, _: _longer_tasks(options, batches),
-    baselines=_length_baselines,
-)
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        levels = token_levels(recipe.data.num_pairs, 1, recipe.data.num_values)
+        # Whether a model has learned the task is told by the shortest contexts, whatever is left of it in longer ones.
+        shortest = Coordinates(context_factor=min(self.factors))
+        shared: dict[str, Any] = {"accuracy": LENGTH_ACCURACY, "accuracy_coordinates": shortest, **levels}
+        places = [Coordinates(context_factor=factor) for factor in self.factors]
+        return [
+            Baseline(name=LENGTH_ACCURACY, coordinates=place, steps=recipe.train.steps, **shared) for place in places
+        ]

@@ -12,14 +12,15 @@ from torch import Tensor
 from diff_transformer.data import ArithmeticBatches, Batches, NeedleBatches, RetrievalBatches, TextBatches
 from diff_transformer.data.batches import IGNORED, flattened
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.measure.arithmetic import ArithmeticOptions, arithmetic_records
-from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Options
+from diff_transformer.lab.measure.arithmetic import Arithmetic
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement
 from diff_transformer.lab.measure.retrieval import retrieval_answers, retrieval_baselines, retrieval_records
-from diff_transformer.lab.record import Result
+from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.results_files import number_of
 from diff_transformer.model import DiffTransformerForCausalLM, attends_by_document
 
 LANGUAGE_LOSS = "language/validation_loss"
+LABEL_ACCURACY = "validation/accuracy"
 CURVE, GUESS = "scaling/loss_by_tokens", "sensitivity/loss_of_a_guess"
 
 # For one pass, unless a sequence has more: the logits of all of them are held at once.
@@ -31,20 +32,16 @@ def first_tokens(batches: Batches, tokens: int) -> Iterator[dict[str, Tensor]]:
     for a number below 1."""
     if tokens < 1:
         raise ValueError(f"tokens must be 1 or more, got {tokens}.")
-    return _parts(batches, tokens)
-
-
-def _parts(batches: Batches, left: int) -> Iterator[dict[str, Tensor]]:
     for batch in batches.validation_batches():
         count, length = batch["input_ids"].shape
-        complete = min(count, left // length)
+        complete = min(count, tokens // length)
         rows = max(1, _AT_A_TIME // length)
         for start in range(0, complete, rows):
             yield {name: values[start : min(complete, start + rows)] for name, values in batch.items()}
-        left -= complete * length
+        tokens -= complete * length
         if complete < count:
-            if left:
-                yield {name: values[complete : complete + 1, :left] for name, values in batch.items()}
+            if tokens:
+                yield {name: values[complete : complete + 1, :tokens] for name, values in batch.items()}
             return
 
 
@@ -83,8 +80,9 @@ def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
 
 
 @torch.no_grad()
-def label_accuracy(model: Any, batches: Batches) -> float:
-    """The share of the validation data's labels that the model takes for the likeliest, given all before them."""
+def label_answers(model: Any, batches: Batches) -> tuple[int, int]:
+    """How many of the validation data's labels the model takes for the likeliest, given all before them; and of how
+    many."""
     device = next(model.parameters()).device
     right = labels = 0
     for batch in batches.validation_batches():
@@ -92,7 +90,7 @@ def label_accuracy(model: Any, batches: Batches) -> float:
         expected = batch["labels"][:, 1:]
         right += int((predicted == expected).sum())
         labels += int((expected != IGNORED).sum())
-    return right / labels
+    return right, labels
 
 
 def text_part(batches: Batches | None) -> TextBatches:
@@ -105,21 +103,11 @@ def text_part(batches: Batches | None) -> TextBatches:
     return text
 
 
-def language_records(model: Any, batches: TextBatches, variant: str) -> list[Result]:
-    """Validation loss in nats per token, and bits per byte."""
-    loss = language_loss(model, batches)
-    shared: dict[str, Any] = {"variant": variant, "better": "lower", "n": loss.targets}
-    return [
-        Result(name="language/bits_per_byte", value=loss.bits_per_byte, unit="bits/byte", **shared),
-        Result(name=LANGUAGE_LOSS, value=loss.per_token, unit="nats/token", **shared),
-    ]
-
-
 def evaluate(model: Any, batches: Batches, variant: str, *, sequences: int = 512, seed: int = 0) -> list[Result]:
-    """Every measurement that makes sense on the data: text, the retrieval task or arithmetic.
+    """What every model is measured by on the data that it was trained on: see `Standard`.
 
-    From the retrieval task so many sequences are drawn with the seed. Raises ValueError for other data, or a vocabulary
-    that is not the model's.
+    From the retrieval task so many sequences are drawn with the seed. Raises ValueError for a vocabulary that is not
+    the model's.
     """
     if batches.vocab_size > model.config.vocab_size:
         raise ValueError(
@@ -128,14 +116,18 @@ def evaluate(model: Any, batches: Batches, variant: str, *, sequences: int = 512
     measured = EvalInput(model=model, variant=variant, tokenizer=getattr(batches, "tokenizer", None), seed=seed)
     match batches:
         case TextBatches():
-            return language_records(model, batches, variant)
+            loss = language_loss(model, batches)
+            text: dict[str, Any] = {"seed": None, "better": "lower", "n": loss.targets}
+            return [
+                measured.record("language/bits_per_byte", loss.bits_per_byte, unit="bits/byte", **text),
+                measured.record(LANGUAGE_LOSS, loss.per_token, unit="nats/token", **text),
+            ]
         case RetrievalBatches():
             return retrieval_records(measured, batches, sequences)
         case ArithmeticBatches():
-            return arithmetic_records(measured, batches, ArithmeticOptions(), seed)
-    raise ValueError(
-        f"Data of type {type(batches).__name__} has no measurement without a name; name one, e.g. needles or episodes."
-    )
+            return Arithmetic().records(measured, batches, seed)
+    right, labels = label_answers(model, batches)
+    return [measured.record(LABEL_ACCURACY, right / labels, seed=None, n=labels, better="higher")]
 
 
 def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
@@ -147,59 +139,49 @@ def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, floa
                 loss = language_loss(model, batches)
                 return {"validation/loss": loss.per_token, "validation/bits_per_byte": loss.bits_per_byte}
             case RetrievalBatches():
-                right = retrieval_answers(model, batches.sample(256, seed=0))
-                return {"validation/accuracy": right.float().mean().item()}
-        return {"validation/accuracy": label_accuracy(model, batches)}
+                answers = retrieval_answers(model, batches.sample(256, seed=0))
+                return {LABEL_ACCURACY: answers.float().mean().item()}
+        right, labels = label_answers(model, batches)
+        return {LABEL_ACCURACY: right / labels}
 
     return on_evaluate
 
 
-class StandardOptions(Options):
-    """How much is measured."""
+class Standard(Measurement):
+    """Loss and bits per byte on text, accuracy and attention mass on the retrieval task, exact match on arithmetic, and
+    on any other data the accuracy of the predicted labels."""
 
     sequences: Count = Field(default=512, description="sequences of the retrieval task")
 
+    def run(self, measured: EvalInput) -> list[Result]:
+        return evaluate(measured.model, measured.data, measured.variant, seed=measured.seed, sequences=self.sequences)
 
-def _run(measured: EvalInput, options: StandardOptions) -> list[Result]:
-    return evaluate(measured.model, measured.data, measured.variant, seed=measured.seed, sequences=options.sequences)
-
-
-def _run_by_tokens(measured: EvalInput, _: Options) -> list[Result]:
-    training = measured.trained()
-    return [
-        measured.record(
-            CURVE,
-            number_of(line["validation/loss"]),
-            coordinates=Coordinates(tokens=line["step"] * training.tokens_per_step),
-            unit="nats/token",
-            better="lower",
-        )
-        for line in training.metrics
-        if "validation/loss" in line
-    ]
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        return retrieval_baselines(recipe)
 
 
-def _run_guess(measured: EvalInput, _: Options) -> list[Result]:
-    return [measured.record(GUESS, math.log(measured.data.vocab_size))]
+class LossByTokens(Measurement):
+    """The validation losses of an experiment's run during its training, by tokens (Figure 3)."""
+
+    needs = "training"
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        training = measured.trained()
+        return [
+            measured.record(
+                CURVE,
+                number_of(line["validation/loss"]),
+                coordinates=Coordinates(tokens=line["step"] * training.tokens_per_step),
+                unit="nats/token",
+                better="lower",
+            )
+            for line in training.metrics
+            if "validation/loss" in line
+        ]
 
 
-STANDARD = Measurement(
-    name="standard",
-    description="loss and bits per byte on text; accuracy and attention mass on the retrieval task",
-    options=StandardOptions,
-    run=_run,
-    baselines=lambda _, recipe: retrieval_baselines(recipe),
-)
-LOSS_BY_TOKENS = Measurement(
-    name="loss_by_tokens",
-    description="the validation losses of an experiment's run during its training, by tokens (Figure 3)",
-    options=Options,
-    run=_run_by_tokens,
-    needs="training",
-)
-LOSS_OF_A_GUESS = Measurement(
-    name="loss_of_a_guess",
-    description="the loss of a guess among all tokens of the data's vocabulary, in nats",
-    options=Options,
-    run=_run_guess,
-)
+class LossOfAGuess(Measurement):
+    """The loss of a guess among all tokens of the data's vocabulary, in nats."""
+
+    def run(self, measured: EvalInput) -> list[Result]:
+        return [measured.record(GUESS, math.log(measured.data.vocab_size))]

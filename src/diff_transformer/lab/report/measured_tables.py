@@ -29,6 +29,7 @@ LABELS = {
     "language/validation_loss": "validation loss",
     "language/seconds": "training time",
     "language/parameters": "parameters",
+    "validation/accuracy": "accuracy of the labels",
 }
 NOTE = f"{wording.DIRECTIONS} [low, high]: 95 % interval"
 UNPAIRED = (
