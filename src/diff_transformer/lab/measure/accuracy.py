@@ -11,7 +11,6 @@ from functools import cache
 from statistics import fmean
 from typing import Any, TypedDict
 
-import torch
 from torch import Tensor
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
@@ -47,11 +46,6 @@ def proportion_record(measured: EvalInput, name: str, right: Sequence[bool], **f
     return measured.record(name, sum(right) / len(right), interval=interval, n=len(right), better="higher", **fields)
 
 
-def joint(right: Tensor) -> Tensor:
-    """Whether all answers of a sequence are right: (sequences, answers) → (sequences, 1) boolean."""
-    return torch.as_tensor(right).all(1, keepdim=True)
-
-
 class Levels(TypedDict):
     """The levels of a `Baseline`."""
 
@@ -80,7 +74,7 @@ def joint_levels(pairs: int, queries: int, values: int) -> Levels:
     """
     all_right = 0.0
     for counts, share in _partitions_drawn(pairs, values):
-        ways = sorted((count - taken for count in counts for taken in range(count)), reverse=True)
+        ways = sorted((occurrences for count in counts for occurrences in range(1, count + 1)), reverse=True)
         all_right += share * math.prod(ways[:queries]) / math.perm(pairs, queries)
     return Levels(chance=values**-queries, floor=all_right, by_elimination=None)
 
@@ -101,30 +95,26 @@ def most_frequent(drawn: int, values: int) -> float:
 
 def _by_elimination(pairs: int, queries: int, values: int, repeats: bool) -> Iterator[float]:
     """The accuracy of each query: those left are again independent draws, one for each key not asked for so far."""
-    asked = {0: 1.0}  # how many different keys were asked for → how likely that is
+    likelihoods = {0: 1.0}  # how many different keys were asked for → how likely that is
     for _ in range(queries):
-        seen = {count: count / pairs if repeats else 0.0 for count in asked}
+        seen = {count: count / pairs if repeats else 0.0 for count in likelihoods}
         yield math.fsum(
             share * (seen[count] + (1 - seen[count]) * (most_frequent(pairs - count, values) if count < pairs else 0.0))
-            for count, share in asked.items()
+            for count, share in likelihoods.items()
         )
         after: dict[int, float] = {}
-        for count, share in asked.items():
+        for count, share in likelihoods.items():
             for new, part in ((count, seen[count]), (count + 1, 1 - seen[count])):
                 if part:
                     after[new] = after.get(new, 0.0) + share * part
-        asked = after
+        likelihoods = after
 
 
 def _partitions_drawn(drawn: int, values: int) -> Iterator[tuple[tuple[int, ...], float]]:
     """How often each value occurs among independent draws, largest first, and how likely that is."""
     for counts in _partitions(drawn, drawn):
-        ways = math.factorial(drawn)
-        for count in counts:
-            ways //= math.factorial(count)
-        choices = math.perm(values, len(counts))
-        for alike in Counter(counts).values():
-            choices //= math.factorial(alike)
+        ways = math.factorial(drawn) // math.prod(map(math.factorial, counts))
+        choices = math.perm(values, len(counts)) // math.prod(map(math.factorial, Counter(counts).values()))
         yield counts, ways * choices / values**drawn
 
 
@@ -132,5 +122,5 @@ def _partitions(total: int, largest: int) -> Iterator[tuple[int, ...]]:
     if total == 0:
         yield ()
     for first in range(min(total, largest), 0, -1):
-        for rest in _partitions(total - first, first):
-            yield (first, *rest)
+        for others in _partitions(total - first, first):
+            yield (first, *others)

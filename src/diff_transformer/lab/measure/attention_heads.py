@@ -28,8 +28,7 @@ def applied_maps(model: Any, input_ids: Tensor) -> list[Tensor]:
     if maps is None:
         raise ValueError(f"The attention to needles cannot be measured: {type(model).__name__} returns no attentions.")
     if model.config.model_type == "diffllama":
-        layers = [layer.self_attn for layer in model.model.layers]
-        return [_difference(layer, both) for layer, both in zip(layers, maps, strict=True)]
+        return [_difference(layer.self_attn, both) for layer, both in zip(model.model.layers, maps, strict=True)]
     return maps
 
 
@@ -42,9 +41,9 @@ def _returned_maps(model: Any, input_ids: Tensor) -> list[Tensor] | None:
 def _difference(layer: Any, both: Tensor) -> Tensor:
     """DiffLlama's maps of a layer: the first half of its heads, less λ times the second."""
     first, second = both.chunk(2, dim=1)
-    added = torch.exp((layer.lambda_q1 * layer.lambda_k1).sum())
-    taken = torch.exp((layer.lambda_q2 * layer.lambda_k2).sum())
-    return first - (added - taken + layer.lambda_init) * second
+    exponents = (layer.lambda_q1 * layer.lambda_k1).sum(), (layer.lambda_q2 * layer.lambda_k2).sum()
+    lam = exponents[0].exp() - exponents[1].exp() + layer.lambda_init
+    return first - lam * second
 
 
 @torch.no_grad()

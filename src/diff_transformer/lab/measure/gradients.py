@@ -37,14 +37,8 @@ def differential_gradients(
     """Equation 7: the gradients of heads of causal differential attention (Equation 6).
 
     The paper takes the derivative of the headwise norm for 1, and leaves the norm out of what W_O sees. So do we
-    without `norm`: these are the gradients of a head that has none. With it they are exact for a head that has.
-
-    Args:
-        x: (N, D), the input.
-        weights: of the heads.
-        lam: λ.
-        output_gradient: (N, D), ∂L/∂O.
-        norm: its scale (2d,), which is (1 − λ_init) times its weight, and its eps.
+    without `norm`: these are the gradients of a head that has none. With it, its scale (2d,), which is (1 − λ_init)
+    times its weight, and its eps, they are exact for a head that has. The input x and ∂L/∂O are (N, D).
     """
     first, second = (_softmax(x @ q, x @ k) for q, k in (weights[0:2], weights[2:4]))
     values = x @ weights.v
@@ -58,10 +52,7 @@ def differential_gradients(
 
 
 def ordinary_gradients(x: Tensor, weights: HeadWeights, output_gradient: Tensor) -> HeadWeights:
-    """Equation 9: the gradients of heads of causal softmax attention of width 2d (Equation 8).
-
-    Args: as :func:`differential_gradients`.
-    """
+    """Equation 9: the gradients of heads of causal softmax attention of width 2d (Equation 8)."""
     queries, keys = (x @ torch.cat(both, dim=-1) for both in (weights[0:3:2], weights[1:4:2]))
     attention, values = _softmax(queries, keys), x @ weights.v
     upstream = output_gradient @ weights.o.mT
@@ -98,30 +89,6 @@ def closed_form_error(attention: Attention, x: Tensor) -> float:
     input (N, D) causally and without rotary embedding, as in the equations, with a drawn gradient of its output. Raises
     ValueError for another attention, one whose heads share keys and values, or heads that cannot be halved.
     """
-    _check_equations(attention)
-    layer, x = deepcopy(attention).requires_grad_().double(), x.detach().double()
-    drawn = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(0))
-    output_gradient = drawn.to(x.device)
-    # Without what a model wraps around its layers.
-    Attention.forward(layer, x.unsqueeze(0), is_causal=True).backward(output_gradient.unsqueeze(0))
-    matrices = [getattr(layer, f"{letter}_proj").weight for letter in "qkvo"]
-    with torch.no_grad():
-        closed = _closed_form(layer, x, _heads(layer, *matrices), output_gradient)
-    expected = _heads(layer, *(matrix.grad for matrix in matrices))
-    pairs = zip(closed, expected, strict=True)
-    return max(((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs)
-
-
-def _closed_form(layer: Attention, x: Tensor, weights: HeadWeights, output_gradient: Tensor) -> HeadWeights:
-    if not isinstance(layer, DiffAttention):
-        return ordinary_gradients(x, weights, output_gradient)
-    norm = None
-    if layer.head_norm is not None:
-        norm = (layer.head_norm.factor * layer.head_norm.weight, layer.head_norm.eps)
-    return differential_gradients(x, weights, layer.lam().item(), output_gradient, norm)
-
-
-def _check_equations(attention: Attention) -> None:
     has_halves = attention.head_dim % 2 == 0 and len(attention.state_dict()) == 4  # the matrices, and no norm
     if not isinstance(attention, DiffAttention) and not (isinstance(attention, SoftmaxAttention) and has_halves):
         raise ValueError(
@@ -130,6 +97,20 @@ def _check_equations(attention: Attention) -> None:
         )
     if attention.k_proj.out_features != attention.q_proj.out_features:
         raise ValueError("Equations 7 and 9 are of heads with keys and values of their own, and here several share.")
+    layer, x = deepcopy(attention).requires_grad_().double(), x.detach().double()
+    output_gradient = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(0)).to(x.device)
+    # Without what a model wraps around its layers.
+    Attention.forward(layer, x.unsqueeze(0), is_causal=True).backward(output_gradient.unsqueeze(0))
+    matrices = [getattr(layer, f"{letter}_proj").weight for letter in "qkvo"]
+    weights = _heads(layer, *(matrix.detach() for matrix in matrices))
+    if isinstance(layer, DiffAttention):
+        norm = layer.head_norm
+        scale = None if norm is None else (norm.factor * norm.weight.detach(), norm.eps)
+        closed = differential_gradients(x, weights, layer.lam().item(), output_gradient, scale)
+    else:
+        closed = ordinary_gradients(x, weights, output_gradient)
+    pairs = zip(closed, _heads(layer, *(matrix.grad for matrix in matrices)), strict=True)
+    return max(((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs)
 
 
 def _heads(layer: Attention, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> HeadWeights:
@@ -244,8 +225,6 @@ class GradientsInTraining(Gradients):
 
 
 def _first(batches: Batches, sequences: int) -> dict[str, Tensor]:
-    if sequences < 1:
-        raise ValueError(f"sequences must be 1 or more, got {sequences}.")
     rows = next(grouped(batches.validation_batches(), lambda batch: len(batch["input_ids"]), sequences))
     return {name: torch.cat([part[name] for part in rows])[:sequences] for name in rows[0]}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
 
 from diff_transformer.data import Batches
@@ -46,16 +46,15 @@ class Judgements:
 
     The .jsonl file `path` may exist: each judgement is added, and on the disk, as soon as it is made. A line holds the
     judge's name, what the judgement is of, the reply and what it cost. Without a path nothing is written. Two processes
-    that use one file at once lose nothing but may ask the same. `tell` is given the account after each judgement.
-
-    Raises:
-        FileNotFoundError: the file's folder does not exist.
-        ValueError: the file holds something else; names the line.
+    that use one file at once lose nothing but may ask the same. `show` is given the account after each judgement.
+    Raises FileNotFoundError where the file's folder does not exist, and ValueError, which names the line, where the
+    file holds something else.
     """
 
-    def __init__(self, judge: Judge, path: Path | None = None, tell: Callable[[Account], None] | None = None) -> None:
-        self.judge, self.path, self.account = judge, path, Account()
-        self._tell = tell
+    def __init__(
+        self, judge: Judge, path: Path | None = None, show: Callable[[Account], None] = lambda account: None
+    ) -> None:
+        self.judge, self.path, self.account, self._show = judge, path, Account(), show
         self._known = {} if path is None else _read(path)
 
     def of(self, source: Source, answer: str) -> Judgement:
@@ -66,19 +65,18 @@ class Judgements:
             self.account.known_judgements += 1
         else:
             begun = time.monotonic()
-            made = self._known[key] = self.judge.judge(source, answer)
+            judgement = self._known[key] = self.judge.judge(source, answer)
             seconds = time.monotonic() - begun
             self.account.new_judgements += 1
-            self.account.prompt_tokens += made.prompt_tokens
-            self.account.reply_tokens += made.reply_tokens
+            self.account.prompt_tokens += judgement.prompt_tokens
+            self.account.reply_tokens += judgement.reply_tokens
             self.account.seconds += seconds
             if self.path is not None:
                 line = {"key": key, "judge": self.judge.name, "question": source.question, "answer": answer}
-                costs = {**vars(made), "seconds": round(seconds, 3)}
+                costs = {**vars(judgement), "seconds": round(seconds, 3)}
                 with self.path.open("ab") as file:
                     file.write(json.dumps(line | costs, ensure_ascii=True).encode() + b"\n")
-        if self._tell is not None:
-            self._tell(self.account)
+        self._show(self.account)
         return self._known[key]
 
 
@@ -92,20 +90,18 @@ def _read(path: Path) -> dict[str, Judgement]:
     if complete < len(data):  # a kill in the middle of a line: that judgement is asked for again
         with path.open("r+b") as file:
             file.truncate(complete)
-    lines = data[:complete].split(b"\n")[:-1]
-    return dict(_judgement_of_line(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1))
-
-
-def _judgement_of_line(line: bytes, where: str) -> tuple[str, Judgement]:
-    try:
-        fields: dict[str, Any] = parse_json(line, where)
-        supported, reply = fields["supported"], fields["reply"]
-        if supported not in (True, False, None) or not isinstance(reply, str):
-            raise TypeError
-        counts = {name: int(fields[name]) for name in ("prompt_tokens", "reply_tokens")}
-        return str(fields["key"]), Judgement(supported=supported, reply=reply, **counts)
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{where} is no judgement; name a new file, or one that this command has written.") from None
+    judgements, adapter = {}, TypeAdapter(Judgement)
+    for number, line in enumerate(data[:complete].split(b"\n")[:-1], start=1):
+        try:
+            fields = parse_json(line, str(path))
+            judgement = {field: fields[field] for field in Judgement.__dataclass_fields__}
+            # Strict: it takes no number for a verdict. Its error is a ValueError.
+            judgements[str(fields["key"])] = adapter.validate_python(judgement, strict=True)
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"{path}, line {number} is no judgement; name a new file, or one that this command has written."
+            ) from None
+    return judgements
 
 
 def prompt_of(source: Source) -> str:
@@ -199,8 +195,8 @@ def read_sets(names: str, *, documents: int, characters: int) -> dict[str, list[
             f"Name documents, each once: .jsonl files or {', '.join(PAPER_SETS)}, separated by commas; got {names!r}."
         )
     return {
-        name: read_sources(place, limit=documents, characters=characters)
-        for name, place in zip(called, listed, strict=True)
+        name: read_sources(path, limit=documents, characters=characters)
+        for name, path in zip(called, listed, strict=True)
     }
 
 

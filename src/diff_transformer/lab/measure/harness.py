@@ -5,6 +5,7 @@ lm_eval is imported when something here is called.
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -49,17 +50,17 @@ def table_1_average(records: Sequence[Result]) -> Result | None:
     by_name = {record.name: record for record in records}
     if not by_name.keys() >= set(_NAMES):
         return None
-    parts = [by_name[name] for name in _NAMES]
-    value = math.fsum(part.value for part in parts) / len(parts)
+    tasks = [by_name[name] for name in _NAMES]
+    value = math.fsum(task.value for task in tasks) / len(tasks)
     # Each is a share of n right answers, and the tasks are independent of each other.
-    variances = [part.value * (1 - part.value) / (part.n - 1) for part in parts if part.n and part.n > 1]
-    error = math.sqrt(math.fsum(variances)) / len(parts)
+    variances = [task.value * (1 - task.value) / (task.n - 1) for task in tasks if task.n and task.n > 1]
+    error = math.sqrt(math.fsum(variances)) / len(tasks)
     return Result(
         name=AVERAGE,
-        variant=parts[0].variant,
+        variant=tasks[0].variant,
         value=value,
-        interval=_normal_interval(value, error, is_share=True) if len(variances) == len(parts) else None,
-        n=sum(part.n or 0 for part in parts),
+        interval=_normal_interval(value, error, is_share=True) if len(variances) == len(tasks) else None,
+        n=sum(task.n or 0 for task in tasks),
         better="higher",
         method="mean over tasks; value ± 1.96 of their standard errors combined",
     )
@@ -77,8 +78,8 @@ def published(records: Sequence[Result]) -> dict[str, dict[str, float]]:
 
 def _normal_interval(value: float, error: float, is_share: bool) -> Interval:
     half = NormalDist().inv_cdf(0.975) * error
-    low, high = value - half, value + half
-    return (max(0.0, low), min(1.0, high)) if is_share else (low, high)
+    lowest, highest = (0.0, 1.0) if is_share else (-math.inf, math.inf)
+    return max(lowest, value - half), min(highest, value + half)
 
 
 def task_names(given: Sequence[str]) -> list[str]:
@@ -115,33 +116,30 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
     for folder in include:
         if not folder.is_dir():
             raise FileNotFoundError(f"The folder of tasks {str(folder)!r} does not exist.")
-    keys = [_task_name(name) for name in names]
-    if double := next((key for key in keys if keys.count(key) > 1), None):
-        raise ValueError(f"The task {double!r} is named twice.")
+    keys = {name: Path(name).stem if name.endswith(".jsonl") else name for name in names}
+    if double := [key for key, count in Counter(keys[name] for name in names).items() if count > 1]:
+        raise ValueError(f"The task {double[0]!r} is named twice.")
     files = {name: read_questions(Path(name)) for name in names if name.endswith(".jsonl")}
-    if taken := next((name for name in files if _task_name(name) in TABLE_1_MEASURES), None):
-        raise ValueError(f"Results of {taken!r} would stand beside the paper's {_task_name(taken)!r}; rename the file.")
+    if unclear := [name for name in files if keys[name] in TABLE_1_MEASURES]:
+        raise ValueError(
+            f"Results of {unclear[0]!r} would stand beside the paper's {keys[unclear[0]]!r}; rename the file."
+        )
 
     from lm_eval.tasks import TaskManager
 
     with _only_errors():
         # Reading the index of lm_eval's own tasks takes seconds, so only where one of them may be meant.
         manager = TaskManager(include_defaults=False, include_path=list(include))
-        if not {name for name in names if name not in files} <= set(manager.all_subtasks):
+        others = [name for name in names if name not in files]
+        if not set(others) <= set(manager.all_subtasks):
             manager = TaskManager(include_path=list(include))
-        known = set(manager.all_tasks)
-        for name in names:
-            if name not in files and name not in known:
-                hint = did_you_mean(name, known)
+        for name in others:
+            if name not in manager.all_tasks:
+                hint = did_you_mean(name, manager.all_tasks)
                 raise ValueError(f"lm_eval has no task {name!r}{hint} A file of questions ends in .jsonl.")
         return {
-            name: _load(manager, name, _task_of(_task_name(name), files[name]) if name in files else name)
-            for name in names
+            name: _load(manager, name, _task_of(keys[name], files[name]) if name in files else name) for name in names
         }
-
-
-def _task_name(name: str) -> str:
-    return Path(name).stem if name.endswith(".jsonl") else name
 
 
 def _load(manager: Any, name: str, task: str | dict[str, Any]) -> Any:
@@ -246,16 +244,14 @@ def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Any:
 
 
 def _set_fewshot(name: str, task: Any, number: int | None) -> None:
-    own = task.get_config("num_fewshot")
-    if number is not None and own != 0:  # a task that says 0 cannot do with examples
-        task.set_config(key="num_fewshot", value=number)
-    elif own is None:
-        task.set_config(key="num_fewshot", value=0)
+    examples = task.get_config("num_fewshot")
+    if number is not None and examples != 0:  # a task that says 0 cannot do with examples
+        examples = number
+    task.set_config(key="num_fewshot", value=examples or 0)
     task.set_fewshot_seed(seed=FEWSHOT_SEED)
-    wanted = task.get_config("num_fewshot")
-    if wanted and task.get_config("custom_dataset") and wanted >= len(task.eval_docs):
+    if examples and task.get_config("custom_dataset") and examples >= len(task.eval_docs):
         raise ValueError(
-            f"{wanted} examples before each question need more than the {len(task.eval_docs)} of {name!r}."
+            f"{examples} examples before each question need more than the {len(task.eval_docs)} of {name!r}."
         )
 
 

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import math
 import os
 import re
 import time
@@ -10,7 +11,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pydantic import Field, FiniteFloat
@@ -50,17 +51,6 @@ class JudgeError(OSError):
     """A judge that cannot be asked. What was judged before is kept where there is a file of judgements."""
 
 
-class Judge(Protocol):
-    """Decides whether a document supports an answer."""
-
-    @property
-    def name(self) -> str:
-        """Who judges, and with which settings: what was judged under another name is judged again."""
-
-    def judge(self, source: Source, answer: str) -> Judgement:
-        """Judge one answer. Raises JudgeError where the judge does not answer, or cannot be asked."""
-
-
 def evidence(source: Source, answer: str) -> str:
     """What a judge is shown: the document, the question and its reference if there is one, and the answer.
 
@@ -78,8 +68,8 @@ def evidence(source: Source, answer: str) -> str:
 def read_verdict(reply: str) -> bool | None:
     """The verdict on the last line of a reply; None where that line is anything else."""
     lines = [line for line in reply.splitlines() if line.strip(" \t*_`#.-")]
-    found = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
-    return None if found is None else found[1].lower() == "supported"
+    verdict = _VERDICT.fullmatch(lines[-1].strip()) if lines else None
+    return None if verdict is None else verdict[1].lower() == "supported"
 
 
 WORDS = "words"
@@ -149,11 +139,11 @@ LARGEST_REPLY = 1 << 20  # bytes
 
 
 class _AttemptError(Exception):
-    """An attempt that failed and may succeed when it is repeated, `after` so many seconds if the server says."""
+    """An attempt that failed and may succeed when it is repeated, after so many seconds if the server says."""
 
-    def __init__(self, reason: str, after: float | None = None) -> None:
+    def __init__(self, reason: str, seconds: float = 0.0) -> None:
         super().__init__(reason)
-        self.after = after
+        self.seconds = seconds
 
 
 class _EveryStatus(urllib.request.HTTPErrorProcessor):
@@ -203,11 +193,7 @@ class EndpointJudge:
         self._settings = {"temperature": 0, "max_tokens": 300, **(body or {})}
         self._wait = wait
         self._opener = urllib.request.build_opener(_EveryStatus)
-
-    @property
-    def name(self) -> str:
-        """The model and its settings: what was judged with others is judged again."""
-        return f"{self.model} {json.dumps(_without_none(self._settings), sort_keys=True)}"
+        self.name = f"{model} {json.dumps(_without_none(self._settings), sort_keys=True)}"
 
     def judge(self, source: Source, answer: str) -> Judgement:
         """Ask until there is a reply; one without a verdict is not asked for again. Raises JudgeError where the server
@@ -225,7 +211,7 @@ class EndpointJudge:
                     raise JudgeError(
                         f"The judge at {self.url} failed {attempt} time{'s' * (attempt > 1)}, at last: {fault}"
                     ) from None
-                self._wait(min(LONGEST_WAIT, max(2.0 ** (attempt - 1), fault.after or 0.0)))
+                self._wait(min(LONGEST_WAIT, max(2.0 ** (attempt - 1), fault.seconds)))
         raise AssertionError("unreachable: there is at least one attempt")
 
     def _post(self, data: bytes) -> bytes:
@@ -249,8 +235,8 @@ class EndpointJudge:
     def _read(self, reply: Any, deadline: float) -> bytes:
         """All of a reply. The socket's own limit is for each piece; a server may send ever smaller ones."""
         body = b""
-        while piece := reply.read1(1 << 16):
-            body += piece
+        while received := reply.read1(1 << 16):
+            body += received
             if time.monotonic() > deadline:
                 raise _AttemptError(f"the reply took longer than {self.timeout:g} seconds")
             if len(body) > LARGEST_REPLY:
@@ -290,12 +276,12 @@ def _message(body: bytes) -> str:
         return body.decode("utf-8", "replace")
 
 
-def _seconds(header: str | None) -> float | None:
+def _seconds(header: str | None) -> float:
     try:
         seconds = float(header or "")
     except ValueError:  # a date: the judge's own waiting time will do
-        return None
-    return seconds if 0 <= seconds < float("inf") else None
+        return 0.0
+    return seconds if math.isfinite(seconds) else 0.0
 
 
 def _judgement(data: bytes) -> Judgement:
@@ -306,8 +292,8 @@ def _judgement(data: bytes) -> Judgement:
         raise _AttemptError(f"not a chat completion: {data[:80].decode('utf-8', 'replace')!r}") from None
     if reply is not None and not isinstance(reply, str):
         raise _AttemptError("a chat completion whose content is no text")
-    usage = answer.get("usage")
-    counts = [usage.get(f"{kind}_tokens") if isinstance(usage, dict) else None for kind in ("prompt", "completion")]
+    usage = answer.get("usage") if isinstance(answer.get("usage"), dict) else {}
+    counts = [usage.get(f"{kind}_tokens") for kind in ("prompt", "completion")]
     read, written = (count if isinstance(count, int) else 0 for count in counts)
     return Judgement(supported=read_verdict(reply or ""), reply=reply or "", prompt_tokens=read, reply_tokens=written)
 
@@ -322,6 +308,11 @@ class JudgeOptions(Options):
     )
     judge_timeout: FiniteFloat = Field(default=60.0, description="seconds of one attempt, at most")
     judge_body: dict[str, Any] = Field(default={}, description="more fields of the request")
+
+
+# `name` says who judges, and with which settings: what was judged under another name is judged again. `judge` decides
+# on one answer, and raises JudgeError where the judge does not answer or cannot be asked.
+Judge = WordsJudge | LocalJudge | EndpointJudge
 
 
 def judge_of(options: JudgeOptions, device: str = "cpu") -> Judge:

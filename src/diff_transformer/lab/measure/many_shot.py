@@ -23,7 +23,7 @@ from diff_transformer.data import Episode, LabelledText, ManyShotBatches, read_l
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.accuracy import proportion_record, share_record
 from diff_transformer.lab.measure.decoding import LabelTrie, greedy_label, label_log_likelihoods
-from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Shares, Text
+from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Shares, Text, data_of
 from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.statistics import mean_interval, variance_beyond_chance
 
@@ -133,7 +133,10 @@ class Episodes(Measurement):
     queries: Count = Field(default=32, description="questions after each set")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        task, seed = _many_shot_data(measured, "episodes", "many_shot"), measured.seed
+        task, seed = (
+            data_of(measured.batches, ManyShotBatches, "many_shot data", "episodes", "many_shot"),
+            measured.seed,
+        )
         records = []
         for noise, shots in product(self.noises, self.shots):
             drawn = (task.episode(seed, number, shots, self.queries, noise) for number in range(self.episodes))
@@ -159,8 +162,8 @@ class EpisodeOrders(Measurement):
     sets: Count = Field(default=4, description="sets of demonstrations")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        task, seed = _many_shot_data(measured, "episode_orders", "many_shot_orders"), measured.seed
-        queries = self.queries * self.orders
+        task = data_of(measured.batches, ManyShotBatches, "many_shot data", "episode_orders", "many_shot_orders")
+        seed, queries = measured.seed, self.queries * self.orders
         records = []
         for noise, kind in product(self.noises, ORDERS):
             drawn = (task.episode(seed, number, self.shots, queries, noise) for number in range(self.sets))
@@ -177,15 +180,6 @@ class EpisodeOrders(Measurement):
             mean: dict[str, Any] = {"accuracy": ORDER_MEAN, "accuracy_coordinates": at, "is_accuracy": False}
             baselines += [_guessing(ORDER_VARIANCE, at, recipe, **mean), _guessing(ORDER_MEAN, at, recipe)]
         return baselines
-
-
-def _many_shot_data(measured: EvalInput, name: str, of_text: str) -> ManyShotBatches:
-    if not isinstance(measured.batches, ManyShotBatches):
-        raise ValueError(
-            f"{name} is measured on many_shot data alone, which the model was not trained on; of a model of text, "
-            f"measure {of_text}."
-        )
-    return measured.batches
 
 
 def _guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) -> Baseline:

@@ -29,6 +29,7 @@ Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else val
 
 O = TypeVar("O", bound=Options)  # noqa: E741  # options
 R = TypeVar("R", Result, Baseline)
+B = TypeVar("B", bound=Batches)
 
 
 def read_options(kind: type[O], given: Mapping[str, Any], whose: str) -> O:
@@ -96,6 +97,16 @@ class EvalInput:
     def record(self, name: str, value: float, **fields: Any) -> Result:
         """A number of this model, with the seed; other fields of `Result` as they are given."""
         return Result(**{"name": name, "variant": self.variant, "value": value, "seed": self.seed, **fields})
+
+
+def data_of(batches: Batches | None, kind: type[B], described: str, measurement: str, of_text: str) -> B:
+    """The data, where it is of that kind. Raises ValueError where it is not."""
+    if not isinstance(batches, kind):
+        raise ValueError(
+            f"{measurement} is measured on {described} alone, which the model was not trained on; of a model of text, "
+            f"measure {of_text}."
+        )
+    return batches
 
 
 class Measurement(Options):

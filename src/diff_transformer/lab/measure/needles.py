@@ -13,9 +13,9 @@ from torch import Tensor
 from diff_transformer.data import Batches, NeedleBatches, NeedleDocument, NeedleTask, RetrievalBatches, TextBatches
 from diff_transformer.data.batches import padded
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.measure.accuracy import joint, joint_levels, share_record, text_levels, token_levels
+from diff_transformer.lab.measure.accuracy import joint_levels, share_record, text_levels, token_levels
 from diff_transformer.lab.measure.decoding import greedy_answers
-from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Text
+from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Text, data_of
 from diff_transformer.lab.measure.retrieval import (
     ATTENTION,
     DEFINITIONS,
@@ -82,14 +82,17 @@ def token_answers(measured: EvalInput, task: RetrievalBatches, sequences: int) -
     return right, {depth: right[fifths == number, :1] for number, depth in enumerate(DEPTHS)}
 
 
-def answer_records(measured: EvalInput, answers: Answers, place: Coordinates) -> list[Result]:
+def answer_records(measured: EvalInput, answers: Answers, coordinates: Coordinates) -> list[Result]:
     """Accuracy over all depths, for each city and for all of a question's jointly, and by depth."""
     right, by_depth = answers
-    at_depth = {Coordinates(place, depth=depth): some for depth, some in by_depth.items() if len(some)}
     return [
-        share_record(measured, ACCURACY, right, place),
-        share_record(measured, JOINT, joint(right), place),
-        *(share_record(measured, BY_DEPTH, some, depth) for depth, some in at_depth.items()),
+        share_record(measured, ACCURACY, right, coordinates),
+        share_record(measured, JOINT, right.all(1, keepdim=True), coordinates),
+        *(
+            share_record(measured, BY_DEPTH, at_depth, Coordinates(coordinates, depth=depth))
+            for depth, at_depth in by_depth.items()
+            if len(at_depth)
+        ),
     ]
 
 
@@ -281,11 +284,8 @@ class NeedleTokens(Measurement):
     sequences: Count = Field(default=512, description="sequences")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        if not isinstance(measured.batches, RetrievalBatches):
-            raise ValueError(
-                "needle_tokens is measured on the retrieval task alone; of a model of text, measure needles."
-            )
-        answers = token_answers(measured, measured.batches.asking(self.needles, self.queried), self.sequences)
+        task = data_of(measured.batches, RetrievalBatches, "the retrieval task", "needle_tokens", "needles")
+        answers = token_answers(measured, task.asking(self.needles, self.queried), self.sequences)
         return answer_records(measured, answers, Coordinates(needles=self.needles, queries=self.queried))
 
     def baselines(self, recipe: Any) -> list[Baseline]:

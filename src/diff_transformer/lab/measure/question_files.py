@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diff_transformer.data import TextBatches
 from diff_transformer.storage.files import parse_json
@@ -26,40 +26,28 @@ class Source:
     reference: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class HubSet:
-    """Where the `datasets` library finds one of the paper's sets, and what its columns are called.
+class HubSet(NamedTuple):
+    """Where the `datasets` library finds one of the paper's sets, and what its columns are called."""
 
-    `load` is what `datasets.load_dataset` is called with; `columns` names the columns of a document, a question
-    (None: a summary is asked for) and a reference.
-    """
-
-    load: Mapping[str, Any]
-    columns: tuple[str, str | None, str]
-
-
-def _long_bench(name: str, question: str | None = "input") -> HubSet:
-    return HubSet(
-        load={"path": "json", "data_files": f"zip://data/{name}.jsonl::{LONG_BENCH}", "split": "train"},
-        columns=("context", question, "answers"),
-    )
+    load: Mapping[str, Any]  # what `datasets.load_dataset` is called with
+    columns: tuple[str, str | None, str]  # of a document, a question (None: a summary is asked for) and a reference
 
 
 # Table 4's sets, by the paper's names. The paper does not say which of the published forms it took.
-PAPER_SETS: dict[str, HubSet] = {
+PAPER_SETS = {
     "xsum": HubSet(
-        load={"path": "EdinburghNLP/xsum", "revision": "refs/convert/parquet", "split": "test"},
-        columns=("document", None, "summary"),
+        {"path": "EdinburghNLP/xsum", "revision": "refs/convert/parquet", "split": "test"},
+        ("document", None, "summary"),
     ),
     "cnn_dm": HubSet(
-        load={"path": "abisee/cnn_dailymail", "name": "3.0.0", "split": "test"},
-        columns=("article", None, "highlights"),
+        {"path": "abisee/cnn_dailymail", "name": "3.0.0", "split": "test"}, ("article", None, "highlights")
     ),
-    "multi_news": _long_bench("multi_news", None),
-    "qasper": _long_bench("qasper"),
-    "hotpotqa": _long_bench("hotpotqa"),
-    "2wikimqa": _long_bench("2wikimqa"),
 }
+for _name in ("multi_news", "qasper", "hotpotqa", "2wikimqa"):
+    PAPER_SETS[_name] = HubSet(
+        {"path": "json", "data_files": f"zip://data/{_name}.jsonl::{LONG_BENCH}", "split": "train"},
+        ("context", None if _name == "multi_news" else "input", "answers"),
+    )
 
 
 def read_sources(name: str, *, limit: int = 100, characters: int | None = None, seed: int = 0) -> list[Source]:
@@ -77,7 +65,7 @@ def read_sources(name: str, *, limit: int = 100, characters: int | None = None, 
         sources = _from_hub(name, limit, seed)
     elif name.endswith(".jsonl"):
         lines = [_source(fields, where) for where, fields in _objects(Path(name), "documents", "the field 'document'")]
-        sources = [lines[place] for place in _drawn(len(lines), limit, seed)]
+        sources = [lines[number] for number in _drawn(len(lines), limit, seed)]
     else:
         raise ValueError(
             f"There are no documents called {name!r}; name a .jsonl file, or one of {', '.join(PAPER_SETS)}."
@@ -177,16 +165,16 @@ def _from_hub(name: str, limit: int, seed: int) -> list[Source]:
     sources = []
     for row in rows.select(_drawn(len(rows), limit, seed)):
         if row[document].strip():  # some articles of CNN/DM are empty
-            wording = None if question is None else str(row[question])
-            sources.append(Source(document=str(row[document]), question=wording, reference=_first(row[reference])))
+            # Of several answers that count as right, the first.
+            answers = row[reference] if isinstance(row[reference], list) else [row[reference]]
+            sources.append(
+                Source(
+                    document=str(row[document]),
+                    question=None if question is None else str(row[question]),
+                    reference=str(answers[0]) if answers and answers[0] is not None else None,
+                )
+            )
     return sources
-
-
-def _first(reference: Any) -> str | None:
-    """One text: of several answers that count as right, the first."""
-    if isinstance(reference, list | tuple):
-        return str(reference[0]) if reference else None
-    return None if reference is None else str(reference)
 
 
 def read_questions(path: Path) -> list[dict[str, Any]]:
@@ -203,9 +191,8 @@ def read_questions(path: Path) -> list[dict[str, Any]]:
 
 
 def _question(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
-    for name in ("choices", "answer"):
-        if name not in fields:
-            raise ValueError(f"{where} lacks the field {name!r}.")
+    if missing := [name for name in ("choices", "answer") if name not in fields]:
+        raise ValueError(f"{where} lacks the field {missing[0]!r}.")
     choices, answer = fields["choices"], fields["answer"]
     if not isinstance(choices, list) or len(choices) < 2 or not all(_is_text(choice) for choice in choices):
         raise ValueError(f"{where}: 'choices' must be a list of two or more texts that are not empty, got {choices!r}.")
@@ -218,13 +205,10 @@ def _question(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise ValueError(f"{where} lacks a field 'question' or 'context'.")
     if context is not None and not isinstance(context, str):
         raise ValueError(f"{where}: 'context' must be a text, got {context!r}.")
-    if question is None:
-        prompt = str(context).rstrip(" ")
-    elif _is_text(question):
-        prompt = (f"{context}\n" if context else "") + f"Question: {question}\nAnswer:"
-    else:
+    if question is not None and not _is_text(question):
         raise ValueError(f"{where}: 'question' must be a text that is not empty, got {question!r}.")
-    return {"prompt": prompt, "choices": choices, "answer": answer}
+    prompt = (f"{context}\n" if context else "") + f"Question: {question}\nAnswer:"
+    return {"prompt": str(context).rstrip(" ") if question is None else prompt, "choices": choices, "answer": answer}
 
 
 CHOICES = 4
@@ -237,25 +221,27 @@ def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, charact
     other blocks, in random order. Of the characters of a question with its answer two thirds are the beginning. Raises
     ValueError where the text has fewer pieces than a question has choices.
     """
-    pieces: dict[str, str] = {}
-    taken = 0
+    endings: dict[str, str] = {}  # of each beginning
+    blocks = 0
     for block in _blocks(batches):
         text = " ".join(str(tokenizer.decode(block, skip_special_tokens=True)).split())[:characters]
         # Divided at a blank: the harness puts one between a question and its answer.
-        beginning, _, rest = text[: characters * 2 // 3].rpartition(" ")
-        right = (rest + text[characters * 2 // 3 :]).strip()
-        if len(text) == characters and beginning and right:
-            pieces[beginning] = right
-            taken += 1
-        if taken == count:
+        beginning, _, word = text[: characters * 2 // 3].rpartition(" ")
+        ending = (word + text[characters * 2 // 3 :]).strip()
+        if len(text) == characters and beginning and ending:
+            endings[beginning] = ending
+            blocks += 1
+        if blocks == count:
             break
     stream, questions = random.Random(0), []
-    for beginning, right in pieces.items():
-        others = sorted(set(pieces.values()) - {right})
-        if len(others) >= CHOICES - 1:
-            choices = [right, *stream.sample(others, CHOICES - 1)]
+    for beginning, ending in endings.items():
+        wrong = sorted(set(endings.values()) - {ending})
+        if len(wrong) >= CHOICES - 1:
+            choices = [ending, *stream.sample(wrong, CHOICES - 1)]
             stream.shuffle(choices)
-            questions.append({"prompt": beginning, "choices": choices, "answer": choices.index(right)})
+            questions.append({"prompt": beginning, "choices": choices, "answer": choices.index(ending)})
     if not questions:
-        raise ValueError(f"The validation text has {len(pieces)} pieces of {characters} characters, too few to choose.")
+        raise ValueError(
+            f"The validation text has {len(endings)} pieces of {characters} characters, too few to choose."
+        )
     return questions

@@ -19,7 +19,7 @@ from diff_transformer.lab.measure.accuracy import (
     token_levels,
 )
 from diff_transformer.lab.measure.attention_heads import applied_maps
-from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement
+from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, data_of
 from diff_transformer.lab.record import Baseline, Better, Interval, Result
 from diff_transformer.lab.statistics import mean_interval
 
@@ -186,7 +186,7 @@ def retrieval_baselines(recipe: Any) -> list[Baseline]:
     return [
         Baseline(name=FIRST_QUERY, steps=steps, **first),
         Baseline(name=ACCURACY, steps=steps, **levels),
-        *(Baseline(name=BY_DEPTH, coordinates=place, steps=steps, accuracy=ACCURACY, **levels) for place in FIFTHS),
+        *(Baseline(name=BY_DEPTH, coordinates=depth, steps=steps, accuracy=ACCURACY, **levels) for depth in FIFTHS),
     ]
 
 
@@ -203,14 +203,9 @@ class RetrievalLengths(Measurement):
 
     def check(self, batches: Batches | None, tokenizer: Any) -> dict[int, RetrievalBatches]:
         """The task in contexts so many times as long, with as many needles as in training."""
-        if not isinstance(batches, RetrievalBatches):
-            raise ValueError(
-                "retrieval_lengths is measured on the retrieval task alone, which the model was not trained on; of a "
-                "model of text, measure positions."
-            )
+        task = data_of(batches, RetrievalBatches, "the retrieval task", "retrieval_lengths", "positions")
         # One query: what the answers to others give away is no part of it.
-        lengths = {factor: factor * batches.context_length for factor in self.factors}
-        return {factor: batches.asking(batches.num_pairs, 1, length) for factor, length in lengths.items()}
+        return {factor: task.asking(task.num_pairs, 1, factor * task.context_length) for factor in self.factors}
 
     def run(self, measured: EvalInput) -> list[Result]:
         records = []
@@ -224,7 +219,5 @@ class RetrievalLengths(Measurement):
         # Whether a model has learned the task is told by the shortest contexts, whatever is left of it in longer ones.
         shortest = Coordinates(context_factor=min(self.factors))
         shared: dict[str, Any] = {"accuracy": LENGTH_ACCURACY, "accuracy_coordinates": shortest, **levels}
-        places = [Coordinates(context_factor=factor) for factor in self.factors]
-        return [
-            Baseline(name=LENGTH_ACCURACY, coordinates=place, steps=recipe.train.steps, **shared) for place in places
-        ]
+        shared |= {"name": LENGTH_ACCURACY, "steps": recipe.train.steps}
+        return [Baseline(coordinates=Coordinates(context_factor=factor), **shared) for factor in self.factors]
