@@ -19,7 +19,7 @@ from diff_transformer.lab.measure.arithmetic import (
     solve,
 )
 from diff_transformer.lab.measure.measurement import EvalInput
-from diff_transformer.lab.measure.standard import evaluate
+from diff_transformer.lab.measure.standard import Standard
 from diff_transformer.lab.statistics import mean_interval, proportion_interval
 from tiny_model import SIZES
 
@@ -123,5 +123,5 @@ def test_the_measure_runs_on_any_checkpoint(kind: str) -> None:
 
 
 def test_what_a_run_was_trained_on_is_measured_by_default() -> None:
-    names = {record.name for record in evaluate(make("diff"), ArithmeticBatches(1), "diff")}
-    assert names == {EXACT_MATCH, ANSWER_LENGTH}
+    measured = EvalInput(model=make("diff"), variant="diff", batches=ArithmeticBatches(1))
+    assert {record.name for record in Standard().run(measured)} == {EXACT_MATCH, ANSWER_LENGTH}

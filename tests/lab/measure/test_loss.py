@@ -9,7 +9,8 @@ import torch
 from corpora import written
 from diff_transformer.data import ManyShotBatches, TextBatches, byte_tokenizer, prepare
 from diff_transformer.data.batches import IGNORED
-from diff_transformer.lab.measure.standard import evaluate, language_loss, validation_callback
+from diff_transformer.lab.measure.measurement import EvalInput
+from diff_transformer.lab.measure.standard import Standard, language_loss, validation_callback
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 TEXT = ["héllo world, this is one document. " * 9, "and this is another one, a little longer. " * 12]
@@ -55,7 +56,9 @@ def test_a_model_that_knows_nothing_needs_the_bits_of_its_vocabulary(batches: Te
 
 
 def test_records_and_callback_agree(model: DiffTransformerForCausalLM, batches: TextBatches) -> None:
-    records = {record.name: record for record in evaluate(model, batches, "diff")}
+    records = {
+        record.name: record for record in Standard().run(EvalInput(model=model, variant="diff", batches=batches))
+    }
     logged = validation_callback(batches)(model, 1)
     assert records["language/validation_loss"].value == logged["validation/loss"]
     assert records["language/bits_per_byte"].value == logged["validation/bits_per_byte"]
@@ -74,7 +77,7 @@ def test_data_without_a_measurement_of_its_own_has_the_accuracy_of_its_labels() 
         for tokens, labels in zip(batch["input_ids"], batch["labels"], strict=True):
             likeliest = model(tokens[None]).logits[0].argmax(-1)
             right += [likeliest[n - 1] == label for n, label in enumerate(labels) if label != IGNORED and n]
-    (record,) = evaluate(model, batches, "diff")
+    (record,) = Standard().run(EvalInput(model=model, variant="diff", batches=batches))
     assert (record.name, record.n, record.better) == ("validation/accuracy", len(right), "higher")
     assert 0 < record.value == sum(right) / len(right)
     assert validation_callback(batches)(model, 1) == {"validation/accuracy": record.value}
@@ -84,4 +87,4 @@ def test_a_vocabulary_beyond_the_models_is_refused(batches: TextBatches) -> None
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = DiffTransformerForCausalLM(DiffTransformerConfig(vocab_size=10, **sizes)).eval()
     with pytest.raises(ValueError, match=r"vocabulary of 257 tokens, the model only 10\.$"):
-        evaluate(model, batches, "diff")
+        Standard().run(EvalInput(model=model, variant="diff", batches=batches))

@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from diff_transformer.data import RetrievalBatches, TextBatches
 from diff_transformer.lab.experiments.experiment import section
+from diff_transformer.lab.measure.measurement import EvalInput
 from diff_transformer.lab.measure.retrieval import retrieval_baselines
-from diff_transformer.lab.measure.standard import evaluate, validation_callback
+from diff_transformer.lab.measure.standard import Standard, validation_callback
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import capture_results, write_json
 from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
@@ -103,7 +104,8 @@ def run_demo(
                 **existing,
             )
             models[variant] = run.model
-            records += evaluate(run.model, data.batches, variant, sequences=SEQUENCES[fast], seed=seed)
+            measured = EvalInput(model=run.model, variant=variant, batches=data.batches, seed=seed)
+            records += Standard(sequences=SEQUENCES[fast]).run(measured)
             records += [
                 Result(name=f"{task}/parameters", variant=variant, value=run.parameters),
                 Result(name=f"{task}/seconds", variant=variant, value=run.seconds, unit="s", better="lower", seed=seed),

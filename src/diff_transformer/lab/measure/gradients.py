@@ -192,11 +192,7 @@ def gradient_records(measured: EvalInput, sequences: int, coordinates: Coordinat
 def gradient_callback(batches: Batches, sequences: int = SEQUENCES) -> Callable[[Any, int], dict[str, float]]:
     """The same for training to log, as "gradient/q" and so on: a function of the model and the step."""
     batch = _first(batches, sequences)
-
-    def on_evaluate(model: Any, step: int) -> dict[str, float]:
-        return {f"gradient/{kind}": value for kind, value in gradient_magnitudes(model, batch).items()}
-
-    return on_evaluate
+    return lambda model, _: {f"gradient/{kind}": value for kind, value in gradient_magnitudes(model, batch).items()}
 
 
 class Gradients(Measurement):

@@ -183,23 +183,6 @@ def hallucination_records(
     return records
 
 
-def read_sets(names: str, *, documents: int, characters: int) -> dict[str, list[Source]]:
-    """The sets in a list of names, separated by commas: `read_sources` of each; a file is called by its stem.
-
-    Raises ValueError where there are none, or two of one name.
-    """
-    listed = [name.strip() for name in names.split(",") if name.strip()]
-    called = [Path(name).stem if name.endswith(".jsonl") else name for name in listed]
-    if not listed or len(set(called)) < len(called):
-        raise ValueError(
-            f"Name documents, each once: .jsonl files or {', '.join(PAPER_SETS)}, separated by commas; got {names!r}."
-        )
-    return {
-        name: read_sources(path, limit=documents, characters=characters)
-        for name, path in zip(called, listed, strict=True)
-    }
-
-
 class Hallucination(JudgeOptions, Measurement):
     """The share of answers about documents that a judge finds supported by them (Table 4).
 
@@ -218,11 +201,19 @@ class Hallucination(JudgeOptions, Measurement):
     judgements: Text = Field(default="judgements.jsonl", description="the file of all judgements; nothing for none")
 
     def sets(self, batches: Batches | None, tokenizer: Any) -> dict[str, list[Source]]:
-        """The documents that the options name; of an experiment's run, pieces of its held-out text unless they do."""
-        if self.sources or batches is None:
-            return read_sets(self.sources, documents=self.documents, characters=self.characters)
-        text = text_part(batches)
-        return {"held_out": held_out_sources(text, tokenizer, limit=self.documents, characters=self.characters)}
+        """The documents that the options name; of an experiment's run, pieces of its held-out text unless they do.
+        Raises ValueError where there are none, or two sets of one name; a file is called by its stem."""
+        size = {"limit": self.documents, "characters": self.characters}
+        if not self.sources and batches is not None:
+            return {"held_out": held_out_sources(text_part(batches), tokenizer, **size)}
+        paths = [path.strip() for path in self.sources.split(",") if path.strip()]
+        names = [Path(path).stem if path.endswith(".jsonl") else path for path in paths]
+        if not paths or len(set(names)) < len(names):
+            raise ValueError(
+                f"Name documents, each once: .jsonl files or {', '.join(PAPER_SETS)}, separated by commas; got "
+                f"{self.sources!r}."
+            )
+        return {name: read_sources(path, **size) for name, path in zip(names, paths, strict=True)}
 
     def check(self, batches: Batches | None, tokenizer: Any) -> None:
         judge_of(self)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -159,15 +160,11 @@ def _load(manager: Any, name: str, task: str | dict[str, Any]) -> Any:
 
 def _task_of(name: str, questions: list[dict[str, Any]]) -> dict[str, Any]:
     """lm_eval's definition of a task whose questions are in memory: nothing is fetched and nothing cached."""
-
-    def data(**kwargs: Any) -> Any:
-        from datasets import Dataset, DatasetDict
-
-        return DatasetDict({"test": Dataset.from_list(questions)})
+    from datasets import Dataset, DatasetDict
 
     return {
         "task": name,
-        "custom_dataset": data,
+        "custom_dataset": lambda **_: DatasetDict({"test": Dataset.from_list(questions)}),
         "test_split": "test",
         "fewshot_split": "test",
         "output_type": "multiple_choice",
@@ -198,9 +195,16 @@ def measure_tasks(
     ValueError for a tokenizer that does not fit the model, fewer questions than examples, or a text that is too long.
     """
     language_model = wrap_model(model, tokenizer, batch_size)
-    for loaded in tasks.values():
-        for key, task in loaded["tasks"].items():
-            _set_fewshot(key, task, num_fewshot)
+    for key, task in chain(*(loaded["tasks"].items() for loaded in tasks.values())):
+        examples = task.get_config("num_fewshot")
+        if num_fewshot is not None and examples != 0:  # a task that says 0 cannot do with examples
+            examples = num_fewshot
+        task.set_config(key="num_fewshot", value=examples or 0)
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        if examples and task.get_config("custom_dataset") and examples >= len(task.eval_docs):
+            raise ValueError(
+                f"{examples} examples before each question need more than the {len(task.eval_docs)} of {key!r}."
+            )
     from lm_eval.evaluator import evaluate
 
     for name, loaded in tasks.items():
@@ -241,18 +245,6 @@ def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Any:
 
     with _only_errors():
         return LanguageModel(pretrained=model, backend="causal", tokenizer=tokenizer, batch_size=batch_size)
-
-
-def _set_fewshot(name: str, task: Any, number: int | None) -> None:
-    examples = task.get_config("num_fewshot")
-    if number is not None and examples != 0:  # a task that says 0 cannot do with examples
-        examples = number
-    task.set_config(key="num_fewshot", value=examples or 0)
-    task.set_fewshot_seed(seed=FEWSHOT_SEED)
-    if examples and task.get_config("custom_dataset") and examples >= len(task.eval_docs):
-        raise ValueError(
-            f"{examples} examples before each question need more than the {len(task.eval_docs)} of {name!r}."
-        )
 
 
 def _records(outcome: Mapping[str, Any], variant: str) -> Iterator[Result]:
@@ -339,8 +331,8 @@ class Harness(Measurement):
         results = measure_tasks(measured.model, measured.tokenizer, tasks, measured.variant, num_fewshot=self.examples)
         records = [record for result in results for record in result.records]
         average = table_1_average(records)
-        coordinates = Coordinates(examples=self.examples)
-        return [replace(record, coordinates=coordinates) for record in (*records, *([average] if average else []))]
+        records += [average] if average else []
+        return [replace(record, coordinates=Coordinates(examples=self.examples)) for record in records]
 
     def baselines(self, recipe: Any) -> list[Baseline]:
         """Guessing among the choices of the questions from held-out text; for other tasks none is known here."""

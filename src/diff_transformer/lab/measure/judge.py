@@ -220,29 +220,26 @@ class EndpointJudge:
             headers["Authorization"] = f"Bearer {self._key}"
         request = urllib.request.Request(f"{self.url}/chat/completions", data=data, headers=headers, method="POST")
         deadline = time.monotonic() + self.timeout
+        body = b""
         try:
             with self._opener.open(request, timeout=self.timeout) as reply:
-                body = self._read(reply, deadline)
+                # The socket's own limit is for each read; a server may send ever smaller pieces.
+                while received := reply.read1(1 << 16):
+                    body += received
+                    if time.monotonic() > deadline:
+                        raise _AttemptError(f"the reply took longer than {self.timeout:g} seconds")
+                    if len(body) > LARGEST_REPLY:
+                        raise _AttemptError(f"the reply is larger than {LARGEST_REPLY:,} bytes")
         except (OSError, http.client.HTTPException) as error:  # no connection, a timeout, half a reply
             raise _AttemptError(self._clean(str(error) or type(error).__name__)) from None
+        # Some servers repeat a key that they do not accept.
+        body = body.replace(self._key.encode(), b"[key]") if self._key else body
         if 200 <= reply.status < 300:
             return body
         reason = self._clean(f"HTTP {reply.status} {reply.reason}: {_message(body)}".rstrip(": "))
         if reply.status in TRANSIENT:
             raise _AttemptError(reason, _seconds(reply.headers.get("Retry-After")))
         raise JudgeError(f"The judge at {self.url} refuses: {reason}")
-
-    def _read(self, reply: Any, deadline: float) -> bytes:
-        """All of a reply. The socket's own limit is for each piece; a server may send ever smaller ones."""
-        body = b""
-        while received := reply.read1(1 << 16):
-            body += received
-            if time.monotonic() > deadline:
-                raise _AttemptError(f"the reply took longer than {self.timeout:g} seconds")
-            if len(body) > LARGEST_REPLY:
-                raise _AttemptError(f"the reply is larger than {LARGEST_REPLY:,} bytes")
-        # Some servers repeat a key that they do not accept.
-        return body.replace(self._key.encode(), b"[key]") if self._key else body
 
     def _clean(self, text: str) -> str:
         """One short line without the key."""

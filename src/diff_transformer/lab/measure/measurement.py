@@ -162,31 +162,21 @@ class MeasurementRequest:
         return [record for record in records if not self.numbers or record.name in self.numbers]
 
 
-# Name → "module:class" in this package. One line for each.
-MEASUREMENTS: dict[str, str] = {
-    "standard": "standard:Standard",
-    "loss_by_tokens": "standard:LossByTokens",
-    "loss_of_a_guess": "standard:LossOfAGuess",
-    "harness": "harness:Harness",
-    "needles": "needles:Needles",
-    "needle_lengths": "needles:NeedleLengths",
-    "needle_attention": "needles:NeedleAttention",
-    "needle_tokens": "needles:NeedleTokens",
-    "many_shot": "many_shot:ManyShot",
-    "many_shot_orders": "many_shot:ManyShotOrders",
-    "episodes": "many_shot:Episodes",
-    "episode_orders": "many_shot:EpisodeOrders",
-    "retrieval_lengths": "retrieval:RetrievalLengths",
-    "positions": "document_losses:Positions",
-    "repeats": "document_losses:Repeats",
-    "hallucination": "hallucination:Hallucination",
-    "arithmetic": "arithmetic:Arithmetic",
-    "outliers": "outliers:Outliers",
-    "quantised": "attention_logits:Quantised",
-    "gradients": "gradients:Gradients",
-    "gradients_in_training": "gradients:GradientsInTraining",
-    "closed_forms": "gradients:ClosedForms",
+# The measurements in each module of this package. The class of "needle_lengths" is `NeedleLengths`.
+_MODULES = {
+    "standard": ("standard", "loss_by_tokens", "loss_of_a_guess"),
+    "harness": ("harness",),
+    "needles": ("needles", "needle_lengths", "needle_attention", "needle_tokens"),
+    "many_shot": ("many_shot", "many_shot_orders", "episodes", "episode_orders"),
+    "retrieval": ("retrieval_lengths",),
+    "document_losses": ("positions", "repeats"),
+    "hallucination": ("hallucination",),
+    "arithmetic": ("arithmetic",),
+    "outliers": ("outliers",),
+    "attention_logits": ("quantised",),
+    "gradients": ("gradients", "gradients_in_training", "closed_forms"),
 }
+MEASUREMENTS = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def find_measurement(name: str) -> type[Measurement]:
@@ -194,6 +184,6 @@ def find_measurement(name: str) -> type[Measurement]:
     if name not in MEASUREMENTS:
         hint = did_you_mean(name, MEASUREMENTS, f"; there are {', '.join(MEASUREMENTS)}.")
         raise ValueError(f"There is no measure {name!r}{hint}")
-    module, kind = MEASUREMENTS[name].split(":")
-    measurement: type[Measurement] = getattr(importlib.import_module(f"diff_transformer.lab.measure.{module}"), kind)
+    module = importlib.import_module(f"diff_transformer.lab.measure.{MEASUREMENTS[name]}")
+    measurement: type[Measurement] = getattr(module, name.title().replace("_", ""))
     return measurement

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,33 +103,6 @@ def text_part(batches: Batches | None) -> TextBatches:
     return text
 
 
-def evaluate(model: Any, batches: Batches, variant: str, *, sequences: int = 512, seed: int = 0) -> list[Result]:
-    """What every model is measured by on the data that it was trained on: see `Standard`.
-
-    From the retrieval task so many sequences are drawn with the seed. Raises ValueError for a vocabulary that is not
-    the model's.
-    """
-    if batches.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"The data has a vocabulary of {batches.vocab_size} tokens, the model only {model.config.vocab_size}."
-        )
-    measured = EvalInput(model=model, variant=variant, tokenizer=getattr(batches, "tokenizer", None), seed=seed)
-    match batches:
-        case TextBatches():
-            loss = language_loss(model, batches)
-            text: dict[str, Any] = {"seed": None, "better": "lower", "n": loss.targets}
-            return [
-                measured.record("language/bits_per_byte", loss.bits_per_byte, unit="bits/byte", **text),
-                measured.record(LANGUAGE_LOSS, loss.per_token, unit="nats/token", **text),
-            ]
-        case RetrievalBatches():
-            return retrieval_records(measured, batches, sequences)
-        case ArithmeticBatches():
-            return Arithmetic().records(measured, batches, seed)
-    right, labels = label_answers(model, batches)
-    return [measured.record(LABEL_ACCURACY, right / labels, seed=None, n=labels, better="higher")]
-
-
 def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
     """What training logs about its validation data: a function of the model and the step."""
 
@@ -154,7 +127,25 @@ class Standard(Measurement):
     sequences: Count = Field(default=512, description="sequences of the retrieval task")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        return evaluate(measured.model, measured.data, measured.variant, seed=measured.seed, sequences=self.sequences)
+        model, batches = measured.model, measured.data
+        if batches.vocab_size > model.config.vocab_size:
+            raise ValueError(
+                f"The data has a vocabulary of {batches.vocab_size} tokens, the model only {model.config.vocab_size}."
+            )
+        match batches:
+            case TextBatches():
+                loss = language_loss(model, batches)
+                text: dict[str, Any] = {"seed": None, "better": "lower", "n": loss.targets}
+                return [
+                    measured.record("language/bits_per_byte", loss.bits_per_byte, unit="bits/byte", **text),
+                    measured.record(LANGUAGE_LOSS, loss.per_token, unit="nats/token", **text),
+                ]
+            case RetrievalBatches():
+                return retrieval_records(measured, batches, self.sequences)
+            case ArithmeticBatches():
+                return Arithmetic().records(replace(measured, tokenizer=batches.tokenizer), batches, measured.seed)
+        right, labels = label_answers(model, batches)
+        return [measured.record(LABEL_ACCURACY, right / labels, seed=None, n=labels, better="higher")]
 
     def baselines(self, recipe: Any) -> list[Baseline]:
         return retrieval_baselines(recipe)
