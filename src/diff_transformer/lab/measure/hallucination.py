@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it ships no types
 
 from diff_transformer.data import Batches
@@ -90,13 +90,15 @@ def _read(path: Path) -> dict[str, Judgement]:
     if complete < len(data):  # a kill in the middle of a line: that judgement is asked for again
         with path.open("r+b") as file:
             file.truncate(complete)
-    judgements, adapter = {}, TypeAdapter(Judgement)
+    judgements = {}
     for number, line in enumerate(data[:complete].split(b"\n")[:-1], start=1):
         try:
             fields = parse_json(line, str(path))
-            judgement = {field: fields[field] for field in Judgement.__dataclass_fields__}
-            # Strict: it takes no number for a verdict. Its error is a ValueError.
-            judgements[str(fields["key"])] = adapter.validate_python(judgement, strict=True)
+            counts = {name: int(fields[name]) for name in ("prompt_tokens", "reply_tokens")}
+            judgement = Judgement(supported=fields["supported"], reply=fields["reply"], **counts)
+            if judgement.supported not in (True, False, None) or not isinstance(judgement.reply, str):
+                raise TypeError
+            judgements[str(fields["key"])] = judgement
         except (ValueError, KeyError, TypeError):
             raise ValueError(
                 f"{path}, line {number} is no judgement; name a new file, or one that this command has written."

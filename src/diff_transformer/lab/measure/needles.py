@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diff_transformer.data import Batches, NeedleBatches, NeedleDocument, NeedleTask, RetrievalBatches, TextBatches
 from diff_transformer.data.batches import padded
-from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.measure.accuracy import joint_levels, share_record, text_levels, token_levels
 from diff_transformer.lab.measure.decoding import greedy_answers
 from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Text, data_of
@@ -100,7 +100,6 @@ def document_attention(model: Any, documents: Sequence[NeedleDocument], batch_si
     """Attention of the tokens that predict the first token of each number, the right answer before them given.
 
     On the answer is the attention on all tokens of the number; the needle's other words are neither answer nor noise.
-    All maps of a batch are held at once.
     """
     length = max(len(document.tokens) for document in documents)
     spans = AttentionSpans(
@@ -133,9 +132,8 @@ def attention_records(measured: EvalInput, masses: Iterable[tuple[float, Attenti
     for (depth, mass), (kind, part, better), definition in product(masses, ATTENTION, DEFINITIONS):
         values = getattr(mass, f"{part}_{definition}").double().mean(1)
         name, interval = f"needles/{kind}_{definition}", mean_interval(values.tolist())
-        fields = {"n": len(values), "better": better, "coordinates": Coordinates(depth=depth)}
-        record = measured.record(name, values.mean().item(), interval=interval, method=ATTENTION_METHOD, **fields)
-        records.append(record)
+        fields = {"n": len(values), "better": better, "coordinates": Coordinates(depth=depth), "interval": interval}
+        records.append(measured.record(name, values.mean().item(), method=ATTENTION_METHOD, **fields))
     return records
 
 
@@ -146,9 +144,9 @@ def haystack(batches: TextBatches, tokenizer: Any) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def baselines_at(needles: int, queried: int, recipe: Any, coordinates: Coordinates) -> list[Baseline]:
-    """What the accuracies of `answer_records` come to without retrieval."""
-    data = recipe.data
+def baselines_at(needles: int, queried: int, recipe: Any, coordinates: Coordinates = NOWHERE) -> list[Baseline]:
+    """What the accuracies of `answer_records` come to without retrieval, at the cell of Table 2 unless said."""
+    data, coordinates = recipe.data, coordinates or Coordinates(needles=needles, queries=queried)
     if data.kind == "retrieval":
         of_each = token_levels(needles, queried, data.num_values)
         of_all = joint_levels(needles, queried, data.num_values)
@@ -221,8 +219,7 @@ class Needles(NeedleMeasurement):
         return answer_records(measured, answers, coordinates)
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        coordinates = Coordinates(needles=self.needles, queries=self.queried)
-        return baselines_at(self.needles, self.queried, recipe, coordinates)
+        return baselines_at(self.needles, self.queried, recipe)
 
 
 class NeedleAttention(NeedleMeasurement):
@@ -289,5 +286,4 @@ class NeedleTokens(Measurement):
         return answer_records(measured, answers, Coordinates(needles=self.needles, queries=self.queried))
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        coordinates = Coordinates(needles=self.needles, queries=self.queried)
-        return baselines_at(self.needles, self.queried, recipe, coordinates)
+        return baselines_at(self.needles, self.queried, recipe)
