@@ -66,7 +66,6 @@ def test_text_of_one_document(name: str, book: Path, tmp_path: Path, monkeypatch
         ("fig4", {"length": 50_000}, "two documents of 50000 tokens or more"),
         ("table6", {"longest": 1}, "None of 0 tokens is a 'hit' token"),
         ("v2", {"longest": 2}, r"None of \d+ tokens is a 'hit' token"),
-        ("table6", {"documents": 1}, "documents must be 2 or more, got 1"),
         ("table2", {"cells": [[2, 3]]}, "num_queries is at most num_pairs=2, got 3"),
         ("fig5", {"needles": 4, "lengths": [10, 7]}, "no room for 4 pairs and 1 queries"),
         ("table3", {"needles": 100}, "100 pairs need as many different keys"),
@@ -92,6 +91,9 @@ def test_blocks_too_short_for_questions(name: str, long: Path, tmp_path: Path, m
         ("fig6", {"noises": [0.1, 1.5]}),
         ("fig7", {"noises": [-0.1]}),
         ("fig7", {"orders": 1}),
+        ("table6", {"documents": 1}),
+        ("fig4", {"documents": 1}),
+        ("table5", {"tokens": 0}),
     ],
 )
 def test_options_of_no_meaning_are_refused_with_the_request(name: str, options: dict[str, Any]) -> None:

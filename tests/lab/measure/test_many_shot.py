@@ -91,8 +91,6 @@ def test_orders() -> None:
         assert shown[6:] == [0, 0]
     assert len({tuple(classes[order][:3].tolist()) for order in alternating}) > 2
     assert len(drawn_orders(torch.tensor([0, 1]), 20, "random", seed=0)) == 2
-    with pytest.raises(ValueError, match="got 'sorted'"):
-        drawn_orders(classes, 2, "sorted", 0)
 
 
 def test_what_orders_say() -> None:

@@ -11,6 +11,7 @@ Each is an attention implementation that this module registers with transformers
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -169,11 +170,9 @@ def _quantised(call: Call, bits: int, granularity: Granularity) -> Iterator[Logi
 
 
 register_logits(WHOLE_LOGITS, lambda call: call.blocks())
-for _bits in BITS:
-    for _granularity in GRANULARITIES:
-        register_logits(
-            quantised_implementation(_bits, _granularity), partial(_quantised, bits=_bits, granularity=_granularity)
-        )
+for _bits, _granularity in product(BITS, GRANULARITIES):
+    _logits_of = partial(_quantised, bits=_bits, granularity=_granularity)
+    register_logits(quantised_implementation(_bits, _granularity), _logits_of)
 
 
 @torch.no_grad()
@@ -213,8 +212,7 @@ class Quantised(Measurement):
         sample = data.sample(self.sequences, measured.seed) if isinstance(data, RetrievalBatches) else None
         implementations = {
             Coordinates(bits=bits, granularity=granularity): quantised_implementation(bits, granularity)
-            for granularity in GRANULARITIES
-            for bits in BITS
+            for granularity, bits in product(GRANULARITIES, BITS)
         }
         records: list[Result] = []
         unquantised: dict[str, tuple[float, int]] = {}

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from diff_transformer.data import Batches
 from diff_transformer.data.batches import grouped
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
-from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement
+from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement, Several
 from diff_transformer.lab.measure.standard import text_part
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.statistics import bootstrap_interval
@@ -37,9 +37,7 @@ Parts = Sequence[tuple[float, float]]  # the summed loss and the number of token
 
 def chosen_documents(documents: Iterable[np.ndarray], shortest: int, most: int) -> list[np.ndarray]:
     """At most `most` of the documents with `shortest` tokens or more, spread evenly over their order. Raises ValueError
-    where fewer than two are asked for or so long, which leaves nothing to draw other documents from."""
-    if most < 2:
-        raise ValueError(f"documents must be 2 or more, got {most}.")
+    where fewer than two are so long, which leaves nothing to draw other documents from."""
     documents = list(documents)
     long = [document for document in documents if len(document) >= shortest]
     if len(long) < 2:
@@ -56,9 +54,8 @@ def token_losses(model: Any, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
     """−ln p of each token of each row but the first, given all that stands before it in the row: (n − 1,) float64 in
     nats.
 
-    Rows of similar lengths go through the model together, shorter ones with anything after their end, which causal
-    attention cannot see: no mask is needed, so that every implementation of attention will do. Raises ValueError for a
-    row of fewer than two tokens, or a token that the model has not.
+    Rows of similar lengths go through the model together, without a mask: causal attention does not see what stands
+    after the end of a shorter one. Raises ValueError for a row of fewer than two tokens, or a token the model has not.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
     for row in rows:
@@ -137,7 +134,7 @@ class Positions(Measurement):
 
     length: Count | None = Field(default=None, description="tokens of a context; as in training unless given")
     first: Count = Field(default=64, description="the first position that is reported; then twice as many, and so on")
-    documents: Count = Field(default=100, description="documents, at most")
+    documents: Several = Field(default=100, description="documents, at most")
     windows: Count = Field(default=1, description="contexts of each document, at most")
 
     def check(self, batches: Batches | None, tokenizer: Any) -> tuple[list[np.ndarray], int]:
@@ -221,7 +218,7 @@ class Repeats(Measurement):
     needs = "text"
 
     length: Count | None = Field(default=None, description="tokens of a context; as in training unless given")
-    documents: Count = Field(default=200, description="documents, at most")
+    documents: Several = Field(default=200, description="documents, at most")
     frequent: Count = Field(default=100, description="how often a bigram may stand in the text and be left in the hits")
     longest: Count = Field(default=16384, description="tokens of a document, at most")
 

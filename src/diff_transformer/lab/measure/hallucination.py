@@ -139,9 +139,8 @@ def judged_answers(
     """Have a model answer greedily and its answers judged, a batch after the other.
 
     An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that
-    stays silent would be the best one otherwise. Raises ValueError, before anything is written or asked, where a
-    document does not fit the model's context; and JudgeError where the judge cannot be asked: what it has said stays
-    in the file, and the same call goes on from there.
+    stays silent would be the best one otherwise. Raises ValueError, before anything is written, where a document does
+    not fit the model's context, and JudgeError where the judge cannot be asked; the same call goes on from there.
     """
     rows = prompt_tokens(model, tokenizer, [prompt_of(source) for source in sources], new_tokens)
     judged = []

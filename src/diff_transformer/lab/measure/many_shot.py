@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,16 @@ from diff_transformer.data import Episode, LabelledText, ManyShotBatches, read_l
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.accuracy import proportion_record, share_record
 from diff_transformer.lab.measure.decoding import LabelTrie, greedy_label, label_log_likelihoods
-from diff_transformer.lab.measure.measurement import Count, Counts, EvalInput, Measurement, Shares, Text, data_of
+from diff_transformer.lab.measure.measurement import (
+    Count,
+    Counts,
+    EvalInput,
+    Measurement,
+    Several,
+    Shares,
+    Text,
+    data_of,
+)
 from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.statistics import mean_interval, variance_beyond_chance
 
@@ -33,18 +42,13 @@ ORDERS = ("random", "alternating")
 # The best less the worst grows with the number of orders: the paper has ten.
 RANGE_ORDERS = 10
 
-# How many of something whose spread is measured.
-Several = Annotated[int, Field(ge=2)]
-
 
 def drawn_orders(classes: Tensor, count: int, kind: str, seed: int) -> list[Tensor]:
     """Different orders of demonstrations of these classes (shots,): `count` of them, or fewer where there are no more.
 
     They are "random", or "alternating": one of each class in turn for as long as there are any, the classes in an order
-    of their own and each class' demonstrations as well. Raises ValueError for another kind.
+    of their own and each class' demonstrations as well.
     """
-    if kind not in ORDERS:
-        raise ValueError(f"The order of demonstrations is {' or '.join(map(repr, ORDERS))}, got {kind!r}.")
     random = np.random.default_rng(seed)
     shown = classes.numpy()
     orders: dict[tuple[int, ...], Tensor] = {}
@@ -281,8 +285,7 @@ class ManyShot(LabelledMeasurement):
 
     def run(self, measured: EvalInput) -> list[Result]:
         task = self.read(measured, "many_shot")
-        for shots in self.shots:
-            _check_texts(task, shots=shots, queries=self.queries)
+        _check_texts(task, shots=max(self.shots), queries=self.queries)
         random = np.random.default_rng(measured.seed)
         demonstrations = [task.train[number] for number in random.permutation(len(task.train))]
         questions = [task.test[number] for number in random.permutation(len(task.test))[: self.queries]]

@@ -20,8 +20,9 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-# How many of something.
+# How many of something, and of something whose spread is measured.
 Count = Annotated[int, Field(ge=1)]
+Several = Annotated[int, Field(ge=2)]
 Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
 Shares = Annotated[tuple[Annotated[FiniteFloat, Field(ge=0, le=1)], ...], Field(min_length=1)]
 # The command line reads `NAME=` as nothing.

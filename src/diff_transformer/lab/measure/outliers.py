@@ -85,7 +85,7 @@ def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> d
 
     "attention_logits" are q·k/√d as the softmax gets them, of the keys that a query sees, of all heads (of both maps,
     where there are two) and layers; "hidden_states" the residual stream after each layer, before the final norm. Raises
-    ValueError for a number of tokens below 1, or a model that does not attend through transformers' interface.
+    ValueError for a model that does not attend through transformers' interface.
     """
     device = next(model.parameters()).device
     logits, hidden_states = Magnitudes(device), Magnitudes(device)

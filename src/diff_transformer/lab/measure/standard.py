@@ -28,10 +28,7 @@ _AT_A_TIME = 1 << 14
 
 
 def first_tokens(batches: Batches, tokens: int) -> Iterator[dict[str, Tensor]]:
-    """The validation batches up to so many tokens, in parts. The last sequence is cut where they end. Raises ValueError
-    for a number below 1."""
-    if tokens < 1:
-        raise ValueError(f"tokens must be 1 or more, got {tokens}.")
+    """The validation batches up to so many tokens, in parts. The last sequence is cut where they end."""
     for batch in batches.validation_batches():
         count, length = batch["input_ids"].shape
         complete = min(count, tokens // length)
