@@ -10,15 +10,14 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 
 from diff_transformer import DiffAttentionV2, DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.data import RetrievalBatches
-from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure import gradients
 from diff_transformer.lab.measure.gradients import (
+    Gradients,
     HeadWeights,
     closed_form_error,
     differential_gradients,
     gradient_callback,
     gradient_magnitudes,
-    gradient_records,
     ordinary_gradients,
 )
 from diff_transformer.lab.measure.measurement import EvalInput
@@ -144,8 +143,8 @@ def test_records_and_callback_agree() -> None:
     batches = RetrievalBatches(num_pairs=2, length=24, batch_size=4)
     model = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size}))
     measured = EvalInput(model=model, variant="diff", batches=batches)
-    records = gradient_records(measured, 6, Coordinates(step=3))
+    records = Gradients(sequences=6).run(measured)
     assert {record.name: record.value for record in records} == gradient_callback(batches, 6)(model, 3)
-    assert {(record.n, record.coordinates.label, record.better) for record in records} == {(6, "step 3", None)}
+    assert {(record.n, record.coordinates.label, record.better) for record in records} == {(6, "", None)}
     with pytest.raises(ValueError, match=r"^no parameter of this DiffTransformerForCausalLM takes a gradient\.$"):
         gradient_magnitudes(model.requires_grad_(False), {})

@@ -130,7 +130,7 @@ def test_prompts_without_room_are_refused_before_any_work() -> None:
     judge = Scripted()
     long = Source(document="x" * 200)
     with pytest.raises(ValueError, match="too long"):
-        judged_answers(make("diff"), tokenizer, [*SOURCES, long], Judgements(judge), new_tokens=16)
+        list(judged_answers(make("diff"), tokenizer, [*SOURCES, long], Judgements(judge), new_tokens=16))
     assert judge.asked == []
 
 
@@ -146,7 +146,7 @@ def test_an_answer_is_a_line_and_a_summary_a_paragraph() -> None:
 @pytest.mark.parametrize("kind", ["diff", "diff_v2", "softmax", "llama"])
 def test_answers_are_the_model_s_own(kind: str) -> None:
     model, tokenizer, judge = make(kind), byte_tokenizer(), Scripted()
-    judged = judged_answers(model, tokenizer, SOURCES, Judgements(judge), new_tokens=8, batch_size=2)
+    judged = list(judged_answers(model, tokenizer, SOURCES, Judgements(judge), new_tokens=8, batch_size=2))
     rows = [tokenizer(prompt_of(source))["input_ids"] for source in SOURCES]
     ends = {tokenizer.eos_token_id, model.generation_config.eos_token_id}
     expected = [
@@ -163,7 +163,7 @@ def test_answers_are_the_model_s_own(kind: str) -> None:
 def test_silence_is_not_support(written: list[str]) -> None:
     written[1] = " …!\n\nSnow"
     judge = Scripted(lambda source, answer: None if answer == "The sun" else True)
-    judged = judged_answers(make("diff"), byte_tokenizer(), SOURCES, Judgements(judge), new_tokens=8)
+    judged = list(judged_answers(make("diff"), byte_tokenizer(), SOURCES, Judgements(judge), new_tokens=8))
     assert [judgement.supported for _, judgement in judged] == [True, False, None]
     assert [answer for _, answer in judge.asked] == ["Bergen", "The sun"]
     (record,) = hallucination_records(DIFF, judged, "mine", judge.name)[:1]
@@ -199,7 +199,7 @@ def test_models_are_compared_document_by_document() -> None:
 
 
 def test_nothing_is_asked_twice(tmp_path: Path, written: list[str]) -> None:
-    path, told = tmp_path / "judgements.jsonl", []
+    path = tmp_path / "judgements.jsonl"
     arguments = (make("diff"), byte_tokenizer(), SOURCES)
 
     def failing(source: Source, answer: str) -> bool:
@@ -209,20 +209,20 @@ def test_nothing_is_asked_twice(tmp_path: Path, written: list[str]) -> None:
 
     judge = Scripted(failing)
     with pytest.raises(JudgeError, match="down"):
-        judged_answers(*arguments, Judgements(judge, path), new_tokens=8)
+        list(judged_answers(*arguments, Judgements(judge, path), new_tokens=8))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["answer"], line["supported"], line["judge"]) for line in lines] == [
         ("Bergen", True, "scripted"),
         ("Snow falls.", False, "scripted"),
     ]
     judge = Scripted()
-    judgements = Judgements(judge, path, lambda account: told.append(str(account)))
-    judged = judged_answers(*arguments, judgements, new_tokens=8)
+    judgements = Judgements(judge, path)
+    judged = list(judged_answers(*arguments, judgements, new_tokens=8))
     assert [judgement.supported for _, judgement in judged] == [True, False, True]
     assert [answer for _, answer in judge.asked] == ["The sun"]
     assert judgements.account == Account(1, 2, 10, 2, judgements.account.seconds)
-    assert told[-1].startswith("1 judgements asked for and 2 kept from before; 10 tokens read and 2 written in 0 s")
-    assert len(told) == 3
+    summary = "1 judgements asked for and 2 kept from before; 10 tokens read and 2 written in 0 s"
+    assert str(judgements.account) == summary
     # The same answer about the same document is not asked about again; another one, or of another judge, is.
     judgements.of(SOURCES[0], "Bergen")
     assert len(judge.asked) == 1
@@ -323,7 +323,8 @@ def test_end_to_end_against_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: 
             server.url, "stub", key_variable="JUDGE_KEY", attempts=3, timeout=5, wait=lambda seconds: None
         )
         judgements = Judgements(judge, path)
-        return judged_answers(make("diff"), byte_tokenizer(), SOURCES, judgements, new_tokens=8), judgements
+        judged = judged_answers(make("diff"), byte_tokenizer(), SOURCES, judgements, new_tokens=8)
+        return list(judged), judgements
 
     with judge_server() as server:
         server.replies = [

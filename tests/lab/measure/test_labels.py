@@ -122,7 +122,7 @@ def test_only_a_label_s_tokens_may_follow(model: Any) -> None:
     assert len(allowed) == trie.depth
 
 
-@pytest.mark.parametrize("labels", [[], [()], [(1, 2), (1,)], [(1,), (1, 2)], [(3,), (3,)]], ids=str)
+@pytest.mark.parametrize("labels", [[()], [(1, 2), (1,)], [(1,), (1, 2)], [(3,), (3,)]], ids=str)
 def test_labels_that_make_no_trie(labels: list[tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match=r"labels|Label"):
+    with pytest.raises(ValueError, match=r"^Label \d is empty, another's"):
         LabelTrie(labels)

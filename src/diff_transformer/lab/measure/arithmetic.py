@@ -60,10 +60,8 @@ def solve(
 
 
 class Arithmetic(Measurement):
-    """Exact match and answer length on sums worked out step by step (Appendix C in small).
-
-    A run that was trained on sums is asked its own kind.
-    """
+    """Exact match and answer length on sums worked out step by step (Appendix C in small); a run that was trained on
+    sums is asked its own kind."""
 
     needs = None
 

@@ -41,8 +41,8 @@ def greedy_answers(
 
     It is at most so many new tokens, fewer where the model ends the text. Rows of a batch are padded on the left.
     """
-    own = model.generation_config.eos_token_id
-    ends = {*(own if isinstance(own, list) else [own]), tokenizer.eos_token_id} - {None}
+    end = model.generation_config.eos_token_id
+    ends = {*(end if isinstance(end, list) else [end]), tokenizer.eos_token_id} - {None}
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
     # Not the model's own settings: they may ask to sample.
     settings = GenerationConfig(
@@ -57,26 +57,24 @@ def greedy_answers(
             input_ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings
         )
         for answer in output[:, width:].tolist():
-            stop = next((place for place, token in enumerate(answer) if token in ends), len(answer))
+            stop = next((index for index, token in enumerate(answer) if token in ends), len(answer))
             yield answer[:stop]
 
 
 class LabelTrie:
     """The tokens of labels, by what they begin with. A label ends with a token that says so, such as a line's end.
-    Raises ValueError for no labels, an empty one, or one that another begins with."""
+    Raises ValueError for a label that another begins with."""
 
     def __init__(self, labels: Sequence[Sequence[int]]) -> None:
         self.labels = [tuple(label) for label in labels]
-        if not self.labels or not all(self.labels):
-            raise ValueError(f"A trie needs labels of one token or more, got {self.labels[:5]}.")
         self.depth = max(map(len, self.labels))
         self._following: dict[tuple[int, ...], dict[int, None]] = {}  # a set in the order of the labels
         for label in self.labels:
-            for place, token in enumerate(label):
-                self._following.setdefault(label[:place], {})[token] = None
+            for depth, token in enumerate(label):
+                self._following.setdefault(label[:depth], {})[token] = None
         for number, label in enumerate(self.labels):
-            if label in self._following or label in self.labels[:number]:
-                raise ValueError(f"Label {number} is another's, or another begins with it: tokens {label}.")
+            if not label or label in self._following or label in self.labels[:number]:
+                raise ValueError(f"Label {number} is empty, another's, or another begins with it: tokens {label}.")
 
     def following(self, tokens: tuple[int, ...]) -> list[int]:
         """The tokens that may follow the beginning of a label; none after a complete label."""
@@ -128,11 +126,11 @@ def label_log_likelihoods(
             copied = copy.deepcopy(start.past_key_values)
             copied.batch_repeat_interleave(len(labels))
             # What stands behind the end of a shorter label is seen by nothing that counts.
-            rest = model(input_ids=tokens[:, :-1].to(model.device), past_key_values=copied, use_cache=True).logits
-            scores = torch.cat((scores, rest.float().log_softmax(-1).cpu()), dim=1)
+            output = model(input_ids=tokens[:, :-1].to(model.device), past_key_values=copied, use_cache=True)
+            scores = torch.cat((scores, output.logits.float().log_softmax(-1).cpu()), dim=1)
         for row, label in enumerate(labels):
-            for place, token in enumerate(label):
-                here = scores[row, place]
-                free[begin + row] += here[token]
-                constrained[begin + row] += here[token] - here[trie.following(label[:place])].logsumexp(0)
+            for depth, token in enumerate(label):
+                score = scores[row, depth]
+                free[begin + row] += score[token]
+                constrained[begin + row] += score[token] - score[trie.following(label[:depth])].logsumexp(0)
     return free, constrained

@@ -107,10 +107,8 @@ def position_losses(model: Any, documents: Sequence[np.ndarray], length: int, wi
     """−ln p of each token of the first contexts of documents, by its position: (documents, length − 1, 2) float64.
 
     That is the summed loss of the tokens with 1, 2 … length − 1 tokens before them, and how many they are, in at most
-    `windows` contexts of a document. Raises ValueError for a document that is shorter than a context.
+    `windows` contexts of a document, none of which is shorter.
     """
-    if shorter := [len(document) for document in documents if len(document) < length]:
-        raise ValueError(f"Every document must have {length} tokens or more, got one of {min(shorter)}.")
     rows, owners = [], []
     for number, document in enumerate(documents):
         for window in range(min(windows, len(document) // length)):
@@ -210,10 +208,7 @@ def _contexts(
 
 
 class Repeats(Measurement):
-    """AR-hit (Table 6): the loss on tokens that complete an earlier bigram of their context, and on others.
-
-    Its columns are "repeats/loss", "repeats/ar_hit" and "repeats/other", in nats per token.
-    """
+    """AR-hit (Table 6): the loss on tokens that complete an earlier bigram of their context, and on others."""
 
     needs = "text"
 

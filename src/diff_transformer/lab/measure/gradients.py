@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diff_transformer.data import Batches
 from diff_transformer.data.batches import grouped
-from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import number_of
@@ -125,8 +125,7 @@ ERROR = "closed_form/error"
 
 
 class ClosedForms(Measurement):
-    """The largest error of Equation 7 or 9 against autograd in float64, of any layer (Appendix G), on the first
-    validation sequence."""
+    """The largest error of Equation 7 or 9 against autograd in any layer, on one validation sequence (Appendix G)."""
 
     any_model = False
 
@@ -180,28 +179,22 @@ def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, fl
     return {kind: _root_mean_square(tensors) for kind, tensors in by_kind.items()}
 
 
-def gradient_records(measured: EvalInput, sequences: int, coordinates: Coordinates = NOWHERE) -> list[Result]:
-    """:func:`gradient_magnitudes` of a model on the first validation sequences, as "gradient/q" and so on."""
-    batch = _first(measured.data, sequences)
-    return [
-        measured.record(f"gradient/{kind}", value, coordinates=coordinates, n=len(batch["input_ids"]), method=METHOD)
-        for kind, value in gradient_magnitudes(measured.model, batch).items()
-    ]
-
-
 def gradient_callback(batches: Batches, sequences: int = SEQUENCES) -> Callable[[Any, int], dict[str, float]]:
-    """The same for training to log, as "gradient/q" and so on: a function of the model and the step."""
+    """What training logs of it: a function of the model and the step, to "gradient/q" and so on."""
     batch = _first(batches, sequences)
     return lambda model, _: {f"gradient/{kind}": value for kind, value in gradient_magnitudes(model, batch).items()}
 
 
 class Gradients(Measurement):
-    """The size of the loss' gradient by kind of parameter (Appendix G)."""
+    """The size of the loss' gradient by kind of parameter (Appendix G): records "gradient/q" and so on."""
 
     sequences: Count = Field(default=SEQUENCES, description="validation sequences")
 
     def run(self, measured: EvalInput) -> list[Result]:
-        return gradient_records(measured, self.sequences)
+        batch = _first(measured.data, self.sequences)
+        fields: dict[str, Any] = {"n": len(batch["input_ids"]), "method": METHOD}
+        magnitudes = gradient_magnitudes(measured.model, batch)
+        return [measured.record(f"gradient/{kind}", value, **fields) for kind, value in magnitudes.items()]
 
 
 class GradientsInTraining(Gradients):
@@ -211,8 +204,8 @@ class GradientsInTraining(Gradients):
 
     def run(self, measured: EvalInput) -> list[Result]:
         training = measured.trained()
-        untrained = replace(measured, model=training.untrained())
-        return gradient_records(untrained, self.sequences, Coordinates(step=0)) + [
+        untrained = super().run(replace(measured, model=training.untrained()))
+        return [replace(record, coordinates=Coordinates(step=0)) for record in untrained] + [
             measured.record(name, number_of(value), coordinates=Coordinates(step=line["step"]))
             for line in training.metrics
             for name, value in line.items()

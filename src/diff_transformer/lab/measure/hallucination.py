@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,12 @@ class Judgements:
 
     The .jsonl file `path` may exist: each judgement is added, and on the disk, as soon as it is made. A line holds the
     judge's name, what the judgement is of, the reply and what it cost. Without a path nothing is written. Two processes
-    that use one file at once lose nothing but may ask the same. `show` is given the account after each judgement.
-    Raises FileNotFoundError where the file's folder does not exist, and ValueError, which names the line, where the
-    file holds something else.
+    that use one file at once lose nothing but may ask the same. Raises FileNotFoundError where the file's folder does
+    not exist, and ValueError, which names the line, where the file holds something else.
     """
 
-    def __init__(
-        self, judge: Judge, path: Path | None = None, show: Callable[[Account], None] = lambda account: None
-    ) -> None:
-        self.judge, self.path, self.account, self._show = judge, path, Account(), show
+    def __init__(self, judge: Judge, path: Path | None = None) -> None:
+        self.judge, self.path, self.account = judge, path, Account()
         self._known = {} if path is None else _read(path)
 
     def of(self, source: Source, answer: str) -> Judgement:
@@ -76,7 +73,6 @@ class Judgements:
                 costs = {**vars(judgement), "seconds": round(seconds, 3)}
                 with self.path.open("ab") as file:
                     file.write(json.dumps(line | costs, ensure_ascii=True).encode() + b"\n")
-        self._show(self.account)
         return self._known[key]
 
 
@@ -135,20 +131,18 @@ def judged_answers(
     *,
     new_tokens: int = 128,
     batch_size: int = 16,
-) -> list[tuple[str, Judgement]]:
-    """Have a model answer greedily and its answers judged, a batch after the other.
+) -> Iterator[tuple[str, Judgement]]:
+    """Has a model answer greedily and its answers judged, a batch after the other.
 
     An answer without a letter or a digit states nothing. It is not supported, and no judge is asked: a model that
     stays silent would be the best one otherwise. Raises ValueError, before anything is written, where a document does
     not fit the model's context, and JudgeError where the judge cannot be asked; the same call goes on from there.
     """
     rows = prompt_tokens(model, tokenizer, [prompt_of(source) for source in sources], new_tokens)
-    judged = []
     for source, tokens in zip(sources, greedy_answers(model, tokenizer, rows, new_tokens, batch_size), strict=True):
         answer = answer_of(source, tokenizer.decode(tokens, skip_special_tokens=True))
         silence = Judgement(supported=False, reply="")
-        judged.append((answer, silence if states_nothing(answer) else judgements.of(source, answer)))
-    return judged
+        yield answer, silence if states_nothing(answer) else judgements.of(source, answer)
 
 
 def hallucination_records(
@@ -185,10 +179,7 @@ def hallucination_records(
 
 
 class Hallucination(JudgeOptions, Measurement):
-    """The share of answers about documents that a judge finds supported by them (Table 4).
-
-    What it costs is shown while it runs.
-    """
+    """The share of answers about documents that a judge finds supported by them (Table 4)."""
 
     needs = None
 
@@ -227,15 +218,14 @@ class Hallucination(JudgeOptions, Measurement):
         sets = self.sets(measured.batches, tokenizer)
         judge = judge_of(self, str(model.device))
         folder = Path() if measured.training is None else measured.training.folder
+        judgements = Judgements(judge, folder / self.judgements if self.judgements else None)
         records = []
-        with tqdm(total=sum(map(len, sets.values())), desc=f"judging {measured.variant}", disable=None) as bar:
-
-            def show(account: Account) -> None:
-                bar.update(account.new_judgements + account.known_judgements - bar.n)
-                bar.set_postfix_str(str(account))
-
-            judgements = Judgements(judge, folder / self.judgements if self.judgements else None, show)
-            for name, sources in sets.items():
-                judged = judged_answers(model, tokenizer, sources, judgements, new_tokens=self.new_tokens)
-                records += hallucination_records(measured, judged, name, judge.name)
+        for name, sources in sets.items():
+            answers = judged_answers(model, tokenizer, sources, judgements, new_tokens=self.new_tokens)
+            judged = []
+            progress = tqdm(answers, f"judging {measured.variant} on {name}", total=len(sources), disable=None)
+            for answer in progress:
+                judged.append(answer)
+                progress.set_postfix_str(str(judgements.account))
+            records += hallucination_records(measured, judged, name, judge.name)
         return records

@@ -110,9 +110,8 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
     """Tasks by name, their data fetched where it is not in the cache; NAME.jsonl is a file for `read_questions`.
 
     Other names are of tasks, groups or tags of lm_eval, or of YAML tasks in folders to include, which come before its
-    own. Raises FileNotFoundError where a file of questions or a folder is not there, and ValueError for an unknown
-    name, the same one twice, a file named like a task of Table 1, or a task whose data or definition cannot be read, or
-    that needs images or runs the code a model writes.
+    own. Raises FileNotFoundError where a file or a folder is not there, and ValueError for an unknown name, the same
+    one twice, a file named like a task of Table 1, or a task that cannot be read, needs images or runs a model's code.
     """
     for folder in include:
         if not folder.is_dir():

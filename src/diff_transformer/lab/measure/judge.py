@@ -54,8 +54,7 @@ class JudgeError(OSError):
 def evidence(source: Source, answer: str) -> str:
     """What a judge is shown: the document, the question and its reference if there is one, and the answer.
 
-    The reference of a summary is left out: a summary may well say other things than a person's, and some of those in
-    these sets say more than their documents do.
+    A summary may well say other things than its reference, and some references say more than their documents do.
     """
     parts = [f"<document>\n{source.document}\n</document>"]
     if source.question is not None:
@@ -163,8 +162,7 @@ class EndpointJudge:
     object. An attempt takes at most `timeout` seconds in all; after the last of so many the question counts as failed.
     Between two attempts the judge waits one second, two, four …, or as long as the server asks for, at most
     :data:`LONGEST_WAIT`. `body` has more fields of the request, or other values for those it has; None takes one out:
-    `{"max_tokens": None, "max_completion_tokens": 500}`. Raises ValueError where the address, the key or a number
-    cannot be used.
+    `{"max_tokens": None, "max_completion_tokens": 500}`. Raises ValueError for settings that cannot be used.
     """
 
     def __init__(

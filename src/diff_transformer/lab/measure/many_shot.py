@@ -99,10 +99,8 @@ def order_results(
 
 @torch.no_grad()
 def episode_answers(model: Any, episode: Episode, order: Tensor | None = None) -> Tensor:
-    """Which queries get their right label, the most likely of the episode's labels: (Q,) boolean.
-
-    The demonstrations are read once, in an order (shots,) or as they were drawn, and every query after them.
-    """
+    """Which queries get their right label, the most likely of the episode's labels: (Q,) boolean. They stand after the
+    demonstrations in an order (shots,), or as these were drawn."""
     cache = DynamicCache(config=model.config)
     model(input_ids=episode.prompt(order)[None].to(model.device), past_key_values=cache, use_cache=True)
     cache.batch_repeat_interleave(len(episode.queries))
@@ -278,7 +276,6 @@ class ManyShot(LabelledMeasurement):
 
     Accuracy by the number of demonstrations (Figure 6): records "many_shot/trec". Demonstrations are drawn from the
     training part, more of them beginning with those that are fewer, and questions from the test part, the same for all.
-    Raises ValueError for more shots or queries than there are texts, or a prompt longer than the model's positions.
     """
 
     shots: Counts = Field(default=(16, 64), description="numbers of examples before a question")
@@ -306,10 +303,9 @@ class ManyShotOrders(LabelledMeasurement):
     """How much the answers to them depend on the order of the same examples (Figure 7), random ones and such that
     alternate.
 
-    The records are "many_shot/trec_order_range", "…_variance", "…_spread" and "…_mean", see `order_results`. The
-    demonstrations are read anew in each order. Each order has questions of its own, drawn from the test part with
-    replacement: shares of right answers then differ by chance as independent ones do, which the variance leaves out.
-    Raises ValueError for more shots than there are texts, or a prompt longer than the model's positions.
+    The records are "many_shot/trec_order_range", "…_variance", "…_spread" and "…_mean", see `order_results`. Each order
+    has questions of its own, drawn from the test part with replacement: shares of right answers then differ by chance
+    as independent ones do, which the variance leaves out.
     """
 
     queries: Several = Field(default=100, description="questions")

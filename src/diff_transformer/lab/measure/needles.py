@@ -235,10 +235,7 @@ class NeedleAttention(NeedleMeasurement):
 
 
 class NeedleLengths(Measurement):
-    """One needle of several found, by the length of the context and the needle's depth (Figure 5).
-
-    Of one needle that is asked for the joint accuracy is the accuracy, and left out.
-    """
+    """One needle of several found, by the length of the context and the needle's depth (Figure 5)."""
 
     needles: Count = Field(default=4, description="needles in a document")
     samples: Count = Field(default=100, description="documents at each depth")
@@ -259,7 +256,7 @@ class NeedleLengths(Measurement):
             record
             for length, needles in self.at_each().items()
             for record in needles.records(measured, Coordinates(length=length))
-            if record.name != JOINT
+            if record.name != JOINT  # of one needle that is the accuracy
         ]
         accuracies = [record for record in records if record.name == ACCURACY]
         mean, count = fmean(record.value for record in accuracies), sum(record.n or 0 for record in accuracies)

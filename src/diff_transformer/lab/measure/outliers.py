@@ -115,10 +115,7 @@ def activation_outliers(model: Any, batches: Batches, tokens: int = TOKENS) -> d
 
 
 class Outliers(Measurement):
-    """The largest attention logits and hidden states, and their medians (Table 5).
-
-    They stand at the ranks 1, 2 … and at the rank "median".
-    """
+    """The largest attention logits and hidden states, at their ranks, and their medians, at "median" (Table 5)."""
 
     tokens: Count = Field(default=TOKENS, description="tokens that are read, at most")
 

@@ -62,7 +62,7 @@ def read_sources(name: str, *, limit: int = 100, characters: int | None = None, 
     if name in PAPER_SETS:
         sources = _from_hub(name, limit, seed)
     elif name.endswith(".jsonl"):
-        lines = [_source(fields, where) for where, fields in _objects(Path(name), "documents", "the field 'document'")]
+        lines = [_source(fields, line) for line, fields in _objects(Path(name), "documents", "the field 'document'")]
         sources = [lines[number] for number in _drawn(len(lines), limit, seed)]
     else:
         raise ValueError(
@@ -96,37 +96,33 @@ def _blocks(batches: TextBatches) -> Iterator[list[int]]:
         yield from batch["input_ids"].tolist()
 
 
-def _objects(path: Path, what: str, fields: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The JSON object of each line that is not empty, with the name of its place."""
+def _objects(path: Path, kind: str, fields: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The JSON object of each line that is not empty, with the name of the line."""
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file of {what} at {str(path)!r}.")
-    try:
-        # Not splitlines(): JSON may hold other characters that it takes for the end of a line.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
-    if not any(line.strip() for line in lines):
-        raise ValueError(f"{path} holds no {what}.")
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            parsed = parse_json(line, where)
-            if not isinstance(parsed, dict):
-                raise ValueError(f"{where} must be an object with {fields}.")
-            yield where, parsed
+        raise FileNotFoundError(f"There is no file of {kind} at {str(path)!r}.")
+    # Not splitlines(): JSON may hold other characters that it takes for the end of a line.
+    lines = {number: line for number, line in enumerate(path.read_bytes().split(b"\n"), start=1) if line.strip()}
+    if not lines:
+        raise ValueError(f"{path} holds no {kind}.")
+    for number, line in lines.items():
+        line_name = f"{path}, line {number}"
+        parsed = parse_json(line, line_name)
+        if not isinstance(parsed, dict):
+            raise ValueError(f"{line_name} must be an object with {fields}.")
+        yield line_name, parsed
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _source(fields: Mapping[str, Any], where: str) -> Source:
+def _source(fields: Mapping[str, Any], line: str) -> Source:
     if "document" not in fields:
-        raise ValueError(f"{where} must be an object with the field 'document'.")
+        raise ValueError(f"{line} must be an object with the field 'document'.")
     for name in ("document", "question", "reference"):
         value = fields.get(name)
         if (name == "document" or value is not None) and not _is_text(value):
-            raise ValueError(f"{where}: {name!r} must be a text that is not empty, got {value!r:.60}.")
+            raise ValueError(f"{line}: {name!r} must be a text that is not empty, got {value!r:.60}.")
     return Source(document=fields["document"], question=fields.get("question"), reference=fields.get("reference"))
 
 
@@ -185,26 +181,26 @@ def read_questions(path: Path) -> list[dict[str, Any]]:
     left alone. Raises FileNotFoundError, or ValueError that names the line and the field that is wrong.
     """
     lines = _objects(path, "questions", "the fields question or context, choices and answer")
-    return [_question(fields, where) for where, fields in lines]
+    return [_question(fields, line) for line, fields in lines]
 
 
-def _question(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _question(fields: Mapping[str, Any], line: str) -> dict[str, Any]:
     if missing := [name for name in ("choices", "answer") if name not in fields]:
-        raise ValueError(f"{where} lacks the field {missing[0]!r}.")
+        raise ValueError(f"{line} lacks the field {missing[0]!r}.")
     choices, answer = fields["choices"], fields["answer"]
     if not isinstance(choices, list) or len(choices) < 2 or not all(_is_text(choice) for choice in choices):
-        raise ValueError(f"{where}: 'choices' must be a list of two or more texts that are not empty, got {choices!r}.")
+        raise ValueError(f"{line}: 'choices' must be a list of two or more texts that are not empty, got {choices!r}.")
     if len(set(choices)) < len(choices):
-        raise ValueError(f"{where}: 'choices' must differ from each other, got {choices!r}.")
+        raise ValueError(f"{line}: 'choices' must differ from each other, got {choices!r}.")
     if type(answer) is not int or not 0 <= answer < len(choices):
-        raise ValueError(f"{where}: 'answer' must be the number of a choice, 0 to {len(choices) - 1}, got {answer!r}.")
+        raise ValueError(f"{line}: 'answer' must be the number of a choice, 0 to {len(choices) - 1}, got {answer!r}.")
     context, question = fields.get("context"), fields.get("question")
     if context is None and question is None:
-        raise ValueError(f"{where} lacks a field 'question' or 'context'.")
+        raise ValueError(f"{line} lacks a field 'question' or 'context'.")
     if context is not None and not isinstance(context, str):
-        raise ValueError(f"{where}: 'context' must be a text, got {context!r}.")
+        raise ValueError(f"{line}: 'context' must be a text, got {context!r}.")
     if question is not None and not _is_text(question):
-        raise ValueError(f"{where}: 'question' must be a text that is not empty, got {question!r}.")
+        raise ValueError(f"{line}: 'question' must be a text that is not empty, got {question!r}.")
     prompt = (f"{context}\n" if context else "") + f"Question: {question}\nAnswer:"
     return {"prompt": str(context).rstrip(" ") if question is None else prompt, "choices": choices, "answer": answer}
 

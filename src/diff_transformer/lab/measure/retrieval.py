@@ -25,7 +25,6 @@ from diff_transformer.lab.statistics import mean_interval
 
 T = TypeVar("T", RetrievalSample, "AttentionSpans")
 
-# Later queries can be answered by elimination, so the first is measured on its own as well.
 ACCURACY, FIRST_QUERY = "retrieval/accuracy", "retrieval/first_query_accuracy"
 BY_DEPTH = "retrieval/accuracy_by_depth"
 # Table 3 gives five depths; needles lie anywhere, so each depth is a fifth of the context.
@@ -191,10 +190,7 @@ def retrieval_baselines(recipe: Any) -> list[Baseline]:
 
 
 class RetrievalLengths(Measurement):
-    """Recall in contexts once, twice and four times as long as in training (beyond the paper).
-
-    It is the share of first queries answered right, at each length.
-    """
+    """Recall of the first query in contexts once, twice and four times as long as in training (beyond the paper)."""
 
     any_model = False
 

@@ -78,8 +78,7 @@ def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
 
 @torch.no_grad()
 def label_answers(model: Any, batches: Batches) -> tuple[int, int]:
-    """How many of the validation data's labels the model takes for the likeliest, given all before them; and of how
-    many."""
+    """How many of the validation data's labels the model takes for the likeliest, given all before them; of how many."""
     device = next(model.parameters()).device
     right = labels = 0
     for batch in batches.validation_batches():
@@ -91,9 +90,7 @@ def label_answers(model: Any, batches: Batches) -> tuple[int, int]:
 
 
 def text_part(batches: Batches | None) -> TextBatches:
-    """Validation data as text alone: of a run that has needle documents beside its text, the text. Raises ValueError
-    where there is no text in it.
-    """
+    """The text of validation data, which may have needle documents beside it. Raises ValueError where there is none."""
     text = batches.text if isinstance(batches, NeedleBatches) else batches
     if not isinstance(text, TextBatches):
         raise ValueError("This is measured on whole documents of text, and the data holds none: name some with --text.")
