@@ -93,8 +93,7 @@ class WordsJudge:
 class LocalJudge:
     """A causal language model of transformers, which finds "yes" or "no" likelier as the next words.
 
-    One without a word of training in this judges no better than a coin. Where its tokenizer has a chat template, the
-    question is put in it.
+    Without training in this it judges no better than a coin. A tokenizer's chat template is put around the question.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:

@@ -55,9 +55,8 @@ def read_sources(name: str, *, limit: int = 100, characters: int | None = None, 
 
     The name is that of a .jsonl file with the fields "document", "question" (left out: a summary is asked for) and
     "reference" (may be left out), or one of `PAPER_SETS`, which the `datasets` library fetches. Documents keep the
-    order of the set. Longer ones are cut to so many characters, at the end of a sentence where there is one, before any
-    model or judge reads them. Raises FileNotFoundError where there is no such file, and ValueError for an unknown name,
-    a set that cannot be had, a line that is wrong, or no documents.
+    order of the set. Longer ones are cut to so many characters, at the end of a sentence where there is one. Raises
+    FileNotFoundError, or ValueError for an unknown name, a set that cannot be had, a wrong line, or no documents.
     """
     if name in PAPER_SETS:
         sources = _from_hub(name, limit, seed)

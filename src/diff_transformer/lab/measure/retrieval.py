@@ -134,10 +134,9 @@ def _inside(positions: Tensor, spans: Tensor) -> Tensor:
 def retrieval_records(measured: EvalInput, batches: RetrievalBatches, sequences: int) -> list[Result]:
     """Accuracy, in all and by depth, and Table 3's attention to the answer and to noise by depth.
 
-    Where all pairs are asked for, later queries can be answered by elimination: each value that was given leaves one
-    fewer. A model that does only that answers (1/P + … + 1/2 + 1) / P of P queries, .52 of four; the first query is
-    measured on its own because it leaves nothing to eliminate. The queries of a sequence share its context, so
-    intervals are over sequences.
+    Where all pairs are asked for, later queries can be answered by elimination: a model that does only that answers
+    (1/P + … + 1/2 + 1) / P of P queries, .52 of four. The first query, which leaves nothing to eliminate, is therefore
+    measured on its own as well. The queries of a sequence share its context, so intervals are over sequences.
     """
     sample = batches.sample(sequences, measured.seed)
     right = retrieval_answers(measured.model, sample)

@@ -78,7 +78,7 @@ def language_loss(model: Any, batches: TextBatches) -> LanguageLoss:
 
 @torch.no_grad()
 def label_answers(model: Any, batches: Batches) -> tuple[int, int]:
-    """How many of the validation data's labels the model takes for the likeliest, given all before them; of how many."""
+    """How many of the validation data's labels the model finds the likeliest, given all before them; of how many."""
     device = next(model.parameters()).device
     right = labels = 0
     for batch in batches.validation_batches():
