@@ -83,9 +83,9 @@ def _normal_interval(value: float, error: float, is_share: bool) -> Interval:
     return max(lowest, value - half), min(highest, value + half)
 
 
-def task_names(given: Sequence[str]) -> list[str]:
+def task_names(texts: Sequence[str]) -> list[str]:
     """The names in texts that separate them by commas, "table1" standing for the paper's seven."""
-    names = [name.strip() for text in given for name in text.split(",") if name.strip()]
+    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     return [task for name in names for task in (TABLE_1_MEASURES if name == "table1" else [name])]
 
 

@@ -33,16 +33,16 @@ R = TypeVar("R", Result, Baseline)
 B = TypeVar("B", bound=Batches)
 
 
-def read_options(kind: type[O], given: Mapping[str, Any], whose: str) -> O:
+def read_options(kind: type[O], values: Mapping[str, Any], subject: str) -> O:
     """The options of that kind, from values by name as a command line or a preset gives them; a list is a tuple.
 
     Raises ValueError for an unknown name, with the nearest, or a value that is not allowed, with what is; the sentence
-    begins with `whose`: "The measure many_shot".
+    begins with `subject`: "The measure many_shot".
     """
-    refuse_unknown(given, kind.model_fields, whose)
+    refuse_unknown(values, kind.model_fields, subject)
     try:
         # Of JSON pydantic takes a list for a tuple without taking a text for a number.
-        return kind.model_validate_json(json.dumps(dict(given), default=repr))
+        return kind.model_validate_json(json.dumps(dict(values), default=repr))
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
@@ -50,17 +50,17 @@ def read_options(kind: type[O], given: Mapping[str, Any], whose: str) -> O:
         allowed = first["msg"].replace("Input", "it", 1).replace("a valid array", "a list such as [16, 64]")
         # What is text in a shell may be a number in YAML.
         hint = "; in quotation marks a number is text" if first["type"] == "string_type" else ""
-        value = "nothing" if given.get(name) is None else repr(given[name])
+        value = "nothing" if values.get(name) is None else repr(values[name])
         description = kind.model_fields[name].description
-        raise ValueError(f"{whose} cannot take {value} for {name} ({description}): {allowed}{hint}.") from None
+        raise ValueError(f"{subject} cannot take {value} for {name} ({description}): {allowed}{hint}.") from None
 
 
-def refuse_unknown(given: Collection[str], known: Collection[str], whose: str) -> None:
+def refuse_unknown(names: Collection[str], known: Collection[str], subject: str) -> None:
     """Raises ValueError for a name that is not known, with the nearest that is."""
-    for name in given:
+    for name in names:
         if name not in known:
             hint = did_you_mean(name, known, f"; it has {', '.join(known) or 'none'}.")
-            raise ValueError(f"{whose} has no option {name!r}{hint}")
+            raise ValueError(f"{subject} has no option {name!r}{hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
