@@ -66,8 +66,8 @@ def test_lengths_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(arithmetic, "greedy_answers", write)
     examples = [solved([1, 2], ["+"]), solved([4, 4], ["-"])]
-    found = solve(make("diff"), byte_tokenizer(), [PROBLEM] * 3, examples=examples, new_tokens=6)
-    assert [(one.text, one.tokens, one.ended, one.right) for one in found] == [
+    answers = solve(make("diff"), byte_tokenizer(), [PROBLEM] * 3, examples=examples, new_tokens=6)
+    assert [(one.text, one.tokens, one.ended, one.right) for one in answers] == [
         ("#13", 3, True, True),
         ("#13", 3, True, True),
         ("#13;;;", 6, False, False),
@@ -78,38 +78,38 @@ def test_lengths_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ["diff", "llama"])
 def test_records_of_problems_that_are_held_out(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose answers are known: right where the problem has an odd number of operations."""
-    asked: list[Any] = []
+    problems_solved: list[Any] = []
 
     def know(model: Any, tokenizer: Any, problems: Any, *, examples: Any, new_tokens: int) -> list[Solved]:
-        asked.extend(problems)
+        problems_solved.extend(problems)
         assert [is_held_out(example.question) for example in examples] == [False, False]
         return [
-            Solved(problem, problem.solution if problem.operations % 2 else "?" * 9, 9 * problem.operations, place > 0)
-            for place, problem in enumerate(problems)
+            Solved(problem, problem.solution if problem.operations % 2 else "?" * 9, 9 * problem.operations, number > 0)
+            for number, problem in enumerate(problems)
         ]
 
     monkeypatch.setattr(arithmetic, "solve", know)
     batches = ArithmeticBatches(3)
     measured = EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer())
     records = Arithmetic(problems=12, examples=2).records(measured, batches, seed=4)
-    assert len({problem.question for problem in asked}) == 36
-    assert all(is_held_out(problem.question) for problem in asked)
-    found = {(record.name, record.coordinates.label): record for record in records}
-    assert list(found) == [
+    assert len({problem.question for problem in problems_solved}) == 36
+    assert all(is_held_out(problem.question) for problem in problems_solved)
+    by_name = {(record.name, record.coordinates.label): record for record in records}
+    assert list(by_name) == [
         (name, label)
         for label in ("", "1 operation", "2 operations", "3 operations")
         for name in (EXACT_MATCH, ANSWER_LENGTH)
     ]
     assert {(record.variant, record.seed) for record in records} == {(kind, None)}
-    whole = found[EXACT_MATCH, ""]
-    assert (whole.value, whole.interval, whole.n) == (24 / 36, proportion_interval(24, 36), 36)
-    assert found[EXACT_MATCH, "2 operations"].value == 0
-    lengths = found[ANSWER_LENGTH, ""]
+    overall = by_name[EXACT_MATCH, ""]
+    assert (overall.value, overall.interval, overall.n) == (24 / 36, proportion_interval(24, 36), 36)
+    assert by_name[EXACT_MATCH, "2 operations"].value == 0
+    lengths = by_name[ANSWER_LENGTH, ""]
     assert lengths.value == 18
     assert lengths.interval == mean_interval([9.0] * 12 + [18.0] * 12 + [27.0] * 12)
     assert "; 1 answers ran into the limit" in lengths.method
-    assert (whole.better, lengths.better) == ("higher", "lower")
-    assert len(whole.documents) == 36
+    assert (overall.better, lengths.better) == ("higher", "lower")
+    assert len(overall.documents) == 36
 
 
 @pytest.mark.parametrize("kind", ["diff", "diff_v2", "softmax", "llama"])

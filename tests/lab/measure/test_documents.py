@@ -49,7 +49,7 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> TextBatches:
 def row_losses(model: Any, row: np.ndarray) -> list[float]:
     with torch.no_grad():
         log = model(input_ids=torch.tensor(row.astype(np.int64))[None]).logits[0].double().log_softmax(-1)
-    return [-log[place, int(row[place + 1])].item() for place in range(len(row) - 1)]
+    return [-log[position, int(row[position + 1])].item() for position in range(len(row) - 1)]
 
 
 @pytest.mark.parametrize("kind", ["diff", "diff_v2", "softmax", "llama", "diffllama"])
@@ -57,10 +57,10 @@ def test_losses_of_rows_of_other_lengths(kind: str, monkeypatch: pytest.MonkeyPa
     """Rows that stand together, the shorter ones with something after their end, and rows that do not."""
     model, random = a_model(kind), np.random.default_rng(0)
     rows = [random.integers(1, VOCABULARY, size=size) for size in (5, 17, 2, 17, 9)]
-    together = token_losses(model, rows)
+    batched = token_losses(model, rows)
     monkeypatch.setattr("diff_transformer.lab.measure.document_losses._LOGITS", 1)
-    apart = token_losses(model, rows)
-    for row, one, other in zip(rows, together, apart, strict=True):
+    separate = token_losses(model, rows)
+    for row, one, other in zip(rows, batched, separate, strict=True):
         expected = row_losses(model, row)
         assert one == pytest.approx(expected, rel=1e-4, abs=1e-5)
         assert other == pytest.approx(expected, rel=1e-4, abs=1e-5)
@@ -131,10 +131,10 @@ def test_repeat_losses_by_definition(kind: str) -> None:
         expected = {"hit": [0.0, 0], "other": [0.0, 0]}
         for start in range(0, len(document) - 1, length - 1):
             row = document[start : start + length]
-            for place, (loss, hit) in enumerate(
+            for position, (loss, hit) in enumerate(
                 zip(row_losses(model, row), hits_by_definition(row.tolist()), strict=True)
             ):
-                rare = int(row[place]) << 32 | int(row[place + 1])
+                rare = int(row[position]) << 32 | int(row[position + 1])
                 name = "hit" if hit and rare not in frequent else "other"
                 expected[name][0] += loss
                 expected[name][1] += 1
@@ -184,20 +184,20 @@ def test_position_losses_by_definition(kind: str) -> None:
 def test_position_records(batches: TextBatches) -> None:
     model = a_model("softmax")
     records = records_of("positions", model, batches, seed=1, first=8)
-    by_place = {(record.name, record.coordinates.label): record for record in records}
-    assert list(by_place) == [
-        (f"positions/{name}", place)
+    by_label = {(record.name, record.coordinates.label): record for record in records}
+    assert list(by_label) == [
+        (f"positions/{name}", label)
         for pair in ((8, "1–7"), (16, "8–15"), (32, "16–31"), (48, "32–47"))
-        for name, place in (("cumulative_loss", f"first {pair[0]} tokens"), ("loss", f"position {pair[1]}"))
+        for name, label in (("cumulative_loss", f"first {pair[0]} tokens"), ("loss", f"position {pair[1]}"))
     ]
-    whole, parts = (
-        by_place["positions/cumulative_loss", "first 48 tokens"],
+    overall, parts = (
+        by_label["positions/cumulative_loss", "first 48 tokens"],
         [r for r in records if r.name == "positions/loss"],
     )
-    assert whole.n == sum(part.n for part in parts)
-    assert whole.value == pytest.approx(sum(part.value * part.n for part in parts) / whole.n)
-    assert whole.interval[0] < whole.value < whole.interval[1]
-    assert all(len(record.documents) == len(whole.documents) for record in records)
+    assert overall.n == sum(part.n for part in parts)
+    assert overall.value == pytest.approx(sum(part.value * part.n for part in parts) / overall.n)
+    assert overall.interval[0] < overall.value < overall.interval[1]
+    assert all(len(record.documents) == len(overall.documents) for record in records)
     # The first validation document, by the definition.
     first = records[0].documents[0]
     row = next(batches.documents())

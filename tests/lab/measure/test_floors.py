@@ -14,20 +14,20 @@ DRAWS = 20_000
 def answered(pairs: int, queries: int, values: int, *, repeats: bool, eliminate: bool) -> list[list[bool]]:
     """Which queries a player answers right that sees all values of the context, and no key with its value."""
     stream = random.Random(0)
-    found = []
+    answers = []
     for _ in range(DRAWS):
         drawn = [stream.randrange(values) for _ in range(pairs)]
-        asked = stream.choices(range(pairs), k=queries) if repeats else stream.sample(range(pairs), queries)
-        right, given = [], dict[int, int]()
-        for key in asked:
+        queried = stream.choices(range(pairs), k=queries) if repeats else stream.sample(range(pairs), queries)
+        right, revealed = [], dict[int, int]()
+        for key in queried:
             left = Counter(drawn)
             if eliminate:
-                left.subtract(given.values())
-            guess = given[key] if eliminate and key in given else left.most_common(1)[0][0]
+                left.subtract(revealed.values())
+            guess = revealed[key] if eliminate and key in revealed else left.most_common(1)[0][0]
             right.append(guess == drawn[key])
-            given[key] = drawn[key]
-        found.append(right)
-    return found
+            revealed[key] = drawn[key]
+        answers.append(right)
+    return answers
 
 
 @pytest.mark.parametrize(

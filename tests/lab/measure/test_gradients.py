@@ -46,8 +46,8 @@ def test_equation_7_is_what_autograd_finds(with_norm: bool) -> None:
         arguments |= {"norm_weight": weight, "norm_eps": 1e-5, "norm_scale": 0.64}
     output = diff_attention(q, k, (x @ weights.v)[None, None], LAM, **arguments)[0, 0] @ weights.o
     expected = torch.autograd.grad(output, weights, output_gradient)
-    for found, wanted in zip(differential_gradients(x, weights, LAM, output_gradient, norm), expected, strict=True):
-        check_rounding(found, wanted)
+    for closed, reference in zip(differential_gradients(x, weights, LAM, output_gradient, norm), expected, strict=True):
+        check_rounding(closed, reference)
 
 
 def test_equation_9_is_what_autograd_finds() -> None:
@@ -56,8 +56,8 @@ def test_equation_9_is_what_autograd_finds() -> None:
     attend = torch.nn.functional.scaled_dot_product_attention
     output = attend(q, k, (x @ weights.v)[None], is_causal=True)[0] @ weights.o
     expected = torch.autograd.grad(output, weights, output_gradient)
-    for found, wanted in zip(ordinary_gradients(x, weights, output_gradient), expected, strict=True):
-        check_rounding(found, wanted)
+    for closed, by_autograd in zip(ordinary_gradients(x, weights, output_gradient), expected, strict=True):
+        check_rounding(closed, by_autograd)
 
 
 @pytest.mark.parametrize("kind", ["diff", "softmax", "diff without its norm"])
@@ -70,11 +70,11 @@ def test_the_closed_form_of_a_models_layer(kind: str, monkeypatch: pytest.Monkey
         torch.nn.init.uniform_(attention.head_norm.weight)
     x = torch.randn(6, 24)
     assert 0 < closed_form_error(attention, x) < 1e-12
-    whole = gradients.differential_gradients
+    closed_form = gradients.differential_gradients
 
     def without_lambda(*arguments: Any) -> HeadWeights:
-        found = whole(*arguments)
-        return found._replace(q2=-found.q1)
+        weights_gradients = closed_form(*arguments)
+        return weights_gradients._replace(q2=-weights_gradients.q1)
 
     monkeypatch.setattr(gradients, "differential_gradients", without_lambda)
     assert (closed_form_error(attention, x) > 0.1) == (kind != "softmax")
@@ -113,17 +113,17 @@ def test_magnitudes_are_those_of_backward(kind: str) -> None:
     model = build(kind)
     tokens = torch.randint(0, 29, (3, 11))
     with torch.no_grad():  # as training calls its callback
-        found = gradient_magnitudes(model, {"input_ids": tokens, "labels": tokens})
-    assert found.keys() == SHARED | MORE[kind]
+        magnitudes = gradient_magnitudes(model, {"input_ids": tokens, "labels": tokens})
+    assert magnitudes.keys() == SHARED | MORE[kind]
     assert all(parameter.grad is None for parameter in model.parameters())
     model(tokens, labels=tokens, use_cache=False).loss.backward()
     for letter in "qkvo":
         gradients = [p.grad.flatten() for name, p in model.named_parameters() if f".{letter}_proj." in name]
-        assert found[letter] == pytest.approx(torch.cat(gradients).square().mean().sqrt().item(), rel=1e-5)
+        assert magnitudes[letter] == pytest.approx(torch.cat(gradients).square().mean().sqrt().item(), rel=1e-5)
     inner = [p.grad.flatten() for name, p in model.named_parameters() if ".mlp." in name]
-    assert found["mlp"] == pytest.approx(torch.cat(inner).square().mean().sqrt().item(), rel=1e-5)
-    if kind in KINDS and "q1" in found:
-        assert math.hypot(found["q1"], found["q2"]) == pytest.approx(found["q"] * math.sqrt(2), rel=1e-5)
+    assert magnitudes["mlp"] == pytest.approx(torch.cat(inner).square().mean().sqrt().item(), rel=1e-5)
+    if kind in KINDS and "q1" in magnitudes:
+        assert math.hypot(magnitudes["q1"], magnitudes["q2"]) == pytest.approx(magnitudes["q"] * math.sqrt(2), rel=1e-5)
 
 
 def test_the_halves_are_the_two_maps() -> None:
@@ -134,9 +134,9 @@ def test_the_halves_are_the_two_maps() -> None:
         for vector in layer.self_attn.lam.parameters():
             torch.nn.init.zeros_(vector)
     tokens = torch.randint(0, 29, (2, 9))
-    found = gradient_magnitudes(model, {"input_ids": tokens, "labels": tokens})
-    assert found["q2"] == found["k2"] == 0 < found["q1"]
-    assert found["k1"] > 0
+    magnitudes = gradient_magnitudes(model, {"input_ids": tokens, "labels": tokens})
+    assert magnitudes["q2"] == magnitudes["k2"] == 0 < magnitudes["q1"]
+    assert magnitudes["k1"] > 0
 
 
 def test_records_and_callback_agree() -> None:

@@ -182,18 +182,18 @@ def test_silence_is_not_support(written: list[str]) -> None:
 def test_models_are_compared_document_by_document() -> None:
     """One is right wherever the other is and on a fifth of the documents more; unpaired, that would be in the noise."""
     outcomes = {
-        "diff": [("a", Judgement(supported=place % 2 == 0 or place % 5 == 0, reply="said")) for place in range(60)],
-        "softmax": [("a", Judgement(supported=place % 2 == 0, reply="said")) for place in range(60)],
+        "diff": [("a", Judgement(supported=number % 2 == 0 or number % 5 == 0, reply="said")) for number in range(60)],
+        "softmax": [("a", Judgement(supported=number % 2 == 0, reply="said")) for number in range(60)],
     }
     records = [
         replace(hallucination_records(replace(DIFF, variant=variant), judged, "mine", "j")[0], seed=0)
         for variant, judged in outcomes.items()
     ]
-    found = compare(records, "hallucination/mine", "diff", "softmax", claimed=False)
-    assert found.difference == pytest.approx(0.1)
-    low, high = found.interval or (0, 0)
+    comparison = compare(records, "hallucination/mine", "diff", "softmax", claimed=False)
+    assert comparison.difference == pytest.approx(0.1)
+    low, high = comparison.interval or (0, 0)
     assert 0 < low < 0.1 < high < 0.2
-    assert found.verdict is None
+    assert comparison.verdict is None
     first, second = (record.interval or (0, 0) for record in records)
     assert first[0] < second[1]
 
@@ -248,15 +248,15 @@ def test_half_a_line_is_asked_again_and_foreign_files_are_left_alone(tmp_path: P
     judgements = Judgements(Scripted(), path)
     for answer in answers:
         judgements.of(SOURCES[0], answer)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-20])
+    complete = path.read_bytes()
+    path.write_bytes(complete[:-20])
     judge = Scripted()
     again = Judgements(judge, path)
     for answer in answers:
         again.of(SOURCES[0], answer)
     assert [answer for _, answer in judge.asked] == ["\ud83d"]
     assert [json.loads(line)["key"] for line in path.read_bytes().splitlines()] == [
-        json.loads(line)["key"] for line in whole.splitlines()
+        json.loads(line)["key"] for line in complete.splitlines()
     ]
     for foreign in ('{"text": "a"}', "hello", "[1]", '{"key": "a", "supported": 1.5, "reply": "x"}'):
         path.write_text(f"{foreign}\n")
@@ -279,11 +279,11 @@ def test_a_local_judge_compares_two_words() -> None:
     )
     scores = {}
     for word in ("yes", "no"):
-        whole = tokenizer(f"{question} {word}")["input_ids"]
+        tokens = tokenizer(f"{question} {word}")["input_ids"]
         with torch.no_grad():
-            logits = model(torch.tensor([whole])).logits[0].float().log_softmax(-1)
-        places = range(len(whole) - len(word) - 1, len(whole))
-        scores[word] = sum(float(logits[place - 1, whole[place]]) for place in places)
+            logits = model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
+        positions = range(len(tokens) - len(word) - 1, len(tokens))
+        scores[word] = sum(float(logits[position - 1, tokens[position]]) for position in positions)
     assert judgement.supported == (scores["yes"] > scores["no"])
     assert float(judgement.reply.rpartition("=")[2]) == pytest.approx(scores["yes"] - scores["no"], abs=1e-3)
     assert judgement.prompt_tokens == len(question.encode())
@@ -352,8 +352,8 @@ def test_end_to_end_against_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_words_are_looked_up() -> None:
     judge = WordsJudge()
     assert judge.judge(SOURCES[0], "bergen: it RAINS!").supported is True
-    found = judge.judge(SOURCES[0], "It rains in Oslo, not Bergen, not ever.")
-    assert (found.supported, found.reply) == (False, "not in the document: oslo, not, ever")
+    judgement = judge.judge(SOURCES[0], "It rains in Oslo, not Bergen, not ever.")
+    assert (judgement.supported, judgement.reply) == (False, "not in the document: oslo, not, ever")
 
 
 def test_judges_are_chosen_by_what_they_are_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -92,13 +92,13 @@ def value(result: TaskResult, metric: str) -> Result:
 def by_hand(model: Any, tokenizer: Any, prompt: str, choice: str) -> float:
     """log P(choice | prompt) from plain logits, one text at a time, without padding."""
     before: list[int] = tokenizer(prompt)["input_ids"]
-    whole: list[int] = tokenizer(f"{prompt} {choice}")["input_ids"]
-    count = len(whole) - len(before)
+    tokens: list[int] = tokenizer(f"{prompt} {choice}")["input_ids"]
+    count = len(tokens) - len(before)
     if not before:
-        whole = [tokenizer.eos_token_id, *whole]
-    whole = whole[-(MODEL["max_position_embeddings"] + 1) :]
-    logits: Tensor = model(torch.tensor([whole[:-1]]), use_cache=False).logits[0]
-    chosen = logits.log_softmax(-1).gather(1, torch.tensor(whole[1:]).unsqueeze(1))[:, 0]
+        tokens = [tokenizer.eos_token_id, *tokens]
+    tokens = tokens[-(MODEL["max_position_embeddings"] + 1) :]
+    logits: Tensor = model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0]
+    chosen = logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:]).unsqueeze(1))[:, 0]
     return float(chosen[-count:].sum())
 
 

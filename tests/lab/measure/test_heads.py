@@ -44,9 +44,9 @@ def test_heads_that_see_all_alike_and_one_that_sees_little() -> None:
 
 def test_our_twin_answers_as_llama() -> None:
     source, tokens = llama(), sequences()
-    twin = DiffTransformerForCausalLM(DiffTransformerConfig(**MODEL, attention_type="softmax")).eval()
-    twin.load_state_dict(source.state_dict())
-    torch.testing.assert_close(head_entropies(twin, tokens), head_entropies(source, tokens))
+    softmax = DiffTransformerForCausalLM(DiffTransformerConfig(**MODEL, attention_type="softmax")).eval()
+    softmax.load_state_dict(source.state_dict())
+    torch.testing.assert_close(head_entropies(softmax, tokens), head_entropies(source, tokens))
 
 
 def test_the_choice() -> None:

@@ -63,21 +63,21 @@ def of_model(model: Any, tokenizer: Any = None, seed: int = 0) -> EvalInput:
 
 def test_labelled_answers_equal_those_of_whole_prompts(reader: Any) -> None:
     """The prompt of shared demonstrations, read once, against the whole text of each question."""
-    shown, asked = QUESTIONS.train[2:6], QUESTIONS.test
-    prompt = labelled_prompt(of_model(reader), QUESTIONS, shown, asked)
+    shown, questions = QUESTIONS.train[2:6], QUESTIONS.test
+    prompt = labelled_prompt(of_model(reader), QUESTIONS, shown, questions)
     right = labelled_answers(reader, prompt, exact=True)
     assert len(labelled_answers(reader, prompt)) == 6
-    assert right == of_whole_prompts(reader, shown, asked)
+    assert right == of_whole_prompts(reader, shown, questions)
 
 
-def of_whole_prompts(reader: Any, shown: Rows, asked: Rows) -> list[bool]:
+def of_whole_prompts(reader: Any, shown: Rows, questions: Rows) -> list[bool]:
     """Whether the likeliest label is right, after a text that is read from its beginning for each question."""
     tokenizer = byte_tokenizer()
     trie = LabelTrie([tokenizer.encode(f" {label}\n") for label in QUESTIONS.labels])
     before = "".join(QUESTIONS.demonstration(*row) for row in shown)
     assert before.count("\n==\n") == len(shown)
     right = []
-    for text, label in asked:
+    for text, label in questions:
         prompt = torch.tensor(tokenizer.encode(before + QUESTIONS.query(text)))
         likelihoods = label_log_likelihoods(reader, trie, prompt)[1]
         right.append(QUESTIONS.labels[int(likelihoods.argmax())] == label)
@@ -100,10 +100,10 @@ class Listening:
         return list(self.tokenizer.encode(text, **options))
 
 
-def written(shown: Rows, asked: Rows) -> tuple[str, list[str]]:
+def written(shown: Rows, questions: Rows) -> tuple[str, list[str]]:
     """What a prompt must be in words."""
     return "".join(f"Question: {text}\nType: {label}\n==\n" for text, label in shown), [
-        f"Question: {text}\nType:" for text, _ in asked
+        f"Question: {text}\nType:" for text, _ in questions
     ]
 
 
@@ -112,10 +112,10 @@ def test_fewer_shots_are_the_first_of_more(reader: Any, questions: dict[str, Any
     records = ManyShot(**questions, shots=(2, 4), queries=6, exact=True).run(of_model(reader, heard, seed=2))
     random = np.random.default_rng(2)
     shown = [QUESTIONS.train[n] for n in random.permutation(9)]
-    asked = [QUESTIONS.test[n] for n in random.permutation(6)]
-    assert heard.prompts == [written(shown[:count], asked) for count in (2, 4)]
+    drawn = [QUESTIONS.test[n] for n in random.permutation(6)]
+    assert heard.prompts == [written(shown[:count], drawn) for count in (2, 4)]
     for record, count in zip(records, (2, 4), strict=True):
-        assert record.value == np.mean(of_whole_prompts(reader, shown[:count], asked))
+        assert record.value == np.mean(of_whole_prompts(reader, shown[:count], drawn))
         assert (record.n, record.coordinates.label, record.seed) == (6, f"{count} shots", 2)
 
 
@@ -131,10 +131,10 @@ def test_orders_of_the_same_demonstrations(reader: Any, questions: dict[str, Any
         classes = torch.tensor([QUESTIONS.labels.index(label) for _, label in shown])
         for row, kind in enumerate(("random", "alternating")):
             for column, order in enumerate(drawn_orders(classes, 3, kind, 7)):
-                asked = [QUESTIONS.test[n] for n in random.integers(6, size=5)]
+                drawn = [QUESTIONS.test[n] for n in random.integers(6, size=5)]
                 ordered = [shown[n] for n in order]
-                prompts.append(written(ordered, asked))
-                shares[row, number, column] = np.mean(of_whole_prompts(reader, ordered, asked))
+                prompts.append(written(ordered, drawn))
+                shares[row, number, column] = np.mean(of_whole_prompts(reader, ordered, drawn))
     assert heard.prompts == prompts
     assert len({before for before, _ in prompts}) == 12
     assert np.ptp(shares, axis=2).any(), "all orders alike would tell nothing"

@@ -29,11 +29,11 @@ SIZES: dict[str, Any] = {
 def model(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(3)
     if request.param == "diff":
-        made = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, initializer_range=0.5))
+        transformer = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES, initializer_range=0.5))
     else:
-        made = LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.5))
-    made.generation_config.eos_token_id = 9
-    return made.eval()
+        transformer = LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.5))
+    transformer.generation_config.eos_token_id = 9
+    return transformer.eval()
 
 
 def by_hand(model: Any, prompt: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -46,15 +46,15 @@ def by_hand(model: Any, prompt: Tensor) -> tuple[Tensor, Tensor, int]:
         return model(input_ids=row[None], use_cache=False).logits[0, -1].float().log_softmax(-1)
 
     for label in LABELS:
-        steps = [(after(label[:place]), trie.following(label[:place]), token) for place, token in enumerate(label)]
+        steps = [(after(label[:depth]), trie.following(label[:depth]), token) for depth, token in enumerate(label)]
         free.append(torch.stack([scores[token] for scores, _, token in steps]).sum())
         allowed_steps = [scores[allowed].log_softmax(0)[allowed.index(token)] for scores, allowed, token in steps]
         constrained.append(torch.stack(allowed_steps).sum())
-    found: tuple[int, ...] = ()
-    while allowed := trie.following(found):
-        scores = after(found)
-        found += (allowed[int(scores[allowed].argmax())],)
-    return torch.stack(free), torch.stack(constrained), LABELS.index(found)
+    label_tokens: tuple[int, ...] = ()
+    while allowed := trie.following(label_tokens):
+        scores = after(label_tokens)
+        label_tokens += (allowed[int(scores[allowed].argmax())],)
+    return torch.stack(free), torch.stack(constrained), LABELS.index(label_tokens)
 
 
 @torch.no_grad()
@@ -67,9 +67,9 @@ def test_likelihoods_and_greedy_answers(model: Any) -> None:
             cache = None
             if known:
                 cache = model(input_ids=prompt[None, :known], use_cache=True).past_key_values
-            found = label_log_likelihoods(model, trie, prompt, cache, batch_size)
-            torch.testing.assert_close(found[0], free, atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(found[1], constrained, atol=1e-5, rtol=1e-5)
+            likelihoods = label_log_likelihoods(model, trie, prompt, cache, batch_size)
+            torch.testing.assert_close(likelihoods[0], free, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(likelihoods[1], constrained, atol=1e-5, rtol=1e-5)
         assert constrained.exp().sum().item() == pytest.approx(1, abs=1e-5)
         assert free.exp().sum().item() < 1
         cache = model(input_ids=prompt[None, :5], use_cache=True).past_key_values

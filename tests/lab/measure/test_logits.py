@@ -99,10 +99,10 @@ def test_whole_logits_are_ordinary_attention(model: Any, small_blocks: None) -> 
     expected = [model(tokens, use_cache=False, **situation).logits for situation in situations]
     with attending(model, WHOLE_LOGITS):
         assert model.config._attn_implementation == WHOLE_LOGITS
-        for situation, wanted in zip(situations, expected, strict=True):
+        for situation, output in zip(situations, expected, strict=True):
             answer = model(tokens, use_cache=False, **situation).logits
             shown = padding.bool() if "attention_mask" in situation else torch.ones_like(padding).bool()
-            check_rounding(answer[shown], wanted[shown])
+            check_rounding(answer[shown], output[shown])
         cache = DynamicCache(config=model.config)
         parts = [model(part, past_key_values=cache, use_cache=True).logits for part in tokens.split([5, 6, 1], dim=1)]
         check_rounding(torch.cat(parts, dim=1), expected[0])
@@ -111,7 +111,7 @@ def test_whole_logits_are_ordinary_attention(model: Any, small_blocks: None) -> 
 
 def logits_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
     """All visible logits of our model, from its projections alone, and hidden states after each layer."""
-    found = []
+    blocks = []
 
     def look(attention: Any, arguments: tuple[Any, ...], more: dict[str, Any]) -> None:
         hidden = more["hidden_states"] if "hidden_states" in more else arguments[0]
@@ -123,14 +123,14 @@ def logits_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
         scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT / math.sqrt(attention.head_dim)
         document = (batch["position_ids"] == 0).cumsum(1)
         seen = (document[:, :, None] == document[:, None]) & torch.ones(12, 12).tril().bool()
-        found.append(scores.permute(0, 3, 4, 1, 2)[seen].flatten())
+        blocks.append(scores.permute(0, 3, 4, 1, 2)[seen].flatten())
 
     hooks = [layer.self_attn.register_forward_pre_hook(look, with_kwargs=True) for layer in model.model.layers]
     with torch.no_grad():
         model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
     for hook in hooks:
         hook.remove()
-    return torch.cat(found)
+    return torch.cat(blocks)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,9 +139,9 @@ def test_outliers_are_those_of_all_visible_logits(kind: str, small_blocks: None)
     logits = torch.cat([logits_of(model, batch) for batch in data.validation_batches()]).abs().sort().values
     records = records_of("outliers", model, data)
     for rank in TOPS:
-        found = records["outliers/attention_logits", f"top-{rank}"]
-        assert found.value == pytest.approx(logits[-rank].item(), rel=1e-6)
-        assert (found.n, found.better, found.variant) == (len(logits), "lower", "ours")
+        record = records["outliers/attention_logits", f"top-{rank}"]
+        assert record.value == pytest.approx(logits[-rank].item(), rel=1e-6)
+        assert (record.n, record.better, record.variant) == (len(logits), "lower", "ours")
     median = logits[(len(logits) - 1) // 2].item()
     assert records["outliers/attention_logits", "median"].value == pytest.approx(median, rel=MEDIAN_ERROR + 1e-6)
 
@@ -156,17 +156,17 @@ def test_hidden_states_are_those_after_each_layer(model: Any) -> None:
         states += model(batch["input_ids"], output_hidden_states=True, **inputs).hidden_states[1:-1]
     hook.remove()
     expected = torch.cat([state.flatten() for state in states]).abs().sort().values
-    found = activation_outliers(model, Windows())["hidden_states"]
-    assert found.count == len(expected) == 2 * 2 * 24 * 24
+    magnitudes = activation_outliers(model, Windows())["hidden_states"]
+    assert magnitudes.count == len(expected) == 2 * 2 * 24 * 24
     for rank in TOPS:
-        assert found.largest(rank) == pytest.approx(expected[-rank].item(), rel=1e-5)
+        assert magnitudes.largest(rank) == pytest.approx(expected[-rank].item(), rel=1e-5)
 
 
 def test_llama_and_diffllama_have_the_logits_of_ours() -> None:
-    """The twin with Llama's weights shows Llama's logits. DiffLlama's second call by the same queries adds none."""
-    source, twin = build("Llama"), build("softmax")
-    twin.load_state_dict(source.state_dict())
-    ours, theirs = (activation_outliers(model, Windows())["attention_logits"] for model in (twin, source))
+    """The softmax with Llama's weights shows Llama's logits. DiffLlama's second call by the same queries adds none."""
+    source, softmax = build("Llama"), build("softmax")
+    softmax.load_state_dict(source.state_dict())
+    ours, theirs = (activation_outliers(model, Windows())["attention_logits"] for model in (softmax, source))
     assert theirs.count == ours.count
     assert [theirs.largest(rank) for rank in TOPS] == pytest.approx([ours.largest(rank) for rank in TOPS], rel=1e-4)
     assert activation_outliers(build("DiffLlama"), Windows())["attention_logits"].count == ours.count
@@ -186,24 +186,24 @@ def test_magnitudes_in_parts_are_those_of_the_whole(spread: float) -> None:
     values = torch.randn(5001) * torch.logspace(-6, 6, 5001) * spread
     values[10:40] = 0
     values[50:60] = values[:10]
-    found, sizes = Magnitudes(torch.device("cpu"), keep=7), values.abs().sort().values
+    magnitudes, sizes = Magnitudes(torch.device("cpu"), keep=7), values.abs().sort().values
     for part in values.split(613):
-        found.add(part)
-    assert found.count == 5001
-    assert [found.largest(rank) for rank in range(1, 8)] == sizes.flip(0)[:7].tolist()
-    assert found.median() == pytest.approx(sizes[2500].item(), rel=MEDIAN_ERROR)
+        magnitudes.add(part)
+    assert magnitudes.count == 5001
+    assert [magnitudes.largest(rank) for rank in range(1, 8)] == sizes.flip(0)[:7].tolist()
+    assert magnitudes.median() == pytest.approx(sizes[2500].item(), rel=MEDIAN_ERROR)
 
 
 def test_magnitudes_of_what_is_seen_alone() -> None:
-    found = Magnitudes(torch.device("cpu"))
-    found.add(torch.tensor([[1.0, -5.0, 9.0], [2.0, 3.0, -9.0]]), torch.tensor([True, True, False]))
-    assert (found.count, found.largest(1), found.largest(4)) == (4, 5.0, 1.0)
-    assert found.median() == pytest.approx(2.0, rel=MEDIAN_ERROR)
+    magnitudes = Magnitudes(torch.device("cpu"))
+    magnitudes.add(torch.tensor([[1.0, -5.0, 9.0], [2.0, 3.0, -9.0]]), torch.tensor([True, True, False]))
+    assert (magnitudes.count, magnitudes.largest(1), magnitudes.largest(4)) == (4, 5.0, 1.0)
+    assert magnitudes.median() == pytest.approx(2.0, rel=MEDIAN_ERROR)
     with pytest.raises(ValueError, match=r"^of 4 values the 4 largest are kept, got rank 5\.$"):
-        found.largest(5)
-    found.add(torch.tensor([math.nan, -math.inf]))
+        magnitudes.largest(5)
+    magnitudes.add(torch.tensor([math.nan, -math.inf]))
     with pytest.raises(ValueError, match=r"^2 of 6 values are not finite\.$"):
-        found.median()
+        magnitudes.median()
     with pytest.raises(ValueError, match=r"^there is no median of no values\.$"):
         Magnitudes(torch.device("cpu")).median()
 
@@ -213,11 +213,11 @@ def test_quantised_values_lie_on_a_grid(bits: int) -> None:
     x = torch.randn(3, 400, dtype=torch.float64)
     largest = x.abs().amax(-1, keepdim=True)
     step = largest / (2 ** (bits - 1) - 1)
-    found = quantise(x, largest, bits)
-    steps = found / step
+    quantised = quantise(x, largest, bits)
+    steps = quantised / step
     assert (steps - steps.round()).abs().max() < 1e-9
-    assert ((found - x).abs() <= step / 2 * (1 + 1e-9)).all()
-    assert (found.abs().amax(-1, keepdim=True) - largest).abs().max() < 1e-12
+    assert ((quantised - x).abs() <= step / 2 * (1 + 1e-9)).all()
+    assert (quantised.abs().amax(-1, keepdim=True) - largest).abs().max() < 1e-12
     assert not quantise(torch.zeros(2, 3), torch.zeros(2, 1), bits).any()
 
 
@@ -242,21 +242,21 @@ def test_four_bits_against_the_formula(granularity: Any, small_blocks: None) -> 
     model = build("diff")
     layer, batch = model.model.layers[0], next(Windows().validation_batches())
     hidden = layer.input_layernorm(model.model.embed_tokens(batch["input_ids"]))
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     seen: list[Any] = []
     inner = layer.self_attn
     hooks = [
         inner.register_forward_pre_hook(lambda _, __, more: seen.append(more["position_embeddings"]), with_kwargs=True),
-        inner.head_norm.register_forward_pre_hook(lambda _, args: found.append(args[0])),
+        inner.head_norm.register_forward_pre_hook(lambda _, args: outputs.append(args[0])),
     ]
     with attending(model, quantised_implementation(4, granularity)):
         model(batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
     for hook in hooks:
         hook.remove()
     expected = expected_heads(inner, batch, hidden, seen[0], granularity == "row")
-    check_rounding(found[0].reshape(expected.shape), expected)
-    whole = expected_heads(inner, batch, hidden, seen[0], granularity != "row")
-    assert (expected - whole).abs().max() > 1e-3  # the two are not the same thing
+    check_rounding(outputs[0].reshape(expected.shape), expected)
+    heads = expected_heads(inner, batch, hidden, seen[0], granularity != "row")
+    assert (expected - heads).abs().max() > 1e-3  # the two are not the same thing
 
 
 def test_fewer_bits_are_further_off(model: Any) -> None:
@@ -266,9 +266,9 @@ def test_fewer_bits_are_further_off(model: Any) -> None:
         with attending(model, name), torch.no_grad():
             return model(tokens, use_cache=False).logits
 
-    whole = answers(WHOLE_LOGITS)
+    unquantised = answers(WHOLE_LOGITS)
     for granularity in GRANULARITIES:
-        errors = [(answers(quantised_implementation(bits, granularity)) - whole).abs().mean() for bits in BITS]
+        errors = [(answers(quantised_implementation(bits, granularity)) - unquantised).abs().mean() for bits in BITS]
         assert 0 < errors[0] < errors[1] < errors[2] < errors[3]
         assert errors[0] < errors[1] / 50
 
@@ -286,11 +286,11 @@ def test_records_of_the_retrieval_task() -> None:
     model = DiffTransformerForCausalLM(DiffTransformerConfig(**sizes)).eval()
     records = records_of("quantised", model, batches, sequences=8)
     assert len(records) == 1 + 2 * len(BITS) * len(GRANULARITIES)
-    whole = records["quantised/accuracy", "whole"]
+    unquantised = records["quantised/accuracy", "whole"]
     four = records["quantised/accuracy", "4 bits, per row"]
     drop = records["quantised/accuracy_drop", "4 bits, per row"]
-    assert drop.value == whole.value - four.value
-    assert (whole.better, drop.better, whole.n) == ("higher", "lower", 16)
+    assert drop.value == unquantised.value - four.value
+    assert (unquantised.better, drop.better, unquantised.n) == ("higher", "lower", 16)
 
 
 def test_records_of_text(tmp_path: Path) -> None:
@@ -302,9 +302,9 @@ def test_records_of_text(tmp_path: Path) -> None:
     config = DiffTransformerConfig(**{**SIZES, "vocab_size": batches.vocab_size}, initializer_range=0.5)
     model = DiffTransformerForCausalLM(config).eval()
     records = records_of("quantised", model, batches)
-    whole, loss = records["quantised/loss", "whole"], language_loss(model, batches)
-    assert whole.n == loss.targets
-    assert whole.value == pytest.approx(loss.per_token, rel=1e-5)
+    unquantised, loss = records["quantised/loss", "whole"], language_loss(model, batches)
+    assert unquantised.n == loss.targets
+    assert unquantised.value == pytest.approx(loss.per_token, rel=1e-5)
     right = [
         (model(**batch, use_cache=False).logits[:, :-1].argmax(-1) == batch["labels"][:, 1:]).float()
         for batch in batches.validation_batches()
@@ -314,7 +314,7 @@ def test_records_of_text(tmp_path: Path) -> None:
     )
     four = records["quantised/loss", "4 bits, per tensor"]
     increase = records["quantised/loss_increase", "4 bits, per tensor"]
-    assert increase.value == four.value - whole.value != 0
+    assert increase.value == four.value - unquantised.value != 0
     assert (four.better, increase.better, increase.unit) == ("lower", "lower", "nats/token")
     assert abs(records["quantised/loss_increase", "16 bits, per row"].value) < 1e-3 * abs(increase.value)
     fewer = records_of("quantised", model, batches, tokens=40)

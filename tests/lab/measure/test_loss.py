@@ -38,7 +38,7 @@ def test_loss_is_the_negative_log_likelihood_of_every_target(
         for batch in batches.validation_batches():
             for row in batch["input_ids"]:
                 log_probabilities = model(row.unsqueeze(0)).logits[0].double().log_softmax(-1)
-                nats -= sum(log_probabilities[place, row[place + 1]].item() for place in range(len(row) - 1))
+                nats -= sum(log_probabilities[position, row[position + 1]].item() for position in range(len(row) - 1))
                 targets += len(row) - 1
     loss = language_loss(model, batches)
     assert loss.targets == targets

@@ -59,10 +59,10 @@ def test_a_model_that_counts_is_right(counter: Counter) -> None:
     assert episode_answers(counter, episode).all()
     measurement = Episodes(shots=(1, 60), noises=(0.0, 0.3), episodes=6, queries=10)
     records = measurement.run(EvalInput(model=counter, variant="it", batches=TASK))
-    found = {record.coordinates.label: record.value for record in records}
-    assert found["noise 0, 60 shots"] == 1
-    assert found["noise 0, 1 shot"] < 0.9
-    assert found["noise 0.3, 60 shots"] > 0.8
+    accuracies = {record.coordinates.label: record.value for record in records}
+    assert accuracies["noise 0, 60 shots"] == 1
+    assert accuracies["noise 0, 1 shot"] < 0.9
+    assert accuracies["noise 0.3, 60 shots"] > 0.8
     assert all(record.n == 60 and record.better == "higher" for record in records)
 
 
@@ -81,9 +81,9 @@ def test_orders() -> None:
     classes = torch.tensor([0, 0, 1, 2, 1, 0, 2, 0])
     random = drawn_orders(classes, 20, "random", seed=0)
     alternating = drawn_orders(classes, 20, "alternating", seed=0)
-    for found in (random, alternating):
-        assert len({tuple(order.tolist()) for order in found}) == 20
-        assert all(sorted(order.tolist()) == list(range(8)) for order in found)
+    for orders in (random, alternating):
+        assert len({tuple(order.tolist()) for order in orders}) == 20
+        assert all(sorted(order.tolist()) == list(range(8)) for order in orders)
     for order in alternating:
         shown = classes[order].tolist()
         assert set(shown[:3]) == {0, 1, 2}
@@ -96,23 +96,23 @@ def test_orders() -> None:
 def test_what_orders_say() -> None:
     """Two sets with three orders of 10 questions; the second differs by less than chance."""
     measured = EvalInput(model=None, variant="it", seed=3)
-    found = order_results(measured, [[2, 5, 8], [5, 5, 6]], 10, "task", Coordinates(part="here"))
-    assert [record.name for record in found] == ["task_range", "task_variance", "task_spread", "task_mean"]
+    records = order_results(measured, [[2, 5, 8], [5, 5, 6]], 10, "task", Coordinates(part="here"))
+    assert [record.name for record in records] == ["task_range", "task_variance", "task_spread", "task_mean"]
     chance = [(0.16 + 0.25 + 0.16) / 27, (0.25 + 0.25 + 0.24) / 27]
     variance = (0.09 - chance[0] + 0.01 / 3 - chance[1]) / 2
     assert chance[1] > 0.01 / 3, "of the second set it is below 0, and counts as that"
-    assert [record.value for record in found] == pytest.approx([(0.6 + 0.1) / 2, variance, variance**0.5, 31 / 60])
-    assert [record.better for record in found] == ["lower", "lower", "lower", "higher"]
-    assert found[2].interval == (0, pytest.approx((found[1].interval or (0, 0))[1] ** 0.5))
-    assert {(record.n, record.coordinates.label, record.seed, record.variant) for record in found} == {
+    assert [record.value for record in records] == pytest.approx([(0.6 + 0.1) / 2, variance, variance**0.5, 31 / 60])
+    assert [record.better for record in records] == ["lower", "lower", "lower", "higher"]
+    assert records[2].interval == (0, pytest.approx((records[1].interval or (0, 0))[1] ** 0.5))
+    assert {(record.n, record.coordinates.label, record.seed, record.variant) for record in records} == {
         (2, "here", 3, "it")
     }
 
 
 def test_less_than_chance_has_no_spread_and_a_range_is_of_ten_orders() -> None:
     measured = EvalInput(model=None, variant="it")
-    found = order_results(measured, [[5] * 10 + [0], [5] * 10 + [0]], 10, "task", NOWHERE)
-    assert found[0].value == 0, "the eleventh order is no part of it"
+    records = order_results(measured, [[5] * 10 + [0], [5] * 10 + [0]], 10, "task", NOWHERE)
+    assert records[0].value == 0, "the eleventh order is no part of it"
     equal = order_results(measured, [[5, 5]], 10, "task", NOWHERE)
     assert [record.value for record in equal] == pytest.approx([0, -0.25 / 9, 0, 0.5])
 
@@ -123,19 +123,19 @@ def test_measures_of_episodes(counter: Counter) -> None:
         (request,) = experiment.requests(experiment.presets["cpu"])
         assert request.resolve() == kind()
     measured = EvalInput(model=counter, variant="it", batches=TASK, seed=4)
-    found = Episodes(shots=(2, 6), noises=(0.0,), episodes=3, queries=4).run(measured)
-    for record, count in zip(found, (2, 6), strict=True):
+    records = Episodes(shots=(2, 6), noises=(0.0,), episodes=3, queries=4).run(measured)
+    for record, count in zip(records, (2, 6), strict=True):
         right = [episode_answers(counter, TASK.episode(4, number, count, 4, 0.0)) for number in range(3)]
         assert record.value == torch.stack(right).double().mean()
         assert (record.coordinates.label, record.seed, record.variant) == (f"noise 0, {count} shots", 4, "it")
-    found = EpisodeOrders(shots=8, noises=(0.3,), orders=2, queries=4, sets=2).run(measured)
+    records = EpisodeOrders(shots=8, noises=(0.3,), orders=2, queries=4, sets=2).run(measured)
     expected = []
     for kind in ("random", "alternating"):
         sets = [TASK.episode(4, number, 8, 2 * 4, 0.3) for number in range(2)]
         counts = [order_accuracies(counter, episode, 2, kind, seed=4) for episode in sets]
         expected += order_results(measured, counts, 4, "many_shot/order", NOWHERE)
-    assert [record.value for record in found] == [record.value for record in expected]
-    assert [(record.name, record.coordinates.label) for record in found] == [
+    assert [record.value for record in records] == [record.value for record in expected]
+    assert [(record.name, record.coordinates.label) for record in records] == [
         (f"many_shot/order_{name}", f"{kind} orders, noise 0.3")
         for kind in ("random", "alternating")
         for name in ("range", "variance", "spread", "mean")

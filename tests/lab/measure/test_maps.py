@@ -41,15 +41,15 @@ def test_maps_of_models_of_transformers(kind: Any, tmp_path: Path) -> None:
     ours = DiffTransformerForCausalLM.from_pretrained(tmp_path / "ours").eval()
     tokens = torch.randint(40, (3, 13))
     implementation = theirs.config._attn_implementation
-    found, expected = applied_maps(theirs, tokens), applied_maps(ours, tokens)
+    maps, expected = applied_maps(theirs, tokens), applied_maps(ours, tokens)
     assert theirs.config._attn_implementation == implementation
-    assert len(found) == len(expected) == 2
-    for one, other in zip(found, expected, strict=True):
+    assert len(maps) == len(expected) == 2
+    for one, other in zip(maps, expected, strict=True):
         assert one.shape == other.shape == (3, 2 if kind == "diffllama" else 4, 13, 13)
         # Heads may stand in another order.
         torch.testing.assert_close(one.mean(1), other.mean(1))
         torch.testing.assert_close(one.square().mean(1), other.square().mean(1))
-    assert (found[0].amin() < -1e-3) == (kind == "diffllama")
+    assert (maps[0].amin() < -1e-3) == (kind == "diffllama")
 
 
 def test_a_model_without_maps_is_refused() -> None:

@@ -47,14 +47,14 @@ class Reader:
 
     def generate(self, input_ids: Tensor, attention_mask: Tensor, generation_config: Any) -> Tensor:
         assert not generation_config.do_sample
-        room, rows = generation_config.max_new_tokens, []
+        new_tokens, rows = generation_config.max_new_tokens, []
         for row, mask in zip(input_ids, attention_mask, strict=True):
             prompt = TOKENIZER.decode(row[mask.bool()])
-            context, _, asked = prompt.rpartition("\nWhat")
+            context, _, question = prompt.rpartition("\nWhat")
             lines = [line.split() for line in context.split("\n") if line.startswith("The special magic")]
             hidden = {words[3]: words[-1] for words in lines}
-            cities = [city for city in hidden if city in asked.replace("?", " ").replace(",", " ").split()]
-            rows.append([*TOKENIZER.encode(self.reply(hidden, cities)), 256][:room])
+            cities = [city for city in hidden if city in question.replace("?", " ").replace(",", " ").split()]
+            rows.append([*TOKENIZER.encode(self.reply(hidden, cities)), 256][:new_tokens])
         longest = max(map(len, rows))
         rows = [row + [256] * (longest - len(row)) for row in rows]
         return torch.cat((input_ids, torch.tensor(rows)), dim=1)
@@ -65,8 +65,8 @@ def test_a_city_counts_when_its_number_is_in_the_answer() -> None:
     knows = Reader(lambda hidden, cities: ", ".join(f"{city} has {hidden[city]}" for city in cities))
     assert needle_answers(knows, TOKENIZER, documents, batch_size=3) == [[True, True]] * 7
     half = Reader(lambda hidden, cities: hidden[cities[0]])
-    found = needle_answers(half, TOKENIZER, documents)
-    assert all(sorted(row) == [False, True] for row in found)
+    answers = needle_answers(half, TOKENIZER, documents)
+    assert all(sorted(row) == [False, True] for row in answers)
     batches = NeedleBatches(None, TASK, TASK, documents=1, vocab_size=257)
     measured = EvalInput(model=half, variant="half", batches=batches, tokenizer=TOKENIZER)
     records = Needles(needles=3, samples=3).run(measured)
@@ -83,8 +83,8 @@ def test_listing_all_numbers_does_not_fit_into_an_answer() -> None:
     task = NeedleTask(TOKENIZER, TEXT, length=1100, needles=9, queried=1, digits=7)
     lists = Reader(lambda hidden, cities: " ".join(sorted(hidden.values())))
     lists.config = SimpleNamespace(max_position_embeddings=1200)
-    found = needle_answers(lists, TOKENIZER, task.sample(12, seed=0))
-    assert 0 < sum(row[0] for row in found) < 12
+    answers = needle_answers(lists, TOKENIZER, task.sample(12, seed=0))
+    assert 0 < sum(row[0] for row in answers) < 12
 
 
 @pytest.mark.parametrize("kind", ["diff", "llama"])
@@ -110,15 +110,15 @@ def test_attention_to_spans(monkeypatch: pytest.MonkeyPatch) -> None:
         maps = torch.zeros(len(input_ids), 2, input_ids.shape[1], input_ids.shape[1])
         for row, tokens in enumerate(input_ids.tolist()):
             (document,) = [found for found in documents if list(found.tokens) == tokens[: len(found.tokens)]]
-            for place, (begin, end), (first, _) in zip(
+            for query, (begin, end), (first, _) in zip(
                 document.query_positions, document.answer_spans, document.needle_spans, strict=True
             ):
                 assert TOKENIZER.decode(tokens[begin:end]) in document.numbers
-                maps[row, 0, place, begin:end] = 0.1
-                maps[row, 0, place, first] = -0.3
-                maps[row, 0, place, document.context_length] = 0.2  # the question is no noise
-                maps[row, 0, place, 0 if first else 30] += 0.2
-                maps[row, 1, place, place] = 1
+                maps[row, 0, query, begin:end] = 0.1
+                maps[row, 0, query, first] = -0.3
+                maps[row, 0, query, document.context_length] = 0.2  # the question is no noise
+                maps[row, 0, query, 0 if first else 30] += 0.2
+                maps[row, 1, query, query] = 1
         return [maps] * 2
 
     monkeypatch.setattr(retrieval, "applied_maps", fake)

@@ -53,9 +53,9 @@ def test_attention_mass_by_both_definitions(monkeypatch: pytest.MonkeyPatch) -> 
     for row in range(n):
         noise = next(p for p in range(TASK.context_length) if int(sample.input_ids[row, p]) >= TASK.first_noise)
         for q in range(queries):
-            place, answer = int(sample.query_positions[row, q]), int(sample.answer_spans[row, q])
-            maps[row, 0, place, answer], maps[row, 0, place, noise], maps[row, 0, place, place] = 0.5, -0.25, 0.25
-            maps[row, 1, place, answer - 1] = 1.0
+            query, answer = int(sample.query_positions[row, q]), int(sample.answer_spans[row, q])
+            maps[row, 0, query, answer], maps[row, 0, query, noise], maps[row, 0, query, query] = 0.5, -0.25, 0.25
+            maps[row, 1, query, answer - 1] = 1.0
     layers = iter([maps[:3], maps[3:]])
 
     def fake(model: Any, input_ids: Tensor) -> list[Tensor]:

@@ -94,10 +94,10 @@ def test_what_is_no_set_of_documents(tmp_path: Path) -> None:
 
 def test_the_papers_sets_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the columns that the sets have on the Hub; nothing here reaches it."""
-    asked: list[dict[str, Any]] = []
+    loads: list[dict[str, Any]] = []
 
     def load_dataset(**arguments: Any) -> Any:
-        asked.append(arguments)
+        loads.append(arguments)
         return rows
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -112,8 +112,8 @@ def test_the_papers_sets_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) 
     assert read_sources("multi_news") == [Source(document="C.", reference="c")]
     with pytest.raises(ValueError, match="'xsum' has no column 'document', only context, input, answers"):
         read_sources("xsum")
-    assert asked[0] == {"path": "EdinburghNLP/xsum", "revision": "refs/convert/parquet", "split": "test"}
-    assert asked[2]["data_files"].startswith("zip://data/hotpotqa.jsonl::https://huggingface.co/")
+    assert loads[0] == {"path": "EdinburghNLP/xsum", "revision": "refs/convert/parquet", "split": "test"}
+    assert loads[2]["data_files"].startswith("zip://data/hotpotqa.jsonl::https://huggingface.co/")
 
 
 def test_a_set_inside_an_archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_a_set_inside_an_archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     }
     monkeypatch.setitem(PAPER_SETS, "qasper", HubSet(load=local, columns=PAPER_SETS["qasper"].columns))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)  # or an archive is taken for something on a network
-    found = read_sources("qasper", limit=3)
-    assert len(found) == 3
-    assert all(source.question == f"Number {source.reference}?" for source in found)
+    sources = read_sources("qasper", limit=3)
+    assert len(sources) == 3
+    assert all(source.question == f"Number {source.reference}?" for source in sources)
 
 
 def test_a_set_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +151,10 @@ def test_documents_from_held_out_text(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     cache = prepare(TextFiles([tmp_path]), tokenizer, tmp_path / "cache")
     batches = TextBatches(cache, tokenizer, length=128, batch_size=4, validation_fraction=0.5)
-    found = held_out_sources(batches, tokenizer, limit=5, characters=60)
-    assert len(found) == 5
+    sources = held_out_sources(batches, tokenizer, limit=5, characters=60)
+    assert len(sources) == 5
     held_out = "".join(str(tokenizer.decode(batch["input_ids"].flatten())) for batch in batches.validation_batches())
-    for source in found:
+    for source in sources:
         assert source.question is None
         assert 30 <= len(source.document) <= 60
         assert source.document in held_out
