@@ -22,21 +22,6 @@ if TYPE_CHECKING:
     from diff_transformer.nn import DiffAttention, DiffAttentionV2, SoftmaxAttention
     from diff_transformer.ops import diff_attention, diff_attention_maps
 
-_PACKAGE_OF = {
-    "diff_attention": "ops",
-    "diff_attention_maps": "ops",
-    "DiffAttention": "nn",
-    "DiffAttentionV2": "nn",
-    "SoftmaxAttention": "nn",
-    "DiffTransformerConfig": "model",
-    "DiffTransformerModel": "model",
-    "DiffTransformerForCausalLM": "model",
-    "DiffTransformerForQuestionAnswering": "model",
-    "DiffTransformerForSequenceClassification": "model",
-    "DiffTransformerForTokenClassification": "model",
-    "attention_maps": "model",
-}
-
 __all__ = [
     "DiffAttention",
     "DiffAttentionV2",
@@ -55,9 +40,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PACKAGE_OF:
-        raise AttributeError(f"module 'diff_transformer' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"diff_transformer.{_PACKAGE_OF[name]}"), name)
+    if name in __all__:
+        for package in ("ops", "nn", "model"):  # each imports those before it
+            module = importlib.import_module(f"diff_transformer.{package}")
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module 'diff_transformer' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -12,20 +12,7 @@ from types import ModuleType
 Action = Callable[[ModuleType], None]
 
 
-class _LoadThenAct(Loader):
-    def __init__(self, loader: Loader, finder: "_AfterImport") -> None:
-        self.loader, self.finder = loader, finder
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        sys.meta_path.remove(self.finder)
-        self.loader.exec_module(module)
-        self.finder.action(module)
-
-
-class _AfterImport(MetaPathFinder):
+class _AfterImport(MetaPathFinder, Loader):
     """Waits for the first import of a module, does something with it afterwards, and is gone.
 
     Looking the module up without importing it, as checks for optional packages do, leaves it waiting.
@@ -33,6 +20,7 @@ class _AfterImport(MetaPathFinder):
 
     def __init__(self, name: str, action: Action) -> None:
         self.name, self.action, self.looking = name, action, False
+        self.loader: Loader | None = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -45,8 +33,18 @@ class _AfterImport(MetaPathFinder):
         finally:
             self.looking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _LoadThenAct(spec.loader, self)
+            self.loader, spec.loader = spec.loader, self
         return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        assert self.loader is not None  # find_spec
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert self.loader is not None
+        sys.meta_path.remove(self)
+        self.loader.exec_module(module)
+        self.action(module)
 
 
 def _after_import(name: str, action: Action) -> None:

@@ -79,20 +79,16 @@ class AttentionType:
         """The module's class, a subclass of :class:`diff_transformer.nn.Attention`."""
         return resolve_name(self.layer)
 
-    def heads(self, num_attention_heads: int) -> int:
-        """Heads of a layer, each with its own output."""
-        return num_attention_heads // 2 if self.pairs_heads else num_attention_heads
+    def heads(self, transformer_heads: int) -> int:
+        """Heads of a layer, each with its own output, or heads of its cache, from those of the Transformer."""
+        return transformer_heads // 2 if self.pairs_heads else transformer_heads
 
     def query_heads(self, num_attention_heads: int) -> int:
         """Query heads of the layer's one call of grouped-query attention."""
         return self.heads(num_attention_heads) * self.maps
 
-    def cached_heads(self, num_key_value_heads: int) -> int:
-        """Heads of keys, and of values, in that call and in the cache."""
-        return num_key_value_heads // 2 if self.pairs_heads else num_key_value_heads
-
     def cached_width(self, head_dim: int) -> int:
-        """Width of each of those heads."""
+        """Width of a head of keys, and of values, in that call and in the cache."""
         return head_dim * 2 if self.pairs_heads else head_dim
 
     def attention_products(self, config: ModelSizes) -> int:

@@ -7,19 +7,29 @@ import torch
 
 import oracle
 from diff_transformer.ops.visibility import (
+    Limit,
+    edge_limits,
     hide,
-    position_limits,
+    key_ranges,
     position_mask,
     seen_keys,
     segment_bounds_from,
-    segment_limits,
     softmax_or_zero,
     softmax_or_zero_,
-    visible_keys,
 )
 
 SIZES = [(1, 1), (5, 5), (3, 7), (7, 3), (1, 6), (6, 1)]
 WINDOWS = [None, 1, 2, 4, 100]
+
+
+def limits_of_block(
+    ranges: tuple[torch.Tensor, torch.Tensor], start: int, stop: int
+) -> tuple[int, int, list[Limit], list[Limit]]:
+    """The keys that rows start … stop − 1 see, with what hides among them: where the values are known, and not."""
+    begin, end = (x[start:stop] for x in ranges)
+    low, high = int(begin.min()), int(end.max())
+    inner = (int(begin.max()), int(end.min()))
+    return low, high, *(edge_limits(begin, end, low, high, keys, torch.empty(0)) for keys in (inner, (high, high)))
 
 
 @pytest.mark.parametrize(("n", "s"), SIZES)
@@ -30,15 +40,15 @@ def test_against_the_definition(n: int, s: int, is_causal: bool, window: int | N
     mask = position_mask(n, s, is_causal, window, None, torch.device("cpu"))
     assert torch.equal(torch.ones(n, s, dtype=torch.bool) if mask is None else mask, sees)
 
+    ranges = key_ranges(n, s, is_causal, window, None, torch.device("cpu"))
     for start, stop in itertools.combinations(range(n + 1), 2):
-        low, high = visible_keys(start, stop, n, s, is_causal, window, None)
+        low, high, *both_limits = limits_of_block(ranges, start, stop)
         assert 0 <= low <= high <= s
         block = sees[start:stop]
         seen_by_any = block.any(0).nonzero().flatten().tolist()
         # As tight as can be: not a key more than the block sees.
         assert (low, high) == (seen_by_any[0], seen_by_any[-1] + 1) if seen_by_any else low == high
-        if low < high:
-            limits = position_limits(start, stop, low, high, s - n, is_causal, window, torch.empty(0))
+        for limits in both_limits:
             for first, last in itertools.combinations(range(low, high + 1), 2):  # of which a mask may leave fewer
                 scores = torch.zeros(2, stop - start, last - first)
                 hide(scores, first, limits)
@@ -63,24 +73,25 @@ def test_documents_against_the_definition(ends: list[int], is_causal: bool, wind
     documents = segment_bounds_from(torch.tensor(ends), n)
     assert documents.dtype == torch.int32
     assert torch.equal(position_mask(n, n, is_causal, window, documents, torch.device("cpu")), sees)
+    ranges = key_ranges(n, n, is_causal, window, documents, torch.device("cpu"))
     for start, stop in itertools.combinations(range(n + 1), 2):
-        low, high = visible_keys(start, stop, n, n, is_causal, window, documents)
+        low, high, *both_limits = limits_of_block(ranges, start, stop)
         block = sees[start:stop]
         seen_by_any = block.any(0).nonzero().flatten().tolist()
-        # The window's edge is that of the first row and the documents' that of any: not always the tightest together.
-        assert 0 <= low <= seen_by_any[0] <= seen_by_any[-1] + 1 == high
-        limits = position_limits(start, stop, low, high, 0, is_causal, window, torch.empty(0))
-        limits += segment_limits(documents[:, start:stop], low, high, torch.empty(0))
-        scores = torch.zeros(2, stop - start, high - low)
-        hide(scores, low, limits)
-        assert torch.equal(scores == 0, block[:, low:high].expand(2, -1, -1))
-        assert torch.equal(scores == -torch.inf, ~block[:, low:high].expand(2, -1, -1))
+        assert (low, high) == (seen_by_any[0], seen_by_any[-1] + 1)
+        for limits in both_limits:
+            scores = torch.zeros(2, stop - start, high - low)
+            hide(scores, low, limits)
+            assert torch.equal(scores == 0, block[:, low:high].expand(2, -1, -1))
+            assert torch.equal(scores == -torch.inf, ~block[:, low:high].expand(2, -1, -1))
 
 
 def test_a_block_within_a_document_has_no_limits() -> None:
     documents = segment_bounds_from(torch.tensor([0, 100, 300, 301]), 301)
-    assert segment_limits(documents[:, 100:164], 100, 300, torch.empty(0)) == []
-    before, after = segment_limits(documents[:, 64:128], 0, 300, torch.empty(0))
+    ranges = key_ranges(301, 301, False, None, documents, torch.device("cpu"))
+    assert limits_of_block(ranges, 100, 164)[:3] == (100, 300, [])
+    low, high, (before, after), _ = limits_of_block(ranges, 64, 128)
+    assert (low, high) == (0, 300)
     assert (before.first, before.upper_bound.shape) == (0, (64, 100))
     assert (after.first, after.upper_bound.shape) == (100, (64, 200))
 
@@ -96,11 +107,14 @@ def test_documents_that_do_not_fit_stay_within_the_keys(ends: list[int]) -> None
 
 def test_only_the_edges_of_a_block_have_limits() -> None:
     """64 rows in the middle of 1,000 keys: the diagonal's columns, and those that the window leaves behind."""
-    (ahead,) = position_limits(500, 564, 0, 564, 0, True, None, torch.empty(0))
-    assert ahead.upper_bound.shape == (64, 63)
-    _, behind = position_limits(500, 564, 401, 564, 0, True, 100, torch.empty(0))
-    assert behind.upper_bound.shape == (64, 63)
-    assert position_limits(563, 564, 0, 564, 0, True, None, torch.empty(0)) == []
+    ranges = key_ranges(1000, 1000, True, None, None, torch.device("cpu"))
+    low, high, (ahead,), _ = limits_of_block(ranges, 500, 564)
+    assert (low, high, ahead.first, ahead.upper_bound.shape) == (0, 564, 501, (64, 63))
+    assert limits_of_block(ranges, 563, 564)[2] == []
+    ranges = key_ranges(1000, 1000, True, 100, None, torch.device("cpu"))
+    low, high, (behind, ahead), _ = limits_of_block(ranges, 500, 564)
+    assert (low, high, behind.first, behind.upper_bound.shape) == (401, 564, 401, (64, 63))
+    assert (ahead.first, ahead.upper_bound.shape) == (501, (64, 63))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 9), (2, 3, 1, 4, 9), (2, 3, 1, 4, 1), (1, 1, 1, 1, 1)])

@@ -50,7 +50,7 @@ class CallConfig:
     def num_key_value_heads(self) -> int:
         """Heads of keys, and of values, that a layer caches."""
         heads: int = self._viewed.num_key_value_heads  # type: ignore[assignment]  # never None once it is constructed
-        return self._viewed.described.cached_heads(heads)
+        return self._viewed.described.heads(heads)
 
     @property
     def head_dim(self) -> int:

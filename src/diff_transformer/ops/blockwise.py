@@ -17,15 +17,7 @@ import torch
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import REQUEST_SCHEMA, Request, register_gradient
-from diff_transformer.ops.visibility import (
-    Limit,
-    hide,
-    position_limits,
-    seen_keys,
-    segment_limits,
-    softmax_or_zero_,
-    visible_keys,
-)
+from diff_transformer.ops.visibility import Limit, edge_limits, hide, key_ranges, seen_keys, softmax_or_zero_
 
 # Rows of queries to a block, and scores of one map to hold at a time: few enough for the caches, enough for
 # efficient matrix products. docs/backends.md says how the numbers were measured.
@@ -53,13 +45,13 @@ def parts(batch: int, key_heads: int, size: int) -> Iterator[tuple[slice, slice]
 
 
 class _Block(NamedTuple):
-    """Rows start … stop − 1 of the queries, keys low … high − 1, and what position hides among them."""
+    """Rows start … stop − 1 of the queries, keys low … high − 1, and those among them that all of the rows see."""
 
     start: int
     stop: int
     low: int
     high: int
-    limits: list[Limit]
+    inner: tuple[int, int]
 
 
 @dataclass
@@ -99,16 +91,23 @@ class _Problem:
         self.may_be_fully_masked = request.attn_mask is not None or (is_causal and n > s)
         scores = CORE_SCORES * torch.get_num_threads() if q.device.type == "cpu" else DEVICE_SCORES
         rows = rows_per_block(self.groups, n, s, scores)
-        self.blocks, like = [], q.new_empty(0, dtype=self.dtype)
+        self.ranges, bounds = request.key_ranges(), request.segment_bounds
+        # Away from the CPU, looking at the documents would wait for all the work before.
+        looks_at_documents = q.device.type == "cpu" or bounds is None
+        visible = key_ranges(n, s, is_causal, window, bounds if looks_at_documents else None, torch.device("cpu"))
+        begins, ends = (keys.tolist() for keys in visible)
+        self.blocks = []
         for start in range(0, n, rows):
             stop = min(n, start + rows)
-            low, high = visible_keys(start, stop, n, s, is_causal, window, request.segment_bounds)
+            low, high = min(begins[start:stop]), max(ends[start:stop])
+            inner = (max(begins[start:stop]), min(ends[start:stop])) if looks_at_documents else (high, high)
             if low < high:
-                limits = position_limits(start, stop, low, high, s - n, is_causal, window, like)
-                self.blocks.append(_Block(start, stop, low, high, limits))
+                self.blocks.append(_Block(start, stop, low, high, inner))
         largest = self.groups * rows * max((block.high - block.low for block in self.blocks), default=1)
         self.size = max(1, min(request.k.shape[0] * request.k.shape[1], scores // largest))
         self.buffers = q.new_empty((buffers, self.size * largest), dtype=self.dtype).unbind()
+        # What documents hide may be as wide as the keys, so it is found when it is applied.
+        self.limits = {block.start: self.limits_of(block) for block in self.blocks} if bounds is None else {}
 
     def cut(self, x: Tensor, slices: tuple[slice, slice]) -> Tensor:
         """A part's (sequences, key heads, G, …) of x (B, H, …); an axis of 1 stays."""
@@ -149,10 +148,7 @@ class _Problem:
         """P1 and P2 of a block; ``mask`` is the part of the mask that meets it."""
         if mask is not None and mask.dtype == torch.bool:
             upper_bound = mask.to(self.dtype).sub_(0.5).mul_(math.inf)  # ∞ where it is True, −∞ where not
-        limits = block.limits
-        if self.request.segment_bounds is not None:
-            bounds = self.request.segment_bounds[:, block.start : block.stop]
-            limits = limits + segment_limits(bounds, block.low, block.high, part.queries)
+        limits = self.limits[block.start] if self.limits else self.limits_of(block)
         maps = []
         for c in range(2):
             queries, keys = _rows(part.queries[c], block), part.keys[c % len(part.keys)][:, block.low : block.high]
@@ -173,6 +169,10 @@ class _Problem:
             else:
                 maps.append(torch.softmax(scores, -1, out=weights))
         return maps[0], maps[1]
+
+    def limits_of(self, block: _Block) -> list[Limit]:
+        begin, end = (bound[block.start : block.stop] for bound in self.ranges)
+        return edge_limits(begin, end, block.low, block.high, block.inner, self.buffers[0])
 
     def buffer(self, i: int, *shape: int) -> Tensor:
         return self.buffers[i][: math.prod(shape)].view(shape)

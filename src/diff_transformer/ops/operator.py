@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -151,13 +151,27 @@ def _shape(tensor: Tensor) -> str:
     return f"({', '.join(str(size) for size in tensor.shape)})"
 
 
-def _is_finite(number: float) -> bool:
-    # Comparisons instead of math.isfinite, which torch.compile cannot trace for a number that it leaves open.
-    return -math.inf < number < math.inf
-
-
 def _refuse(message: str) -> NoReturn:
     raise ValueError(message)
+
+
+def _check_tensor(name: str, value: object, q: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor or None, got {type(value).__name__}.")
+    if value.device != q.device:
+        _refuse(f"{name} must be on the device of q, {q.device}, got {value.device}.")
+
+
+def _check_broadcast(name: str, tensor: Tensor, axes: str, target: tuple[int, ...]) -> None:
+    sizes = zip(reversed(tensor.shape), reversed(target), strict=False)
+    if tensor.dim() > len(target) or not all(size == 1 or size == full for size, full in sizes):
+        _refuse(f"{name} must broadcast to {axes} = {target}, got {_shape(tensor)}.")
+
+
+def _check_number(name: str, number: object) -> None:
+    # Comparisons instead of math.isfinite, which torch.compile cannot trace for a number that it leaves open.
+    if isinstance(number, bool) or not isinstance(number, int | float) or not -math.inf < number < math.inf:
+        _refuse(f"{name} must be a finite number, got {number!r}.")
 
 
 def _check_queries_and_keys(q: Tensor, k: Tensor) -> None:
@@ -194,11 +208,6 @@ def _check_scale(scale: float | None, q: Tensor) -> float:
     return float(scale)
 
 
-def _check_number(name: str, number: object) -> None:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not _is_finite(number):
-        _refuse(f"{name} must be a finite number, got {number!r}.")
-
-
 def _check_window(window: int | None) -> int | None:
     if window is None:
         return None
@@ -207,25 +216,14 @@ def _check_window(window: int | None) -> int | None:
     return min(window, _WIDEST_WINDOW)
 
 
-def _broadcasts(shape: torch.Size, target: tuple[int, ...]) -> bool:
-    if len(shape) > len(target):
-        return False
-    return all(a == 1 or a == b for a, b in zip(reversed(shape), reversed(target), strict=False))
-
-
-def _check_mask(attn_mask: object, q: Tensor, k: Tensor) -> Tensor | None:
+def _check_mask(attn_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
     """The mask with all four axes, none of them expanded."""
     if attn_mask is None:
         return None
-    if not isinstance(attn_mask, Tensor):
-        raise TypeError(f"attn_mask must be a tensor or None, got {type(attn_mask).__name__}.")
-    target = (q.shape[0], q.shape[1], q.shape[3], k.shape[3])
+    _check_tensor("attn_mask", attn_mask, q)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         _refuse(f"attn_mask must be boolean (True = may attend) or floating (added), got {attn_mask.dtype}.")
-    if not _broadcasts(attn_mask.shape, target):
-        _refuse(f"attn_mask must broadcast to (B, H, N, S) = {target}, got {_shape(attn_mask)}.")
-    if attn_mask.device != q.device:
-        _refuse(f"attn_mask must be on the device of q, {q.device}, got {attn_mask.device}.")
+    _check_broadcast("attn_mask", attn_mask, "(B, H, N, S)", (q.shape[0], q.shape[1], q.shape[3], k.shape[3]))
     return attn_mask[(None,) * (4 - attn_mask.dim())]
 
 
@@ -236,16 +234,14 @@ def _check_block_mask(attn_mask: "BlockMask", q: Tensor, k: Tensor, more_is_hidd
     shape = tuple(attn_mask.shape)
     if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads) or list(shape[2:]) != lengths:
         _refuse(f"a BlockMask must be (B or 1, H or 1, N, S) with (B, H, N, S) = {target}, got {shape}.")
-    if attn_mask.kv_indices.device != q.device:
-        _refuse(f"attn_mask must be on the device of q, {q.device}, got {attn_mask.kv_indices.device}.")
+    _check_tensor("attn_mask", attn_mask.kv_indices, q)
 
 
 def _check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     """The segment bounds of a :class:`Request`."""
     if cu_seqlens is None:
         return None
-    if not isinstance(cu_seqlens, Tensor):
-        raise TypeError(f"cu_seqlens must be a tensor or None, got {type(cu_seqlens).__name__}.")
+    _check_tensor("cu_seqlens", cu_seqlens, q)
     n, s = q.shape[3], k.shape[3]
     if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
         _refuse(f"cu_seqlens must be (documents + 1,) int32 or int64, got {_shape(cu_seqlens)} {cu_seqlens.dtype}.")
@@ -253,8 +249,6 @@ def _check_cu_seqlens(cu_seqlens: Tensor | None, q: Tensor, k: Tensor) -> Tensor
         _refuse(
             f"cu_seqlens takes documents packed into one sequence, B = 1 and N = S, got B {q.shape[0]}, N {n}, S {s}."
         )
-    if cu_seqlens.device != q.device:
-        _refuse(f"cu_seqlens must be on the device of q, {q.device}, got {cu_seqlens.device}.")
     values_are_hidden = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(cu_seqlens)
     if cu_seqlens.device.type == "cpu" and not values_are_hidden:
         ends = cu_seqlens.tolist()
@@ -274,13 +268,9 @@ def _check_norm(weight: Tensor | None, eps: float, scale: float, v: Tensor) -> N
         _refuse(f"norm_eps must be 0 or more, got {eps!r}.")
     if weight is None:
         return
-    if not isinstance(weight, Tensor):
-        raise TypeError(f"norm_weight must be a tensor or None, got {type(weight).__name__}.")
-    if tuple(weight.shape) != (v.shape[-1],) or not weight.is_floating_point() or weight.device != v.device:
-        _refuse(
-            f"norm_weight must be ({v.shape[-1]},), floating and on {v.device}, "
-            f"got {_shape(weight)} {weight.dtype} on {weight.device}."
-        )
+    _check_tensor("norm_weight", weight, v)
+    if tuple(weight.shape) != (v.shape[-1],) or not weight.is_floating_point():
+        _refuse(f"norm_weight must be ({v.shape[-1]},) and floating, got {_shape(weight)} {weight.dtype}.")
 
 
 def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
@@ -291,13 +281,10 @@ def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
         if not lam.is_floating_point():
             _refuse(f"lam must be floating, got {lam.dtype}.")
         if lam.dim() > 0:
-            if lam.device != q.device:
-                _refuse(f"lam must be on the device of q, {q.device}, got {lam.device}.")
-            if not _broadcasts(lam.shape, target):
-                _refuse(f"lam must broadcast to (B, H, N) = {target}, got {_shape(lam)}.")
+            _check_tensor("lam", lam, q)
+            _check_broadcast("lam", lam, "(B, H, N)", target)
         return lam.to(device=q.device, dtype=dtype).expand(target)
     if isinstance(lam, bool) or not isinstance(lam, int | float):
         raise TypeError(f"lam must be a number or a tensor, got {type(lam).__name__}.")
-    if not _is_finite(lam):
-        _refuse(f"lam must be finite, got {lam!r}.")
+    _check_number("lam", lam)
     return torch.full((), lam, dtype=dtype, device=q.device).expand(target)

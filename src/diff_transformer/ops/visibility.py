@@ -17,23 +17,6 @@ class Limit(NamedTuple):
     upper_bound: Tensor  # (rows, keys)
 
 
-def visible_keys(
-    start: int, stop: int, n: int, s: int, is_causal: bool, window: int | None, segment_bounds: Tensor | None
-) -> tuple[int, int]:
-    """The half-open range of keys outside which no query of rows start … stop − 1 can see anything.
-
-    ``segment_bounds`` is (2, N), as :func:`segment_bounds_from` gives it. Away from the CPU it narrows nothing: looking
-    at its values would wait for all the work before.
-    """
-    offset = s - n
-    low = 0 if window is None else min(max(0, start + offset - window + 1), s)
-    high = max(0, min(s, stop + offset)) if is_causal else s
-    if segment_bounds is not None and segment_bounds.device.type == "cpu":
-        begin, end = segment_bounds[:, start:stop]
-        low, high = max(low, int(begin.min())), min(high, int(end.max()))
-    return low, max(low, high)
-
-
 def segment_bounds_from(cu_seqlens: Tensor, n: int) -> Tensor:
     """The first key of each query's document and the one past its last, (2, N) int32.
 
@@ -73,48 +56,19 @@ def position_mask(
     return (begin.unsqueeze(1) <= keys) & (keys < end.unsqueeze(1))
 
 
-def position_limits(
-    start: int, stop: int, low: int, high: int, offset: int, is_causal: bool, window: int | None, like: Tensor
-) -> list[Limit]:
-    """What causality and the window hide in a block: rows start … stop − 1 of the queries, keys low … high − 1.
+def edge_limits(begin: Tensor, end: Tensor, low: int, high: int, inner: tuple[int, int], like: Tensor) -> list[Limit]:
+    """What position hides from a block of queries, which see keys begin … end − 1, among keys low … high − 1.
 
-    Only the columns at the two edges of the block can be hidden, and only these are in the limits, which have the dtype
-    and device of ``like``. Query i stands at i + ``offset`` among the keys.
+    ``begin`` and ``end`` are (rows,). All queries see the keys of ``inner``, so only the columns before and after these
+    are in the limits, which have the dtype and device of ``like``.
     """
-    start, stop = start + offset, stop + offset
     limits = []
-    if is_causal:
-        limits += _limit(max(low, start + 1), high, range(start + 1, stop + 1), like, before=False)
-    if window is not None:
-        begins = range(start - window + 1, stop - window + 1)
-        limits += _limit(low, min(high, stop - window), begins, like, before=True)
+    for first, stop in ((low, min(inner[0], high)), (max(inner[0], inner[1], low), high)):
+        if first < stop:
+            keys = torch.arange(first, stop, device=like.device)
+            seen = (begin.unsqueeze(1) <= keys) & (keys < end.unsqueeze(1))
+            limits.append(Limit(first, like.new_full(seen.shape, -math.inf).masked_fill_(seen, math.inf)))
     return limits
-
-
-def segment_limits(segment_bounds: Tensor, low: int, high: int, like: Tensor) -> list[Limit]:
-    """What ``segment_bounds`` (2, rows) hide from the queries of a block among keys low … high − 1, as above.
-
-    On the CPU only columns in which something is hidden are in the limits.
-    """
-    begin, end = segment_bounds.unsqueeze(-1)
-    on_cpu = segment_bounds.device.type == "cpu"
-    last_begin, first_end = (int(begin.max()), int(end.min())) if on_cpu else (high, low)
-    before = _limit(low, min(last_begin, high), begin, like, before=True)
-    return before + _limit(max(first_end, low), high, end, like, before=False)
-
-
-def _limit(low: int, high: int, bounds: Tensor | range, like: Tensor, *, before: bool) -> list[Limit]:
-    """Of keys low … high − 1, if there are any, those ``before`` each query's bound are hidden, or those from it on.
-
-    ``bounds`` is (rows, 1), or the range of its numbers.
-    """
-    if low >= high:
-        return []
-    if isinstance(bounds, range):
-        bounds = torch.arange(bounds.start, bounds.stop, device=like.device).unsqueeze(1)
-    keys = torch.arange(low, high, device=like.device)
-    hidden = keys < bounds if before else keys >= bounds
-    return [Limit(low, like.new_full(hidden.shape, math.inf).masked_fill_(hidden, -math.inf))]
 
 
 def hide(scores: Tensor, low: int, limits: list[Limit]) -> None:

@@ -15,7 +15,7 @@ from diff_transformer.data.batches import flattened
 from diff_transformer.model.interface_attention import InterfaceAttention
 from diff_transformer.nn import DecoderLayer, DifferentialAttention
 from diff_transformer.ops import diff_attention
-from diff_transformer.ops.visibility import key_ranges, segment_bounds_from, visible_keys
+from diff_transformer.ops.visibility import key_ranges, segment_bounds_from
 from diff_transformer.train.distributed import reshard
 from diff_transformer.train.process_errors import gathered
 
@@ -119,13 +119,13 @@ def _largest_logit(q: Tensor, k: Tensor, scale: float, window: int | None, segme
     with torch.autocast(q.device.type, enabled=False):
         for start in range(0, n, rows):
             stop = min(n, start + rows)
-            low, high = visible_keys(start, stop, n, n, True, window, None)
-            keys = torch.arange(low, high, device=q.device)
+            low = 0 if window is None else max(0, start - window + 1)
+            keys = torch.arange(low, stop, device=q.device)
             seen = (begin[start:stop, None] <= keys) & (keys < end[start:stop, None])  # (rows, keys)
             for c in range(maps):
                 # The queries of a group meet the same keys: one product, (B, H_kv, G·rows, keys).
                 block = q[:, :, c, start:stop].unflatten(1, (k.shape[1], -1)).flatten(2, 3).to(dtype) * scale
-                logits = block @ k[:, :, c % k.shape[2], low:high].to(dtype).mT
+                logits = block @ k[:, :, c % k.shape[2], low:stop].to(dtype).mT
                 logits = logits.unflatten(2, (-1, stop - start)).masked_fill_(~seen, -torch.inf)
                 largest.append(logits.amax())
     return torch.stack(largest).amax()
