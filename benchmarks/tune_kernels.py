@@ -16,8 +16,7 @@ import triton.testing
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import Request
-from diff_transformer.ops.triton import kernel_arguments as planning
-from diff_transformer.ops.triton.kernel_arguments import Blocks, Problem, blocks_for, problem_of, programs_wanted
+from diff_transformer.ops.triton.kernel_arguments import Blocks, Problem, problem_of, program_count
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
 
 ROWS, COLUMNS, WARPS, STAGES = (32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4)
@@ -60,7 +59,7 @@ def plans(d: int, dtype: torch.dtype, length: int) -> dict[str, Callable[[], Lau
         "save": lambda: plan_forward(sequence, None, save=True)[0][0],
         "keys": backward(1),
         "queries": backward(-1),
-        "decode": lambda: plan_decode(token, None, programs_wanted(token.original.q.device))[0][0],
+        "decode": lambda: plan_decode(token, None, program_count(token.original.q.device))[0][0],
     }
     return launches | ({"values": backward(2)} if d > 64 else {})
 
@@ -68,10 +67,12 @@ def plans(d: int, dtype: torch.dtype, length: int) -> dict[str, Callable[[], Lau
 def milliseconds(plan: Callable[[], Launch], kernel: str, blocks: Blocks) -> float | None:
     """The median time of one launch, or None where it does not fit on the device."""
 
-    def chosen(name: str, *request: object) -> Blocks:
-        return blocks if name == kernel else blocks_for(name, *request)  # type: ignore[arg-type]  # passed on as it came
+    blocks_of = Problem.blocks
 
-    with mock.patch.object(planning, "blocks_for", chosen):
+    def chosen(problem: Problem, name: str) -> Blocks:
+        return blocks if name == kernel else blocks_of(problem, name)
+
+    with mock.patch.object(Problem, "blocks", chosen):
         launch = plan()
     try:
         return triton.testing.do_bench(launch.run, return_mode="median")

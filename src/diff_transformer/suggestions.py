@@ -6,8 +6,8 @@ from difflib import get_close_matches
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is most like `name`; None where none is like it."""
-    found = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return found[0] if found else None
+    matches = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = ".") -> str:

@@ -46,8 +46,8 @@ def encode_in_processes(
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(tokenizer.to_str(),))
     waiting: deque[tuple[T, Future[tuple[np.ndarray, np.ndarray]]]] = deque()
     try:
-        for rest, texts in batches:
-            waiting.append((rest, pool.submit(_encode, list(texts), dtype)))
+        for label, texts in batches:
+            waiting.append((label, pool.submit(_encode, list(texts), dtype)))
             if len(waiting) >= _WAITING * workers:
                 yield _next(waiting)
         while waiting:
@@ -71,9 +71,9 @@ def encode(tokenizer: Tokenizer, documents: Sequence[str]) -> list[list[int]]:
 
 
 def _next(waiting: "deque[tuple[T, Future[tuple[np.ndarray, np.ndarray]]]]") -> tuple[T, list[np.ndarray]]:
-    rest, future = waiting.popleft()
+    label, future = waiting.popleft()
     tokens, ends = future.result()
-    return rest, np.split(tokens, ends[:-1])
+    return label, np.split(tokens, ends[:-1])
 
 
 def _start(state: str) -> None:

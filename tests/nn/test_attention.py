@@ -35,14 +35,14 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def a_mask(what: str | None, batch: int, heads: int, length: int) -> Tensor | None:
-    if what is None:
+def a_mask(kind: str | None, batch: int, heads: int, length: int) -> Tensor | None:
+    if kind is None:
         return None
-    if what == "padding":
+    if kind == "padding":
         mask = torch.ones(batch, 1, 1, length, dtype=torch.bool)
         mask[0, ..., :3] = False
         return mask
-    if what == "heads":
+    if kind == "heads":
         mask = torch.rand(batch, heads, length, length) < 0.6
         return mask | torch.eye(length, dtype=torch.bool)
     mask = 2 * torch.randn(batch, 1, length, length, dtype=torch.float64)

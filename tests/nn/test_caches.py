@@ -26,12 +26,12 @@ def test_chunks_through_a_cache(
     module = kind(16, 4, layer=2).double()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
-    rotary, x, kept = RotaryEmbedding(4), torch.randn(2, 6, 16, dtype=torch.float64), CACHES[cache]()
+    rotary, x, cached = RotaryEmbedding(4), torch.randn(2, 6, 16, dtype=torch.float64), CACHES[cache]()
     with torch.no_grad():
-        whole = module(x, position_embeddings=rotary.positions(x), is_causal=True)
+        expected = module(x, position_embeddings=rotary.positions(x), is_causal=True)
         parts, past = [], 0
         for chunk in x.split(chunks, dim=1):
             positions = rotary.positions(chunk, past)
-            parts.append(module(chunk, position_embeddings=positions, is_causal=True, cache=kept))
+            parts.append(module(chunk, position_embeddings=positions, is_causal=True, cache=cached))
             past += chunk.shape[1]
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-10, rtol=1e-10)

@@ -74,8 +74,8 @@ def test_the_formula_and_every_gradient(heads: tuple[int, ...] | None, kv_heads:
     leaves = {"x": x, **dict(module.named_parameters())}
     assert len(leaves) == 1 + 4 + 2
     direction = torch.randn_like(out)
-    answers, wanted = (torch.autograd.grad(o, list(leaves.values()), direction) for o in (out, expected))
-    for name, answer, value in zip(leaves, answers, wanted, strict=True):
+    answers, expected_gradients = (torch.autograd.grad(o, list(leaves.values()), direction) for o in (out, expected))
+    for name, answer, value in zip(leaves, answers, expected_gradients, strict=True):
         assert value.abs().max() > 1e-2, f"the gradient of {name} is too small to say anything"
         torch.testing.assert_close(answer, value, rtol=1e-11, atol=1e-11)
 

@@ -29,16 +29,16 @@ def draw(capability: str | None) -> tuple[str, str]:
         environment["ATEN_CPU_CAPABILITY"] = capability
     done = fresh.run(DIGEST, environment=environment)
     assert done.returncode == 0, done.stderr
-    found, digest = done.stdout.split()
-    return found, digest
+    used, digest = done.stdout.split()
+    return used, digest
 
 
 def test_every_processor_draws_the_same() -> None:
     """This processor and those below it, which torch can pretend to have; told of one above it, torch would crash."""
-    found, digest = draw(None)
-    lower = {"AVX512": ("avx2", "default"), "AVX2": ("default",)}.get(found, ())
+    capability, digest = draw(None)
+    lower = {"AVX512": ("avx2", "default"), "AVX2": ("default",)}.get(capability, ())
     if not lower:
-        pytest.skip(f"torch has no capability below {found}")
+        pytest.skip(f"torch has no capability below {capability}")
     assert {capability: draw(capability) for capability in lower} == {
         capability: (capability.upper(), digest) for capability in lower
     }
@@ -51,8 +51,8 @@ def test_the_numbers(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Non
     torch.manual_seed(3)
     weight = draw_normal(torch.nn.Parameter(torch.empty(50, 70, dtype=dtype)), 0.1)
     torch.manual_seed(3)
-    wanted = torch.cat([torch.randn(n, dtype=torch.float64) for n in (1000, 1000, 1000, 500)]) * 0.1
-    assert torch.equal(weight.detach().flatten(), wanted.to(dtype))
+    expected = torch.cat([torch.randn(n, dtype=torch.float64) for n in (1000, 1000, 1000, 500)]) * 0.1
+    assert torch.equal(weight.detach().flatten(), expected.to(dtype))
     assert abs(weight.double().std().item() - 0.1) < 0.005
     assert weight.requires_grad
     assert weight.grad_fn is None

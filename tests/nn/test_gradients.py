@@ -103,9 +103,9 @@ def test_every_gradient(
         names.append(name)
         leaves.append(parameter)
     direction = torch.randn_like(out)
-    answers, wanted = (torch.autograd.grad(o, leaves, direction) for o in (out, expected))
+    answers, expected_gradients = (torch.autograd.grad(o, leaves, direction) for o in (out, expected))
     assert len(names) == {"diff": 1 + 4 + 4, "diff_v2": 1 + 4 + 1, "softmax": 1 + 4}[kind] + norm
-    for name, answer, value in zip(names, answers, wanted, strict=True):
+    for name, answer, value in zip(names, answers, expected_gradients, strict=True):
         assert value.abs().max() > 1e-3, f"the gradient of {name} is too small to say anything"
         # λ's gradient is a sum of terms of order 1 that nearly cancel: rounding is that of the terms.
         # A norm of few channels divides a head, whose terms are of order 1 too, by what may be much less.

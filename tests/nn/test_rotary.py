@@ -25,8 +25,8 @@ def test_against_the_oracle(theta: float, start: int) -> None:
 
 def test_positions_after_a_cache() -> None:
     rotary, x = RotaryEmbedding(8), torch.zeros(2, 3, 24)
-    for got, wanted in zip(rotary.positions(x, past=5), rotary(torch.arange(8)), strict=True):
-        assert torch.equal(got, wanted[5:])
+    for table, expected in zip(rotary.positions(x, past=5), rotary(torch.arange(8)), strict=True):
+        assert torch.equal(table, expected[5:])
 
 
 def test_positions_of_each_sequence() -> None:

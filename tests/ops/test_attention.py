@@ -119,16 +119,16 @@ def test_no_gradient_asked_for(backend: str) -> None:
     assert np.all(np.abs(out.double().numpy() - expected.values["out"]) <= expected.limits["out"])
 
 
-@pytest.mark.parametrize("wanted", ["q", "k", "v", "lam"])
-def test_each_gradient_alone(backend: str, wanted: str) -> None:
+@pytest.mark.parametrize("name", ["q", "k", "v", "lam"])
+def test_each_gradient_alone(backend: str, name: str) -> None:
     """A frozen projection asks for some of the gradients only."""
     problem, expected = prepared(case("grouped, causal, decoding"))
     inputs = {name: getattr(problem, name).detach() for name in ("q", "k", "v", "lam")}
-    inputs[wanted].requires_grad_()
+    inputs[name].requires_grad_()
     out = diff_attention(*inputs.values(), **problem.options, backend=backend)
-    (gradient,) = torch.autograd.grad(out, [inputs[wanted]], problem.dout)
-    error = np.abs(gradient.double().numpy() - expected.values[wanted])
-    assert np.all(error <= expected.limits[wanted])
+    (gradient,) = torch.autograd.grad(out, [inputs[name]], problem.dout)
+    error = np.abs(gradient.double().numpy() - expected.values[name])
+    assert np.all(error <= expected.limits[name])
 
 
 def test_inputs_are_left_alone(backend: str) -> None:
@@ -312,11 +312,11 @@ def test_maps(name: str, dtype: torch.dtype) -> None:
     result = torch.float64 if dtype == torch.float64 else torch.float32
     logit = np.abs(problem.q.double().numpy()).max() * np.abs(problem.k.double().numpy()).max() * problem.q.shape[-1]
     tolerance = torch.finfo(result).eps * (4 + 2 * abs(forward.scale) * logit)
-    for got, value in zip(maps, (forward.first, forward.second, forward.difference), strict=True):
-        assert got.dtype == result
-        assert got.shape == value.shape
-        assert np.abs(got.double().numpy() - value).max() <= tolerance
-        assert not got.numpy()[~forward.visible].any()
+    for attention_map, value in zip(maps, (forward.first, forward.second, forward.difference), strict=True):
+        assert attention_map.dtype == result
+        assert attention_map.shape == value.shape
+        assert np.abs(attention_map.double().numpy() - value).max() <= tolerance
+        assert not attention_map.numpy()[~forward.visible].any()
 
 
 def test_maps_times_values_are_the_output() -> None:

@@ -116,11 +116,11 @@ def test_the_package_itself_imports_nothing_heavy() -> None:
 
 
 # In a fresh process torch compiles FlexAttention for half a minute.
-@pytest.mark.parametrize("left_out", ["flex", pytest.param("", marks=pytest.mark.all)])
-def test_the_operator_needs_torch_alone(left_out: str) -> None:
+@pytest.mark.parametrize("absent", ["flex", pytest.param("", marks=pytest.mark.all)])
+def test_the_operator_needs_torch_alone(absent: str) -> None:
     """Without triton and transformers (made unimportable), every backend that says so answers; no other package loads.
 
-    ``left_out`` is a backend that is not tried.
+    ``absent`` is a backend that is not tried.
     """
     program = f"""
         import sys, warnings
@@ -135,7 +135,7 @@ def test_the_operator_needs_torch_alone(left_out: str) -> None:
         q, k, v = torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 2, 5, 4), torch.randn(1, 2, 5, 8)
         first = diff_transformer.diff_attention(q, k, v, 0.5, is_causal=True, backend="reference")
         reasons = diff_transformer.ops.backends.explain()
-        for backend in [name for name, reason in reasons.items() if reason is None and name != "{left_out}"]:
+        for backend in [name for name, reason in reasons.items() if reason is None and name != "{absent}"]:
             out = diff_transformer.diff_attention(q, k, v, 0.5, is_causal=True, backend=backend)
             assert torch.allclose(out, first, atol=1e-5)
             print(backend)

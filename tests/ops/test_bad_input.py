@@ -150,9 +150,9 @@ def one_sentence(message: str) -> bool:
     return message.endswith(".") and "\n" not in message and message.count(". ") == 0 and len(message) < 200
 
 
-@pytest.mark.parametrize("what", REFUSED)
-def test_refused(what: str) -> None:
-    changes, fragments = REFUSED[what]
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    changes, fragments = REFUSED[case]
     with pytest.raises((ValueError, TypeError)) as refusal:
         diff_attention(**{**fitting(), **changes})
     message = str(refusal.value)
@@ -161,9 +161,9 @@ def test_refused(what: str) -> None:
         assert fragment in message, f"{fragment!r} is not said: {message}"
 
 
-@pytest.mark.parametrize("what", [what for what in REFUSED if not any(word in what for word in NOT_FOR_MAPS)])
-def test_refused_by_maps(what: str) -> None:
-    changes, fragments = REFUSED[what]
+@pytest.mark.parametrize("case", [case for case in REFUSED if not any(word in case for word in NOT_FOR_MAPS)])
+def test_refused_by_maps(case: str) -> None:
+    changes, fragments = REFUSED[case]
     arguments = {**fitting(), **changes}
     del arguments["v"]
     with pytest.raises((ValueError, TypeError)) as refusal:

@@ -32,11 +32,11 @@ def test_a_short_sequence_and_a_long_one_take_fewer_rows(heads: int, s: int, row
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 12, 100])
 def test_parts_hold_every_head_once_and_no_more_than_asked_for(size: int) -> None:
     batch, heads = 5, 4
-    taken = torch.zeros(batch, heads)
-    for where in blockwise.parts(batch, heads, size):
-        taken[where] += 1
-        assert 1 <= taken[where].numel() <= size
-    assert (taken == 1).all()
+    visits = torch.zeros(batch, heads)
+    for slices in blockwise.parts(batch, heads, size):
+        visits[slices] += 1
+        assert 1 <= visits[slices].numel() <= size
+    assert (visits == 1).all()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -64,7 +64,7 @@ def test_hidden_blocks_are_not_touched(monkeypatch: pytest.MonkeyPatch, n: int, 
     monkeypatch.setattr(blockwise, "MAX_ROWS", 4)
     q, k, v = torch.randn(1, 2, 2, n, 4), torch.randn(1, 1, 2, s, 4), torch.randn(1, 1, s, 8)
     options = {"is_causal": True, "window": window, "backend": "blockwise"}
-    whole = diff_attention(q, k, v, 0.5, **options)
+    expected = diff_attention(q, k, v, 0.5, **options)
     for start in range(0, n, 4):
         first, last = start + s - n, start + 3 + s - n  # where the block's queries stand among the keys
         hidden = torch.ones(s, dtype=torch.bool)
@@ -75,7 +75,7 @@ def test_hidden_blocks_are_not_touched(monkeypatch: pytest.MonkeyPatch, n: int, 
             v.masked_fill(hidden[:, None], float("nan")).requires_grad_(),
         ]
         out = diff_attention(*leaves, 0.5, **options)
-        assert torch.equal(out[:, :, start : start + 4], whole[:, :, start : start + 4])
+        assert torch.equal(out[:, :, start : start + 4], expected[:, :, start : start + 4])
 
 
 def mask_of(kind: str, n: int) -> torch.Tensor:
@@ -99,8 +99,8 @@ def test_keys_hidden_by_a_boolean_mask_are_not_touched(monkeypatch: pytest.Monke
     seen = mask.expand(3, 2, n, n)
     widths = []
     for block in seen.flatten(0, 1).unflatten(1, (-1, 4)).any(2).flatten(0, 1):
-        where = block.nonzero().flatten()
-        widths.append(int(where[-1] - where[0]) + 1)
+        columns = block.nonzero().flatten()
+        widths.append(int(columns[-1] - columns[0]) + 1)
     computed = []
     maps = blockwise._Problem.maps
 

@@ -92,10 +92,10 @@ def test_a_querys_gradient_reaches_the_keys_it_sees_and_no_other(
     q, k, v = (x.requires_grad_() for x in inputs(n, s, torch.float32))
     out = diff_attention(q, k, v, 0.7, is_causal=True, window=window, backend=backend)
     for i in {0, n // 2, n - 1}:
-        own = i + s - n
+        position = i + s - n
         dk, dv = torch.autograd.grad(out[:, :, i].sum(), [k, v], retain_graph=True)
         seen = torch.zeros(s, dtype=torch.bool)
-        seen[max(0, own + 1 - (window or s)) : max(0, own + 1)] = True
+        seen[max(0, position + 1 - (window or s)) : max(0, position + 1)] = True
         assert not dk[..., ~seen, :].any()
         assert not dv[..., ~seen, :].any()
         assert dv[..., seen, :].any(-1).all()

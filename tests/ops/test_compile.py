@@ -33,7 +33,7 @@ CASES = {
 
 # What is left open between calls is for the operators to say; test_sdpa.py has lengths that change under "sdpa".
 # Triton's interpreter takes long for every compilation: tests/ops/triton compiles it once in `make test`.
-LEFT_OPEN = short_run(BACKENDS, ["blockwise", "cpu"])
+DYNAMIC_LENGTHS = short_run(BACKENDS, ["blockwise", "cpu"])
 
 
 @pytest.fixture(params=BACKENDS)
@@ -136,7 +136,7 @@ def test_compiled_in_one_graph(backend: str, case: str) -> None:
 
 
 @pytest.mark.usefixtures("cold")
-@pytest.mark.parametrize("backend", LEFT_OPEN, indirect=True)
+@pytest.mark.parametrize("backend", DYNAMIC_LENGTHS, indirect=True)
 def test_compiled_for_changing_lengths(backend: str) -> None:
     """The second length makes torch compile once more, with the length left open; the third has to fit that."""
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
@@ -147,7 +147,7 @@ def test_compiled_for_changing_lengths(backend: str) -> None:
 
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.all)])
-@pytest.mark.parametrize("backend", LEFT_OPEN, indirect=True)
+@pytest.mark.parametrize("backend", DYNAMIC_LENGTHS, indirect=True)
 def test_compiled_for_changing_documents(backend: str, dynamic: bool | None) -> None:
     """Other borders, then another number of them, then another length."""
     compiled = torch.compile(diff_attention, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -296,7 +296,7 @@ def test_every_length_left_open(backend: str, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(compiled(q, k, v, lam, **settings), diff_attention(q, k, v, lam, **settings))
 
 
-@pytest.mark.parametrize("backend", LEFT_OPEN, indirect=True)
+@pytest.mark.parametrize("backend", DYNAMIC_LENGTHS, indirect=True)
 def test_numbers_may_change_between_calls(backend: str) -> None:
     """λ, scale and window as plain numbers: from the second value on, torch.compile leaves them open."""
     torch._dynamo.reset()

@@ -89,9 +89,9 @@ def test_gradients_stay_within_a_document(backend: str, lengths: str) -> None:
     leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v, problem.lam)]
     out = diff_attention(*leaves, **problem.options, backend=backend)
     for begin, end in bounds(problem):
-        wanted = torch.zeros_like(out)
-        wanted[:, :, begin:end] = problem.dout[:, :, begin:end]
-        *gradients, dlam = torch.autograd.grad(out, leaves, wanted, retain_graph=True)
+        dout = torch.zeros_like(out)
+        dout[:, :, begin:end] = problem.dout[:, :, begin:end]
+        *gradients, dlam = torch.autograd.grad(out, leaves, dout, retain_graph=True)
         for gradient in (*gradients, dlam.unsqueeze(-1)):
             assert not gradient[..., :begin, :].any()
             assert not gradient[..., end:, :].any()
@@ -186,11 +186,11 @@ def test_no_key_is_read_that_is_not_there(backend: str, n: int, first: int, past
         without = attend(Request(q, k, v, lam, None, False, 1.0, None, documents))
     leaves = [x.requires_grad_() for x in (q, k, v, lam)]
     out = attend(Request(*leaves, None, False, 1.0, None, documents))
-    whole = reference_attention(Request(*leaves, None, False, 1.0, None, None))[:, :, : n // 2]
-    rest = torch.zeros_like(out)
+    unbounded = reference_attention(Request(*leaves, None, False, 1.0, None, None))[:, :, : n // 2]
+    bounded = torch.zeros_like(out)
     if seen.start < seen.stop:
-        rest = reference_attention(Request(q, k[:, :, :, seen], v[:, :, seen], lam, None, False, 1.0, None, None))
-    expected = torch.cat((whole, rest[:, :, n // 2 :]), 2)
+        bounded = reference_attention(Request(q, k[:, :, :, seen], v[:, :, seen], lam, None, False, 1.0, None, None))
+    expected = torch.cat((unbounded, bounded[:, :, n // 2 :]), 2)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(without, expected)
     dout = torch.randn(1, 2, n, 8)

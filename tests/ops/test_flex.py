@@ -15,6 +15,7 @@ from budget import Case, Problem, build, prepared
 from diff_transformer import diff_attention, diff_attention_maps
 from diff_transformer.ops import backends, flex
 from diff_transformer.ops.attention_request import Request
+from diff_transformer.ops.visibility import key_ranges
 from full_run import short_run
 
 pytestmark = [
@@ -64,8 +65,8 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "not causal": {"documents": (128, 0, 22)},
     "causal, window": {"documents": (100, 50), "is_causal": True, "window": 9},
 }
-CASES = {name: replace(TWO_BLOCKS, **what) for name, what in OPTIONS.items()} | {
-    f"documents, {name}": replace(PACKED, **what) for name, what in DOCUMENTS.items()
+CASES = {name: replace(TWO_BLOCKS, **options) for name, options in OPTIONS.items()} | {
+    f"documents, {name}": replace(PACKED, **options) for name, options in DOCUMENTS.items()
 }
 # Those for which torch compiles kernels that differ little from those of the others.
 COMPILED_IN_FULL_RUN = (
@@ -142,8 +143,8 @@ def test_hidden_blocks_are_not_touched() -> None:
     problem = build(CASES["causal"])
     k, v = problem.k.clone(), problem.v.clone()
     k[..., flex.BLOCK :, :] = v[..., flex.BLOCK :, :] = float("nan")
-    out, whole = forward(replace(problem, k=k, v=v)), forward(problem)
-    assert torch.equal(out[:, :, : flex.BLOCK], whole[:, :, : flex.BLOCK])
+    out, unchanged = forward(replace(problem, k=k, v=v)), forward(problem)
+    assert torch.equal(out[:, :, : flex.BLOCK], unchanged[:, :, : flex.BLOCK])
     assert out[:, :, flex.BLOCK :].isnan().all()
 
 
@@ -157,10 +158,10 @@ def from_function(n: int, s: int, is_causal: bool, window: int | None, ends: tup
         document[end:] += 1
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        own = i + s - n
-        seen = j <= own if is_causal else j >= 0
+        position = i + s - n
+        seen = j <= position if is_causal else j >= 0
         if window is not None:
-            seen = seen & (j > own - window)
+            seen = seen & (j > position - window)
         return seen & (document[i] == document[j]) if ends else seen
 
     return create_block_mask(visible, None, None, n, s, device="cpu")
@@ -183,7 +184,7 @@ def test_block_masks_are_torchs(n: int, s: int, window: int | None, is_causal: b
     if window is None and not is_causal:
         pytest.skip("nothing is hidden")
     torchs = from_function(n, s, is_causal, None if window == 1 << 62 else window)
-    assert_same_blocks(flex._blocks(n, s, is_causal, window, None, torch.device("cpu")), torchs)
+    assert_same_blocks(flex._blocks(*key_ranges(n, s, is_causal, window, None, torch.device("cpu")), s), torchs)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -191,14 +192,14 @@ def test_block_masks_are_torchs(n: int, s: int, window: int | None, is_causal: b
 def test_block_masks_of_documents_are_torchs(ends: tuple[int, ...], is_causal: bool) -> None:
     begins, past = torch.tensor([0, *ends]), torch.tensor([*ends, 300])
     documents = torch.stack([x.repeat_interleave(past - begins) for x in (begins, past)]).to(torch.int32)
-    ours = flex._blocks(300, 300, is_causal, None, documents, torch.device("cpu"))
+    ours = flex._blocks(*key_ranges(300, 300, is_causal, None, documents, torch.device("cpu")), 300)
     assert_same_blocks(ours, from_function(300, 300, is_causal, None, ends))
 
 
 def test_block_masks_are_kept_where_the_lengths_alone_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    build_ = flex._blocks
-    monkeypatch.setattr(flex, "_blocks", lambda *about: built.append(about) or build_(*about))
+    make_blocks = flex._blocks
+    monkeypatch.setattr(flex, "_blocks", lambda *ranges: built.append(ranges) or make_blocks(*ranges))
     flex._cached_blocks.cache_clear()
     causal, packed = build(CASES["causal"]), build(CASES["documents, causal"])
     with torch.inference_mode():
@@ -310,10 +311,10 @@ def test_a_block_mask_of_another_shape_is_refused(sizes: tuple[int, int, int, in
 # What it does not do.
 
 
-@pytest.mark.parametrize("which", ["q", "k", "v", "lam"])
-def test_gradients_on_the_cpu_are_refused(which: str) -> None:
+@pytest.mark.parametrize("tensor", ["q", "k", "v", "lam"])
+def test_gradients_on_the_cpu_are_refused(tensor: str) -> None:
     problem = build(CASES["causal"])
-    problem = replace(problem, **{which: getattr(problem, which).clone().requires_grad_()})
+    problem = replace(problem, **{tensor: getattr(problem, tensor).clone().requires_grad_()})
     with pytest.raises(ValueError, match=r"'flex' cannot run .*no backward on the CPU"):
         forward(problem)
     with torch.no_grad():

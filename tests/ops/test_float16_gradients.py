@@ -57,8 +57,8 @@ def test_near_the_largest_number(backend: str, problem: str) -> None:
     assert all(abs(values[name]).max() < torch.finfo(getattr(posed, name).dtype).max for name in ("q", "k", "v", "lam"))
     terms = magnitudes(posed, forward)
     assert max(terms[name].max() for name in "kv") > 4 * torch.finfo(torch.float16).max
-    got = posed.solve(diff_attention, backend=backend)
+    result = posed.solve(diff_attention, backend=backend)
     for name, value in values.items():
         # The band of tests/budget.py; its plain formula is no measure here, as it gives Inf.
         limit = torch.finfo(torch.float16).eps * (3 * terms[name].max() + abs(value))
-        assert (abs(float64(got[name]) - value) <= limit).all(), name
+        assert (abs(float64(result[name]) - value) <= limit).all(), name

@@ -49,7 +49,7 @@ class Spoilt:
     seeing: Tensor
 
 
-def spoil(problem: Problem, which: str) -> Spoilt:
+def spoil(problem: Problem, tensor: str) -> Spoilt:
     """``which`` of "keys" and "values" is spoilt; of a row that nobody sees all, of the other one number."""
     visible = solve_by_oracle(problem)[1].visible
     batch, key_heads, s = problem.v.shape[:3]
@@ -58,19 +58,19 @@ def spoil(problem: Problem, which: str) -> Spoilt:
     partly = np.argwhere(of_key_head.any((2, 3)) & ~of_key_head.all((2, 3)))
     seeing = np.zeros(visible.shape[:3], bool)
     zeros, spoilt = ([x.clone() for x in (problem.k, problem.v)] for _ in range(2))
-    place = 0 if which == "keys" else 1
+    index = 0 if tensor == "keys" else 1
     for x, fill in ((zeros, 0.0), (spoilt, float("nan"))):
-        rows = unseen.unsqueeze(2) if which == "keys" else unseen
-        x[place].masked_fill_(rows.unsqueeze(-1), fill)
-    spoilt[place][..., 0].masked_fill_(unseen.unsqueeze(2) if which == "keys" else unseen, float("inf"))
+        rows = unseen.unsqueeze(2) if tensor == "keys" else unseen
+        x[index].masked_fill_(rows.unsqueeze(-1), fill)
+    spoilt[index][..., 0].masked_fill_(unseen.unsqueeze(2) if tensor == "keys" else unseen, float("inf"))
     if len(partly):
         b, h, j = partly[len(partly) // 2]
         groups = visible.shape[1] // key_heads
         seeing[b, h * groups : (h + 1) * groups] = visible[b, h * groups : (h + 1) * groups, :, j]
         zeros[0][b, h, :, j], zeros[1][b, h, j] = 0, 0
         spoilt[0][b, h, :, j], spoilt[1][b, h, j] = 0, 0
-        spoilt[place][b, h, ..., j, -1] = float("nan")
-    assert spoilt[place].isnan().any() or not (unseen.any() or len(partly))
+        spoilt[index][b, h, ..., j, -1] = float("nan")
+    assert spoilt[index].isnan().any() or not (unseen.any() or len(partly))
     marked = torch.from_numpy(seeing)
     dout = problem.dout.masked_fill(marked.unsqueeze(-1), 0.0)
     return Spoilt(
@@ -98,7 +98,7 @@ def check_pair(pair: Spoilt, attention: Callable[..., Tensor], backend: str) -> 
         assert torch.equal(gradient, expected[name]), name
 
 
-@pytest.mark.parametrize("which", ["keys", "values"])
+@pytest.mark.parametrize("tensor", ["keys", "values"])
 @pytest.mark.parametrize(
     ("backend", "name"),
     [
@@ -107,10 +107,10 @@ def check_pair(pair: Spoilt, attention: Callable[..., Tensor], backend: str) -> 
         *(pytest.param("triton", name, marks=pytest.mark.all) for name in INTERPRETED[2:]),
     ],
 )
-def test_what_is_hidden_changes_nothing(backend: str, name: str, which: str) -> None:
+def test_what_is_hidden_changes_nothing(backend: str, name: str, tensor: str) -> None:
     """With gradients and without them, which other kernels may compute."""
     skip_unless_it_takes(backend, torch.float32)
-    pair = spoil(prepared(case(name))[0], which)
+    pair = spoil(prepared(case(name))[0], tensor)
     check_pair(pair, diff_attention, backend)
     check_output(*(without_gradients(x, backend=backend) for x in (pair.spoilt, pair.zeros)), pair.seeing)
 
@@ -128,8 +128,8 @@ def test_what_is_hidden_changes_nothing(backend: str, name: str, which: str) -> 
 )
 def test_in_every_dtype(backend: str, dtype: torch.dtype, name: str) -> None:
     skip_unless_it_takes(backend, dtype)
-    for which in ("keys", "values"):
-        check_pair(spoil(prepared(case(name, dtype))[0], which), diff_attention, backend)
+    for tensor in ("keys", "values"):
+        check_pair(spoil(prepared(case(name, dtype))[0], tensor), diff_attention, backend)
 
 
 @pytest.mark.parametrize("backend", short_run(BACKENDS, ["blockwise", "sdpa", "cpu"]))
@@ -147,12 +147,12 @@ def test_under_transformations_of_torch() -> None:
     problem = prepared(case("causal and mask bool (N, S)"))[0]
     pair = spoil(problem, "values")
 
-    def of_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def of_sequence(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         options = {**problem.options, "backend": "reference"}
         return diff_attention(q[None], k[None], v[None], problem.lam, **options)[0]
 
     for x, expected in ((pair.spoilt, pair.zeros), (pair.zeros, pair.zeros)):
-        out = torch.func.vmap(of_one)(x.q, x.k, x.v)
+        out = torch.func.vmap(of_sequence)(x.q, x.k, x.v)
         usual = without_gradients(expected, backend="reference")
         seeing = pair.seeing if x is pair.spoilt else torch.zeros_like(pair.seeing)
         assert out[seeing].isnan().all()
@@ -165,13 +165,13 @@ def test_under_transformations_of_torch() -> None:
         assert tangent.isfinite().all()
 
 
-@pytest.mark.parametrize("place", ["keys", "values"])
+@pytest.mark.parametrize("tensor", ["keys", "values"])
 @pytest.mark.parametrize("queries", [1, 7])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_visible_nan_stays_where_nothing_is_hidden(backend: str, queries: int, place: str) -> None:
+def test_a_visible_nan_stays_where_nothing_is_hidden(backend: str, queries: int, tensor: str) -> None:
     skip_unless_it_takes(backend, torch.float32)
     q, k, v = torch.randn(2, 2, 2, queries, 4), torch.randn(2, 2, 2, 9, 4), torch.randn(2, 2, 9, 8)
-    (k if place == "keys" else v)[0, ..., 3, :] = float("nan")
+    (k if tensor == "keys" else v)[0, ..., 3, :] = float("nan")
     for differentiable in (False, True):
         out = diff_attention(q.requires_grad_(differentiable), k, v, 0.7, is_causal=queries == 1, backend=backend)
         assert out[0].isnan().all()
@@ -217,9 +217,9 @@ def test_who_sees_a_marked_key(name: str) -> None:
     bounds = None if ends is None else segment_bounds_from(ends, s)
     window = None if problem.options["window"] is None else min(problem.options["window"], 1 << 40)
     q, k, v, is_causal = problem.q, problem.k, problem.v, problem.options["is_causal"]
-    got = see_any(marks, Request(q, k, v, q[:, :, 0, :, 0], mask, is_causal, 1.0, window, bounds))
+    seen = see_any(marks, Request(q, k, v, q[:, :, 0, :, 0], mask, is_causal, 1.0, window, bounds))
     repeated = marks.repeat_interleave(problem.q.shape[1] // key_heads, 1).unsqueeze(2).numpy()
-    assert np.array_equal(float64(got).astype(bool), (visible & repeated).any(-1))
+    assert np.array_equal(float64(seen).astype(bool), (visible & repeated).any(-1))
 
 
 def test_finite_rows_are_left_alone() -> None:
@@ -233,10 +233,10 @@ def test_finite_rows_are_left_alone() -> None:
         assert (same_k is k) == (value == 1.0)
 
 
-@pytest.mark.parametrize("place", ["first key", "second key", "value"])
-def test_a_token_is_replaced_where_one_of_its_rows_is_not_finite(place: str) -> None:
+@pytest.mark.parametrize("tensor", ["first key", "second key", "value"])
+def test_a_token_is_replaced_where_one_of_its_rows_is_not_finite(tensor: str) -> None:
     k, v = torch.ones(1, 2, 2, 5, 4), torch.ones(1, 2, 5, 8)
-    row = {"first key": k[:, :, 0], "second key": k[:, :, 1], "value": v}[place]
+    row = {"first key": k[:, :, 0], "second key": k[:, :, 1], "value": v}[tensor]
     row[0, 1, 3, 2] = float("inf")
     rows, nonfinite = zero_nonfinite_rows(k, v)
     assert nonfinite is not None

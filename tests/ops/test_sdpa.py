@@ -37,13 +37,13 @@ def calls(monkeypatch: pytest.MonkeyPatch, case: Case) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("dv", "pieces"), [(4, [4]), (8, [4, 4]), (12, [4, 4, 4]), (10, [4, 4, 4]), (3, [4]), (1, [4])], ids=str
+    ("dv", "widths"), [(4, [4]), (8, [4, 4]), (12, [4, 4, 4]), (10, [4, 4, 4]), (3, [4]), (1, [4])], ids=str
 )
 def test_values_in_pieces_of_width_d_where_the_kernel_wants_that(
-    monkeypatch: pytest.MonkeyPatch, dv: int, pieces: list[int]
+    monkeypatch: pytest.MonkeyPatch, dv: int, widths: list[int]
 ) -> None:
     monkeypatch.setattr(sdpa, "_plan", lambda case: sdpa.SdpaPlan(False, repeat_keys=case.heads > 1))
-    assert calls(monkeypatch, Case(d=4, dv=dv, is_causal=True)) == 2 * [(4, piece) for piece in pieces]
+    assert calls(monkeypatch, Case(d=4, dv=dv, is_causal=True)) == 2 * [(4, width) for width in widths]
 
 
 @pytest.mark.parametrize("dv", [4, 8, 10, 3])
@@ -95,7 +95,7 @@ def test_both_maps_are_one_padded_call(monkeypatch: pytest.MonkeyPatch, case: Ca
 
 
 @pytest.mark.parametrize(
-    "other",
+    "options",
     [
         {"dtype": torch.float32},
         {"heads": 4},  # two to a key head
@@ -110,8 +110,8 @@ def test_both_maps_are_one_padded_call(monkeypatch: pytest.MonkeyPatch, case: Ca
     ids=str,
 )
 @pytest.mark.usefixtures("amx")
-def test_other_requests_are_a_call_a_map(monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]) -> None:
-    assert (16, 16) not in calls(monkeypatch, replace(PADDED, **other))
+def test_other_requests_are_a_call_a_map(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    assert (16, 16) not in calls(monkeypatch, replace(PADDED, **options))
 
 
 def chosen(queries: int = 512, gradient: bool = False, **options: Any) -> str:
@@ -194,8 +194,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What each kernel takes, to be changed by a test, and which cuDNN there is."""
     there: dict[str, Any] = {"flash": FLASH, "cudnn": CUDNN, "efficient": EFFICIENT, "version": 91900}
 
-    def params(*given: Any) -> SimpleNamespace:
-        return SimpleNamespace(**dict(zip(("q", "k", "v", "mask", "dropout", "causal", "grouped"), given, strict=True)))
+    def params(*arguments: Any) -> SimpleNamespace:
+        names = ("q", "k", "v", "mask", "dropout", "causal", "grouped")
+        return SimpleNamespace(**dict(zip(names, arguments, strict=True)))
 
     def answer(kernel: str, params: SimpleNamespace) -> bool:
         takes = there[kernel]
@@ -220,21 +221,21 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
 def way(dv: int = 128, masked: bool = False, **more: Any) -> sdpa.SdpaPlan:
     sdpa._plan_on_cuda.cache_clear()
-    return sdpa._plan(sdpa.SdpaCase("cuda", torch.bfloat16, 64, dv, masked, **more))
+    return sdpa.sdpa_plan(*sdpa.SdpaCase("cuda", torch.bfloat16, 64, dv, masked, **more))
 
 
 def test_cudnn_before_flash_in_pieces_before_the_memory_efficient_kernel(kernels: dict[str, Any]) -> None:
-    cudnn, pieces, one_call = sdpa.SdpaPlan(True, cudnn=True), sdpa.SdpaPlan(False), sdpa.SdpaPlan(True)
+    cudnn, split_v, full_v = sdpa.SdpaPlan(True, cudnn=True), sdpa.SdpaPlan(False), sdpa.SdpaPlan(True)
     assert way() == cudnn
     assert way(masked=True) == cudnn
-    assert way(queries=1) == pieces  # cuDNN plans anew for every length
+    assert way(queries=1) == split_v  # cuDNN plans anew for every length
     kernels["version"] = 91500  # torch knows it to be wrong for some lengths
-    assert way() == pieces
+    assert way() == split_v
     kernels["version"] = None
-    assert way() == pieces
-    assert way(masked=True) == one_call  # of the memory-efficient kernel
+    assert way() == split_v
+    assert way(masked=True) == full_v  # of the memory-efficient kernel
     kernels["flash"] = {**FLASH, "wide": True}
-    assert way() == one_call
+    assert way() == full_v
 
 
 def test_cudnn_is_asked_about_gradients(kernels: dict[str, Any]) -> None:
@@ -260,12 +261,12 @@ def test_key_heads_are_repeated_where_no_fused_kernel_lets_them_be_shared(kernel
 
 
 def test_switching_a_kernel_off_is_noticed(kernels: dict[str, Any]) -> None:
-    question = sdpa.SdpaCase("cuda", torch.bfloat16, 64, 128, False)
-    assert sdpa._plan(question).cudnn
+    case = sdpa.SdpaCase("cuda", torch.bfloat16, 64, 128, False)
+    assert sdpa.sdpa_plan(*case).cudnn
     kernels["cudnn"] = NOTHING
-    assert sdpa._plan(question).cudnn  # kept
+    assert sdpa.sdpa_plan(*case).cudnn  # kept
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
-        assert sdpa._plan(question) == sdpa.SdpaPlan(False)
+        assert sdpa.sdpa_plan(*case) == sdpa.SdpaPlan(False)
 
 
 def order() -> list[int]:

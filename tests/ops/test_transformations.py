@@ -46,35 +46,37 @@ ALL = (0, 1, 2, 3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_are_those_of_autograd(backend: str, dtype: torch.dtype) -> None:
     tensors = inputs(dtype=dtype)
-    got, wanted = grad(loss, ALL)(*tensors, backend), by_autograd(*tensors)
-    torch.testing.assert_close(got, wanted)
-    got = jacrev(lambda *leaves: diff_attention(*leaves, backend=backend), ALL)(*tensors)
-    assert [x.shape for x in got] == [(1, 4, 5, 8, *x.shape) for x in tensors]
-    whole = torch.autograd.functional.jacobian(lambda *leaves: diff_attention(*leaves, backend="reference"), tensors)
-    torch.testing.assert_close(got, whole)
+    result, expected = grad(loss, ALL)(*tensors, backend), by_autograd(*tensors)
+    torch.testing.assert_close(result, expected)
+    result = jacrev(lambda *leaves: diff_attention(*leaves, backend=backend), ALL)(*tensors)
+    assert [x.shape for x in result] == [(1, 4, 5, 8, *x.shape) for x in tensors]
+    jacobian = torch.autograd.functional.jacobian(lambda *leaves: diff_attention(*leaves, backend="reference"), tensors)
+    torch.testing.assert_close(result, jacobian)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
 def test_gradients_of_each_sequence(backend: str) -> None:
     tensors = inputs((3,))
-    got = vmap(grad(lambda *leaves: loss(*leaves, backend), ALL))(*tensors)
-    wanted = [by_autograd(*each) for each in zip(*tensors, strict=True)]
-    torch.testing.assert_close(got, tuple(map(torch.stack, zip(*wanted, strict=True))))
+    result = vmap(grad(lambda *leaves: loss(*leaves, backend), ALL))(*tensors)
+    expected = [by_autograd(*each) for each in zip(*tensors, strict=True)]
+    torch.testing.assert_close(result, tuple(map(torch.stack, zip(*expected, strict=True))))
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "sdpa"])
 def test_gradients_through_what_is_mapped(backend: str) -> None:
     tensors = inputs((3,), torch.float32)
-    wanted = [torch.stack(each) for each in zip(*map(by_autograd, *tensors), strict=True)]
+    expected = [torch.stack(each) for each in zip(*map(by_autograd, *tensors), strict=True)]
 
     def of(*leaves: Tensor) -> Tensor:
         return vmap(lambda *each: loss(*each, backend))(*leaves).sum()
 
-    torch.testing.assert_close(list(grad(of, ALL)(*tensors)), wanted)
+    torch.testing.assert_close(list(grad(of, ALL)(*tensors)), expected)
     leaves = [x.clone().requires_grad_() for x in tensors]
-    torch.testing.assert_close(list(torch.autograd.grad(of(*leaves), leaves)), wanted)  # ordinary autograd around vmap
+    torch.testing.assert_close(
+        list(torch.autograd.grad(of(*leaves), leaves)), expected
+    )  # ordinary autograd around vmap
     rows = jacrev(vmap(lambda *each: loss(*each, backend)), ALL)(*tensors)
-    torch.testing.assert_close([each.diagonal(dim1=0, dim2=1).movedim(-1, 0) for each in rows], wanted)
+    torch.testing.assert_close([each.diagonal(dim1=0, dim2=1).movedim(-1, 0) for each in rows], expected)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "blockwise"])
@@ -94,11 +96,11 @@ def test_mapped_inside_ordinary_autograd(backend: str) -> None:
     def mapped(queries: Tensor, name: str) -> Tensor:
         return vmap(lambda x: loss(x, k[0], v[0], lam[0], name))(queries).sum()
 
-    wanted = gradient(k[0], lambda x: shared(x, "reference"))
-    torch.testing.assert_close(gradient(k[0], lambda x: shared(x, backend)), wanted)
+    expected = gradient(k[0], lambda x: shared(x, "reference"))
+    torch.testing.assert_close(gradient(k[0], lambda x: shared(x, backend)), expected)
     if backend == "blockwise":
-        wanted = gradient(q, lambda x: mapped(x, "reference"))
-        torch.testing.assert_close(gradient(q, lambda x: mapped(x, backend)), wanted)
+        expected = gradient(q, lambda x: mapped(x, "reference"))
+        torch.testing.assert_close(gradient(q, lambda x: mapped(x, backend)), expected)
     else:
         with pytest.raises(ValueError, match=r"cannot run.*torch\.func"):
             gradient(q, lambda x: mapped(x, backend))
@@ -109,7 +111,7 @@ def test_second_derivatives_and_forward_mode() -> None:
     for i, leaf in ((0, q), (3, lam)):
 
         def of(x: Tensor, backend: str = "auto", i: int = i) -> Tensor:
-            return loss(*(x if j == i else other for j, other in enumerate((q, k, v, lam))), backend=backend)
+            return loss(*(x if j == i else argument for j, argument in enumerate((q, k, v, lam))), backend=backend)
 
         plain = torch.autograd.functional.hessian(lambda x, of=of: of(x, "reference"), leaf)
         torch.testing.assert_close(hessian(of)(leaf), plain)
@@ -128,9 +130,9 @@ def test_mapped_without_a_gradient(backend: str) -> None:
 
     for documents, axis in ((ends, 0), (ends[0], None), (None, None)):
         each = documents if axis == 0 else [documents] * 3
-        wanted = [attend(*(x[i] for x in tensors), each[i]) for i in range(3)]
-        got = vmap(attend, (0, 0, 0, 0, axis))(*tensors, documents)
-        torch.testing.assert_close(got, torch.stack(wanted))
+        expected = [attend(*(x[i] for x in tensors), each[i]) for i in range(3)]
+        result = vmap(attend, (0, 0, 0, 0, axis))(*tensors, documents)
+        torch.testing.assert_close(result, torch.stack(expected))
     with pytest.raises(ValueError, match=r"cu_seqlens must go from 0"):
         vmap(lambda q: diff_attention(q, *(x[0] for x in tensors[1:]), cu_seqlens=torch.tensor([0, 4])))(tensors[0])
 
@@ -158,10 +160,10 @@ def test_the_norms_weight_alone() -> None:
     """The gradient that a kernel with the norm inside does not see coming."""
     tensors = inputs(dtype=torch.float32)
     for backend in ("auto", *(name for name in ("cpu", "triton") if takes(name, torch.float32))):
-        got = grad(lambda weight, backend=backend: loss(*tensors, backend, norm_weight=weight))(torch.ones(8))
+        result = grad(lambda weight, backend=backend: loss(*tensors, backend, norm_weight=weight))(torch.ones(8))
         weight = torch.ones(8, requires_grad=True)
         loss(*tensors, "reference", norm_weight=weight).backward()
-        torch.testing.assert_close(got, weight.grad)
+        torch.testing.assert_close(result, weight.grad)
 
 
 def test_compiled() -> None:
@@ -183,8 +185,8 @@ def test_a_layers_parameters() -> None:
         gradients = torch.autograd.grad(layer(x, is_causal=True).square().sum(), list(layer.parameters()))
         return dict(zip(parameters, gradients, strict=True))
 
-    got, wanted = grad(of)(parameters, x), plainly(x)
-    assert got["lam.q1"].any()
-    torch.testing.assert_close(got, wanted)
+    result, expected = grad(of)(parameters, x), plainly(x)
+    assert result["lam.q1"].any()
+    torch.testing.assert_close(result, expected)
     each = vmap(grad(of), (None, 0))(parameters, x.unsqueeze(1))
-    torch.testing.assert_close({name: value.sum(0) for name, value in each.items()}, wanted)
+    torch.testing.assert_close({name: value.sum(0) for name, value in each.items()}, expected)

@@ -15,11 +15,11 @@ def build(
     from diff_transformer.ops.cpu.cpu_build import BuildError, compile_library
 
     try:
-        compiled = compile_library(force=force)
+        compiled, seconds = compile_library(force=force)
     except BuildError as error:
         raise ValueError(f"The CPU kernel cannot be compiled: {error}.") from None
-    when = "before" if compiled.seconds is None else f"in {compiled.seconds:.1f} s"
-    console.print_line(f"compiled for {compiled.capability} {when}: {compiled.path}")
+    when = "before" if seconds is None else f"in {seconds:.1f} s"
+    console.print_line(f"compiled for {compiled.capability} {when}: {compiled.library}")
 
 
 def info() -> None:

@@ -95,7 +95,7 @@ def flex_attention_backend(request: Request) -> Tensor:
     return out
 
 
-def _one_map(
+def _attend_one_map(
     q: Tensor, k: Tensor, v: Tensor, score_mod: Callable[..., Tensor] | None, blocks: "BlockMask | None", scale: float
 ) -> Tensor:
     """q (B, H, N, d), k (B, H_kv, S, d), v (B, H_kv, S, dv) → (B, H, N, dv)."""
@@ -110,9 +110,9 @@ def _one_map(
 def _attend_for(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: "Tensor | BlockMask | None", blocks: "BlockMask | None", scale: float
 ) -> Callable[..., Tensor]:
-    """:func:`_one_map`, compiled for requests of this kind."""
+    """:func:`_attend_one_map`, compiled for requests of this kind."""
     if torch.compiler.is_compiling():  # while the caller's compilation is tracing, it becomes a part of that
-        return _one_map
+        return _attend_one_map
     mask: tuple[object, ...] = (blocks is None,)
     if isinstance(attn_mask, Tensor):
         mask = (*mask, attn_mask.dtype, *(size == 1 for size in attn_mask.shape))
@@ -126,7 +126,7 @@ def _attend_for(
 
 
 @functools.lru_cache(maxsize=COMPILED)
-def _compiled(lengths: tuple[int, ...] | None, *rest_of_kind: object) -> Callable[..., Tensor]:
+def _compiled(lengths: tuple[int, ...] | None, *kind: object) -> Callable[..., Tensor]:
     """FlexAttention compiled for one kind of request. Without ``lengths``, they are left open once they change.
 
     torch counts the compilations of a function by its code and, after eight, runs it uncompiled, which would hold all
@@ -134,7 +134,7 @@ def _compiled(lengths: tuple[int, ...] | None, *rest_of_kind: object) -> Callabl
     of its own keeps what torch has seen to change apart as well.
     """
     name = f"one_map_{next(_code_numbers)}"
-    copy = types.FunctionType(_one_map.__code__.replace(co_name=name), _one_map.__globals__, name)
+    copy = types.FunctionType(_attend_one_map.__code__.replace(co_name=name), _attend_one_map.__globals__, name)
     return torch.compile(copy, fullgraph=True, dynamic=None if lengths is None else False)
 
 
@@ -175,7 +175,7 @@ def _position_blocks(request: Request) -> "BlockMask | None":
     # Only those that the lengths alone decide are cached, and only real tensors: a transformation of torch.func wraps
     # all that is made inside of it.
     if segment_bounds is not None or not is_ordinary(q):
-        return _blocks(request.n, request.s, is_causal, window, segment_bounds, q.device)
+        return _blocks(*request.key_ranges(), request.s)
     return _cached_blocks(request.n, request.s, is_causal, window, q.device)
 
 
@@ -183,25 +183,23 @@ def _position_blocks(request: Request) -> "BlockMask | None":
 def _cached_blocks(n: int, s: int, is_causal: bool, window: int | None, device: torch.device) -> "BlockMask":
     # A tensor born in inference mode could never be saved for a backward pass.
     with torch.inference_mode(False):
-        return _blocks(n, s, is_causal, window, None, device)
+        return _blocks(*key_ranges(n, s, is_causal, window, None, device), s)
 
 
-def _blocks(
-    n: int, s: int, is_causal: bool, window: int | None, segment_bounds: Tensor | None, device: torch.device
-) -> "BlockMask":
-    """The block mask of the keys that each query sees, which are a range.
+def _blocks(begin: Tensor, end: Tensor, s: int) -> "BlockMask":
+    """The block mask of queries that see keys begin … end − 1 of S, (N,) each.
 
     From the ranges' ends, in O(N + N·S / BLOCK²); torch's ``create_block_mask`` holds the whole mask. The ends are also
     what the mask function reads, so that one kernel serves every kind, window and offset.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    begin, end = (x.to(torch.int32) for x in key_ranges(n, s, is_causal, window, segment_bounds, device))
+    begin, end = begin.to(torch.int32), end.to(torch.int32)
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (begin[i] <= j) & (j < end[i])
 
-    block_begins = torch.arange(0, s, BLOCK, device=device)
+    block_begins = torch.arange(0, s, BLOCK, device=begin.device)
     block_ends = block_begins + BLOCK
     # Some key of a block is seen by some query; or all of them by all. Queries that see nothing, and those added to
     # make whole blocks, take no part in the first and prevent the second.
@@ -211,7 +209,11 @@ def _blocks(
     full = (all_begin <= block_begins) & (all_end >= block_ends)
     partial = (any_begin < block_ends) & (any_end > block_begins) & ~full
     return BlockMask.from_kv_blocks(
-        *_block_indices(partial), *_block_indices(full), BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=(n, s)
+        *_block_indices(partial),
+        *_block_indices(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=(begin.shape[0], s),
     )
 
 

@@ -46,12 +46,9 @@ class SdpaPlan(NamedTuple):
 
 
 @torch.compiler.assume_constant_result
-def sdpa_plan(*case: Any) -> SdpaPlan:
-    """The plan of the fields of an :class:`SdpaCase`, found by asking what torch's kernels take."""
-    return _plan(SdpaCase(*case))
-
-
-def _plan(case: SdpaCase) -> SdpaPlan:
+def sdpa_plan(*fields: Any) -> SdpaPlan:
+    """The plan of an :class:`SdpaCase`, whose fields these are, found by asking what torch's kernels take."""
+    case = SdpaCase(*fields)
     if case.device != "cuda":
         # Outside CUDA torch answers enable_gqa with its plain formula.
         return SdpaPlan(case.d == case.dv or _is_fused(case), repeat_keys=case.heads > 1)

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import fcntl
+import functools
 import os
 import signal
 import sys
@@ -45,7 +46,8 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "kernel.cpp").write_text(THREADS, encoding="utf-8")
     monkeypatch.setattr(cpu_build, "SOURCES", folder)
-    monkeypatch.setattr(cpu_backend, "_outcome", cpu_backend._Outcome())
+    for name in ("_load_operators", "_warn_of_fallback"):
+        monkeypatch.setattr(cpu_backend, name, functools.cache(getattr(cpu_backend, name).__wrapped__))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv(cpu_build.SWITCH, raising=False)
     return folder
@@ -132,7 +134,7 @@ def test_compiled_once_then_loaded_without_a_compiler(
     cpu_build.load()
     assert time.perf_counter() - start < 0.5  # a few milliseconds; the machine may be busy
     assert cpu_build.status() == f"compiled for {torch.backends.cpu.get_cpu_capability()}: {built.library}"
-    assert cpu_build.compile_library() == (built.library, built.capability, None)
+    assert cpu_build.compile_library() == (built, None)
     assert capfd.readouterr() == ("", "")
 
 
@@ -147,9 +149,9 @@ def test_a_damaged_library_is_compiled_again() -> None:
 def test_parallel_processes_compile_once(capfd: pytest.CaptureFixture[str]) -> None:
     processes = [forked(cpu_build.load) for _ in range(4)]
     assert [exit_code(pid) for pid in processes] == [0] * 4
-    said = capfd.readouterr().err
-    assert said.count("compiling the CPU kernel") == 1
-    assert said.count("compiled in") == 1
+    stderr = capfd.readouterr().err
+    assert stderr.count("compiling the CPU kernel") == 1
+    assert stderr.count("compiled in") == 1
 
 
 def test_who_waits_says_so(capfd: pytest.CaptureFixture[str]) -> None:
@@ -159,11 +161,11 @@ def test_who_waits_says_so(capfd: pytest.CaptureFixture[str]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         waiting = threading.Thread(target=cpu_build.load)
         waiting.start()
-        said = ""
-        while "waiting for another process" not in said:
+        stderr = ""
+        while "waiting for another process" not in stderr:
             assert waiting.is_alive()
             time.sleep(0.01)
-            said += capfd.readouterr().err
+            stderr += capfd.readouterr().err
         assert not built.library.exists()
         fcntl.flock(file, fcntl.LOCK_UN)
     waiting.join()
@@ -323,7 +325,7 @@ def test_what_the_kernel_cannot_do_does_not_look_for_it(monkeypatch: pytest.Monk
     def refuse() -> None:
         raise AssertionError("the kernel was looked for")
 
-    monkeypatch.setattr(cpu_backend, "_have_operators", refuse)
+    monkeypatch.setattr(cpu_backend, "_load_operators", refuse)
     q, k, v = tensors(torch.float64)
     diff_attention(q, k, v, 0.5)
     with pytest.raises(ValueError, match=r"'cpu' cannot run this request: .*, got torch\.float64"):
@@ -371,9 +373,9 @@ def test_a_build_that_fails_is_remembered_until_it_is_asked_for(
             cpu_build.load()
         assert str(again.value) == reason
         # Another compiler deserves a try.
-        other = tmp_path / "other-g++"
-        other.symlink_to("/bin/true")
-        context.setenv("CXX", str(other))
+        another = tmp_path / "other-g++"
+        another.symlink_to("/bin/true")
+        context.setenv("CXX", str(another))
         assert cpu_build.unavailable_reason() is None
         with pytest.raises(AssertionError, match="compiled"):
             cpu_build.load()
@@ -384,7 +386,7 @@ def test_a_build_that_fails_is_remembered_until_it_is_asked_for(
     (sources / "kernel.cpp").write_text(THREADS, encoding="utf-8")
     cpu_build.describe().folder.mkdir()
     cpu_build.describe().failure.write_text(built.failure.read_text())
-    assert cpu_build.compile_library().seconds is not None
+    assert cpu_build.compile_library()[1] is not None
     assert not cpu_build.describe().failure.exists()
 
 
@@ -429,14 +431,14 @@ def test_no_sources_and_no_such_system(sources: Path, monkeypatch: pytest.Monkey
 # Threads and forks.
 
 
-def test_threads_find_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_load_the_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def slowly() -> None:
         calls.append(threading.get_ident())
         time.sleep(0.1)
 
-    monkeypatch.setattr(cpu_backend, "_have_operators", slowly)
+    monkeypatch.setattr(cpu_backend, "_load_operators", functools.cache(slowly))
     threads = [threading.Thread(target=cpu_backend.reason_against_cpu_kernel) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -447,7 +449,7 @@ def test_threads_find_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
     def take_the_lock() -> None:
-        assert cpu_backend._outcome.lock.acquire(timeout=5)
+        assert cpu_backend._lock.acquire(timeout=5)
 
-    with cpu_backend._outcome.lock:
+    with cpu_backend._lock:
         assert exit_code(forked(take_the_lock)) == 0

@@ -1,5 +1,6 @@
 """Whose libraries are loaded: permissions and owners of the cache, with a library that is never really loaded."""
 
+import functools
 import os
 import stat
 import sys
@@ -29,27 +30,28 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 @pytest.fixture(autouse=True)
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: list[Path]) -> Path:
     """A library in a private cache, two folders below the test's own."""
-    monkeypatch.setattr(cpu_backend, "_outcome", cpu_backend._Outcome())
+    for name in ("_load_operators", "_warn_of_fallback"):
+        monkeypatch.setattr(cpu_backend, name, functools.cache(getattr(cpu_backend, name).__wrapped__))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "above" / "cache"))
     monkeypatch.delenv(cpu_build.SWITCH, raising=False)
     monkeypatch.setattr(cpu_build, "_run_compiler", lambda *_: pytest.fail("it was compiled"))
-    made = cpu_build.describe().library
-    make_private(made.parent)
-    made.write_bytes(b"not loaded in truth")
-    made.chmod(0o644)
-    return made
+    path = cpu_build.describe().library
+    make_private(path.parent)
+    path.write_bytes(b"not loaded in truth")
+    path.chmod(0o644)
+    return path
 
 
-def place_of(name: str, library: Path) -> Path:
+def path_of(name: str, library: Path) -> Path:
     return {"library": library, "folder": library.parent, "cache": library.parents[1], "above": library.parents[2]}[
         name
     ]
 
 
-def give_away(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`place` is somebody else's; of who is not root, all is."""
     if os.geteuid() == 0:
-        os.chown(place, SOMEBODY, -1)
+        os.chown(path, SOMEBODY, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
 
@@ -77,17 +79,17 @@ def test_a_library_of_our_own_is_loaded(library: Path, loaded: list[Path]) -> No
 def test_what_others_may_write_is_refused_with_the_command_that_mends_it(
     name: str, mode: int, library: Path, loaded: list[Path]
 ) -> None:
-    place = place_of(name, library)
-    place.chmod(mode)
-    refused(loaded, f"{place} belongs to user {os.geteuid()} with mode 0{mode:o}", f"chmod go-w {place}`", "--force")
-    place.chmod(mode & ~0o022)
+    path = path_of(name, library)
+    path.chmod(mode)
+    refused(loaded, f"{path} belongs to user {os.geteuid()} with mode 0{mode:o}", f"chmod go-w {path}`", "--force")
+    path.chmod(mode & ~0o022)
     cpu_build.load()
     assert loaded == [library]
 
 
 def test_one_command_mends_all(library: Path, loaded: list[Path]) -> None:
     for name in ("library", "folder", "cache"):
-        place_of(name, library).chmod(0o775)
+        path_of(name, library).chmod(0o775)
     refused(loaded, f"chmod go-w {library} {library.parent} {library.parents[1]}`")
 
 
@@ -95,14 +97,14 @@ def test_one_command_mends_all(library: Path, loaded: list[Path]) -> None:
 def test_what_somebody_else_owns_is_refused(
     name: str, library: Path, loaded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give_away(place_of(name, library), monkeypatch)
+    give_away(path_of(name, library), monkeypatch)
     refused(loaded, "belongs to user", "TORCH_EXTENSIONS_DIR")
 
 
 def test_below_a_sticky_folder_a_folder_of_our_own_is_fine_and_a_sticky_one_is_not(
     library: Path, loaded: list[Path]
 ) -> None:
-    place_of("cache", library).chmod(0o1777)  # as /tmp is
+    path_of("cache", library).chmod(0o1777)  # as /tmp is
     cpu_build.load()
     assert loaded == [library]
     loaded.clear()
@@ -158,7 +160,7 @@ def test_what_is_made_is_ours_alone_whatever_the_umask(library: Path, monkeypatc
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("spoil", [lambda place, _: place.chmod(0o777), give_away], ids=["open", "foreign"])
+@pytest.mark.parametrize("spoil", [lambda path, _: path.chmod(0o777), give_away], ids=["open", "foreign"])
 def test_nothing_is_compiled_into_a_folder_of_others(
     spoil: Callable[..., None], library: Path, loaded: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

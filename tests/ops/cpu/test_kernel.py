@@ -215,9 +215,9 @@ def test_strided_masks(queries: int, threads: int) -> None:
 def test_heads_of_one_block_with_masks_of_their_own(queries: int, open_head: int) -> None:
     """A chunk of keys is taken as open or hidden only if it is for all the heads that share the block."""
     problem = build(Case(batch=1, heads=4, key_heads=1, queries=queries, keys=210))
-    for rest in (False, True):
+    for is_open in (False, True):
         may = torch.rand(4, 1, 210) < 0.5
-        may[open_head] = rest
+        may[open_head] = is_open
         may[:, :, 100] = True
         masked = replace(problem, options={"attn_mask": may})
         expected = expect(masked)
@@ -277,12 +277,12 @@ def test_logits_far_from_zero_in_a_block_with_lanes_to_spare(shift: float) -> No
 
 
 @pytest.mark.parametrize("queries", [1, 70])
-@pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_nan_is_passed_on(queries: int, where: str) -> None:
+@pytest.mark.parametrize("tensor", ["q", "k", "v"])
+def test_nan_is_passed_on(queries: int, tensor: str) -> None:
     """As the plain formula does: a broken input must show, not be averaged away."""
     problem = build(Case(batch=1, heads=1, key_heads=1, queries=queries, keys=110))
     tensors = {name: getattr(problem, name).clone() for name in "qkv"}
-    tensors[where][..., -1, 0] = float("nan")
+    tensors[tensor][..., -1, 0] = float("nan")
     out = diff_attention(**tensors, lam=0.5, backend="cpu")
     truth = diff_attention(**tensors, lam=0.5, backend="reference")
     assert torch.equal(out.isnan(), truth.isnan())

@@ -82,7 +82,7 @@ def names(launches: list[launch.Launch]) -> list[str]:
 
 
 def set_blocks(monkeypatch: pytest.MonkeyPatch, blocks: Blocks) -> None:
-    monkeypatch.setattr("diff_transformer.ops.triton.kernel_arguments.blocks_for", lambda *_: blocks)
+    monkeypatch.setattr("diff_transformer.ops.triton.kernel_arguments.Problem.blocks", lambda *_: blocks)
 
 
 def forward(problem: Problem, **more: Any) -> Tensor:
@@ -195,9 +195,9 @@ def ranges_met(case: Case, rows: int, columns: int) -> dict[str, int]:
         for start in range(0, case.keys, columns):
             part = block[:, start : start + columns]
             kinds.append("whole" if part.all() and part.shape[1] == columns else "edge" if part.any() else "none")
-        for place, kind in enumerate(kinds):
+        for axis, kind in enumerate(kinds):
             if kind == "edge":
-                kind = "lower" if "whole" in kinds[place:] else "upper" if "whole" in kinds[:place] else "alone"
+                kind = "lower" if "whole" in kinds[axis:] else "upper" if "whole" in kinds[:axis] else "alone"
             met[kind] += 1
     return met
 
@@ -269,16 +269,16 @@ def _bounds(documents: tuple[int, ...] | None, n: int) -> Tensor | None:
 
 
 def _visible(n: int, s: int, is_causal: bool, window: int | None, documents: tuple[int, ...] | None) -> np.ndarray:
-    own = np.arange(n)[:, None] + s - n
+    position = np.arange(n)[:, None] + s - n
     keys = np.arange(s)[None]
     seen = np.ones((n, s), bool)
     if is_causal:
-        seen &= keys <= own
+        seen &= keys <= position
     if window is not None:
-        seen &= keys > own - window
+        seen &= keys > position - window
     if documents is not None:
-        which = np.repeat(np.arange(len(documents)), documents)
-        seen &= which[:, None] == which[None]
+        document = np.repeat(np.arange(len(documents)), documents)
+        seen &= document[:, None] == document[None]
     return seen
 
 
@@ -292,9 +292,9 @@ def test_positions_hide_what_they_should(of_keys: bool) -> None:
             _bounds(documents, n), lows, highs, n, s, window or 0, ROWS=64,
             IS_CAUSAL=is_causal, HAS_WINDOW=window is not None, HAS_SEGMENTS=documents is not None, OF_KEYS=of_keys,
         )  # fmt: skip
-        other = np.arange(seen.shape[1])[None]
-        found = (lows.numpy()[:, None] <= other) & (other < highs.numpy()[:, None])
-        assert (found == seen).all(), (n, s, is_causal, window, documents)
+        columns = np.arange(seen.shape[1])[None]
+        visible = (lows.numpy()[:, None] <= columns) & (columns < highs.numpy()[:, None])
+        assert (visible == seen).all(), (n, s, is_causal, window, documents)
 
 
 def test_every_key_is_met_once() -> None:
@@ -308,25 +308,25 @@ def test_every_key_is_met_once() -> None:
                 _bounds(documents, n), out, starts, n, s, window or 0, first, ROWS=8, KEYS=keys, STEP=step,
                 IS_CAUSAL=is_causal, HAS_WINDOW=window is not None, HAS_SEGMENTS=documents is not None,
             )  # fmt: skip
-            whole, past, edges = out.tolist()
-            where = (n, s, is_causal, window, documents, first, keys, step)
+            inner, past, edges = out.tolist()
+            case = (n, s, is_causal, window, documents, first, keys, step)
             met = np.zeros(s + 64, int)
             for start in starts[:edges].tolist():
-                assert start >= 0, where
+                assert start >= 0, case
                 met[start : start + step] += 1
-            fully = range(whole // keys, past // keys)
+            fully = range(inner // keys, past // keys)
             for i in fully:
-                assert block[:, i * keys : (i + 1) * keys].all(), where
-                assert (i + 1) * keys <= s, where
+                assert block[:, i * keys : (i + 1) * keys].all(), case
+                assert (i + 1) * keys <= s, case
                 met[i * keys : (i + 1) * keys] += 1
-            assert met.max(initial=0) <= 1, where
-            assert met[:s][block.any(0)].all(), where
+            assert met.max(initial=0) <= 1, case
+            assert met[:s][block.any(0)].all(), case
             # And no time is lost: what is seen whole is not looked at key by key, nor is what nobody sees.
             possible = [i for i in range(s // keys) if block[:, i * keys : (i + 1) * keys].all()]
-            assert list(fully) == possible, where
+            assert list(fully) == possible, case
             spans = block.any(0).nonzero()[0]
             if len(spans):
-                assert met.sum() <= spans[-1] - spans[0] + 1 + 2 * (step - 1), where
+                assert met.sum() <= spans[-1] - spans[0] + 1 + 2 * (step - 1), case
 
 
 # Decoding.
@@ -361,7 +361,7 @@ def test_decoding(monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch]
     case = DECODING[request_]
     problem, expected = prepared(case)
     set_blocks(monkeypatch, SMALL["16 × 16"])
-    monkeypatch.setattr(triton_backend, "programs_wanted", lambda _: programs)
+    monkeypatch.setattr(triton_backend, "program_count", lambda _: programs)
     check_output(forward(problem), expected)
     assert names(launched) == ["parts_kernel", "combine_kernel"]
     parts, key_heads, batch = launched[0].grid
@@ -381,7 +381,7 @@ def test_many_parts_are_put_together_in_chunks(monkeypatch: pytest.MonkeyPatch, 
     """More parts than one step of the combining kernel adds up."""
     problem, expected = prepared(Case(batch=1, heads=1, key_heads=1, queries=1, keys=563, is_causal=True, d=2, dv=3))
     set_blocks(monkeypatch, SMALL["16 × 16"])
-    monkeypatch.setattr(triton_backend, "programs_wanted", lambda _: 64)
+    monkeypatch.setattr(triton_backend, "program_count", lambda _: 64)
     check_output(forward(problem), expected)
     assert launched[0].grid[0] == 36 > 2 * launched[1].arguments["CHUNK"]
 
@@ -455,10 +455,10 @@ NORMED = {
 def norm_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator may not fall back on a norm of its own: only "reference" does that."""
 
-    def refuse(x: Tensor, *rest: Any) -> Tensor:
+    def refuse(x: Tensor, *arguments: Any) -> Tensor:
         assert x.grad_fn is not None
         assert "triton" not in type(x.grad_fn).__name__.lower()
-        return rms_norm(x, *rest)
+        return rms_norm(x, *arguments)
 
     monkeypatch.setattr(operator_module, "rms_norm", refuse)
 
@@ -491,7 +491,7 @@ def test_the_fused_norm_while_decoding(
 ) -> None:
     problem = build(DECODING[request_])
     weight, settings = torch.randn(problem.v.shape[-1]), {"norm_eps": 1e-3, "norm_scale": 0.35}
-    monkeypatch.setattr(triton_backend, "programs_wanted", lambda _: 64)
+    monkeypatch.setattr(triton_backend, "program_count", lambda _: 64)
     monkeypatch.setattr(operator_module, "rms_norm", None)
     set_blocks(monkeypatch, SMALL["16 × 16"])
     fused = forward(problem, norm_weight=weight, **settings)
@@ -527,8 +527,8 @@ def _check_normed_output(out: Tensor, expected: Expected, weight: Tensor, norm_e
 
 def inside_nan(x: Tensor, rows: int = 3, channels: int = 5) -> Tensor:
     """The same numbers as a view into memory that is NaN before and after every row, and on all sides of the rows."""
-    whole = x.new_full((*x.shape[:-2], x.shape[-2] + 2 * rows, x.shape[-1] + channels), float("nan"))
-    view = whole[..., rows:-rows, 2 : 2 + x.shape[-1]]
+    buffer = x.new_full((*x.shape[:-2], x.shape[-2] + 2 * rows, x.shape[-1] + channels), float("nan"))
+    view = buffer[..., rows:-rows, 2 : 2 + x.shape[-1]]
     view.copy_(x)
     return view
 
@@ -624,8 +624,8 @@ def test_the_same_input_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> 
     problem = build(replace(LONG["grouped"], queries=35, keys=35, d=4, dv=8))
     set_blocks(monkeypatch, SMALL["32 × 16"])
     first, *others = (normed(problem, torch.ones(8), "triton") for _ in range(3))
-    for other in others:
-        for name, value in other.items():
+    for repeated in others:
+        for name, value in repeated.items():
             assert torch.equal(value, first[name]), name
 
 
@@ -723,8 +723,8 @@ def test_autocast_and_checkpointing() -> None:
             out = checkpoint(attend, *leaves, use_reentrant=False) if checkpointed else attend(*leaves)
         assert out.dtype == torch.float16
         gradients = torch.autograd.grad(out, leaves, half.dout)
-        for value, (name, wanted) in zip((out, *gradients), plain.items(), strict=True):
-            assert torch.equal(value, wanted.to(value.dtype)), name
+        for value, (name, expected) in zip((out, *gradients), plain.items(), strict=True):
+            assert torch.equal(value, expected.to(value.dtype)), name
 
 
 def test_second_derivatives_are_refused() -> None:
@@ -825,13 +825,15 @@ def test_float32_is_multiplied_as_torch_is_told_to(
 ) -> None:
     """In every kernel that multiplies tiles. Narrower types have one precision."""
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**settings))
-    for case, wanted in ((Case(), precision), (Case(dtype=torch.float16), "ieee")):
+    for case, expected in ((Case(), precision), (Case(dtype=torch.float16), "ieee")):
         build(case).solve(diff_attention, backend="triton")
         forward(build(case))
-        found = {names([each])[0]: each.arguments.get("PRECISION") for each in launched}
+        precisions = {names([each])[0]: each.arguments.get("PRECISION") for each in launched}
         launched.clear()
-        assert found.pop("rows_kernel") is found.pop("combine_kernel", None) is None
-        assert found == dict.fromkeys(("forward_kernel", "keys_kernel", "queries_kernel", "parts_kernel"), wanted)
+        assert precisions.pop("rows_kernel") is precisions.pop("combine_kernel", None) is None
+        assert precisions == dict.fromkeys(
+            ("forward_kernel", "keys_kernel", "queries_kernel", "parts_kernel"), expected
+        )
 
 
 def test_a_learned_mask_is_refused() -> None:
@@ -857,16 +859,16 @@ def test_the_kernels_are_imported_when_they_are_used() -> None:
 
 @pytest.mark.parametrize("kind", ["strided", "expanded"])
 def test_a_norm_weight_need_not_be_contiguous(kind: str) -> None:
-    whole = torch.randn(2 * BASE.dv)
-    weight = whole[::2] if kind == "strided" else torch.full((1,), 1.5).expand(BASE.dv)
+    wider = torch.randn(2 * BASE.dv)
+    weight = wider[::2] if kind == "strided" else torch.full((1,), 1.5).expand(BASE.dv)
     problem = build(replace(BASE, queries=20, keys=20, is_causal=True))
     copied = weight.contiguous()
-    for got, wanted in zip(
+    for result, expected in zip(
         normed(problem, weight.requires_grad_(False), "triton").values(),
         normed(problem, copied, "triton").values(),
         strict=True,
     ):
-        assert torch.equal(got, wanted)
+        assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize(
@@ -891,11 +893,11 @@ def test_addends_so_large_that_the_logits_vanish_beside_them(d: int, addend: flo
     mask = torch.zeros(1, 1, 40, 40)
     mask[..., 3, :] = addend
     problem = replace(problem, options={"attn_mask": mask})
-    expected, got = (problem.solve(diff_attention, backend=name) for name in ("reference", "triton"))
+    expected, result = (problem.solve(diff_attention, backend=name) for name in ("reference", "triton"))
     for name, value in expected.items():
-        assert (got[name] - value).abs().max() <= limit * value.abs().max().clamp(min=1), name
+        assert (result[name] - value).abs().max() <= limit * value.abs().max().clamp(min=1), name
     # Each map's weights add up to 1 in the backward pass, too: what rounding takes from their log-sum is not lost.
-    assert torch.allclose(got["v"].sum(2), expected["v"].sum(2), atol=1e-3)
+    assert torch.allclose(result["v"].sum(2), expected["v"].sum(2), atol=1e-3)
     with torch.no_grad():
         out = diff_attention(problem.q, problem.k, problem.v, problem.lam, attn_mask=mask, backend="triton")
     assert (out - expected["out"]).abs().max() <= limit
@@ -907,8 +909,8 @@ def test_the_smallest_number_of_float64_in_a_mask_is_finite() -> None:
     mask[2] = torch.finfo(torch.float64).min
     mask[3, 1] = float("-inf")
     q, k, v, lam = problem.q, problem.k, problem.v, problem.lam
-    out, wanted = (diff_attention(q, k, v, lam, attn_mask=mask, backend=name) for name in ("triton", "reference"))
-    assert torch.allclose(out, wanted, atol=1e-5)
+    out, expected = (diff_attention(q, k, v, lam, attn_mask=mask, backend=name) for name in ("triton", "reference"))
+    assert torch.allclose(out, expected, atol=1e-5)
 
 
 def test_inputs_with_gaps_and_axes_in_another_order_compile() -> None:
@@ -916,9 +918,9 @@ def test_inputs_with_gaps_and_axes_in_another_order_compile() -> None:
     q = base.permute(0, 2, 3, 1, 4)[..., ::2].requires_grad_()
     k, v = torch.randn(2, 2, 2, 5, 8), torch.randn(2, 2, 5, 16)
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
-    out, wanted = compiled(q, k, v, 0.5, backend="triton"), diff_attention(q, k, v, 0.5, backend="triton")
-    assert torch.equal(out, wanted)
-    assert torch.equal(torch.autograd.grad(out.sum(), q)[0], torch.autograd.grad(wanted.sum(), q)[0])
+    out, expected = compiled(q, k, v, 0.5, backend="triton"), diff_attention(q, k, v, 0.5, backend="triton")
+    assert torch.equal(out, expected)
+    assert torch.equal(torch.autograd.grad(out.sum(), q)[0], torch.autograd.grad(expected.sum(), q)[0])
 
 
 def test_vmap_without_gradients() -> None:

@@ -84,16 +84,16 @@ def test_output_and_gradients(name: str, dtype: torch.dtype) -> None:
 def formula(problem: Problem, case: Case, weight: Tensor | None, eps: float, factor: float) -> Any:
     """What `Problem.solve` takes: Equation 1 spelled out in the dtype of its inputs, and the norm behind it."""
     n, s, device = case.queries, case.keys, problem.q.device
-    own, keys = torch.arange(n, device=device)[:, None] + s - n, torch.arange(s, device=device)
+    position, keys = torch.arange(n, device=device)[:, None] + s - n, torch.arange(s, device=device)
     seen = torch.ones(n, s, dtype=torch.bool, device=device)
     if case.is_causal:
-        seen &= keys <= own
+        seen &= keys <= position
     if case.window is not None:
-        seen &= keys > own - case.window
+        seen &= keys > position - case.window
     if case.documents is not None:
         lengths = torch.tensor(case.documents, device=device)
-        which = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
-        seen &= which[:, None] == which
+        document = torch.arange(len(lengths), device=device).repeat_interleave(lengths)
+        seen &= document[:, None] == document
     mask = problem.options.get("attn_mask")
     if mask is not None and mask.dtype == torch.bool:
         seen = seen & mask
@@ -272,12 +272,12 @@ def test_opcheck(request_: str, norm: bool) -> None:
     documents = None if ends is None else segment_bounds_from(ends, size.keys)
     weight = torch.randn(size.dv, device="cuda") if norm else None
     tensors, scale = (problem.q, problem.k, problem.v, lam), size.d**-0.5
-    rest = (mask, True, scale, size.window, documents)
+    hiding = (mask, True, scale, size.window, documents)
     for keep in (True, False):
         leaves = [x.detach().requires_grad_(keep) for x in tensors]
         of_norm = weight if weight is None else weight.detach().requires_grad_(keep)
-        torch.library.opcheck(triton_backend.forward, (*leaves, *rest, of_norm, 1e-5, 0.7, keep))
-    out, plain, *saved = triton_backend.forward(*tensors, *rest, weight, 1e-5, 0.7, True)
+        torch.library.opcheck(triton_backend.forward, (*leaves, *hiding, of_norm, 1e-5, 0.7, keep))
+    out, plain, *saved = triton_backend.forward(*tensors, *hiding, weight, 1e-5, 0.7, True)
     saved = (plain if norm else out, *saved)
     settings = (True, scale, size.window, 1e-5, 0.7)
     torch.library.opcheck(triton_backend.backward, (problem.dout, *tensors, mask, documents, weight, *saved, *settings))
@@ -323,8 +323,8 @@ def test_autocast_and_checkpointing() -> None:
         with torch.autocast("cuda", dtype=torch.bfloat16):
             out = checkpoint(attend, *leaves, use_reentrant=False) if checkpointed else attend(*leaves)
         gradients = torch.autograd.grad(out, leaves, problem.dout)
-        for value, (name, wanted) in zip((out, *gradients), plain.items(), strict=True):
-            assert torch.equal(value, wanted.to(value.dtype)), name
+        for value, (name, expected) in zip((out, *gradients), plain.items(), strict=True):
+            assert torch.equal(value, expected.to(value.dtype)), name
 
 
 # CUDA graphs, streams, devices.
@@ -376,15 +376,15 @@ def test_a_graph_of_a_training_step() -> None:
             for leaf in leaves:
                 leaf.copy_(torch.randn_like(leaf))
         graph.replay()
-        for value, wanted in zip(captured, step(), strict=True):
-            assert torch.equal(value, wanted)
+        for value, expected in zip(captured, step(), strict=True):
+            assert torch.equal(value, expected)
 
 
 def test_on_another_stream() -> None:
     """Inputs that are written late, on the stream where the kernels have to wait for them."""
     problem = on_gpu(MACHINERY["causal"])
     expected, decoded = problem.solve(diff_attention, backend="triton"), on_gpu(DECODING["one token"])
-    wanted = forward(decoded)
+    expected_out = forward(decoded)
     late = replace(problem, q=torch.zeros_like(problem.q))
     late_decoded = replace(decoded, q=torch.zeros_like(decoded.q))
     torch.cuda.synchronize()
@@ -397,7 +397,7 @@ def test_on_another_stream() -> None:
     torch.cuda.synchronize()
     for name, value in expected.items():
         assert torch.equal(answer[name], value), name
-    assert torch.equal(out, wanted)
+    assert torch.equal(out, expected_out)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device")
@@ -434,9 +434,9 @@ def test_offsets_of_more_than_32_bits() -> None:
         for name, value in far.solve(diff_attention, backend="triton").items():
             torch.testing.assert_close(value, expected[name], rtol=1e-2, atol=1e-2, msg=name)
     decoded = replace(problem, q=problem.q[..., -2:, :], lam=problem.lam[..., -2:])
-    wanted = forward(decoded)
+    expected_out = forward(decoded)
     for far in (far_batches, far_rows):
-        torch.testing.assert_close(forward(replace(decoded, k=far.k, v=far.v)), wanted, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(forward(replace(decoded, k=far.k, v=far.v)), expected_out, rtol=1e-2, atol=1e-2)
 
 
 def test_memory_grows_with_the_length_alone() -> None:

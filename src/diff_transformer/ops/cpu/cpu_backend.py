@@ -1,5 +1,6 @@
 """The fused CPU kernel as a backend: its operators made known to autograd and torch.compile once they are loaded."""
 
+import functools
 import os
 import platform
 import threading
@@ -12,49 +13,48 @@ from torch import Tensor
 from diff_transformer.ops.attention_request import Request, register_gradient
 from diff_transformer.ops.cpu.cpu_build import SWITCH, BuildError, KernelDisabledError, load, unavailable_reason
 
-
-class _Outcome:
-    """Whether the kernel is usable in this process, once that is known."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.known = False
-        self.error: BuildError | None = None
-        self.warned = False
-
-
-_outcome = _Outcome()
+_lock = threading.Lock()
 
 
 def _renew_lock() -> None:
     # A thread that was compiling is not there any more in a forked process, and cannot release it.
-    _outcome.lock = threading.Lock()
+    global _lock
+    _lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def _find_out() -> BuildError | None:
-    """Have the operators, or the reason why not; the first call loads the kernel, and compiles it if nobody has yet."""
-    if not _outcome.known:
-        with _outcome.lock:
-            if not _outcome.known:
-                _outcome.error = _have_operators()
-                _outcome.known = True
-    return _outcome.error
-
-
-def _have_operators() -> BuildError | None:
+@functools.cache
+def _load_operators() -> BuildError | None:
+    """Load the kernel, which compiles it if nobody has yet, and tell torch of it; the reason where that cannot be."""
     error = unavailable_reason()
     if error is not None:
         return error
     try:
         load()
-    except BuildError as failed:
-        return failed
-    _register()
+    except BuildError as failure:
+        return failure
+    operators = torch.ops.diff_transformer_cpu
+    torch.library.register_fake(operators.forward.default, _fake_forward)
+    register_gradient("cpu", operators.forward.default, operators.backward.default)
     return None
+
+
+def _kernel_error() -> BuildError | None:
+    with _lock:  # threads that call for the kernel at once compile and register it once
+        return _load_operators()
+
+
+@functools.cache
+def _warn_of_fallback(error: str) -> None:
+    """Said once in a process."""
+    warnings.warn(
+        f"diff_attention takes the backend 'blockwise' instead of its fused CPU kernel: {error}. {SWITCH}=0 in the "
+        "environment switches the kernel and this warning off.",
+        stacklevel=3,
+    )
 
 
 # torch.compile calls the next two while it traces, and takes their answers as constants.
@@ -63,21 +63,16 @@ def _have_operators() -> BuildError | None:
 @torch.compiler.assume_constant_result
 def reason_against_cpu_kernel() -> str | None:
     """Why the kernel cannot run in this process, or None. May compile it."""
-    error = _find_out()
+    error = _kernel_error()
     return None if error is None else str(error)
 
 
 @torch.compiler.assume_constant_result
 def available_to_auto() -> bool:
     """Whether the kernel can run in this process; the first time it should and cannot, a warning says why."""
-    error = _find_out()
-    if error is not None and not isinstance(error, KernelDisabledError) and not _outcome.warned:
-        _outcome.warned = True
-        warnings.warn(
-            f"diff_attention takes the backend 'blockwise' instead of its fused CPU kernel: {error}. {SWITCH}=0 in the "
-            "environment switches the kernel and this warning off.",
-            stacklevel=2,
-        )
+    error = _kernel_error()
+    if error is not None and not isinstance(error, KernelDisabledError):
+        _warn_of_fallback(str(error))
     return error is None and is_faster()
 
 
@@ -85,13 +80,6 @@ def is_faster() -> bool:
     """Whether the kernel is faster than ``blockwise``: not on x86 without AVX2, where at::vec has no vectors."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     return not x86 or torch.backends.cpu.get_cpu_capability() != "DEFAULT"
-
-
-def _register() -> None:
-    """Fakes and gradients of the two operators that the library has brought."""
-    operators = torch.ops.diff_transformer_cpu
-    torch.library.register_fake(operators.forward.default, _fake_forward)
-    register_gradient("cpu", operators.forward.default, operators.backward.default)
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -50,14 +49,6 @@ class BuildError(RuntimeError):
 
 class KernelDisabledError(BuildError):
     """The kernel is switched off, or not made for this system: nothing has to be repaired."""
-
-
-class Compiled(NamedTuple):
-    """Where the library is, what it was compiled for, and how long that took (None: it was there already)."""
-
-    path: Path
-    capability: str
-    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -161,25 +152,28 @@ def load() -> None:
     try:
         torch.ops.load_library(build.library)
     except OSError as error:
-        what = error.__cause__ or error
-        raise BuildError(f"{build.library} does not load ({what}): remove it, so that it is compiled again") from error
+        cause = error.__cause__ or error
+        raise BuildError(f"{build.library} does not load ({cause}): remove it, so that it is compiled again") from error
 
 
-def compile_library(*, force: bool = False) -> Compiled:
-    """Have the library in the cache: compile it if it is not there, or in any case with ``force``.
+def compile_library(*, force: bool = False) -> tuple[Build, float | None]:
+    """Compile the library if it is not in the cache, or in any case with ``force``.
+
+    Returns:
+        The build, and the seconds that it took: None where the library was there already.
 
     Raises:
         BuildError: if it cannot be compiled.
     """
     build = describe()
-    return Compiled(build.library, build.capability, _compile_if_missing(build, force=force, again=True))
+    return build, _compile_if_missing(build, force=force, again=True)
 
 
 def _compile_if_missing(build: Build, *, force: bool = False, again: bool = False) -> float | None:
     """The seconds that compiling took, or None where the library was there, and is loaded now."""
     if not force and _loads(build):
         return None
-    with _one_at_a_time(build):
+    with _build_lock(build):
         if not force and _loads(build):  # another process has compiled it in the meantime
             return None
         if not again:
@@ -215,7 +209,7 @@ def _loads(build: Build) -> bool:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(build: Build) -> Iterator[None]:
+def _build_lock(build: Build) -> Iterator[None]:
     """A lock among processes. The operating system takes it from a process that ends, however it ends."""
     import fcntl  # not there on Windows
 
@@ -228,7 +222,7 @@ def _one_at_a_time(build: Build) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                _tell("waiting for another process that compiles the CPU kernel")
+                _announce("waiting for another process that compiles the CPU kernel")
                 fcntl.flock(file, fcntl.LOCK_EX)
             # Said and not left to close(): a child that was forked meanwhile holds the same lock.
             stack.callback(fcntl.flock, file, fcntl.LOCK_UN)
@@ -240,32 +234,29 @@ def _one_at_a_time(build: Build) -> Iterator[None]:
 def _compile(build: Build) -> float:
     """Compile, and put the library in its place; the seconds that it took. The caller holds the lock."""
     compiler, environment = _find_tools()
-    _tell("compiling the CPU kernel: half a minute to two minutes, once for this torch and this kind of processor")
+    _announce("compiling the CPU kernel: half a minute to two minutes, once for this torch and this kind of processor")
     start = time.perf_counter()
-    work = None
     try:
-        for left_over in build.folder.glob("work-*"):  # by a process that was killed
-            shutil.rmtree(left_over, ignore_errors=True)
-        work = Path(tempfile.mkdtemp(prefix="work-", dir=build.folder))
-        made = work / build.library.name
-        ended = _run_compiler(build, work, environment)
-        os.replace(work / build.log.name, build.log)
-        if ended != 0:
-            reason = _reason(build, made.is_file())
-            build.failure.write_text(json.dumps({"compiler": _identity(compiler), "reason": reason}), encoding="utf-8")
-            raise BuildError(reason)
-        with open(made, "rb") as file:
-            os.fsync(file.fileno())  # the name must not reach the disk before the contents
-        made.chmod(made.stat().st_mode & ~0o022)  # the compiler's umask may let a group write
-        os.replace(made, build.library)
+        for abandoned in build.folder.glob("work-*"):  # by a process that was killed
+            shutil.rmtree(abandoned, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="work-", dir=build.folder, ignore_cleanup_errors=True) as work:
+            library = Path(work) / build.library.name
+            exit_code = _run_compiler(build, library.parent, environment)
+            os.replace(library.with_name(build.log.name), build.log)
+            if exit_code != 0:
+                reason = _reason(build, library.is_file())
+                failure = json.dumps({"compiler": _identity(compiler), "reason": reason})
+                build.failure.write_text(failure, encoding="utf-8")
+                raise BuildError(reason)
+            with open(library, "rb") as file:
+                os.fsync(file.fileno())  # the name must not reach the disk before the contents
+            library.chmod(library.stat().st_mode & ~0o022)  # the compiler's umask may let a group write
+            os.replace(library, build.library)
         build.failure.unlink(missing_ok=True)
     except OSError as error:
         raise _cannot_use(build, error) from error
-    finally:
-        if work is not None:
-            shutil.rmtree(work, ignore_errors=True)
     seconds = time.perf_counter() - start
-    _tell(f"compiled in {seconds:.0f} s: {build.library}")
+    _announce(f"compiled in {seconds:.0f} s: {build.library}")
     return seconds
 
 
@@ -318,16 +309,16 @@ def _find_tools() -> tuple[Path, dict[str, str]]:
 
     environment = {**os.environ, "LC_ALL": "C"}  # the log is searched for "error:"
     environment.pop("MAKEFLAGS", None)  # under `make -j` it names a job server that only make's own commands can reach
-    named = _words("CXX")
-    candidates = named[:1] or ["c++", "g++", "clang++"]
+    chosen = _words("CXX")
+    candidates = chosen[:1] or ["c++", "g++", "clang++"]
     compilers = [path for path in map(shutil.which, candidates) if path is not None]
     if not compilers:
-        looked = f"CXX names {named[0]!r}, which is not there" if named else f"none of {', '.join(candidates)} is there"
+        lack = f"CXX names {chosen[0]!r}, which is not there" if chosen else f"none of {', '.join(candidates)} is there"
         raise BuildError(
-            f"it needs a C++ compiler, and {looked}: install g++ (Debian, Ubuntu: apt install g++; macOS: "
+            f"it needs a C++ compiler, and {lack}: install g++ (Debian, Ubuntu: apt install g++; macOS: "
             "xcode-select --install) or name another compiler in the environment variable CXX"
         )
-    if not named:
+    if not chosen:
         environment["CXX"] = compilers[0]
     if find_spec("ninja") is not None:
         import ninja
@@ -358,10 +349,13 @@ def _reason(build: Build, linked: bool) -> str:
     ]
     line = errors[0] if errors else "no error in its output"
     if linked:
-        what, advice = "the compiled library does not load", "on Linux the compiler should be g++, for torch's OpenMP"
+        fault, advice = (
+            "the compiled library does not load",
+            "on Linux the compiler should be g++, for torch's OpenMP",
+        )
     else:
-        what, advice = "it does not compile", "another compiler can be named in the environment variable CXX"
-    return f"{what} ({line}); all output is in {build.log}; {advice}; `diff-transformer build` tries again"
+        fault, advice = "it does not compile", "another compiler can be named in the environment variable CXX"
+    return f"{fault} ({line}); all output is in {build.log}; {advice}; `diff-transformer build` tries again"
 
 
 def _raise_earlier_failure(build: Build) -> None:
@@ -386,7 +380,7 @@ def _cannot_use(build: Build, error: OSError) -> BuildError:
     )
 
 
-def _tell(message: str) -> None:
+def _announce(message: str) -> None:
     if sys.stderr is not None:
         sys.stderr.write(f"diff_transformer: {message}\n")
         sys.stderr.flush()

@@ -99,10 +99,10 @@ def inverse(total):
 @triton.jit
 def log_sum(row_max, total):
     """log2 of the sum of exponentials, and what rounding took from it; +∞ for a row that sees nothing: weights of 0."""
-    rest = tl.log2(tl.where(total > 0, total, 1.0))
-    rounded = row_max + rest
+    log_total = tl.log2(tl.where(total > 0, total, 1.0))
+    rounded = row_max + log_total
     seen = total > 0
-    residue = tl.where(seen, (tl.where(seen, row_max, 0.0) - tl.where(seen, rounded, 0.0)) + rest, 0.0)
+    residue = tl.where(seen, (tl.where(seen, row_max, 0.0) - tl.where(seen, rounded, 0.0)) + log_total, 0.0)
     return tl.where(seen, rounded, float("inf")), residue
 
 
@@ -110,9 +110,9 @@ def log_sum(row_max, total):
 def normalised(rows, weight, eps, factor, DV: tl.constexpr, BLOCK_DV: tl.constexpr):
     """factor · RMSNorm(rows) · weight over the DV channels, and 1 / √(mean square + eps)."""
     channels = tl.arange(0, BLOCK_DV)
-    one_over = tl.rsqrt(tl.sum(rows * rows, 1) / DV + eps)
+    inverse_norm = tl.rsqrt(tl.sum(rows * rows, 1) / DV + eps)
     scale = tl.load(weight + channels, mask=channels < DV, other=0.0).to(tl.float32) * factor
-    return rows * one_over[:, None] * scale[None, :], one_over
+    return rows * inverse_norm[:, None] * scale[None, :], inverse_norm
 
 
 @triton.jit
@@ -203,9 +203,9 @@ def forward_kernel(
     if HAS_NORM:
         if SAVE:
             store_tile(plain + offset, first, n, out_row, difference, QUERIES, DV, BLOCK_DV)
-        difference, one_over = normalised(difference, norm_weight, norm_eps, norm_factor, DV, BLOCK_DV)
+        difference, inverse_norm = normalised(difference, norm_weight, norm_eps, norm_factor, DV, BLOCK_DV)
         if SAVE:
-            store_vector(inverse_norms + row * n, first, n, one_over, QUERIES)
+            store_vector(inverse_norms + row * n, first, n, inverse_norm, QUERIES)
     store_tile(out + offset, first, n, out_row, difference, QUERIES, DV, BLOCK_DV)
 
 

@@ -4,7 +4,6 @@ The block sizes are a small table for each kind of device, and nothing is tuned 
 they were chosen, and `benchmarks/kernel_resources.py` what each costs. Does not import triton.
 """
 
-import contextlib
 from typing import Any, NamedTuple
 
 import torch
@@ -84,46 +83,34 @@ def are_wide(d: int, dv: int) -> bool:
     return d > 64 or dv > 128
 
 
-def blocks_for(kernel: str, d: int, dv: int, dtype: torch.dtype, masked: bool, capability: int) -> Blocks:
-    """The blocks of a kernel on a device of this compute capability (90 for 9.0)."""
-    if dtype.itemsize > 2:
-        table = _FLOAT32
-    elif capability in (90, 100, 103):
-        table = _HOPPER
-    elif capability in (80, 87):
-        table = _AMPERE
-    else:
-        table = _SMALL
-    return table.get(f"{kernel}, masked", table[kernel])[are_wide(d, dv)] if masked else table[kernel][are_wide(d, dv)]
-
-
 class Problem(NamedTuple):
     """A request, and the same in a form that the kernels read."""
 
     original: Request
     readable: Request  # last axes contiguous, a boolean mask as bytes, no window that hides nothing
-    capability: int
+    capability: int  # of the device to compute on, 90 for 9.0
 
     def blocks(self, kernel: str) -> Blocks:
         r = self.readable
-        masked = r.attn_mask is not None
-        return blocks_for(kernel, r.q.shape[-1], r.v.shape[-1], r.q.dtype, masked, self.capability)
+        if r.q.dtype.itemsize > 2:
+            table = _FLOAT32
+        elif self.capability in (90, 100, 103):
+            table = _HOPPER
+        elif self.capability in (80, 87):
+            table = _AMPERE
+        else:
+            table = _SMALL
+        sizes = table[kernel] if r.attn_mask is None else table.get(f"{kernel}, masked", table[kernel])
+        return sizes[are_wide(r.q.shape[-1], r.v.shape[-1])]
 
 
-def _rows_together(x: Tensor) -> bool:
+def _is_readable(x: Tensor) -> bool:
     """Whether the kernels read x where it lies: a tile's offsets are computed in 32 bits."""
     return x.stride(-1) == 1 and x.stride(-2) < _FARTHEST_ROW
 
 
 def with_rows(x: Tensor) -> Tensor:
-    return x if _rows_together(x) else x.contiguous()
-
-
-def _capability(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 80  # the interpreter has no device
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
+    return x if _is_readable(x) else x.contiguous()
 
 
 def problem_of(request: Request, capability: int | None = None) -> Problem:
@@ -141,12 +128,10 @@ def problem_of(request: Request, capability: int | None = None) -> Problem:
     readable = Request(
         with_rows(q), with_rows(k), with_rows(v), lam, attn_mask, is_causal, scale, window, segment_bounds
     )  # fmt: skip
-    return Problem(request, readable, _capability(q.device) if capability is None else capability)
-
-
-def has_addends(mask: Tensor | None) -> bool:
-    """Whether a mask is additive."""
-    return mask is not None and mask.is_floating_point()
+    if capability is None and q.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(q.device)
+        capability = 10 * major + minor
+    return Problem(request, readable, capability or 80)  # the interpreter has no device
 
 
 def has_few_queries(request: Request) -> bool:
@@ -166,11 +151,7 @@ def sees_alike(request: Request) -> bool:
 
 def padded(width: int) -> int:
     """The next power of 2, and at least 16, the narrowest that tensor cores multiply."""
-    return max(16, next_power_of_2(width))
-
-
-def next_power_of_2(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+    return max(16, 1 << (width - 1).bit_length())
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -183,10 +164,13 @@ def _precision(dtype: torch.dtype) -> str:
     return "tf32" if settings.allow_tf32 else "ieee"
 
 
-def strides(name: str, x: Tensor) -> dict[str, int]:
+def strides(**tensors: Tensor) -> dict[str, int]:
     """Those of all axes but the last, which is contiguous; λ (B, H, N) has one for each of its axes."""
-    axes = ("batch", "head", "map", "row") if x.dim() == 5 else ("batch", "head", "row")
-    return {f"{name}_{axis}": stride for axis, stride in zip(axes, x.stride(), strict=False)}
+    named: dict[str, int] = {}
+    for name, x in tensors.items():
+        axes = ("batch", "head", "map", "row") if x.dim() == 5 else ("batch", "head", "row")
+        named |= {f"{name}_{axis}": stride for axis, stride in zip(axes, x.stride(), strict=False)}
+    return named
 
 
 def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
@@ -204,11 +188,8 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
         **counts,
         "scale": r.scale,
         "window": r.window or 0,
-        **strides("q", r.q),
-        **strides("k", r.k),
+        **strides(q=r.q, k=r.k, v=r.v, lam=r.lam),
         "k_map": r.k.stride(2) if r.k.shape[2] == 2 else 0,  # both maps read the same keys otherwise
-        **strides("v", r.v),
-        **strides("lam", r.lam),
         **of_mask,
         "D": d,
         "DV": dv,
@@ -217,7 +198,7 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
         "IS_CAUSAL": r.is_causal,
         "HAS_WINDOW": r.window is not None,
         "HAS_SEGMENTS": r.segment_bounds is not None,
-        "MASK": 0 if mask is None else 1 + has_addends(mask),
+        "MASK": 0 if mask is None else 1 + mask.is_floating_point(),
         "BY_QUERY": mask is not None and mask.shape[-2] > 1,
         "PRECISION": _precision(r.q.dtype),
         "norm_weight": weight,
@@ -251,10 +232,11 @@ class SavedForBackward(NamedTuple):
 def empty_saved(q: Tensor, v: Tensor, attn_mask: Tensor | None, has_norm: bool) -> SavedForBackward:
     """Memory for it; ``plain`` is empty, too, without a norm."""
     batch, heads, _, n, _ = q.shape
+    has_addends = attn_mask is not None and attn_mask.is_floating_point()
     return SavedForBackward(
         empty_output(q, v) if has_norm else q.new_empty(0),
         empty_output(q, v),
-        q.new_empty(1 + has_addends(attn_mask), batch, heads, 2, n, dtype=torch.float32),
+        q.new_empty(1 + has_addends, batch, heads, 2, n, dtype=torch.float32),
         q.new_empty(batch, heads, n, dtype=torch.float32) if has_norm else q.new_empty(0),
     )
 
@@ -262,14 +244,9 @@ def empty_saved(q: Tensor, v: Tensor, attn_mask: Tensor | None, has_norm: bool) 
 def gradient_like(x: Tensor) -> Tensor:
     """Memory for the gradient of x, in the layout of x where the kernels can write it."""
     like = torch.empty_like(x)
-    return like if _rows_together(x) and _rows_together(like) else x.new_empty(x.shape)
+    return like if _is_readable(x) and _is_readable(like) else x.new_empty(x.shape)
 
 
-def programs_wanted(device: torch.device) -> int:
+def program_count(device: torch.device) -> int:
     """How many programs keep the device busy."""
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-
-
-def on_device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be that of the tensors."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else contextlib.nullcontext()

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from triton import cdiv
+from triton import cdiv, next_power_of_2
 
 from diff_transformer.ops.attention_request import Norm
 from diff_transformer.ops.triton.backward import keys_kernel, queries_kernel, rows_kernel
@@ -20,7 +20,6 @@ from diff_transformer.ops.triton.kernel_arguments import (
     empty_output,
     empty_saved,
     gradient_like,
-    next_power_of_2,
     sees_alike,
     strides,
     with_rows,
@@ -70,7 +69,7 @@ def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch
         **(dict.fromkeys(SavedForBackward._fields) if saved is None else saved._asdict()),
         "inverse_norms": None if saved is None or norm is None else saved.inverse_norms,
         "out": out,
-        **strides("out", out),
+        **strides(out=out),
         **_by_queries(blocks),
         "SAVE": save,
         "TWO_PASSES": blocks.two_passes and not save,  # which do not have A2·V
@@ -103,7 +102,7 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
         "ROWS": blocks.rows,
         "KEYS": blocks.columns,
         "out": out,
-        **strides("out", out),
+        **strides(out=out),
         # Of the most there can be, so that a growing cache needs no other kernel.
         "PARTS": next_power_of_2(most_parts),
         "CHUNK": min(16, next_power_of_2(most_parts)),
@@ -115,20 +114,14 @@ def plan_decode(p: Problem, norm: Norm | None, programs: int) -> tuple[list[Laun
     return launches, out
 
 
-class Gradients(NamedTuple):
-    """Of q, k, v and λ (B, H, N), and of the norm's weight in parts (…, dv) that are still to be added, or None."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    lam: Tensor
-    norm_weight: Tensor | None
-
-
 def plan_backward(
     grad_out: Tensor, p: Problem, norm: Norm | None, saved: SavedForBackward
-) -> tuple[list[Launch], Gradients]:
-    """The backward's launches, which go in this order, and where they write."""
+) -> tuple[list[Launch], tuple[Any, ...]]:
+    """The backward's launches, which go in this order, and where they write.
+
+    That is the gradients of q, k, v and λ (B, H, N), and of the norm's weight in parts (…, dv) that are still to be
+    added, or None.
+    """
     r, original = p.readable, p.original
     batch, heads, _, n, d = r.q.shape
     key_heads, key_maps, s = r.k.shape[1:4]
@@ -136,13 +129,10 @@ def plan_backward(
     grad_out = with_rows(grad_out)
     row_sums = r.q.new_empty(batch, heads, 2, n, dtype=torch.float32)
     programs = cdiv(n, ROWS_BLOCKS.rows)
-    gradients = Gradients(
-        gradient_like(original.q),
-        gradient_like(original.k),
-        gradient_like(original.v),
-        r.q.new_empty(batch, heads, n, dtype=torch.float32),
-        None if norm is None else r.q.new_empty(batch, heads, programs, dv, dtype=torch.float32),
-    )
+    sources = {"grad_q": original.q, "grad_k": original.k, "grad_v": original.v}
+    input_gradients = {name: gradient_like(source) for name, source in sources.items()}
+    grad_lam = r.q.new_empty(batch, heads, n, dtype=torch.float32)
+    grad_weight = None if norm is None else r.q.new_empty(batch, heads, programs, dv, dtype=torch.float32)
     grad_plain = grad_out if norm is None else torch.empty_like(saved.plain)
     common = {**arguments_of(r, norm), **saved._asdict(), "row_sums": row_sums, "SHARED": key_maps == 1}
     of_rows = {
@@ -150,22 +140,12 @@ def plan_backward(
         "inverse_norms": None if norm is None else saved.inverse_norms,
         "grad_out": grad_out,
         "grad_plain": None if norm is None else grad_plain,
-        "grad_lam": gradients.lam,
-        "grad_weight": gradients.norm_weight,
-        **strides("grad", grad_out),
-        **strides("out", saved.plain),
+        "grad_lam": grad_lam,
+        "grad_weight": grad_weight,
+        **strides(grad=grad_out, out=saved.plain),
         "QUERIES": ROWS_BLOCKS.rows,
     }
-    common |= {
-        "grad_out": grad_plain,
-        "grad_q": gradients.q,
-        "grad_k": gradients.k,
-        "grad_v": gradients.v,
-        **strides("grad", grad_plain),
-        **strides("grad_q", gradients.q),
-        **strides("grad_k", gradients.k),
-        **strides("grad_v", gradients.v),
-    }
+    common |= {"grad_out": grad_plain, **input_gradients, **strides(grad=grad_plain, **input_gradients)}
 
     def by_keys(kernel: str, of_k: bool, of_v: bool) -> Launch:
         blocks = p.blocks(kernel)
@@ -183,4 +163,4 @@ def plan_backward(
         *launches_by_keys,
         _launch(queries_kernel, blocks, (cdiv(n, blocks.rows), heads, batch), common | _by_queries(blocks)),
     ]
-    return launches, gradients
+    return launches, (*input_gradients.values(), grad_lam, grad_weight)

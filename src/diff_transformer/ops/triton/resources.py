@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.jit import mangle_type
 
 from diff_transformer.ops.attention_request import Norm, Request
 from diff_transformer.ops.triton.kernel_arguments import are_wide, problem_of
@@ -22,14 +23,6 @@ from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decod
 
 # Bytes of shared memory that a program may have, by compute capability.
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024}
-
-_TYPES = {
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float32: "fp32",
-    torch.uint8: "u8",
-    torch.int32: "i32",
-}
 
 
 class Resources(NamedTuple):
@@ -105,14 +98,10 @@ def _source(launch: Launch) -> ASTSource:
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, parameter in enumerate(launch.kernel.params):
         name, value = parameter.name, launch.arguments[parameter.name]
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
-            signature[name], constants[name] = "constexpr", value
-            continue
-        if isinstance(value, Tensor):
-            signature[name] = "*" + _TYPES[value.dtype]
-        else:
-            signature[name] = "fp32" if isinstance(value, float) else "i32" if abs(value) < 2**31 else "i64"
-        if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+        signature[name] = "constexpr" if parameter.is_constexpr else mangle_type(value, specialize=True)
+        if signature[name] == "constexpr":
+            constants[name] = value
+        elif isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(launch.kernel, signature, constants, attributes)
 

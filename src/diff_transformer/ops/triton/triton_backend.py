@@ -25,9 +25,8 @@ from diff_transformer.ops.triton.kernel_arguments import (
     empty_saved,
     gradient_like,
     has_few_queries,
-    on_device_of,
     problem_of,
-    programs_wanted,
+    program_count,
     sees_alike,
 )
 
@@ -117,10 +116,10 @@ def run_forward(request: Request, norm: Norm | None, save: bool) -> Results:
     q, v = request.q, request.v
     if q.shape[0] == 0:
         return _only(empty_output(q, v))
-    with on_device_of(q):
+    with torch.cuda.device_of(q):  # triton launches on the current one
         problem = problem_of(request)
         if not save and has_few_queries(request):
-            launches, out = plan_decode(problem, norm, programs_wanted(q.device))
+            launches, out = plan_decode(problem, norm, program_count(q.device))
             saved = None
         else:
             launches, out, saved = plan_forward(problem, norm, save)
@@ -169,16 +168,15 @@ def backward(grad_out: Tensor, *inputs: Any) -> Results:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(lam), weight
     norm = _norm(norm_weight, norm_eps, norm_factor)
     saved = SavedForBackward(plain, a2_v, log_sums, inverse_norms)
-    with on_device_of(q):
+    with torch.cuda.device_of(q):
         problem = problem_of(Request(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds))
         launches, gradients = plan_backward(grad_out, problem, norm, saved)
         for launch in launches:
             launch.run()
-    if norm_weight is None or gradients.norm_weight is None:
-        grad_weight = q.new_empty(0)
-    else:
-        grad_weight = gradients.norm_weight.flatten(0, 2).sum(0).to(norm_weight.dtype)
-    return gradients.q, gradients.k, gradients.v, gradients.lam, grad_weight
+    *input_gradients, weight_parts = gradients
+    if norm_weight is None:
+        return *input_gradients, q.new_empty(0)
+    return *input_gradients, weight_parts.flatten(0, 2).sum(0).to(norm_weight.dtype)
 
 
 @backward.register_fake
