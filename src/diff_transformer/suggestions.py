@@ -11,12 +11,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = ".") -> str:
-    """The end of a message about an unknown name: "; did you mean 'steps'?".
-
-    Args:
-        name: what was given.
-        known: what is allowed.
-        otherwise: the end where no known name is like it.
-    """
+    """The end of a message about an unknown name, "; did you mean 'steps'?", or ``otherwise`` where none is like it."""
     near = nearest(name, known)
     return f"; did you mean {near!r}?" if near else otherwise

@@ -30,16 +30,9 @@ def encode_in_processes(
     workers: int,
     dtype: np.dtype,
 ) -> Iterator[tuple[T, list[np.ndarray]]]:
-    """The tokens of batches of text, in the batches' order.
+    """The tokens of batches of text, in the batches' order, each beside the label that came with its texts.
 
-    Args:
-        tokenizer: for which special tokens in a text are plain text.
-        batches: what belongs to a batch, which comes back as it is, and the batch's texts.
-        workers: how many processes.
-        dtype: of the tokens.
-
-    Raises:
-        OSError: a process was killed, as where memory is short.
+    Special tokens in a text are plain text. An OSError says that a process was killed, as where memory is short.
     """
     # Begun anew, as the tokenizer's threads of this process would not be there in a copy of it.
     context = multiprocessing.get_context("spawn")

@@ -92,8 +92,8 @@ def test_a_block_within_a_document_has_no_limits() -> None:
     assert limits_of_block(ranges, 100, 164)[:3] == (100, 300, [])
     low, high, (before, after), _ = limits_of_block(ranges, 64, 128)
     assert (low, high) == (0, 300)
-    assert (before.first, before.upper_bound.shape) == (0, (64, 100))
-    assert (after.first, after.upper_bound.shape) == (100, (64, 200))
+    assert (before[0], before[1].shape) == (0, (64, 100))
+    assert (after[0], after[1].shape) == (100, (64, 200))
 
 
 @pytest.mark.parametrize("ends", [[5, 2, 9], [-4, 12], [3], [7, 7], [2**40, -(2**40)], [0, 6, 1, 4, 7]], ids=str)
@@ -109,12 +109,12 @@ def test_only_the_edges_of_a_block_have_limits() -> None:
     """64 rows in the middle of 1,000 keys: the diagonal's columns, and those that the window leaves behind."""
     ranges = key_ranges(1000, 1000, True, None, None, torch.device("cpu"))
     low, high, (ahead,), _ = limits_of_block(ranges, 500, 564)
-    assert (low, high, ahead.first, ahead.upper_bound.shape) == (0, 564, 501, (64, 63))
+    assert (low, high, ahead[0], ahead[1].shape) == (0, 564, 501, (64, 63))
     assert limits_of_block(ranges, 563, 564)[2] == []
     ranges = key_ranges(1000, 1000, True, 100, None, torch.device("cpu"))
     low, high, (behind, ahead), _ = limits_of_block(ranges, 500, 564)
-    assert (low, high, behind.first, behind.upper_bound.shape) == (401, 564, 401, (64, 63))
-    assert (ahead.first, ahead.upper_bound.shape) == (501, (64, 63))
+    assert (low, high, behind[0], behind[1].shape) == (401, 564, 401, (64, 63))
+    assert (ahead[0], ahead[1].shape) == (501, (64, 63))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 9), (2, 3, 1, 4, 9), (2, 3, 1, 4, 1), (1, 1, 1, 1, 1)])

@@ -188,7 +188,6 @@ class DiffAttention(DifferentialAttention):
 
     Args: as :class:`Attention`, and
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant.
-        norm_eps: eps of the headwise norm.
         headwise_norm: False (the ablation of Table 6) leaves the norm out, and the factor, which belongs to it.
     """
 
@@ -219,11 +218,8 @@ class DiffAttentionV2(DifferentialAttention):
     """DIFF V2 (the authors, January 2026): A heads with two queries each over *shared* keys and values of width d.
 
     λ = sigmoid(X W_λ), one for each token and head; no headwise norm, no λ_init. W_Q is twice as large as the
-    Transformer's, the cache is the same. Both queries of a head use the key/value head of its group.
-
-    Args: as :class:`Attention`, and
-        norm_eps: eps of the headwise norm.
-        headwise_norm: True adds RMSNorm over each head's own d channels; there is no λ_init, so its factor is 1.
+    Transformer's, the cache is the same. Both queries of a head use the key/value head of its group. The arguments are
+    those of :class:`Attention`.
     """
 
     queries_per_head = 2
@@ -279,11 +275,7 @@ class SoftmaxAttention(Attention):
 def check_heads(
     owner: str, hidden_size: int, heads: int, kv_heads: int, head_dim: int | None, pairs_kv_heads: bool
 ) -> None:
-    """Refuse sizes that do not fit each other, before any parameter is made.
-
-    Raises:
-        ValueError: one sentence that names the sizes.
-    """
+    """Refuse sizes that do not fit each other, before any parameter is made."""
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ValueError(
             f"{owner}: num_attention_heads must be a positive multiple of num_key_value_heads, "

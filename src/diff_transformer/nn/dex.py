@@ -190,11 +190,7 @@ def fold_output(
 
 
 def check_chosen_heads(owner: str, heads: Sequence[int], num_heads: int) -> None:
-    """Refuse anything but ascending numbers of a layer's heads.
-
-    Raises:
-        ValueError: one sentence that quotes them.
-    """
+    """Refuse anything but ascending numbers of a layer's heads."""
     are_numbers = all(isinstance(head, int) and not isinstance(head, bool) for head in heads)
     if not are_numbers or list(heads) != sorted(set(heads)) or (heads and not 0 <= heads[0] <= heads[-1] < num_heads):
         raise ValueError(

@@ -104,11 +104,7 @@ class Lambda(KeepsFloat32, ReplicatedAcrossHeads):
 
 
 def constant_lambda(layer: int, lambda_init: float | str) -> float:
-    """λ_init of layer l, counted from 1: by the schedule, or the one constant.
-
-    Raises:
-        ValueError: neither "schedule" nor a finite number.
-    """
+    """λ_init of layer l, counted from 1: by the schedule, or the one constant, which must be finite."""
     if isinstance(lambda_init, str):
         if lambda_init != "schedule":
             raise ValueError(f"lambda_init must be 'schedule' or a number, got {lambda_init!r}.")

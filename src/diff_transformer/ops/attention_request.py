@@ -105,11 +105,8 @@ def triton_is_installed() -> bool:
 def register_gradient(backend: str, forward: Any, backward: Any) -> None:
     """Make one operator the gradient of another, and refuse to differentiate it in turn.
 
-    Args:
-        backend: named where a second derivative is refused.
-        forward: takes the fields of a :class:`Request` first; what it gives after its output is saved.
-        backward: takes the gradient of the output, the request's first five fields, what was saved, and the other
-            fields; gives the gradients of q, k, v and λ.
+    ``forward`` takes the fields of a :class:`Request` first, and what it gives after its output is saved. ``backward``
+    takes the gradient of the output, the request's first five fields, what was saved, and the other fields.
     """
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

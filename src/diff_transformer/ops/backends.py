@@ -110,11 +110,7 @@ def choose(request: Request) -> str:
 
 
 def resolve(backend: str, request: Request) -> Backend:
-    """The backend that answers the request.
-
-    Raises:
-        ValueError: for an unknown name, or a named backend that cannot run this request.
-    """
+    """The backend that answers the request; a ValueError for an unknown name, or a named one that cannot run it."""
     if backend == "auto":
         backend = choose(request)
         if backend != "flex":  # which is taken for want of another, and may have a reason against it

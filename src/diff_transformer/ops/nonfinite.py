@@ -20,12 +20,8 @@ from diff_transformer.ops.attention_request import Request, is_ordinary
 def confined(attend: Callable[..., Tensor], *, drops_nan: bool = False) -> Callable[..., Tensor]:
     """``attend(request, …)`` with nothing hidden reaching its output or its gradients.
 
-    A BlockMask is left to ``attend`` itself, because it cannot be read without making it as large as N · S.
-
-    Args:
-        attend: a backend.
-        drops_nan: it gives 0 and not NaN for a query all of whose scores are NaN, so that keys and values are checked
-            where nothing is hidden, too.
+    A BlockMask is left to ``attend`` itself, because it cannot be read without making it as large as N · S. One that
+    ``drops_nan`` gives 0 for a query all of whose scores are NaN, so keys and values are checked for it in any case.
     """
 
     @functools.wraps(attend)

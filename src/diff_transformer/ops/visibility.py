@@ -4,17 +4,12 @@ Causality is aligned to the end of the keys: query i of N stands at position i +
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-
-class Limit(NamedTuple):
-    """An upper bound of scores: ∞ where a query may see a key, −∞ where not."""
-
-    first: int  # the key of the first column
-    upper_bound: Tensor  # (rows, keys)
+# An upper bound of scores (rows, keys), ∞ where a query may see a key and −∞ where not, after its first key.
+Limit = tuple[int, Tensor]
 
 
 def segment_bounds_from(cu_seqlens: Tensor, n: int) -> Tensor:
@@ -67,7 +62,7 @@ def edge_limits(begin: Tensor, end: Tensor, low: int, high: int, inner: tuple[in
         if first < stop:
             keys = torch.arange(first, stop, device=like.device)
             seen = (begin.unsqueeze(1) <= keys) & (keys < end.unsqueeze(1))
-            limits.append(Limit(first, like.new_full(seen.shape, -math.inf).masked_fill_(seen, math.inf)))
+            limits.append((first, like.new_full(seen.shape, -math.inf).masked_fill_(seen, math.inf)))
     return limits
 
 
@@ -83,9 +78,7 @@ def seen_keys(mask: Tensor, low: int, high: int) -> tuple[int, int]:
     """The half-open range of keys low … high − 1 outside which a boolean mask (…, S or 1) hides all from every row."""
     mask = mask if mask.shape[-1] == 1 else mask[..., low:high]
     seen = mask.view(torch.uint8).amax(dim=tuple(range(mask.dim() - 1)))  # many times as fast as `any`
-    if mask.shape[-1] == 1:
-        return (low, high) if seen.item() else (low, low)
-    columns = seen.nonzero()
+    columns = seen.expand(high - low).nonzero()
     return (low + int(columns[0]), low + int(columns[-1]) + 1) if len(columns) else (low, low)
 
 

@@ -94,11 +94,7 @@ def compiler_flags(capability: str) -> tuple[str, ...]:
 
 
 def describe() -> Build:
-    """The build that this process needs.
-
-    Raises:
-        BuildError: if there can be none.
-    """
+    """The build that this process needs; a BuildError where there can be none."""
     if sys.platform not in ("linux", "darwin"):
         raise KernelDisabledError(f"the fused kernel is for Linux and macOS, this is {platform.system()}")
     sources = tuple(sorted(path for path in SOURCES.glob("*") if path.suffix in (".cpp", ".h")))
@@ -143,8 +139,7 @@ def status() -> str:
 def load() -> None:
     """Load the library into this process, compiling it first where the cache does not hold it.
 
-    Raises:
-        BuildError: if it cannot be had. A build that failed before is not tried again: :func:`compile_library` does.
+    A BuildError says why it cannot be had. A build that failed before is not tried again: :func:`compile_library` does.
     """
     build = describe()
     if _compile_if_missing(build) is None:
@@ -157,13 +152,9 @@ def load() -> None:
 
 
 def compile_library(*, force: bool = False) -> tuple[Build, float | None]:
-    """Compile the library if it is not in the cache, or in any case with ``force``.
+    """Compile the library if it is not in the cache, or in any case with ``force``; a BuildError where that fails.
 
-    Returns:
-        The build, and the seconds that it took: None where the library was there already.
-
-    Raises:
-        BuildError: if it cannot be compiled.
+    Returns the build, and the seconds that it took: None where the library was there already.
     """
     build = describe()
     return build, _compile_if_missing(build, force=force, again=True)
@@ -300,11 +291,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _find_tools() -> tuple[Path, dict[str, str]]:
-    """The compiler, and the environment to compile in.
-
-    Raises:
-        BuildError: if the compiler, ninja or setuptools is missing.
-    """
+    """The compiler, and the environment to compile in; a BuildError names the tool that is missing."""
     from importlib.util import find_spec
 
     environment = {**os.environ, "LC_ALL": "C"}  # the log is searched for "error:"

@@ -31,15 +31,11 @@ def cache_folder() -> Path:
 def refusal(library: Path) -> str | None:
     """Why ``library``, an absolute path without symbolic links to its folder, must be neither loaded nor written.
 
+    It is a sentence without its full stop, with the remedy; an OSError where a folder on the way cannot be entered.
+
     The rule is ssh's for its keys: the file, its folder and all folders above belong to this user or to root, and
     nobody else may write to them. Above the library's own folder a sticky one, such as /tmp, may be open to everybody:
     there, nobody can rename or remove what belongs to others. What does not exist yet is left out.
-
-    Returns:
-        A sentence without its full stop that says what to do about it; None where nothing is wrong.
-
-    Raises:
-        OSError: a folder on the way cannot be entered.
     """
     trusted_users = {0, os.geteuid()}
     real = Path(os.path.realpath(library))  # where the library is a link, both ends of it count
