@@ -1,7 +1,7 @@
 """The sdpa backend picks the variant of Appendix A that keeps torch on a fused kernel."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -36,19 +36,24 @@ def calls(monkeypatch: pytest.MonkeyPatch, case: Case) -> list[tuple[int, int]]:
     return seen
 
 
+def use_plan(monkeypatch: pytest.MonkeyPatch, plan: Callable[[sdpa.SdpaCase], sdpa.SdpaPlan]) -> None:
+    planned = torch.compiler.assume_constant_result(lambda *fields: plan(sdpa.SdpaCase(*fields)))
+    monkeypatch.setattr(sdpa, "sdpa_plan", planned)
+
+
 @pytest.mark.parametrize(
     ("dv", "widths"), [(4, [4]), (8, [4, 4]), (12, [4, 4, 4]), (10, [4, 4, 4]), (3, [4]), (1, [4])], ids=str
 )
-def test_values_in_pieces_of_width_d_where_the_kernel_wants_that(
+def test_values_are_split_into_widths_of_d_for_a_kernel_that_takes_no_other(
     monkeypatch: pytest.MonkeyPatch, dv: int, widths: list[int]
 ) -> None:
-    monkeypatch.setattr(sdpa, "_plan", lambda case: sdpa.SdpaPlan(False, repeat_keys=case.heads > 1))
+    use_plan(monkeypatch, lambda case: sdpa.SdpaPlan(False, repeat_keys=case.heads > 1))
     assert calls(monkeypatch, Case(d=4, dv=dv, is_causal=True)) == 2 * [(4, width) for width in widths]
 
 
 @pytest.mark.parametrize("dv", [4, 8, 10, 3])
 def test_one_call_a_map_where_the_kernel_takes_other_widths(monkeypatch: pytest.MonkeyPatch, dv: int) -> None:
-    monkeypatch.setattr(sdpa, "_plan", lambda case: sdpa.SdpaPlan(True, repeat_keys=case.heads > 1))
+    use_plan(monkeypatch, lambda case: sdpa.SdpaPlan(True, repeat_keys=case.heads > 1))
     assert calls(monkeypatch, Case(d=4, dv=dv, is_causal=True)) == 2 * [(4, dv)]
 
 
@@ -224,7 +229,7 @@ def way(dv: int = 128, masked: bool = False, **more: Any) -> sdpa.SdpaPlan:
     return sdpa.sdpa_plan(*sdpa.SdpaCase("cuda", torch.bfloat16, 64, dv, masked, **more))
 
 
-def test_cudnn_before_flash_in_pieces_before_the_memory_efficient_kernel(kernels: dict[str, Any]) -> None:
+def test_cudnn_before_flash_on_split_values_before_the_memory_efficient_kernel(kernels: dict[str, Any]) -> None:
     cudnn, split_v, full_v = sdpa.SdpaPlan(True, cudnn=True), sdpa.SdpaPlan(False), sdpa.SdpaPlan(True)
     assert way() == cudnn
     assert way(masked=True) == cudnn
@@ -283,7 +288,7 @@ def test_cudnn_first_is_for_these_calls_alone(monkeypatch: pytest.MonkeyPatch) -
         return attend(*tensors, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    monkeypatch.setattr(sdpa, "_plan", lambda case: sdpa.SdpaPlan(True, cudnn=True))
+    use_plan(monkeypatch, lambda case: sdpa.SdpaPlan(True, cudnn=True))
     problem, expected = prepared(Case(is_causal=True, dv=8))
     before = order()
     expected.check(problem.solve(diff_attention, backend="sdpa"))
@@ -299,7 +304,7 @@ def test_cudnn_first_is_for_these_calls_alone(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("cudnn", short_run([True, False], [True]))
 def test_each_way_compiles_in_one_graph(monkeypatch: pytest.MonkeyPatch, cudnn: bool) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr(sdpa, "_plan", lambda case: sdpa.SdpaPlan(True, cudnn=cudnn, repeat_keys=True))
+    use_plan(monkeypatch, lambda case: sdpa.SdpaPlan(True, cudnn=cudnn, repeat_keys=True))
     before = order()
     for length in (9, 12, 17):
         problem, expected = prepared(replace(Case(heads=4, is_causal=True), queries=length, keys=length))
