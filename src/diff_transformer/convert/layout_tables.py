@@ -129,7 +129,7 @@ def write_authors(config: DiffTransformerConfig, extra: tuple[str, str]) -> dict
     return {
         "model_type": f"microsoft_{config.attention_type}",
         "num_heads": config.described.heads(heads),
-        "num_kv_heads": config.described.cached_heads(kv_heads),
+        "num_kv_heads": config.described.heads(kv_heads),
         their_name: getattr(config, our_name),
         **{name: everything[name] for name in SHARED if name in everything},
     }
