@@ -51,7 +51,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         assert blockwise.rows_per_block(heads=4, n=9, s=9) == 3
     elif name == "sdpa":
         plan = partial(sdpa.SdpaPlan, variant == "whole values")
-        monkeypatch.setattr(sdpa, "_plan", lambda case: plan(repeat_keys=case.heads > 1))
+        monkeypatch.setattr(sdpa, "sdpa_plan", lambda *fields: plan(repeat_keys=sdpa.SdpaCase(*fields).heads > 1))
     return name
 
 

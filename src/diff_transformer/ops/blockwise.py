@@ -94,7 +94,9 @@ class _Problem:
         self.ranges, bounds = request.key_ranges(), request.segment_bounds
         # Away from the CPU, looking at the documents would wait for all the work before.
         looks_at_documents = q.device.type == "cpu" or bounds is None
-        visible = key_ranges(n, s, is_causal, window, bounds if looks_at_documents else None, torch.device("cpu"))
+        visible = self.ranges
+        if q.device.type != "cpu":
+            visible = key_ranges(n, s, is_causal, window, None, torch.device("cpu"))
         begins, ends = (keys.tolist() for keys in visible)
         self.blocks = []
         for start in range(0, n, rows):

@@ -46,7 +46,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "kernel.cpp").write_text(THREADS, encoding="utf-8")
     monkeypatch.setattr(cpu_build, "SOURCES", folder)
-    for name in ("_load_operators", "_warn_of_fallback"):
+    for name in ("_kernel_error", "_load_operators", "_warn_of_fallback"):
         monkeypatch.setattr(cpu_backend, name, functools.cache(getattr(cpu_backend, name).__wrapped__))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv(cpu_build.SWITCH, raising=False)

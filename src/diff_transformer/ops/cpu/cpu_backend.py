@@ -42,8 +42,9 @@ def _load_operators() -> BuildError | None:
     return None
 
 
+@functools.cache
 def _kernel_error() -> BuildError | None:
-    with _lock:  # threads that call for the kernel at once compile and register it once
+    with _lock:  # threads that call for the kernel at once wait for the first to load it
         return _load_operators()
 
 
