@@ -28,7 +28,7 @@ import torch
 from diff_transformer.lab.bench.peak_memory import MIB, Meter, unavailable_reason
 from diff_transformer.lab.results_files import capture_environment
 from diff_transformer.train import Recipe, parse_recipe, train
-from diff_transformer.train.training_plan import plan
+from diff_transformer.train.training_plan import Plan
 from diff_transformer.train.training_progress import Silent
 
 HERE = Path(__file__).parent
@@ -107,7 +107,7 @@ def measure(name: str, attention_type: str, device: str) -> int:
 def compare(name: str, attention_type: str, device: str, gpu: str) -> dict[str, Any]:
     """One row: a recipe's plan, and its measurement in a process of its own."""
     recipe = recipe_of(name, attention_type, device)
-    made = plan(recipe, gpu)
+    made = Plan(recipe, gpu)
     way = made.ways[recipe.train.gradient_checkpointing]
     command = [sys.executable, str(Path(__file__).resolve()), "--device", device, "--worker", name, attention_type]
     measured, kept = (_bytes(command, environment) for environment in (MALLOC, {}))

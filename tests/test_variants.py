@@ -19,7 +19,7 @@ from diff_transformer.model.interface_attention import layer_settings
 from diff_transformer.nn import DiffAttentionV2
 from diff_transformer.train import load_recipe
 from diff_transformer.train.step_costs import flops_per_token
-from diff_transformer.train.training_plan import plan
+from diff_transformer.train.training_plan import Plan
 from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 from tiny_model import SIZES
 
@@ -133,7 +133,7 @@ def test_a_fifth_type_is_planned(fifth: AttentionType) -> None:
     assert flops_per_token(tripled, 8) == flops_per_token(second, 8)
     assert tripled.base_model_tp_plan == second.base_model_tp_plan
     recipe = load_recipe("tiny", overrides=["model.attention_type=tripled"])
-    assert plan(recipe).parameters > 0
+    assert Plan(recipe).parameters > 0
     assert heads_of(recipe).differential
 
 

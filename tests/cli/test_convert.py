@@ -15,7 +15,7 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.cli.convert_command import LAYOUT
 from diff_transformer.cli.terminal_progress import conversion_progress
 from diff_transformer.convert import LAYOUTS
-from diff_transformer.storage import atomic
+from diff_transformer.storage import files as storage_files
 
 Run = Callable[..., Any]
 SIZES: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_a_file_that_cannot_be_written(llama: Path, run: Run, tmp_path: Path, mo
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(atomic.os, "fsync", full)
+    monkeypatch.setattr(storage_files.os, "fsync", full)
     result = run("convert", llama, tmp_path / "new", "--from", "llama")
     assert result.exit_code == 2
     assert "model.safetensors could not be written ([Errno 28] No space left on device)" in result.stderr
@@ -119,7 +119,7 @@ def test_an_interruption_says_how_to_go_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic.ResumableDirectory, "finish", stop)
+        patch.setattr(storage_files.ResumableDirectory, "finish", stop)
         result = run("convert", llama, tmp_path / "new", "--from", "llama")
     assert result.exit_code == 130
     assert "Interrupted; the same command goes on where it was." in result.stderr

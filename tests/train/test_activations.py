@@ -17,13 +17,13 @@ from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.step import build_optimizers
 from diff_transformer.train.step_costs import (
     Memory,
+    ModelSizes,
     StepLayout,
     ends_bytes,
     layer_bytes,
     loss_bytes,
     meta_model,
     peak_memory,
-    sizes_of,
 )
 
 SIZES: dict[str, Any] = {
@@ -48,7 +48,7 @@ def model_of(layers: int, attention_type: str, backend: str, **settings: Any) ->
     return DiffTransformerForCausalLM(config).train()
 
 
-def kept(
+def saved_bytes(
     model: DiffTransformerForCausalLM, half: bool, packed: bool = False, dtype: torch.dtype = torch.bfloat16
 ) -> int:
     """Bytes of all storages that autograd saves while the layers run, the parameters' aside."""
@@ -60,12 +60,12 @@ def kept(
         return tensor
 
     tokens, ends = torch.zeros(BATCH, LENGTH, dtype=torch.long), torch.tensor([0, 5, TOKENS])
-    given = {"input_ids": tokens}
+    inputs = {"input_ids": tokens}
     if packed:  # documents in one row
-        given = {"input_ids": tokens.view(1, -1), "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+        inputs = {"input_ids": tokens.view(1, -1), "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
     with hooks, torch.autocast("cpu", dtype, enabled=half):
-        hidden = model.model(**given, use_cache=False).last_hidden_state
+        hidden = model.model(**inputs, use_cache=False).last_hidden_state
     assert hidden.requires_grad
     return sum(t.untyped_storage().nbytes() for address, t in saved.items() if address not in parameters)
 
@@ -99,9 +99,9 @@ def test_a_layer_keeps_what_the_formula_says(
     one, two = (model_of(layers, attention_type, backend, headwise_norm=norm, **heads) for layers in (1, 2))
     packed = backend == "document"
     dtype = torch.float16 if backend == "triton" else torch.bfloat16  # which triton's interpreter does not multiply
-    measured = kept(two, half, packed, dtype) - kept(one, half, packed, dtype)
+    measured = saved_bytes(two, half, packed, dtype) - saved_bytes(one, half, packed, dtype)
     # Autocast's copies of the weights are the weights' in the plan: they do not grow with the tokens.
-    copies = 2 * sizes_of(one, settings()).layer_linear if half else 0
+    copies = 2 * ModelSizes(one, settings()).layer_linear if half else 0
     if one.config.described.corrects_heads:  # λ·W_D as the heads take it, and λ's two factors
         copies += 8 * 6**2 * (2 if half else 4) + 2 * 4
     # Which keys are finite is a byte for each, and no part of the formula.
@@ -111,14 +111,14 @@ def test_a_layer_keeps_what_the_formula_says(
 
 def test_packed_documents_add_next_to_nothing_to_a_layer() -> None:
     one, two = (model_of(layers, "diff", CPU) for layers in (1, 2))
-    added = kept(two, False, packed=True) - kept(one, False, packed=True)
+    added = saved_bytes(two, False, packed=True) - saved_bytes(one, False, packed=True)
     assert added == pytest.approx(TOKENS * layer_bytes(one.config, CPU, False), rel=5e-3)
 
 
 @pytest.mark.parametrize("attention_type", ["diff", "softmax"])
 def test_what_is_kept_outside_the_layers(attention_type: str) -> None:
     model = model_of(1, attention_type, CPU)
-    outside = kept(model, False) - TOKENS * layer_bytes(model.config, CPU, False)
+    outside = saved_bytes(model, False) - TOKENS * layer_bytes(model.config, CPU, False)
     # The tables of the rotary embedding are made once for all rows of a batch, unless documents begin anew in them.
     tables = 2 * (BATCH - 1) * LENGTH * SIZES["head_dim"] * 4
     assert outside == pytest.approx(TOKENS * ends_bytes(model.config) - tables, rel=5e-3)
@@ -128,11 +128,11 @@ def test_with_checkpointing_a_layer_keeps_its_input() -> None:
     one, three = model_of(1, "diff", CPU), model_of(3, "diff", CPU)
     for model in (one, three):
         enable_checkpointing(model)
-    assert (kept(three, True) - kept(one, True)) / 2 == TOKENS * SIZES["hidden_size"] * 4
+    assert (saved_bytes(three, True) - saved_bytes(one, True)) / 2 == TOKENS * SIZES["hidden_size"] * 4
 
 
-def settings(**given: Any) -> TrainRecipe:
-    return TrainRecipe.model_validate({"steps": 1, "learning_rate": 1e-3, **given})
+def settings(**overrides: Any) -> TrainRecipe:
+    return TrainRecipe.model_validate({"steps": 1, "learning_rate": 1e-3, **overrides})
 
 
 class Alive(TorchDispatchMode):
@@ -183,7 +183,7 @@ def most_alive(model: DiffTransformerForCausalLM, recipe: TrainRecipe, sequences
 
 
 @pytest.mark.parametrize(
-    ("about", "given", "length"),
+    ("about", "overrides", "length"),
     [
         ("activations", {}, 256),
         ("weights", {}, 8),
@@ -194,8 +194,8 @@ def most_alive(model: DiffTransformerForCausalLM, recipe: TrainRecipe, sequences
     ],
 )
 @pytest.mark.parametrize("attention_type", ["diff", "softmax"])
-def test_the_peak_of_a_step(attention_type: str, about: str, given: dict[str, Any], length: int) -> None:
-    recipe, sequences = settings(**given), 2
+def test_the_peak_of_a_step(attention_type: str, about: str, overrides: dict[str, Any], length: int) -> None:
+    recipe, sequences = settings(**overrides), 2
     sizes = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 172, "head_dim": 8, "num_key_value_heads": 8}
     model = model_of(4, attention_type, CPU, **sizes)
     if recipe.gradient_checkpointing:
@@ -211,7 +211,7 @@ def test_the_peak_of_a_step(attention_type: str, about: str, given: dict[str, An
         backend=CPU,
         on_cpu=True,
     )
-    planned = peak_memory(model.config, sizes_of(model, recipe), layout)
+    planned = peak_memory(model.config, ModelSizes(model, recipe), layout)
     assert (planned.activations > planned.weights) == (about == "activations" and not recipe.gradient_checkpointing)
     assert planned.total == pytest.approx(most_alive(model, recipe, sequences, length), rel=0.04)
 
@@ -226,19 +226,19 @@ def test_the_loss_holds_what_the_formula_says() -> None:
     assert loss_bytes(model.config, 4000, False, on_cpu=True) == pytest.approx(alive.most, rel=0.05)
 
 
-def layout_of(**given: Any) -> StepLayout:
+def layout_of(**overrides: Any) -> StepLayout:
     usual: dict[str, Any] = {"kind": "single", "devices": 1, "sequences": 4, "length": 64, "parts": 1}
     usual |= {"half": True, "checkpointing": False, "backend": "triton", "on_cpu": False}
-    return StepLayout(**{**usual, **given})
+    return StepLayout(**{**usual, **overrides})
 
 
 def test_what_each_of_several_devices_holds() -> None:
     """Reasoned, not measured: the shares of weights and optimizer are exact, the rest is of the right size."""
     config = DiffTransformerConfig(**{**SIZES, "vocab_size": 4096}, num_hidden_layers=6)
-    sizes = sizes_of(meta_model(config), settings())
+    sizes = ModelSizes(meta_model(config), settings())
 
-    def memory(**given: Any) -> Memory:
-        return peak_memory(config, sizes, layout_of(**given))
+    def memory(**overrides: Any) -> Memory:
+        return peak_memory(config, sizes, layout_of(**overrides))
 
     alone, ddp = memory(), memory(kind="ddp", devices=4)
     fsdp, tensor = memory(kind="fsdp", devices=4), memory(kind="tensor", devices=4)
@@ -254,7 +254,7 @@ def test_what_each_of_several_devices_holds() -> None:
 
 def test_nothing_takes_memory_on_the_meta_device() -> None:
     model = meta_model(DiffTransformerConfig(**SIZES, num_hidden_layers=2))
-    counted = sizes_of(model, settings(optimizer="muon"))
+    counted = ModelSizes(model, settings(optimizer="muon"))
     assert counted.total == model.num_parameters()
     matrices = sum(p.numel() for p in model.model.layers.parameters() if p.ndim == 2)
     assert counted.state == 4 * matrices + 8 * (counted.total - matrices)

@@ -17,12 +17,12 @@ from torch import nn
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.model.remote_code import code_files
+from diff_transformer.storage.manifest import why_incomplete
 from diff_transformer.train import process_errors
 from diff_transformer.train.checkpoint import RunState, load_checkpoint, save_model
 from diff_transformer.train.checkpoint_folder import (
     Checkpoints,
     collective_directory,
-    structure_error,
     validation_error,
     write_manifest,
 )
@@ -94,17 +94,17 @@ def test_a_torn_checkpoint_is_passed_over_with_a_message(folder: Path, name: str
         file.unlink()
     else:
         file.write_bytes(content)
-    told: list[str] = []
-    checkpoints = Checkpoints(folder, keep=1, tell=told.append)
+    messages: list[str] = []
+    checkpoints = Checkpoints(folder, keep=1, tell=messages.append)
     if (name, damage) == ("complete.json", "one byte long"):  # a space after the JSON: nothing is lost
         assert checkpoints.newest() == folder / "step-000002"
         return
     assert checkpoints.newest() == checkpoints.last == folder / "step-000001"
-    assert len(told) == 1
-    assert told[0].startswith(f"The checkpoint {str(folder / 'step-000002')!r} cannot be used and is passed over: ")
-    assert "\n" not in told[0]
+    assert len(messages) == 1
+    assert messages[0].startswith(f"The checkpoint {str(folder / 'step-000002')!r} cannot be used and is passed over: ")
+    assert "\n" not in messages[0]
     if damage != "garbage":
-        assert name in told[0] or name == "complete.json"
+        assert name in messages[0] or name == "complete.json"
     assert names(folder) == ["step-000001", "step-000002"]  # looking deletes nothing
 
 
@@ -120,12 +120,12 @@ def test_files_in_folders_count(tmp_path: Path) -> None:
     part = tmp_path / "optimizer" / "shard.json"
     part.write_text("[]")
     write_manifest(tmp_path)
-    assert structure_error(tmp_path) is None
+    assert why_incomplete(tmp_path) is None
     part.write_text("{}")
-    assert structure_error(tmp_path) is None  # which looks at names and sizes
+    assert why_incomplete(tmp_path) is None  # which looks at names and sizes
     assert validation_error(tmp_path) == "optimizer/shard.json does not hold what was written, by its SHA-256"
     part.unlink()
-    assert structure_error(tmp_path) == "optimizer/shard.json is missing"
+    assert why_incomplete(tmp_path) == "optimizer/shard.json is missing"
 
 
 def test_a_manifest_has_every_file_with_size_and_hash(two: Path) -> None:
@@ -177,30 +177,30 @@ def test_only_complete_checkpoints_count(folder: Path, model: Any, optimizers: A
     """What is torn is deleted when a later one is complete, and takes nobody's place before."""
     (folder / "step-000002" / "state.json").unlink()
     shutil.copytree(folder / "step-000002", folder / "step-000009")
-    told: list[str] = []
-    checkpoints = Checkpoints(folder, keep=2, tell=told.append)
+    messages: list[str] = []
+    checkpoints = Checkpoints(folder, keep=2, tell=messages.append)
     assert checkpoints.newest() == folder / "step-000001"
-    assert ["step-000009" in told[0], "step-000002" in told[1], len(told)] == [True, True, 2]
+    assert ["step-000009" in messages[0], "step-000002" in messages[1], len(messages)] == [True, True, 2]
     assert checkpoints.save(RunState("x", 3), model, optimizers, None) == checkpoints.last == folder / "step-000003"
     assert names(folder) == ["step-000001", "step-000003", "step-000009"]
     checkpoints.save(RunState("x", 9), model, optimizers, None)
     assert names(folder) == ["step-000003", "step-000009"]
-    assert len(told) == 2
+    assert len(messages) == 2
     assert Checkpoints(folder, keep=2).newest() == folder / "step-000009"
 
 
 def test_what_is_restored(two: Path, model: Any, optimizers: Any) -> None:
     torch.manual_seed(3)
-    other = DiffTransformerForCausalLM(model.config)
-    fresh = torch.optim.AdamW(other.parameters())
-    assert load_checkpoint(two / "step-000002", other, [fresh]) == RunState("x", 2)
-    for mine, saved in zip(other.parameters(), model.parameters(), strict=True):
+    loaded = DiffTransformerForCausalLM(model.config)
+    fresh = torch.optim.AdamW(loaded.parameters())
+    assert load_checkpoint(two / "step-000002", loaded, [fresh]) == RunState("x", 2)
+    for mine, saved in zip(loaded.parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, saved)
         restored, expected = fresh.state[mine], optimizers[0].state[saved]
         assert restored.keys() == expected.keys() == {"step", "exp_avg", "exp_avg_sq"}
         assert all(torch.equal(restored[key], expected[key]) for key in expected)
     again = torch.rand(3)
-    load_checkpoint(two / "step-000002", other, [fresh])
+    load_checkpoint(two / "step-000002", loaded, [fresh])
     assert torch.equal(torch.rand(3), again)
 
 
@@ -210,11 +210,11 @@ def test_another_model_is_named_and_nothing_is_restored(two: Path, model: Any) -
         ({"num_hidden_layers": 2}, r"model\.layers\.1\..* is not in it, and here"),
         ({"attention_type": "softmax"}, r"model\.layers\.0\.self_attn\..* is in it, and not here"),
     ):
-        other = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "num_hidden_layers": 1, **settings}))
-        before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+        different = DiffTransformerForCausalLM(DiffTransformerConfig(**{**SIZES, "num_hidden_layers": 1, **settings}))
+        before = {name: tensor.clone() for name, tensor in different.state_dict().items()}
         with pytest.raises(ValueError, match=message):
-            load_checkpoint(two / "step-000002", other, [torch.optim.AdamW(other.parameters())])
-        assert all(torch.equal(before[name], tensor) for name, tensor in other.state_dict().items())
+            load_checkpoint(two / "step-000002", different, [torch.optim.AdamW(different.parameters())])
+        assert all(torch.equal(before[name], tensor) for name, tensor in different.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -262,17 +262,17 @@ def largest_file(size: int) -> Iterator[None]:
 def test_a_full_disk(folder: Path, model: Any, optimizers: Any, size: int) -> None:
     """In the configuration, the weights, the optimizer's state."""
     checkpoints = Checkpoints(folder, keep=1)
-    kept = checkpoints.newest()
+    intact = checkpoints.newest()
     with largest_file(size), pytest.raises(OSError, match="cannot be written") as raised:
         checkpoints.save(RunState("x", 3), model, optimizers, None)
     message = str(raised.value)
     assert message.startswith(f"{str(folder / 'step-000003')!r} cannot be written: there is no room for it (")
     assert "File too large" in message
-    assert "it takes 0.0" in message
-    assert message.endswith(f"are free; the checkpoint {str(kept)!r} is intact.")
+    assert " kB, and " in message
+    assert message.endswith(f"are free; the checkpoint {str(intact)!r} is intact.")
     assert "\n" not in message
     assert names(folder) == ["step-000001", "step-000002"]
-    assert checkpoints.newest() == kept
+    assert checkpoints.newest() == intact
     checkpoints.save(RunState("x", 3), model, optimizers, None)
     assert names(folder) == ["step-000003"]
 
@@ -345,22 +345,22 @@ class Killer:
     CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "shutil.rmtree")
 
     def __init__(self) -> None:
-        self.left: int | None = None  # operations until the end; None while nobody is to be killed
+        self.remaining: int | None = None  # operations until the end; None while nobody is to be killed
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         writes = event == "open" and isinstance(arguments[1], str) and set("wxa+") & set(arguments[1])
-        if self.left is not None and (event in self.CHANGES or writes):
-            if self.left == 0:
+        if self.remaining is not None and (event in self.CHANGES or writes):
+            if self.remaining == 0:
                 raise Killed
-            self.left -= 1
+            self.remaining -= 1
 
     @contextmanager
     def after(self, operations: int) -> Iterator[None]:
-        self.left = operations
+        self.remaining = operations
         try:
             yield
         finally:
-            self.left = None
+            self.remaining = None
 
 
 @pytest.fixture(scope="module")
@@ -376,34 +376,34 @@ def test_killed_at_any_operation(
     two: Path, tmp_path: Path, model: Any, optimizers: Any, killer: Killer, step: int
 ) -> None:
     """While step 3 is written and step 2 deleted, and while step 2 is written again: there always is a newest one."""
-    whole, found = False, []
+    is_finished, sources = False, []
     for operations in range(200):
         folder = shutil.copytree(two, tmp_path / str(operations))
         try:
             with killer.after(operations):
                 Checkpoints(folder, keep=1).save(RunState("y", step), model, optimizers, None)
-            whole = True
+            is_finished = True
         except Killed:
             pass
         newest = Checkpoints(folder, keep=1).newest()  # a message would be a warning, and that an error
         assert newest is not None
         state = load_checkpoint(newest, model, optimizers)
         assert state in (RunState("x", 2), RunState("y", step))
-        found.append(state.data)
-        if whole:
+        sources.append(state.data)
+        if is_finished:
             break
         Checkpoints(folder, keep=1).save(RunState("z", 4), model, optimizers, None)
         assert names(folder) == ["step-000004"]
-        assert structure_error(folder / "step-000004") is None
+        assert why_incomplete(folder / "step-000004") is None
         shutil.rmtree(folder)
-    assert whole
-    assert found == sorted(found)  # the earlier one, and from some operation on the new one
-    assert set(found) == {"x", "y"}
+    assert is_finished
+    assert sources == sorted(sources)  # the earlier one, and from some operation on the new one
+    assert set(sources) == {"x", "y"}
     assert operations > 15
 
 
 def test_killed_while_a_model_is_replaced(tmp_path: Path, killer: Killer) -> None:
-    found = []
+    contents = []
     for operations in range(50):
         target = tmp_path / str(operations) / "model"
         with collective_directory(target) as folder:
@@ -417,10 +417,10 @@ def test_killed_while_a_model_is_replaced(tmp_path: Path, killer: Killer) -> Non
         else:
             break
         finally:
-            found.append((target / "a").read_text())
+            contents.append((target / "a").read_text())
         assert names(target.parent) == ["model"]
-    assert found == sorted(found)
-    assert set(found) == {"1", "2"}
+    assert contents == sorted(contents)
+    assert set(contents) == {"1", "2"}
 
 
 def test_one_process_is_the_first_and_waits_for_nobody() -> None:

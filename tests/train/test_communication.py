@@ -14,7 +14,7 @@ from transformers import distributed as transformers_distributed
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train.distributed import shard
 from diff_transformer.train.recipe import TrainRecipe
-from diff_transformer.train.step_costs import Communication, StepLayout, communication, meta_model, sizes_of
+from diff_transformer.train.step_costs import Communication, ModelSizes, StepLayout, communication, meta_model
 
 fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")  # not promised by torch to stay
 RANKS = 4
@@ -41,10 +41,10 @@ class Collectives(TorchDispatchMode):
         name = str(func)
         if "c10d" in name and any(part in name for part in ("all_reduce", "allreduce", "gather", "scatter")):
             tensors = [t for arg in args for t in (arg if isinstance(arg, list) else [arg]) if torch.is_tensor(t)]
-            whole = max(t.numel() * t.element_size() for t in tensors)
+            full_size = max(t.numel() * t.element_size() for t in tensors)
             if "_c10d_functional" in name and "gather" in name:  # its one tensor is a rank's part
-                whole *= RANKS
-            self.gathered += whole * (2 if "reduce" in name and "scatter" not in name else 1)
+                full_size *= RANKS
+            self.gathered += full_size * (2 if "reduce" in name and "scatter" not in name else 1)
         return func(*args, **(kwargs or {}))
 
 
@@ -62,7 +62,7 @@ def sizes_config(layers: int, attention_type: str = "diff") -> DiffTransformerCo
 
 def planned(config: DiffTransformerConfig, **settings: Any) -> Communication:
     recipe = TrainRecipe.model_validate({"steps": 1, "learning_rate": 1e-3})
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "kind": "fsdp",
         "devices": RANKS,
         "sequences": TOKENS[0],
@@ -73,10 +73,10 @@ def planned(config: DiffTransformerConfig, **settings: Any) -> Communication:
         "backend": "cpu",
         "on_cpu": False,
     }
-    layout = StepLayout(**given | settings)
-    found = communication(config, sizes_of(meta_model(config), recipe), layout, 450e9, 50e9)
-    assert found is not None
-    return found
+    layout = StepLayout(**defaults | settings)
+    received = communication(config, ModelSizes(meta_model(config), recipe), layout, 450e9, 50e9)
+    assert received is not None
+    return received
 
 
 def gathered_in_a_step(model: Any, half: bool, checkpointing: bool) -> int:
@@ -94,9 +94,9 @@ def test_fsdp_gathers_and_scatters_what_the_plan_says(half: bool, checkpointing:
     config = sizes_config(4)
     model = DiffTransformerForCausalLM(config).train()
     shard(model, "cpu", RANKS, "bf16" if half else "no")
-    found = gathered_in_a_step(model, half, checkpointing)
+    received = gathered_in_a_step(model, half, checkpointing)
     plan = planned(config, half=half, checkpointing=checkpointing)
-    assert plan.received == pytest.approx(found * (RANKS - 1) / RANKS, rel=0.01)
+    assert plan.received == pytest.approx(received * (RANKS - 1) / RANKS, rel=0.01)
 
 
 @pytest.mark.usefixtures("_ranks")
@@ -109,18 +109,18 @@ def test_tensor_parallel_layers_add_up_what_the_plan_says(
 ) -> None:
     if "tp_size" not in getattr(transformers_distributed.DistributedConfig, "__dataclass_fields__", {}):
         pytest.skip("tensor parallelism needs a later release of transformers")
-    found, plan = [], []
+    received, plan = [], []
     for layers in (1, 3):
         config = sizes_config(layers, attention_type)
         folder = tmp_path / str(layers)
         DiffTransformerForCausalLM(config).save_pretrained(folder)
         split = transformers_distributed.DistributedConfig(tp_size=RANKS)
         model = DiffTransformerForCausalLM.from_pretrained(folder, dtype=torch.float32, distributed_config=split)
-        found.append(gathered_in_a_step(model.train(), half, checkpointing))
+        received.append(gathered_in_a_step(model.train(), half, checkpointing))
         settings = {"kind": "tensor", "half": half, "checkpointing": checkpointing}
         plan.append(planned(config, **settings).received * RANKS / (RANKS - 1))
-    assert plan[1] - plan[0] == pytest.approx(found[1] - found[0], rel=0.01)
-    assert plan[0] == pytest.approx(found[0], rel=0.01)
+    assert plan[1] - plan[0] == pytest.approx(received[1] - received[0], rel=0.01)
+    assert plan[0] == pytest.approx(received[0], rel=0.01)
 
 
 def test_ddp_sends_float32_gradients_once_and_hides_them_behind_the_last_backward_pass() -> None:
@@ -135,10 +135,10 @@ def test_ddp_sends_float32_gradients_once_and_hides_them_behind_the_last_backwar
 def test_the_cards_of_a_node_share_what_comes_from_others() -> None:
     config = sizes_config(4)
     one, eight = planned(config, devices=8), planned(config, devices=64)
-    whole = one.received * 8 / 7
+    full_size = one.received * 8 / 7
     assert one.through_network == 0
-    assert eight.received == pytest.approx(whole * 63 / 64)
-    assert eight.through_network == pytest.approx(whole * 7 / 8 / 8)
+    assert eight.received == pytest.approx(full_size * 63 / 64)
+    assert eight.through_network == pytest.approx(full_size * 7 / 8 / 8)
     assert eight.seconds == pytest.approx(eight.through_network / 50e9)
     assert one.seconds == pytest.approx(one.received / 450e9)
 

@@ -36,26 +36,26 @@ def test_this_file_has_settings_for_every_kind() -> None:
 def test_what_a_kind_says_of_its_batches_is_true(kind: str, text: Path) -> None:
     section: Any = TypeAdapter(AnyData).validate_python(settings(kind, text))
     assert type(section) is KINDS[kind]
-    made: Data = section.build(DataRequest(seed=3, timeout_minutes=1))
-    batch = made.batches.train_batch(1)
+    data: Data = section.build(DataRequest(seed=3, timeout_minutes=1))
+    batch = data.batches.train_batch(1)
     assert batch["input_ids"].shape == (section.batch_size, section.length)
-    assert int(batch["input_ids"].max()) < made.batches.vocab_size == section.vocabulary()
-    assert (made.tokenizer is None) == (kind in ("retrieval", "many_shot"))
-    other_seed = section.build(DataRequest(seed=4, timeout_minutes=1)).batches
-    assert not batch["input_ids"].equal(other_seed.train_batch(1)["input_ids"])
+    assert int(batch["input_ids"].max()) < data.batches.vocab_size == section.vocabulary()
+    assert (data.tokenizer is None) == (kind in ("retrieval", "many_shot"))
+    reseeded = section.build(DataRequest(seed=4, timeout_minutes=1)).batches
+    assert not batch["input_ids"].equal(reseeded.train_batch(1)["input_ids"])
     described = section.describe()
     assert ("text.txt" in described) == (kind in ("text", "needles"))
     assert not described.endswith(".")
 
 
 @pytest.mark.parametrize(
-    ("given", "described"),
+    ("source", "described"),
     [
         ({}, "the source of Python's standard library"),
         ({"paths": ["here/a.txt", "there/b"]}, "a.txt, b"),
         ({"dataset": "wikitext"}, "the data set wikitext"),
     ],
 )
-def test_where_text_comes_from(given: dict[str, Any], described: str) -> None:
-    assert KINDS["text"](**SMALL["text"], **given).describe() == described
-    assert KINDS["needles"](**SMALL["needles"], **given).describe() == f"{described}, with needle documents among it"
+def test_where_text_comes_from(source: dict[str, Any], described: str) -> None:
+    assert KINDS["text"](**SMALL["text"], **source).describe() == described
+    assert KINDS["needles"](**SMALL["needles"], **source).describe() == f"{described}, with needle documents among it"

@@ -56,7 +56,7 @@ def recipe(kind: str, way: str, text: Path, **settings: Any) -> Recipe:
     )
 
 
-class Told:
+class MessageRecorder:
     """A progress that keeps what it is told."""
 
     def __init__(self) -> None:
@@ -79,16 +79,16 @@ def on_a_rank() -> None:
     rank, folder = ranks.join()
     text = folder / "text"
     for kind, way in json.loads((folder / "runs.json").read_text()):
-        told = Told()
-        run = train(recipe(kind, way, text), folder / f"{kind} {way}", progress=told, on_evaluate=evaluate)
-        (folder / f"{kind} {way} {rank}.json").write_text(json.dumps([told.messages, run.parameters]))
+        recorder = MessageRecorder()
+        run = train(recipe(kind, way, text), folder / f"{kind} {way}", progress=recorder, on_evaluate=evaluate)
+        (folder / f"{kind} {way} {rank}.json").write_text(json.dumps([recorder.messages, run.parameters]))
     for way in WAYS:
         train(recipe("diff", way, text), folder / f"one then two {way}", resume=True)
     for settings in ({"precision": "bf16"}, {"optimizer": "muon"}):
         name = next(iter(settings.values()))
         train(recipe("diff", "fsdp", text, **settings), folder / f"{name} fsdp")
     first_weights(folder, rank)
-    stopped_by_one(folder, rank)
+    stopped_by_second_rank(folder, rank)
     travelling(folder, rank)
     torch.distributed.destroy_process_group()
 
@@ -100,14 +100,14 @@ def first_weights(folder: Path, rank: int) -> None:
     model = build_model(settings, build_data(settings), without_weights=True)
     assert all(parameter.is_meta for parameter in model.parameters())
     model, _ = group.parallelize(model, folder, lambda model: draw_weights(model, settings.train.seed))
-    found = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
-    found["frequencies"] = model.model.rotary_emb.inv_freq
-    found["logits"] = model(torch.arange(7)[None]).logits
+    tensors = {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
+    tensors["frequencies"] = model.model.rotary_emb.inv_freq
+    tensors["logits"] = model(torch.arange(7)[None]).logits
     if rank == 0:
-        save_file({name: value.detach().contiguous() for name, value in found.items()}, folder / "first.safetensors")
+        save_file({name: value.detach().contiguous() for name, value in tensors.items()}, folder / "first.safetensors")
 
 
-def stopped_by_one(folder: Path, rank: int) -> None:
+def stopped_by_second_rank(folder: Path, rank: int) -> None:
     """The second process alone gets a signal; both save the same step and end."""
 
     def stop(model: Any, step: int) -> dict[str, float]:
@@ -177,10 +177,10 @@ def logged(run: Path) -> Tensor:
     return torch.tensor([[line["loss"], line["grad_norm"]] for line in lines], dtype=torch.float64)
 
 
-def check_equal(found: Path, expected: Path) -> None:
+def check_equal(resumed: Path, expected: Path) -> None:
     """Within float32's rounding: over 20 steps the losses are 3e-7 apart, and by one wrong factor more than 1e-2."""
-    torch.testing.assert_close(logged(found), logged(expected), rtol=1e-5, atol=0)
-    one, two = (AutoModelForCausalLM.from_pretrained(run / "model").state_dict() for run in (expected, found))
+    torch.testing.assert_close(logged(resumed), logged(expected), rtol=1e-5, atol=0)
+    one, two = (AutoModelForCausalLM.from_pretrained(run / "model").state_dict() for run in (expected, resumed))
     assert one.keys() == two.keys()
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4, msg=name)
@@ -201,44 +201,44 @@ def test_a_checkpoint_of_one_process_goes_on_with_two(spread: Path, way: str) ->
 @pytest.mark.parametrize("way", WAYS)
 def test_a_checkpoint_of_two_processes_goes_on_with_one(spread: Path, way: str, tmp_path: Path) -> None:
     half = half_of(spread / f"diff {way}", tmp_path / "run")
-    told = Told()
-    train(recipe("diff", way, spread / "text"), half, resume=True, progress=told)
-    assert told.messages == ["1 process (cpu), float32", f"goes on after step {HALF}"]
+    recorder = MessageRecorder()
+    train(recipe("diff", way, spread / "text"), half, resume=True, progress=recorder)
+    assert recorder.messages == ["1 process (cpu), float32", f"goes on after step {HALF}"]
     check_equal(half, spread / "diff single")
 
 
 def test_a_sharded_model_starts_with_the_weights_of_one_process(spread: Path) -> None:
     """To the last bit, although no process ever had all of them."""
-    found = load_file(spread / "first.safetensors")
+    tensors = load_file(spread / "first.safetensors")
     settings = odd(spread / "text")
     model = build_model(settings, build_data(settings))
     expected = dict(model.named_parameters()) | {"frequencies": model.model.rotary_emb.inv_freq}
-    torch.testing.assert_close(found.pop("logits"), model(torch.arange(7)[None]).logits)
-    assert found.keys() == expected.keys()
+    torch.testing.assert_close(tensors.pop("logits"), model(torch.arange(7)[None]).logits)
+    assert tensors.keys() == expected.keys()
     for name, weight in expected.items():
-        assert torch.equal(found[name], weight), name
+        assert torch.equal(tensors[name], weight), name
 
 
 @pytest.mark.parametrize(("name", "bound"), [("bf16", 5e-3), ("muon", 5e-4)])
 def test_sharded_in_bfloat16_and_with_muon(spread: Path, name: str, bound: float) -> None:
     """Muon computes in bfloat16. The losses differ by the rounding of sums in another order."""
-    found, expected = (logged(spread / f"{name} {way}")[:, 0] for way in ("fsdp", "single"))
-    torch.testing.assert_close(found, expected, rtol=bound, atol=0)
+    losses, expected = (logged(spread / f"{name} {way}")[:, 0] for way in ("fsdp", "single"))
+    torch.testing.assert_close(losses, expected, rtol=bound, atol=0)
 
 
 def test_the_run_says_what_is_used(spread: Path) -> None:
     """Read off the model: how many units there are, and how much of it is on a process."""
-    whole = json.loads((spread / "diff ddp 0.json").read_text())[1]
-    said = {}
+    parameter_count = json.loads((spread / "diff ddp 0.json").read_text())[1]
+    shown = {}
     for way in WAYS:
         messages, parameters = json.loads((spread / f"diff {way} 0.json").read_text())
-        assert parameters == whole
-        (said[way],) = messages
+        assert parameters == parameter_count
+        (shown[way],) = messages
         assert json.loads((spread / f"diff {way} 1.json").read_text())[0] == []  # the second one is silent
-    assert said["ddp"] == "2 processes (gloo, cpu): DDP, 100 % of the parameters on each, float32"
+    assert shown["ddp"] == "2 processes (gloo, cpu): DDP, 100 % of the parameters on each, float32"
     # The root, two layers, and the λ of each.
-    assert said["fsdp"] == "2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32"
-    assert said["tensor"] == "2 processes (gloo, cpu): tensor parallelism, 51 % of the parameters on each, float32"
+    assert shown["fsdp"] == "2 processes (gloo, cpu): FSDP2, 5 units, 51 % of the parameters on each, float32"
+    assert shown["tensor"] == "2 processes (gloo, cpu): tensor parallelism, 51 % of the parameters on each, float32"
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -58,11 +58,11 @@ def diagnosis(
     assert bad_step is not None
     assert ("loss" in bad_step.reason) == (not math.isfinite(loss))
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    found = diagnose(model, rows, context, bad_step, step=7, **more)
+    divergence = diagnose(model, rows, context, bad_step, step=7, **more)
     after = model.state_dict()
     assert all(torch.equal(after[name].nan_to_num(1.5), before[name].nan_to_num(1.5)) for name in before)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    return found
+    return divergence
 
 
 def scale(module: Any, factor: float) -> None:
@@ -86,9 +86,9 @@ def overflow_backward(layer: Any) -> None:
 
 
 def verdict(detector: SpikeDetector, loss: float, norm: float = 1.0) -> str | None:
-    found = detector.check(loss, norm)
-    assert found is None or (found.loss, found.norm) == pytest.approx((loss, norm), nan_ok=True)
-    return None if found is None else found.reason
+    bad_step = detector.check(loss, norm)
+    assert bad_step is None or (bad_step.loss, bad_step.norm) == pytest.approx((loss, norm), nan_ok=True)
+    return None if bad_step is None else bad_step.reason
 
 
 def test_what_is_not_finite_is_a_fault() -> None:
@@ -153,8 +153,8 @@ def test_bad_losses_are_not_compared_with_and_are_left_out_so_often() -> None:
 def test_a_resumed_detector_decides_the_same() -> None:
     losses = [noisy(step, 0.3) for step in range(140)] + [9.0, 2.0, 9.0, 9.0, *[2.1] * 60, 4.3]
     norms = [math.inf if step % 7 else 1.0 for step in range(len(losses))]
-    whole = SpikeDetector(2.0, overflow_is_normal=True)
-    expected = [(verdict(whole, *pair), whole.may_skip) for pair in zip(losses, norms, strict=True)]
+    uninterrupted = SpikeDetector(2.0, overflow_is_normal=True)
+    expected = [(verdict(uninterrupted, *pair), uninterrupted.may_skip) for pair in zip(losses, norms, strict=True)]
     assert sum(verdict is not None for verdict, _ in expected) == 4
     for at in (5, 60, 141, 143):
         first = SpikeDetector(2.0, overflow_is_normal=True)
@@ -164,9 +164,9 @@ def test_a_resumed_detector_decides_the_same() -> None:
         assert len(state["losses"]) <= 100
         resumed = SpikeDetector(2.0, overflow_is_normal=True)
         resumed.load_state_dict(state)
-        rest = [(verdict(resumed, *pair), resumed.may_skip) for pair in zip(losses[at:], norms[at:], strict=True)]
-        assert rest == expected[at:]
-        assert resumed.state_dict() == whole.state_dict()
+        later = [(verdict(resumed, *pair), resumed.may_skip) for pair in zip(losses[at:], norms[at:], strict=True)]
+        assert later == expected[at:]
+        assert resumed.state_dict() == uninterrupted.state_dict()
         former = {"faults" if name == "bad_steps" else name: value for name, value in state.items()}
         of_former = SpikeDetector(2.0, overflow_is_normal=True)
         of_former.load_state_dict(former)  # as earlier versions wrote it
@@ -181,11 +181,11 @@ def test_a_resumed_detector_decides_the_same() -> None:
 def test_a_broken_weight_is_named(kind: str, layer: int) -> None:
     model = make(kind)
     model.model.layers[layer - 1].mlp.up_proj.weight.data[3, 4] = math.nan
-    found = diagnosis(model)
-    assert (found.layer, found.module) == (layer, f"model.layers.{layer - 1}.mlp.up_proj")
-    assert found.weights_are_broken
-    assert str(found).startswith(f"At step 7 the loss became nan. It began in layer {layer} of 4 (model.layers.")
-    assert "up_proj.weight held numbers that are not finite before the step" in str(found)
+    divergence = diagnosis(model)
+    assert (divergence.layer, divergence.module) == (layer, f"model.layers.{layer - 1}.mlp.up_proj")
+    assert divergence.weights_are_broken
+    assert str(divergence).startswith(f"At step 7 the loss became nan. It began in layer {layer} of 4 (model.layers.")
+    assert "up_proj.weight held numbers that are not finite before the step" in str(divergence)
 
 
 def overflow_in_mlp(layer: Any) -> str:
@@ -212,10 +212,10 @@ def overflow_in_values(layer: Any) -> str:
 def test_an_activation_that_overflows_is_named(kind: str, layer: int, plant: Callable[[Any], str]) -> None:
     model = make(kind)
     module = plant(model.model.layers[layer - 1])
-    found = diagnosis(model)
-    assert (found.layer, found.module) == (layer, f"model.layers.{layer - 1}.{module}")
-    assert not found.weights_are_broken
-    assert "is not finite, although" in str(found)
+    divergence = diagnosis(model)
+    assert (divergence.layer, divergence.module) == (layer, f"model.layers.{layer - 1}.{module}")
+    assert not divergence.weights_are_broken
+    assert "is not finite, although" in str(divergence)
 
 
 @pytest.mark.parametrize("layer", [1, 2, 4])
@@ -224,8 +224,8 @@ def test_a_lambda_that_overflows_is_named(layer: int) -> None:
     lam = model.model.layers[layer - 1].self_attn.lam
     lam.q1.data.fill_(10.0)
     lam.k1.data.fill_(10.0)
-    found = diagnosis(model)
-    assert (found.layer, found.module) == (layer, f"model.layers.{layer - 1}.self_attn.lam")
+    divergence = diagnosis(model)
+    assert (divergence.layer, divergence.module) == (layer, f"model.layers.{layer - 1}.self_attn.lam")
 
 
 class Explode(torch.autograd.Function):
@@ -266,11 +266,11 @@ def exploding(output: Any) -> Any:
 def test_a_gradient_that_overflows_is_named(kind: str, path: str, begins: str) -> None:
     model = make(kind)
     explode(model.model.get_submodule(path))
-    found = diagnosis(model)
-    assert found.bad_step.reason == "the gradient norm became nan"
-    assert found.module == f"model.{begins}"
-    assert found.layer == (int(path.split(".")[1]) + 1 if "layers" in path else None)
-    assert "gradient" in found.explanation
+    divergence = diagnosis(model)
+    assert divergence.bad_step.reason == "the gradient norm became nan"
+    assert divergence.module == f"model.{begins}"
+    assert divergence.layer == (int(path.split(".")[1]) + 1 if "layers" in path else None)
+    assert "gradient" in divergence.explanation
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -281,19 +281,19 @@ def test_a_gradient_that_overflows_by_itself_is_named(kind: str) -> None:
     loss, norm = step_of(model, batch())
     assert math.isfinite(loss)
     assert not math.isfinite(norm)
-    found = diagnosis(model)
-    assert (found.layer, found.module) == (3, "model.layers.2.mlp.down_proj")
+    divergence = diagnosis(model)
+    assert (divergence.layer, divergence.module) == (3, "model.layers.2.mlp.down_proj")
 
 
 def test_gradients_too_large_for_their_norm_are_named() -> None:
     model = make("softmax")
     scale(model.lm_head, 1e22)
-    found = diagnosis(model)
-    assert found.bad_step.reason == "the gradient norm became inf"
-    assert found.explanation.startswith("It began in ")
-    assert "too large for their norm" in found.explanation
+    divergence = diagnosis(model)
+    assert divergence.bad_step.reason == "the gradient norm became inf"
+    assert divergence.explanation.startswith("It began in ")
+    assert "too large for their norm" in divergence.explanation
     gradients = {name: p.grad.abs().max() for name, p in with_gradients(model)}
-    assert f"is of {max(gradients, key=lambda name: gradients[name])}." in found.explanation
+    assert f"is of {max(gradients, key=lambda name: gradients[name])}." in divergence.explanation
 
 
 def with_gradients(model: Any) -> list[tuple[str, Any]]:
@@ -305,24 +305,24 @@ def with_gradients(model: Any) -> list[tuple[str, Any]]:
 def test_the_head_is_named() -> None:
     model = make("diff")
     enlarge(model.lm_head, 1e38)
-    found = diagnosis(model)
-    assert (found.layer, found.module) == (None, "lm_head")
-    assert "It began in lm_head: the output of lm_head is not finite" in str(found)
+    divergence = diagnosis(model)
+    assert (divergence.layer, divergence.module) == (None, "lm_head")
+    assert "It began in lm_head: the output of lm_head is not finite" in str(divergence)
 
 
 def test_a_batch_without_targets_is_named() -> None:
     rows = batch()
     rows["labels"][:] = -100
-    found = diagnosis(make("diff"), rows=rows)
-    assert (found.layer, found.module) == (None, "")
-    assert "It began in the loss: the loss is not finite, although all that it is computed from is." in str(found)
+    divergence = diagnosis(make("diff"), rows=rows)
+    assert (divergence.layer, divergence.module) == (None, "")
+    assert "It began in the loss: the loss is not finite, although all that it is computed from is." in str(divergence)
 
 
 def test_what_does_not_happen_again_is_said() -> None:
     model = make("diff")
-    found = diagnose(model, batch(), ALONE, NAN, step=7)
-    assert found.layer is None
-    assert "finite when it is repeated: suspect the hardware" in str(found)
+    divergence = diagnose(model, batch(), ALONE, NAN, step=7)
+    assert divergence.layer is None
+    assert "finite when it is repeated: suspect the hardware" in str(divergence)
 
 
 # torch.compile looks at all tensors that it meets.
@@ -348,9 +348,9 @@ def test_however_the_model_is_run(way: str) -> None:
     scale(model.lm_head, 1e3)
     if way == "accumulated":
         rows["labels"][:3] = -100  # no gradient, none that overflows
-    found = diagnosis(model, processes, rows, accumulation=parts)
-    assert (found.layer, found.module) == (3, "model.layers.2.mlp.down_proj")
-    assert ("It was part 4 of the 4 that a batch is divided into." in str(found)) == (parts == 4)
+    divergence = diagnosis(model, processes, rows, accumulation=parts)
+    assert (divergence.layer, divergence.module) == (3, "model.layers.2.mlp.down_proj")
+    assert ("It was part 4 of the 4 that a batch is divided into." in str(divergence)) == (parts == 4)
 
 
 def test_the_report_is_a_file(tmp_path: Path) -> None:
@@ -402,14 +402,14 @@ def spike(kind: str, learnt: Any, rows: dict[str, Tensor], plant: Callable[[Any]
     bad_step = detector.check(loss, norm)
     assert bad_step is not None
     assert "the loss rose to" in bad_step.reason
-    found = diagnose(model, rows, ALONE, bad_step, step=121, before=before)
-    assert found.before == before
-    assert found.now.keys() == before.keys()
-    assert sum(found.gradient_shares) == pytest.approx(1)
+    divergence = diagnose(model, rows, ALONE, bad_step, step=121, before=before)
+    assert divergence.before == before
+    assert divergence.now.keys() == before.keys()
+    assert sum(divergence.gradient_shares) == pytest.approx(1)
     counts = (rows["labels"][:, 1:] != -100).sum(1)
-    assert sum(found.rows[row] * int(counts[row]) for row in range(4)) / int(counts.sum()) == pytest.approx(loss)
-    assert not found.weights_are_broken
-    return found
+    assert sum(divergence.rows[row] * int(counts[row]) for row in range(4)) / int(counts.sum()) == pytest.approx(loss)
+    assert not divergence.weights_are_broken
+    return divergence
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -418,9 +418,9 @@ def test_a_poisoned_row_is_named(kind: str, row: int, learnt: Any) -> None:
     rows = batch(200)
     rows["input_ids"][row] = torch.randint(29, (12,), generator=torch.Generator().manual_seed(3))
     rows["labels"][row] = rows["input_ids"][row]
-    found = spike(kind, learnt, rows, lambda model: None)
-    assert f"Row {row + 1} of the batch makes " in str(found)
-    assert found.rows.index(max(found.rows)) == row
+    divergence = spike(kind, learnt, rows, lambda model: None)
+    assert f"Row {row + 1} of the batch makes " in str(divergence)
+    assert divergence.rows.index(max(divergence.rows)) == row
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -429,10 +429,10 @@ def test_a_layer_that_grew_is_named(kind: str, layer: int, learnt: Any) -> None:
     def plant(model: Any) -> None:
         scale(model.model.layers[layer - 1].mlp.down_proj, -200)  # and what was learnt is turned around
 
-    found = spike(kind, learnt, batch(200), plant)
-    assert (found.layer, found.module) == (layer, f"model.layers.{layer - 1}")
-    assert f"It began in layer {layer} of 4: the RMS of its output went from" in str(found)
-    assert "The rows of the batch are alike" in str(found)
+    divergence = spike(kind, learnt, batch(200), plant)
+    assert (divergence.layer, divergence.module) == (layer, f"model.layers.{layer - 1}")
+    assert f"It began in layer {layer} of 4: the RMS of its output went from" in str(divergence)
+    assert "The rows of the batch are alike" in str(divergence)
 
 
 def test_a_headwise_norm_s_input_that_grew_is_named(learnt: Any) -> None:
@@ -442,9 +442,9 @@ def test_a_headwise_norm_s_input_that_grew_is_named(learnt: Any) -> None:
         scale(model.model.layers[1].self_attn.v_proj, 1e4)
         scale(model.model.layers[2].mlp.down_proj, 200)
 
-    found = spike("diff", learnt, batch(200), plant)
-    assert found.layer == 2
-    assert "the RMS of what enters its headwise norm went from" in str(found)
+    divergence = spike("diff", learnt, batch(200), plant)
+    assert divergence.layer == 2
+    assert "the RMS of what enters its headwise norm went from" in str(divergence)
 
 
 @pytest.mark.parametrize("layer", [1, 3])
@@ -455,17 +455,17 @@ def test_attention_logits_that_grew_are_named(layer: int, learnt: Any) -> None:
     for each in (layer, 4):  # the other grows less
         scale(model.model.layers[each - 1].self_attn.q_proj, 1e4 if each == layer else 1e3)
     step_of(model, batch(200))
-    found = diagnose(model, batch(200), ALONE, RISE, step=7, before=before)
-    assert found.layer == layer
-    assert "its largest attention logit went from" in str(found)
+    divergence = diagnose(model, batch(200), ALONE, RISE, step=7, before=before)
+    assert divergence.layer == layer
+    assert "its largest attention logit went from" in str(divergence)
 
 
 def test_a_spike_without_earlier_numbers_says_so(learnt: Any) -> None:
     model = make("diff")
     step_of(model, batch())
-    found = diagnose(model, batch(), ALONE, RISE, step=1)
-    assert found.layer is None
-    assert "No numbers of the layers were logged before" in str(found)
+    divergence = diagnose(model, batch(), ALONE, RISE, step=1)
+    assert divergence.layer is None
+    assert "No numbers of the layers were logged before" in str(divergence)
 
 
 # Two processes

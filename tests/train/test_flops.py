@@ -88,8 +88,3 @@ def test_some_corrected_heads_of_dex() -> None:
     }
     assert of["all"] - of["none"] == 6 * 2 * 8 * 4**2
     assert of["some"] - of["none"] == 6 * 2 * 4**2
-
-
-def test_a_length_that_is_none() -> None:
-    with pytest.raises(ValueError, match="length must be 1 or more, got 0"):
-        flops_per_token(DiffTransformerConfig(**SIZES), 0)

@@ -27,8 +27,8 @@ from diff_transformer.train.layer_statistics import measure_layers, reduced
 from tiny_model import SIZES, check_rounding
 
 KINDS = ("diff", "diff_v2", "softmax", "dex")
-OWN_NAMES = {"diff": {"norm_input_rms"}, "diff_v2": {"lambda_mean"}}
-NAMES = {kind: {"logit_max", "hidden_rms"} | OWN_NAMES.get(kind, set()) for kind in KINDS}
+NAMES_OF_KIND = {"diff": {"norm_input_rms"}, "diff_v2": {"lambda_mean"}}
+NAMES = {kind: {"logit_max", "hidden_rms"} | NAMES_OF_KIND.get(kind, set()) for kind in KINDS}
 TOKENS = torch.arange(1, 23).view(2, 11)  # a row for each rank
 DOCUMENTS = ([0, 4, 5, 11], [0, 7, 11])  # of each row
 POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3]])
@@ -51,18 +51,24 @@ def make(kind: str = "diff", dtype: torch.dtype = torch.float64, **config: Any) 
     return model.to(dtype).train()
 
 
-def close(found: dict[str, list[float]], expected: dict[str, list[float]], dtype: torch.dtype = torch.float32) -> None:
+def close(
+    measured: dict[str, list[float]], expected: dict[str, list[float]], dtype: torch.dtype = torch.float32
+) -> None:
     """The same names, and numbers that rounding explains: the rotary tables are float32 in any model."""
-    assert found.keys() == expected.keys()
+    assert measured.keys() == expected.keys()
     for name, numbers in expected.items():
-        check_rounding(torch.tensor(found[name]), torch.tensor(numbers), dtype=dtype)
+        check_rounding(torch.tensor(measured[name]), torch.tensor(numbers), dtype=dtype)
 
 
 def by_oracle(
     model: DiffTransformerForCausalLM, tokens: Tensor, positions: Tensor | None, documents: Any, window: int | None
 ) -> dict[str, list[float]]:
     """The numbers from the layers' weights and inputs alone, with the equations as loops."""
-    inputs, kind, found = {}, model.config.attention_type, {name: [] for name in NAMES[model.config.attention_type]}
+    inputs, kind, statistics = (
+        {},
+        model.config.attention_type,
+        {name: [] for name in NAMES[model.config.attention_type]},
+    )
     watched = [module for layer in model.model.layers for module in (layer, layer.input_layernorm)]
     hooks = [m.register_forward_hook(lambda m, _, out: inputs.__setitem__(m, out.numpy())) for m in watched]
     with torch.no_grad():
@@ -77,8 +83,8 @@ def by_oracle(
             return (x @ w.T).reshape(*x.shape[:2], -1, width).swapaxes(1, 2)
 
         d = attention.head_dim
-        places = [range(x.shape[1])] * len(x) if positions is None else positions.tolist()
-        q, k = (np.stack(list(map(oracle.rotary, split(w, d), places))) for w in (wq, wk))
+        positions_of_rows = [range(x.shape[1])] * len(x) if positions is None else positions.tolist()
+        q, k = (np.stack(list(map(oracle.rotary, split(w, d), positions_of_rows))) for w in (wq, wk))
         v, lam = split(wv, attention.cache_width), 0.0
         if kind == "diff":
             vectors = [getattr(attention.lam, name).detach().numpy() for name in ("q1", "k1", "q2", "k2")]
@@ -87,7 +93,7 @@ def by_oracle(
         elif kind == "diff_v2":
             q, k = q.reshape(q.shape[0], -1, 2, *q.shape[2:]), k[:, :, None]
             weight = attention.lambda_proj.weight.detach().numpy()
-            found["lambda_mean"].append(np.mean(1 / (1 + np.exp(-x @ weight.T))))
+            statistics["lambda_mean"].append(np.mean(1 / (1 + np.exp(-x @ weight.T))))
         else:
             q, k = q[:, :, None].repeat(2, 2), k[:, :, None]
         for row in range(len(x)):
@@ -98,11 +104,11 @@ def by_oracle(
             scores = q[row : row + 1] @ keys.swapaxes(-1, -2) / d**0.5
             logits.append(scores[np.broadcast_to(one.visible[:, :, None], scores.shape)].max())
             heads.append(one.out)
-        found["logit_max"].append(max(logits))
-        found["hidden_rms"].append(np.sqrt(np.mean(inputs[layer] ** 2)))
+        statistics["logit_max"].append(max(logits))
+        statistics["hidden_rms"].append(np.sqrt(np.mean(inputs[layer] ** 2)))
         if kind == "diff":
-            found["norm_input_rms"].append(np.sqrt(np.mean(np.square(heads))))
-    return {name: [float(number) for number in numbers] for name, numbers in found.items()}
+            statistics["norm_input_rms"].append(np.sqrt(np.mean(np.square(heads))))
+    return {name: [float(number) for number in numbers] for name, numbers in statistics.items()}
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["one document", "packed"])
@@ -135,8 +141,8 @@ def test_documents_by_their_ends() -> None:
     ends = torch.tensor(DOCUMENTS[0], dtype=torch.int32)
     batch = ROW | {"position_ids": POSITIONS[:1]}
     named = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": 6, "max_length_k": 6}
-    for given in (batch | named, ROW | named):
-        assert measure_layers(make(), given) == measure_layers(make(), batch)
+    for inputs in (batch | named, ROW | named):
+        assert measure_layers(make(), inputs) == measure_layers(make(), batch)
 
 
 @pytest.mark.parametrize("implementation", ["diff_attention_reference", "sdpa", "eager"])
@@ -171,11 +177,11 @@ def test_autocast() -> None:
     expected = measure_layers(make(), ROW)
     model = make(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        found = measure_layers(model, ROW)
-    assert found != measure_layers(model, ROW)
+        statistics = measure_layers(model, ROW)
+    assert statistics != measure_layers(model, ROW)
     # bfloat16 has eps 2⁻⁷; a maximum moves by as much as one logit, a root mean square by far less.
     for name, numbers in expected.items():
-        assert found[name] == pytest.approx(numbers, rel=8 * 2**-7), name
+        assert statistics[name] == pytest.approx(numbers, rel=8 * 2**-7), name
 
 
 def test_activation_checkpointing() -> None:
@@ -219,8 +225,8 @@ def test_what_is_not_finite_shows() -> None:
     model = make()
     with torch.no_grad():
         model.model.layers[1].self_attn.q_proj.weight[0, 0] = torch.nan
-    found = measure_layers(model, ROW)
-    for name, numbers in found.items():
+    statistics = measure_layers(model, ROW)
+    for name, numbers in statistics.items():
         assert [number == number for number in numbers] == [True, False], name
 
 
@@ -260,10 +266,10 @@ def on_a_rank() -> None:
     spread = DiffTransformerForCausalLM.from_pretrained(folder / "model", dtype=torch.float64, **plan)
     models = {"ddp": DistributedDataParallel(make()), "fsdp": fully_shard(sharded), "tensor": spread}
     for name, model in models.items():
-        own = TOKENS if name == "tensor" else rows  # there, all ranks see all rows, and a part of the heads
-        before = gradients(model, own)
-        found = reduced(measure_layers(model, {"input_ids": own}))
-        report[name] = {"found": found, "before": before, "after": gradients(model, own)}
+        tokens = TOKENS if name == "tensor" else rows  # there, all ranks see all rows, and a part of the heads
+        before = gradients(model, tokens)
+        statistics = reduced(measure_layers(model, {"input_ids": tokens}))
+        report[name] = {"found": statistics, "before": before, "after": gradients(model, tokens)}
     broken = {"logit_max": [1.0, float("nan") if rank else 2.0], "hidden_rms": [float("inf") if rank else 1.0, 3.0]}
     broken |= {"lambda_mean": [0.25 * rank, 0.5]}
     report["not finite"] = {"found": reduced(broken)}

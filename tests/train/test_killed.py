@@ -63,14 +63,14 @@ class Run:
         """The last line that it wrote."""
         return self.log.read_text().splitlines()[-1]
 
-    def check(self, whole: "Run") -> None:
+    def check(self, uninterrupted: "Run") -> None:
         """It is what the uninterrupted run is, and nothing is left over."""
-        mine, theirs = ({path.relative_to(run.folder) for path in files(run.folder)} for run in (self, whole))
+        mine, theirs = ({path.relative_to(run.folder) for path in files(run.folder)} for run in (self, uninterrupted))
         assert mine == theirs
         for path in sorted(mine):
             if path.suffix == ".safetensors":
-                assert (self.folder / path).read_bytes() == (whole.folder / path).read_bytes(), path
-        lines, expected = ([strip(line) for line in run.lines()] for run in (self, whole))
+                assert (self.folder / path).read_bytes() == (uninterrupted.folder / path).read_bytes(), path
+        lines, expected = ([strip(line) for line in run.lines()] for run in (self, uninterrupted))
         assert [line["step"] for line in lines] == list(range(1, len(expected) + 1))
         assert lines == expected
 
@@ -123,15 +123,15 @@ def test_killed_at_ten_random_times(long: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", [10, pytest.param(3, marks=pytest.mark.all)])
 def test_killed_before_any_change_of_a_file(short: Run, tmp_path: Path, every: int) -> None:
     """One process after the other, each gets a little further than the one before, from the first file to the last."""
-    run, left = Run(tmp_path, SHORT), set()
+    run, leftovers = Run(tmp_path, SHORT), set()
     for operations in range(0, 400, every):
         code = run.ends(Plan({operations: signal.SIGKILL}))
-        left |= {path.name for path in run.folder.rglob(".*")}
+        leftovers |= {path.name for path in run.folder.rglob(".*")}
         if code == 0:
             break
         assert code == -signal.SIGKILL, run.log.read_text()
     assert code == 0
-    assert {".unfinished-step-000002", ".unfinished-model"} <= left
+    assert {".unfinished-step-000002", ".unfinished-model"} <= leftovers
     assert operations > 30
     run.check(short)
 
@@ -191,13 +191,13 @@ def test_a_full_disk(short: Run, tmp_path: Path, size: int) -> None:
     """
     run = Run(tmp_path, SHORT)
     assert run.ends(Plan({operations_before("step-000004", short): signal.SIGKILL})) == -signal.SIGKILL
-    kept = run.folder / "checkpoints" / "step-000002"
-    before = {path: path.read_bytes() for path in files(kept)}
+    intact = run.folder / "checkpoints" / "step-000002"
+    before = {path: path.read_bytes() for path in files(intact)}
     assert run.ends(Plan(largest_file=size)) == 2
     assert run.error().startswith(f"error: {str(run.folder)!r}"[:-1])
     assert "File too large" in run.error()
-    assert size < 2000 or f"the checkpoint {str(kept)!r} is intact" in run.error()
+    assert size < 2000 or f"the checkpoint {str(intact)!r} is intact" in run.error()
     assert "Traceback" not in run.log.read_text()
-    assert before == {path: path.read_bytes() for path in files(kept)}
+    assert before == {path: path.read_bytes() for path in files(intact)}
     assert run.ends() == 0
     run.check(short)

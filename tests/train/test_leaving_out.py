@@ -36,7 +36,7 @@ class Text:
         yield self.train_batch(0)
 
 
-class Told:
+class MessageRecorder:
     """A progress that keeps what it is told, and presses Ctrl-C after a step."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:
@@ -67,9 +67,9 @@ def recipe(**settings: Any) -> Recipe:
 
 
 def test_a_run_stops_with_a_report(tmp_path: Path) -> None:
-    told = Told()
+    recorder = MessageRecorder()
     with pytest.raises(DivergenceError) as raised:
-        train(recipe(), tmp_path / "run", data=Data(Text(range(55, 57))), progress=told)
+        train(recipe(), tmp_path / "run", data=Data(Text(range(55, 57))), progress=recorder)
     message = str(raised.value)
     assert message.startswith("At step 55 the loss rose to ")
     assert "of the batch" in message
@@ -84,15 +84,15 @@ def test_a_run_stops_with_a_report(tmp_path: Path) -> None:
 
 
 def test_a_run_leaves_bad_batches_out(tmp_path: Path) -> None:
-    told = Told()
+    recorder = MessageRecorder()
     settings = recipe(on_divergence="skip", log_every=1)
-    run = train(settings, tmp_path / "run", data=Data(Text(range(52, 55))), progress=told)
+    run = train(settings, tmp_path / "run", data=Data(Text(range(52, 55))), progress=recorder)
     lines = read_metrics(run.folder / "metrics.jsonl")
     assert [line["step"] for line in lines if "skipped" in line] == [52, 53, 54]
     assert all("the loss rose to" in line["skipped"] for line in lines[51:54])
     assert lines[50]["lambdas"] == lines[53]["lambdas"] != lines[54]["lambdas"]
     assert lines[54]["loss"] < 1
-    assert [f"At step {step} " in message for step, message in zip((52, 53, 54), told.messages[-3:], strict=True)]
+    assert [f"At step {step} " in message for step, message in zip((52, 53, 54), recorder.messages[-3:], strict=True)]
     assert run.last["step"] == STEPS
 
 
@@ -108,13 +108,13 @@ def test_without_the_option_bad_batches_are_learnt(tmp_path: Path) -> None:
 def test_a_resumed_run_leaves_the_same_out(tmp_path: Path) -> None:
     """The losses before the interruption decide."""
     settings, data = recipe(on_divergence="skip"), Data(Text(range(52, 55)))
-    whole = train(settings, tmp_path / "whole", data=data, progress=Told())
+    uninterrupted = train(settings, tmp_path / "whole", data=data, progress=MessageRecorder())
     with pytest.raises(TrainingInterrupted):
-        train(settings, tmp_path / "halves", data=data, progress=Told(interrupt_after=51))
-    told = Told()
-    halves = train(settings, tmp_path / "halves", data=data, progress=told, resume=True)
-    assert len([message for message in told.messages if "the loss rose" in message]) == 3
-    left, right = (load_file(run.model_folder / "model.safetensors") for run in (whole, halves))
+        train(settings, tmp_path / "halves", data=data, progress=MessageRecorder(interrupt_after=51))
+    recorder = MessageRecorder()
+    halves = train(settings, tmp_path / "halves", data=data, progress=recorder, resume=True)
+    assert len([message for message in recorder.messages if "the loss rose" in message]) == 3
+    left, right = (load_file(run.model_folder / "model.safetensors") for run in (uninterrupted, halves))
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
 
@@ -122,7 +122,7 @@ def test_a_resumed_run_leaves_the_same_out(tmp_path: Path) -> None:
 def test_too_many_bad_batches_in_a_row_end_a_run(tmp_path: Path) -> None:
     settings = recipe(on_divergence="skip", log_every=1)
     with pytest.raises(DivergenceError, match="At step 51 the loss rose"):
-        train(settings, tmp_path / "run", data=Data(Text(range(41, STEPS + 1))), progress=Told())
+        train(settings, tmp_path / "run", data=Data(Text(range(41, STEPS + 1))), progress=MessageRecorder())
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [line["step"] for line in lines if "skipped" in line] == list(range(41, 51))
 

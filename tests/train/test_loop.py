@@ -33,7 +33,7 @@ from diff_transformer.train import (
 )
 from diff_transformer.train.checkpoint import load_checkpoint
 from diff_transformer.train.distributed import DistributedContext
-from diff_transformer.train.process_errors import catch_interrupt
+from diff_transformer.train.process_errors import Interrupt
 from diff_transformer.train.run_folder import locked
 
 # What a line has that is another one each time.
@@ -53,7 +53,7 @@ def recipe(**train_settings: Any) -> Recipe:
     )
 
 
-def twin(of: Recipe, attention_type: str = "softmax") -> Recipe:
+def retyped(of: Recipe, attention_type: str = "softmax") -> Recipe:
     settings = of.model_dump()
     settings["model"]["attention_type"] = attention_type
     return parse_recipe(settings)
@@ -84,7 +84,7 @@ class Watcher:
         self.interrupt_after = interrupt_after
         self.steps: list[int] = []
         self.started: list[tuple[int, str]] = []
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.stopped = 0
 
     def start(self, total: int, description: str) -> None:
@@ -97,7 +97,7 @@ class Watcher:
             os.kill(os.getpid(), signal.SIGINT)
 
     def tell(self, message: str) -> None:
-        self.told.append(message)
+        self.messages.append(message)
 
     def stop(self) -> None:
         self.stopped += 1
@@ -151,7 +151,7 @@ def test_a_run_leaves_what_it_promises(tmp_path: Path) -> None:
     assert lines[1]["memory"] > 1e7
     assert lines[1]["seconds"] < lines[-1]["seconds"] == pytest.approx(run.seconds)
     assert 0 < lines[1]["mfu"] < 1
-    assert watcher.told == ["1 process (cpu), float32"]
+    assert watcher.messages == ["1 process (cpu), float32"]
     assert run.last == lines[-1]
     assert run.seconds > 0
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
@@ -198,8 +198,8 @@ def test_the_loss_falls(tmp_path: Path) -> None:
 def test_an_interrupted_and_resumed_run_ends_with_the_same_weights(
     tmp_path: Path, attention_type: str, optimizer: str, accumulation: int
 ) -> None:
-    settings = twin(recipe(accumulation=accumulation, optimizer=optimizer, checkpoint_every=2), attention_type)
-    whole = train(settings, tmp_path / "whole")
+    settings = retyped(recipe(accumulation=accumulation, optimizer=optimizer, checkpoint_every=2), attention_type)
+    uninterrupted = train(settings, tmp_path / "whole")
     watcher = Watcher(interrupt_after=3)
     with pytest.raises(TrainingInterrupted, match=r"Stopped after step 3 of 6; .*step-000003 .*--resume") as raised:
         train(settings, tmp_path / "halves", progress=watcher)
@@ -211,13 +211,13 @@ def test_an_interrupted_and_resumed_run_ends_with_the_same_weights(
     watcher = Watcher()
     resumed = train(settings, tmp_path / "halves", resume=True, progress=watcher)
     assert watcher.steps == [4, 5, 6]
-    assert_identical(whole.model_folder, resumed.model_folder)
+    assert_identical(uninterrupted.model_folder, resumed.model_folder)
     checkpoints = [tmp_path / name / "checkpoints" / "step-000006" for name in ("whole", "halves")]
     assert_identical(*checkpoints)
     left, right = (load_file(checkpoint / "optimizer.safetensors") for checkpoint in checkpoints)
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
-    first, second = (read_metrics(run.folder / "metrics.jsonl") for run in (whole, resumed))
+    first, second = (read_metrics(run.folder / "metrics.jsonl") for run in (uninterrupted, resumed))
     for line in (*first, *second):
         assert line.keys() >= TIMES
         for name in TIMES:
@@ -227,8 +227,8 @@ def test_an_interrupted_and_resumed_run_ends_with_the_same_weights(
 
 def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path) -> None:
     settings = recipe(checkpoint_every=2, keep_checkpoints=5)
-    whole = train(settings, tmp_path / "run")
-    before = weights(whole.model_folder)
+    uninterrupted = train(settings, tmp_path / "run")
+    before = weights(uninterrupted.model_folder)
     # As if the machine had stopped after step 5, in the middle of writing.
     shutil.rmtree(tmp_path / "run" / "model")
     os.rename(
@@ -245,13 +245,13 @@ def test_a_killed_run_is_resumed_from_its_newest_checkpoint(tmp_path: Path) -> N
 
 def test_resuming_before_the_first_checkpoint_and_after_the_end(tmp_path: Path) -> None:
     settings = recipe()
-    whole = train(settings, tmp_path / "whole")
+    uninterrupted = train(settings, tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "early", ignore=shutil.ignore_patterns("checkpoints", "model"))
-    assert_identical(whole.model_folder, train(settings, tmp_path / "early", resume=True).model_folder)
+    assert_identical(uninterrupted.model_folder, train(settings, tmp_path / "early", resume=True).model_folder)
     watcher = Watcher()
     again = train(settings, tmp_path / "early", resume=True, progress=watcher)
     assert watcher.steps == []
-    assert_identical(whole.model_folder, again.model_folder)
+    assert_identical(uninterrupted.model_folder, again.model_folder)
     assert again.last["step"] == 6
     assert again.seconds > 0
 
@@ -260,11 +260,11 @@ def test_tied_weights_are_resumed(tmp_path: Path) -> None:
     settings = recipe(steps=4).model_dump()
     settings["model"]["tie_word_embeddings"] = True
     tied = parse_recipe(settings)
-    whole = train(tied, tmp_path / "whole")
+    uninterrupted = train(tied, tmp_path / "whole")
     with pytest.raises(TrainingInterrupted):
         train(tied, tmp_path / "halves", progress=Watcher(interrupt_after=2))
     resumed = train(tied, tmp_path / "halves", resume=True)
-    assert_identical(whole.model_folder, resumed.model_folder)
+    assert_identical(uninterrupted.model_folder, resumed.model_folder)
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -364,20 +364,20 @@ def test_the_loss_is_the_mean_over_the_targets(tmp_path: Path) -> None:
 def test_twins_start_with_the_same_weights_and_see_the_same_data(tmp_path: Path) -> None:
     settings = recipe()
     data = build_data(settings)
-    diff, softmax = (dict(build_model(each, data).named_parameters()) for each in (settings, twin(settings)))
+    diff, softmax = (dict(build_model(each, data).named_parameters()) for each in (settings, retyped(settings)))
     assert set(softmax) < set(diff)
     assert all(torch.equal(softmax[name], diff[name]) for name in softmax)
-    other = dict(build_model(recipe(seed=1), data).named_parameters())
-    assert not torch.equal(other["lm_head.weight"], diff["lm_head.weight"])
+    reseeded = dict(build_model(recipe(seed=1), data).named_parameters())
+    assert not torch.equal(reseeded["lm_head.weight"], diff["lm_head.weight"])
     matrices = [parameter for parameter in diff.values() if parameter.ndim == 2]
     assert all(0.015 < parameter.std() < 0.025 for parameter in matrices)
     assert len({parameter.flatten()[0].item() for parameter in matrices}) == len(matrices)  # no stream twice
-    twins = build_data(twin(settings))
-    assert torch.equal(data.batches.train_batch(5)["input_ids"], twins.batches.train_batch(5)["input_ids"])
+    softmax_data = build_data(retyped(settings))
+    assert torch.equal(data.batches.train_batch(5)["input_ids"], softmax_data.batches.train_batch(5)["input_ids"])
 
 
 def test_the_softmax_twin_has_no_lambdas(tmp_path: Path) -> None:
-    train(twin(recipe(steps=1)), tmp_path / "run")
+    train(retyped(recipe(steps=1)), tmp_path / "run")
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[0]["lambdas"] is None
 
 
@@ -397,8 +397,8 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     watcher = Poison()
     # A weight that is broken is not mended by leaving a batch out.
     settings = recipe(checkpoint_every=1, evaluate_every=1, on_divergence="skip")
-    said = r"At step 3 the loss became nan\. It began in lm_head: .* the newest checkpoint is .*step-000002\."
-    with pytest.raises(DivergenceError, match=said):
+    message = r"At step 3 the loss became nan\. It began in lm_head: .* the newest checkpoint is .*step-000002\."
+    with pytest.raises(DivergenceError, match=message):
         train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
     assert watcher.stopped == 1
     assert json.loads((tmp_path / "run" / "divergence.json").read_text())["module"] == "lm_head"
@@ -422,7 +422,9 @@ def test_a_step_that_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     watcher = Watcher()
     train(settings, tmp_path / "run", progress=watcher, on_evaluate=evaluate)
     assert [torch.equal(one, two) for one, two in pairwise(seen)] == [False, True, False, False, False]
-    assert watcher.told[1].startswith("The step is skipped. At step 3 the loss became inf. The same step with the same")
+    assert watcher.messages[1].startswith(
+        "The step is skipped. At step 3 the loss became inf. The same step with the same"
+    )
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [line.get("skipped") for line in lines] == [None, None, "the loss became inf", None, None, None]
     seen.clear()
@@ -436,14 +438,14 @@ def test_a_step_that_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_within_seconds_is_the_same_wish(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that signals every process of a job signals torchrun, too, which hands it on."""
-    with catch_interrupt() as interrupt:
+    with Interrupt() as interrupt:
         assert not interrupt.requested
         for _ in range(3):
             os.kill(os.getpid(), number)
         assert interrupt.requested
         assert interrupt.signal == number
     monkeypatch.setattr("diff_transformer.train.process_errors.SAME_WISH_SECONDS", 0.0)
-    with catch_interrupt():
+    with Interrupt():
         os.kill(os.getpid(), number)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -452,9 +454,9 @@ def test_a_second_signal_within_seconds_is_the_same_wish(number: int, monkeypatc
 def test_a_process_whose_launcher_is_gone_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only one that torchrun has started: a shell may go and leave its program behind."""
     parent = os.getppid()
-    with catch_interrupt() as alone:
+    with Interrupt() as alone:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-        with catch_interrupt() as launched:
+        with Interrupt() as launched:
             assert not launched.requested
             monkeypatch.setattr(os, "getppid", lambda: parent + 1)
             assert launched.requested
@@ -479,11 +481,11 @@ def test_a_run_says_where_it_goes_on(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "run", tmp_path / "early")
     watcher = Watcher()
     train(recipe(), tmp_path / "run", resume=True, progress=watcher)
-    assert watcher.told == ["1 process (cpu), float32", "goes on after step 3"]
+    assert watcher.messages == ["1 process (cpu), float32", "goes on after step 3"]
     shutil.rmtree(tmp_path / "early" / "checkpoints")
     watcher = Watcher()
     train(recipe(), tmp_path / "early", resume=True, progress=watcher)
-    assert watcher.told[1] == "no checkpoint: begins at step 1"
+    assert watcher.messages[1] == "no checkpoint: begins at step 1"
     assert watcher.steps == [1, 2, 3, 4, 5, 6]
 
 
@@ -513,13 +515,13 @@ def test_a_removed_output_folder(tmp_path: Path, capfd: pytest.CaptureFixture[st
 
 
 def test_auto_begins_and_goes_on(tmp_path: Path) -> None:
-    whole = train(recipe(), tmp_path / "whole", resume="auto")
+    uninterrupted = train(recipe(), tmp_path / "whole", resume="auto")
     with pytest.raises(TrainingInterrupted):
         train(recipe(), tmp_path / "run", resume="auto", progress=Watcher(interrupt_after=3))
     watcher = Watcher()
     resumed = train(recipe(), tmp_path / "run", resume="auto", progress=watcher)
     assert watcher.steps == [4, 5, 6]
-    assert_identical(whole.model_folder, resumed.model_folder)
+    assert_identical(uninterrupted.model_folder, resumed.model_folder)
     watcher = Watcher()
     train(recipe(), tmp_path / "run", resume="auto", progress=watcher)  # as a requeued job that had ended
     assert watcher.steps == []
@@ -554,13 +556,13 @@ def test_an_evaluation_that_fails_loses_nothing(tmp_path: Path) -> None:
     def evaluate(model: Any, step: int) -> dict[str, float]:
         raise RuntimeError("no such luck")
 
-    whole = train(recipe(), tmp_path / "whole")
+    uninterrupted = train(recipe(), tmp_path / "whole")
     with pytest.raises(RuntimeError, match="no such luck"):
         train(recipe(evaluate_every=4), tmp_path / "run", on_evaluate=evaluate)
     watcher = Watcher()
     resumed = train(recipe(evaluate_every=4), tmp_path / "run", resume=True, progress=watcher)
     assert watcher.steps == [5, 6]
-    assert_identical(whole.model_folder, resumed.model_folder)
+    assert_identical(uninterrupted.model_folder, resumed.model_folder)
 
 
 def test_text_that_has_changed_since_is_refused(tmp_path: Path) -> None:

@@ -57,10 +57,10 @@ def test_what_is_not_finite_is_null_and_never_invalid_json(tmp_path: Path) -> No
     line = json.loads(text, parse_constant=refuse)
     assert line == {"step": 1, "loss": None, "grad_norm": None, "logit_max": [1.0, None]}
     assert read_metrics(file) == [line]
-    found = curves(tmp_path)
-    assert math.isnan(found["loss"][0][1])
-    assert found["grad_norm"] == [(1, math.inf)]
-    assert found["logit_max/layer_02"] == [(1, -math.inf)]
+    drawn = curves(tmp_path)
+    assert math.isnan(drawn["loss"][0][1])
+    assert drawn["grad_norm"] == [(1, math.inf)]
+    assert drawn["logit_max/layer_02"] == [(1, -math.inf)]
 
 
 def wait_for_another_second() -> None:
@@ -83,11 +83,11 @@ TORN = {
 def test_a_run_that_goes_on_forgets_later_steps(tmp_path: Path) -> None:
     """What stays is not written again: a machine that fails meanwhile loses none of it."""
     file = write(tmp_path, [{"step": step, "loss": 0.5} for step in (1, 2, 3)])
-    place = file.stat().st_ino
+    inode = file.stat().st_ino
     wait_for_another_second()
     write(tmp_path, [{"step": 3, "loss": 0.25}], after=2)
     assert file.read_bytes() == b'{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.5}\n{"step": 3, "loss": 0.25}\n'
-    assert file.stat().st_ino == place
+    assert file.stat().st_ino == inode
     assert curves(tmp_path)["loss"] == [(1, 0.5), (2, 0.5), (3, 0.25)]
 
 

@@ -9,13 +9,13 @@ from diff_transformer.train import build_data, load_recipe, shipped_recipes, tra
 from diff_transformer.train import training_plan as module
 from diff_transformer.train.hardware import GPUS
 from diff_transformer.train.recipe import build_config
-from diff_transformer.train.training_plan import CONTEXT, GIB, USABLE, Plan, backend, plan, vocabulary
+from diff_transformer.train.training_plan import CONTEXT, GIB, USABLE, Plan, backend, vocabulary
 
 
 @pytest.fixture(scope="module")
 def paper() -> Plan:
     """The paper's text and tokenizer are not here, and nobody misses them."""
-    return plan(load_recipe("paper-3b"), "h200", 64)
+    return Plan(load_recipe("paper-3b"), "h200", 64)
 
 
 def test_numbers_of_the_3b_model(paper: Plan) -> None:
@@ -41,17 +41,17 @@ def test_checkpointing_saves_activations_and_lets_larger_parts_fit(paper: Plan) 
 
 def test_the_accumulation_that_is_named_is_the_smallest_that_fits() -> None:
     recipe = load_recipe("paper-1.4b", ["train.accumulation=16"])
-    found = plan(recipe, "a100-40", 1).ways[1]
-    assert found.accumulation is not None
-    as_named = plan(load_recipe("paper-1.4b", [f"train.accumulation={found.accumulation}"]), "a100-40").ways[1]
-    halved = plan(load_recipe("paper-1.4b", [f"train.accumulation={found.accumulation // 2}"]), "a100-40").ways[1]
+    way = Plan(recipe, "a100-40", 1).ways[1]
+    assert way.accumulation is not None
+    as_named = Plan(load_recipe("paper-1.4b", [f"train.accumulation={way.accumulation}"]), "a100-40").ways[1]
+    halved = Plan(load_recipe("paper-1.4b", [f"train.accumulation={way.accumulation // 2}"]), "a100-40").ways[1]
     assert as_named.fits
     assert not halved.fits
-    assert found.micro_batch == recipe.data.batch_size // found.accumulation
+    assert way.micro_batch == recipe.data.batch_size // way.accumulation
 
 
 def test_what_fits_nowhere() -> None:
-    for way in plan(load_recipe("paper-13.1b"), "l4").ways:
+    for way in Plan(load_recipe("paper-13.1b"), "l4").ways:
         assert (way.fits, way.accumulation, way.micro_batch) == (False, None, None)
 
 
@@ -62,27 +62,27 @@ def test_each_paper_recipe_fits_what_its_comment_names(name: str) -> None:
     command = next(line for line in heading.splitlines() if "diff-transformer plan" in line).split()
     gpus, gpu = int(command[command.index("--gpus") + 1]), command[command.index("--gpu") + 1]
     for attention_type in ("diff", "softmax"):
-        made = plan(load_recipe(name, [f"model.attention_type={attention_type}"]), gpu, gpus)
-        assert made.ways[made.checkpointing].fits, name
+        planned = Plan(load_recipe(name, [f"model.attention_type={attention_type}"]), gpu, gpus)
+        assert planned.ways[planned.checkpointing].fits, name
 
 
 def test_communication_bounds_the_utilisation() -> None:
     recipe = load_recipe("paper-13.1b")
-    own = plan(recipe, "h200", 64)
-    assert own.needed is not None
-    assert own.communication is not None
+    standard = Plan(recipe, "h200", 64)
+    assert standard.needed is not None
+    assert standard.communication is not None
     # A GPU has to receive 123 GB/s in all at 40 %, a ninth of it through its card: the eight of a machine share.
-    assert own.needed[0] == pytest.approx(123e9, rel=0.01)
-    assert own.needed[1] == pytest.approx(own.needed[0] / 9)
-    assert (own.communication.link, own.communication.network) == (450e9, 50e9)
-    assert (own.assumed, own.utilisation) == (0.4, 0.4)
-    slow = plan(recipe, "h200", 64, network=6.25e9)  # one card of 400 Gb/s for eight GPUs
-    assert slow.utilisation == pytest.approx(0.4 * 6.25e9 / own.needed[1])
-    assert own.days is not None
-    assert slow.days == pytest.approx(own.days * 0.4 / slow.utilisation)
-    alone = plan(load_recipe("small"), "h200")
+    assert standard.needed[0] == pytest.approx(123e9, rel=0.01)
+    assert standard.needed[1] == pytest.approx(standard.needed[0] / 9)
+    assert (standard.communication.link, standard.communication.network) == (450e9, 50e9)
+    assert (standard.assumed, standard.utilisation) == (0.4, 0.4)
+    slow = Plan(recipe, "h200", 64, network=6.25e9)  # one card of 400 Gb/s for eight GPUs
+    assert slow.utilisation == pytest.approx(0.4 * 6.25e9 / standard.needed[1])
+    assert standard.days is not None
+    assert slow.days == pytest.approx(standard.days * 0.4 / slow.utilisation)
+    alone = Plan(load_recipe("small"), "h200")
     assert (alone.communication, alone.needed, alone.utilisation) == (None, None, 0.4)
-    unknown = plan(load_recipe("paper-1.4b"), "l4", 16, parallel="ddp")
+    unknown = Plan(load_recipe("paper-1.4b"), "l4", 16, parallel="ddp")
     assert unknown.communication is not None
     assert (unknown.communication.seconds, unknown.utilisation) == (None, 0.4)
 
@@ -92,38 +92,38 @@ def test_the_disk_of_checkpoints_is_that_of_real_ones(tmp_path: Path) -> None:
         settings = ["model.hidden_size=160", f"train.optimizer={optimizer}", "train.steps=2", "train.warmup_steps=0"]
         recipe = load_recipe("tiny", [*settings, "train.checkpoint_every=1"])
         train(recipe, tmp_path / optimizer)
-        (newest, other) = (tmp_path / optimizer / "checkpoints").iterdir()
-        made = plan(recipe)
-        for folder in (newest, other):
+        (newest, older) = (tmp_path / optimizer / "checkpoints").iterdir()
+        planned = Plan(recipe)
+        for folder in (newest, older):
             real = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-            assert made.checkpoint_bytes == pytest.approx(real, rel=0.03)
-        assert made.checkpoints_bytes == 3 * made.checkpoint_bytes  # two stay, one is written
+            assert planned.checkpoint_bytes == pytest.approx(real, rel=0.03)
+        assert planned.checkpoints_bytes == 3 * planned.checkpoint_bytes  # two stay, one is written
 
 
 def test_the_disk_of_tokens() -> None:
     recipe = load_recipe("paper-3b")
-    assert plan(recipe, "h200", 64).token_cache_bytes == 4 * recipe.train.steps * (4 << 20)
-    assert plan(load_recipe("tiny")).token_cache_bytes == 2 * 20 * 512
-    assert plan(load_recipe("retrieval")).token_cache_bytes is None
+    assert Plan(recipe, "h200", 64).token_cache_bytes == 4 * recipe.train.steps * (4 << 20)
+    assert Plan(load_recipe("tiny")).token_cache_bytes == 2 * 20 * 512
+    assert Plan(load_recipe("retrieval")).token_cache_bytes is None
 
 
 def test_how_many_train_together() -> None:
     small = load_recipe("small")
-    assert plan(small, "l4").kind == "single"
-    assert plan(small, "l4", 4).kind == "ddp"
-    assert plan(small, "l4", 4, parallel="fsdp").kind == "fsdp"
-    assert plan(small, "l4", 4, parallel="tensor").kind == "tensor"
-    assert plan(small, "l4", 4, parallel="tensor").micro_batch == 4 * plan(small, "l4", 4).micro_batch
+    assert Plan(small, "l4").kind == "single"
+    assert Plan(small, "l4", 4).kind == "ddp"
+    assert Plan(small, "l4", 4, parallel="fsdp").kind == "fsdp"
+    assert Plan(small, "l4", 4, parallel="tensor").kind == "tensor"
+    assert Plan(small, "l4", 4, parallel="tensor").micro_batch == 4 * Plan(small, "l4", 4).micro_batch
 
 
 def test_a_plan_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "peak_flops", lambda device, precision: 1e11)
-    made = plan(load_recipe("retrieval"))
-    assert (made.device, made.kind, made.peak) == ("cpu", "single", 1e11)
-    assert made.device_memory is not None
-    assert made.ways[0].fits
+    planned = Plan(load_recipe("retrieval"))
+    assert (planned.device, planned.kind, planned.peak) == ("cpu", "single", 1e11)
+    assert planned.device_memory is not None
+    assert planned.ways[0].fits
     monkeypatch.setattr(module, "_available_memory", lambda gpu: None)
-    unknown = plan(load_recipe("retrieval")).ways[0]
+    unknown = Plan(load_recipe("retrieval")).ways[0]
     assert (unknown.fits, unknown.accumulation) == (None, None)
 
 
@@ -133,11 +133,11 @@ def test_the_backend_is_what_would_be_chosen() -> None:
     assert backend(config, GPUS["h200"], half=True, packed=True) == "triton"
     assert backend(config, GPUS["mi300x"], half=True, packed=True) == "sdpa"
     assert backend(wide, GPUS["h200"], half=True, packed=True) == "sdpa"
-    twin = build_config(load_recipe("paper-3b", ["model.attention_type=softmax"]), 100)
-    assert backend(twin, GPUS["h200"], half=True, packed=True) == "sdpa"
-    assert backend(twin, GPUS["h200"], half=False, packed=True) == "document"
-    assert backend(twin, None, half=True, packed=True) == "document"
-    assert backend(twin, None, half=False, packed=False) == "sdpa"
+    softmax = build_config(load_recipe("paper-3b", ["model.attention_type=softmax"]), 100)
+    assert backend(softmax, GPUS["h200"], half=True, packed=True) == "sdpa"
+    assert backend(softmax, GPUS["h200"], half=False, packed=True) == "document"
+    assert backend(softmax, None, half=True, packed=True) == "document"
+    assert backend(softmax, None, half=False, packed=False) == "sdpa"
 
 
 def test_the_vocabulary_is_the_datas() -> None:
@@ -155,7 +155,7 @@ def test_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"gpu": "v100"}, "GPU 'v100' is not known; known ones are b200, h200"),
         ({"gpu": "h200", "gpus": 0}, "the number of GPUs must be 1 or more, got 0"),
@@ -168,6 +168,6 @@ def test_the_vocabulary_of_a_tokenizer(tmp_path: Path) -> None:
         ({"gpu": "h200", "gpus": 3, "parallel": "tensor"}, "which 3 ranks cannot share evenly"),
     ],
 )
-def test_what_makes_no_sense_is_refused(given: dict[str, object], message: str) -> None:
+def test_what_makes_no_sense_is_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan(load_recipe("small"), **given)  # type: ignore[arg-type]  # the wrong ones are meant
+        Plan(load_recipe("small"), **arguments)  # type: ignore[arg-type]  # the wrong ones are meant

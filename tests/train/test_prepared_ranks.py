@@ -24,7 +24,7 @@ def script() -> None:
     manifest._digest = spy
     recipe = load_recipe("tiny", [f"data.paths={folder / 'text'}", f"data.cache={folder / 'cache'}"])
     data = build_data(recipe)
-    found = {
+    report = {
         "read": len(read),
         "sum": int(data.batches.train_batch(3)["input_ids"].sum()),
         "source": data.batches.source,
@@ -36,9 +36,9 @@ def script() -> None:
     try:
         broadcast_from_first(fail)
     except ValueError as error:
-        found["error"] = str(error)
-    found["told"] = broadcast_from_first(lambda: f"rank {rank}")
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+        report["error"] = str(error)
+    report["told"] = broadcast_from_first(lambda: f"rank {rank}")
+    (folder / f"{rank}.json").write_text(json.dumps(report))
 
 
 @pytest.fixture(scope="module")

@@ -91,11 +91,11 @@ def test_the_former_name_of_init_from_is_read(tmp_path: Path) -> None:
 
 
 def test_one_path_or_several(tmp_path: Path) -> None:
-    one = load_recipe("tiny", ["data.paths=a.txt"]).data
+    data = load_recipe("tiny", ["data.paths=a.txt"]).data
     several = load_recipe("tiny", ["data.paths=[a.txt, b]"]).data
-    assert isinstance(one, TextData)
+    assert isinstance(data, TextData)
     assert isinstance(several, TextData)
-    assert one.paths == ["a.txt"]
+    assert data.paths == ["a.txt"]
     assert several.paths == ["a.txt", "b"]
 
 

@@ -59,10 +59,10 @@ def build(name: str, seed: int) -> DiffTransformerForCausalLM:
 def optimizers_of(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for the rest and for all of a model without λ."""
     inside = {name: p for name, p in model.named_parameters() if ".layers." in name and p.ndim == 2}
-    rest = [p for name, p in model.named_parameters() if name not in inside]
+    outside = [p for name, p in model.named_parameters() if name not in inside]
     if not any(isinstance(module, Lambda) for module in model.modules()):
-        return [torch.optim.AdamW([*rest, *inside.values()], foreach=False)]
-    return [torch.optim.AdamW(rest, foreach=False), torch.optim.Muon(inside.values())]
+        return [torch.optim.AdamW([*outside, *inside.values()], foreach=False)]
+    return [torch.optim.AdamW(outside, foreach=False), torch.optim.Muon(inside.values())]
 
 
 def step(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -121,22 +121,22 @@ def on_a_rank() -> None:
 def _uneven(folder: Path, rank: int) -> None:
     """Tensors of which a rank has less than another, or nothing; and fewer tensors than ranks."""
     mesh = init_device_mesh("cpu", (ranks.RANKS,))
-    whole = {name: torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape) for name, shape in UNEVEN.items()}
-    parts: dict[str, Tensor] = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in whole.items()}
+    unsharded = {name: torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape) for name, shape in UNEVEN.items()}
+    parts: dict[str, Tensor] = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in unsharded.items()}
     parts["number"] = torch.tensor(4.0)
     for kind, write in {"split": write_sharded, "weights": write_weights}.items():
         write(folder / f"uneven {kind}", parts)
         files = TensorFiles(folder / f"uneven {kind}")
         assert files.shapes == {name: tensor.shape for name, tensor in parts.items()}
-        found: dict[str, Tensor] = {name: torch.zeros_like(tensor) for name, tensor in parts.items()}
-        files.read(found)
-        for name, tensor in whole.items():
-            part = found[name]
+        restored: dict[str, Tensor] = {name: torch.zeros_like(tensor) for name, tensor in parts.items()}
+        files.read(restored)
+        for name, tensor in unsharded.items():
+            part = restored[name]
             assert isinstance(part, DTensor)
             assert torch.equal(part.full_tensor(), tensor), name
-        plain = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+        plain = {name: torch.zeros_like(tensor) for name, tensor in unsharded.items()}
         files.read(plain)
-        assert all(torch.equal(plain[name], tensor) for name, tensor in whole.items())
+        assert all(torch.equal(plain[name], tensor) for name, tensor in unsharded.items())
     write_weights(folder / "one", {"one row": parts["one row"]})
     assert len(list((folder / "one").glob("*.safetensors"))) == 1
 
@@ -147,7 +147,7 @@ def _failures(folder: Path, rank: int) -> None:
     model = spread("fsdp", "tied", folder)
     optimizers = optimizers_of(model)
     checkpoints = Checkpoints(folder / "failing", keep=1)
-    kept = checkpoints.save(STATE, model, optimizers, None)
+    intact = checkpoints.save(STATE, model, optimizers, None)
     step(model, optimizers)
     if rank == 1:  # its disk is full; a file of the other rank is not larger, but that rank may write it
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
@@ -156,15 +156,15 @@ def _failures(folder: Path, rank: int) -> None:
     messages["full"] = str(full.value)
     resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
     dist.barrier()
-    assert [path.name for path in (folder / "failing").iterdir()] == [kept.name]
+    assert [path.name for path in (folder / "failing").iterdir()] == [intact.name]
     if rank == 1:
         model.lm_head = nn.Linear(3, 3)  # not the model that was saved
-    with pytest.raises(ValueError, match="not one of this model") as other:
-        load_checkpoint(kept, model, [])
-    messages["other"] = str(other.value)
+    with pytest.raises(ValueError, match="not one of this model") as raised_error:
+        load_checkpoint(intact, model, [])
+    messages["other"] = str(raised_error.value)
     if rank == 0:  # each rank reads its share of the files, and both hear what either finds
-        for file in kept.glob("model*.safetensors"):
-            damaged = shutil.copytree(kept, folder / f"damaged {file.name}" / kept.name) / file.name
+        for file in intact.glob("model*.safetensors"):
+            damaged = shutil.copytree(intact, folder / f"damaged {file.name}" / intact.name) / file.name
             content = file.read_bytes()
             damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     dist.barrier()
@@ -196,12 +196,12 @@ def contents(checkpoint: Path, name: str) -> dict[str, Tensor]:
     model = build(name, seed=3)
     optimizers = optimizers_of(model)
     assert load_checkpoint(checkpoint, model, optimizers) == STATE
-    found = dict(weights_of(model))
+    tensors = dict(weights_of(model))
     names = {id(parameter): key for key, parameter in model.named_parameters()}
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
-            found |= {f"{names[id(parameter)]}/{key}": value for key, value in state.items()}
-    return found
+            tensors |= {f"{names[id(parameter)]}/{key}": value for key, value in state.items()}
+    return tensors
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -210,14 +210,14 @@ def contents(checkpoint: Path, name: str) -> dict[str, Tensor]:
 def test_every_way_reads_what_every_other_wrote(written: Path, writer: str, reader: str, name: str) -> None:
     """Against the very files of the one process, which are read here without any of our code."""
     target = written / name / (reader if writer == "single" else f"{reader} from {writer}")
-    found = contents(target / "step-000007", name)
+    tensors = contents(target / "step-000007", name)
     first = written / name / "single" / "step-000007"
     expected = load_file(first / "model.safetensors") | load_file(first / "optimizer.safetensors")
-    assert found.keys() == expected.keys()
-    assert len({key.rpartition("/")[2] for key in found if "/" in key}) == (4 if name == "muon" else 3)
+    assert tensors.keys() == expected.keys()
+    assert len({key.rpartition("/")[2] for key in tensors if "/" in key}) == (4 if name == "muon" else 3)
     for key, value in expected.items():
-        assert torch.equal(found[key], value), key
-        assert found[key].dtype == torch.float32
+        assert torch.equal(tensors[key], value), key
+        assert tensors[key].dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -231,9 +231,9 @@ def test_a_checkpoint_and_a_finished_model_are_loaded_by_transformers(written: P
         assert not report["missing_keys"]
         assert not report["unexpected_keys"]
         assert type(model) is DiffTransformerForCausalLM
-        found = weights_of(model)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[key], value) for key, value in expected.items())
+        tensors = weights_of(model)
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[key], value) for key, value in expected.items())
         assert model.config.to_dict() == build(name, 1).config.to_dict() | model.config.to_dict()
         assert model.config.tie_word_embeddings == ("tie_word_embeddings" in MODELS[name])
         assert (folder / "generation_config.json").is_file()
@@ -271,13 +271,13 @@ def test_each_rank_goes_on_with_its_own_random_numbers(written: Path) -> None:
 
 def test_a_rank_that_fails_stops_the_others(written: Path) -> None:
     first, second = (json.loads((written / f"messages {rank}").read_text()) for rank in range(ranks.RANKS))
-    target, kept = (str(written / "failing" / f"step-{step:06d}") for step in (8, 7))
+    target, intact = (str(written / "failing" / f"step-{step:06d}") for step in (8, 7))
     for message in (first["full"], second["full"]):
         assert message.startswith(f"{target!r} cannot be written: there is no room for it (Process 1: ")
         assert "File too large" in message
-        assert message.endswith(f"are free; the checkpoint {kept!r} is intact.")
+        assert message.endswith(f"are free; the checkpoint {intact!r} is intact.")
         assert "\n" not in message
-    assert second["other"].startswith(f"The checkpoint {kept!r} is not one of this model: lm_head.bias is not in it")
+    assert second["other"].startswith(f"The checkpoint {intact!r} is not one of this model: lm_head.bias is not in it")
     assert first["other"] == f"Process 1: {second['other']}"
 
 

@@ -78,15 +78,15 @@ def test_a_process_that_ends_or_hangs_ends_the_others(tmp_path: Path, number: in
 
 
 def test_the_processes_wait_for_each_other_as_long_as_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def state(**settings: Any) -> SimpleNamespace:
-        found.update(settings)
+        arguments.update(settings)
         return SimpleNamespace(num_processes=1, device=torch.device("cpu"), process_index=0)
 
     monkeypatch.setattr(distributed, "PartialState", state)
     DistributedContext.from_env(recipe().train)
-    assert found["timeout"] == timedelta(seconds=60 * MINUTES)
+    assert arguments["timeout"] == timedelta(seconds=60 * MINUTES)
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,10 @@ def test_other_tokens_of_the_same_number(data: Data, trained: tuple[Path, DiffTr
     tokenizer.save_pretrained(folder)
     same = recipe(init_from=str(folder))
     assert build_model(same, Data(data.batches, tokenizer)).generation_config.pad_token_id == 256
-    other = byte_tokenizer()
-    other.add_tokens(["<another>"])
+    extended = byte_tokenizer()
+    extended.add_tokens(["<another>"])
     with pytest.raises(ValueError, match="has a tokenizer of its own, with other tokens than the recipe's"):
-        build_model(same, Data(data.batches, other))
+        build_model(same, Data(data.batches, extended))
 
 
 def test_folders_that_hold_no_such_model(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
@@ -173,13 +173,13 @@ def test_a_run_goes_on_from_another_ones_model_and_resumes_without_it(tmp_path: 
     for name, parameter in still.named_parameters():
         assert torch.allclose(parameter, theirs[name], rtol=1e-6, atol=1e-7), name
 
-    whole = train(settings(**longer), tmp_path / "whole").model
+    uninterrupted = train(settings(**longer), tmp_path / "whole").model
     run = tmp_path / "half"
     with pytest.raises(KeyboardInterrupt):
         train(settings(**longer), run, progress=StopsAfterOne())
     (tmp_path / "first").rename(tmp_path / "moved")
     resumed = train(settings(**longer), run, resume=True).model
-    for parameter, expected in zip(resumed.parameters(), whole.parameters(), strict=True):
+    for parameter, expected in zip(resumed.parameters(), uninterrupted.parameters(), strict=True):
         assert torch.equal(parameter, expected)
 
 

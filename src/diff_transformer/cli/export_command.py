@@ -56,8 +56,7 @@ def export(
     from diff_transformer.convert.shared_folder import check_shard_size
     from diff_transformer.lab.report.model_card import SharedModel, model_card
     from diff_transformer.model.remote_code import AUTO_CLASSES
-    from diff_transformer.storage.atomic import refuse_existing
-    from diff_transformer.storage.files import read_json
+    from diff_transformer.storage.files import read_json, refuse_existing
 
     shard_size = max_shard_size or MAX_SHARD_SIZE
     check_shard_size(shard_size)

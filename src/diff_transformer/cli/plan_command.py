@@ -1,7 +1,6 @@
 """The command `plan` prints what a training run would take without running it."""
 
 import json
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -34,9 +33,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the parameters, operations, memory, communication, time and disk space that a recipe would take."""
-    from diff_transformer.train.training_plan import plan as plan_recipe
+    from diff_transformer.train.training_plan import Plan
 
-    planned = plan_recipe(
+    planned = Plan(
         read_recipe(recipe, settings),
         gpu,
         gpus,
@@ -45,9 +44,7 @@ def plan(
         network=None if network is None else network * 1e9,
     )
     if as_json:
-        memory = [{**asdict(way.memory), "total": way.memory.total} for way in planned.ways]
-        ways = [{**asdict(way), "memory": parts} for way, parts in zip(planned.ways, memory, strict=True)]
-        console.print_line(json.dumps({**asdict(planned), "ways": ways}, indent=1))
+        console.print_line(json.dumps(vars(planned), default=vars, indent=1))
         return
     is_large = max(way.memory.total for way in planned.ways) >= 1 << 30
     unit, unit_bytes = ("GiB", 1 << 30) if is_large else ("MiB", 1 << 20)

@@ -21,8 +21,7 @@ from diff_transformer.convert.layout import Header, Layout, Output, plan, some
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.storage.atomic import ResumableDirectory, refuse_existing
-from diff_transformer.storage.files import free_bytes, read_json
+from diff_transformer.storage.files import ResumableDirectory, free_bytes, read_json, refuse_existing
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

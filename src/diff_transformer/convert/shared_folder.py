@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATION, attention_implementation
-from diff_transformer.storage.atomic import atomic_directory
+from diff_transformer.storage.files import atomic_directory
 
 CARD = "README.md"
 GRAPH = "model.onnx"

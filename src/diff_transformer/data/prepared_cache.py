@@ -11,8 +11,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from diff_transformer.storage.atomic import commit, unfinished_path
-from diff_transformer.storage.files import full_disk
+from diff_transformer.storage.files import commit, full_disk, unfinished_path
 from diff_transformer.storage.manifest import digests, sizes_in, why_changed, why_incomplete, write_manifest
 
 

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from diff_transformer.lab.coordinates import NOWHERE
 from diff_transformer.lab.record import Comparison, Environment, Result, ResultsFile
-from diff_transformer.storage.atomic import write_atomically
-from diff_transformer.storage.files import finite, read_json
+from diff_transformer.storage.files import finite, read_json, write_atomically
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

@@ -1,29 +1,42 @@
-"""Reads JSON and the metrics of a run, and says whether the disk is full."""
+"""Reads JSON, and makes files and folders that have their names only when they are complete, whatever interrupts it.
+
+Each is made in a sibling, reaches the disk, and is then renamed. Names of such siblings begin with a dot:
+`.unfinished-X` is being made, and `.replaced-X` is the folder X that the new one replaces. The making of a
+`ResumableDirectory` can be interrupted and resumed, file by file.
+"""
 
 import errno
 import json
 import math
 import os
 import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+from rich.filesize import decimal
+from safetensors import SafetensorError
+
+_UNFINISHED, _REPLACED = ".unfinished-", ".replaced-"
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
-def parse_json(data: str | bytes, where: str) -> Any:
+def parse_json(data: str | bytes, source: str) -> Any:
     """What a piece of JSON holds.
 
-    Raises ValueError with one sentence, which begins with `where`: it is not UTF-8, not JSON, or nested too deep.
+    Raises ValueError with one sentence, which begins with `source`: it is not UTF-8, not JSON, or nested too deep.
     """
     try:
         return json.loads(data if isinstance(data, str) else data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
+        raise ValueError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
     except RecursionError:
-        raise ValueError(f"{where} is not JSON that can be read: it holds lists in lists too deep.") from None
+        raise ValueError(f"{source} is not JSON that can be read: it holds lists in lists too deep.") from None
     except ValueError as error:  # a number of thousands of digits is one that is no JSONDecodeError
-        raise ValueError(f"{where} is not JSON: {error}.") from None
+        raise ValueError(f"{source} is not JSON: {error}.") from None
 
 
 def read_json(path: str | Path) -> Any:
@@ -49,18 +62,15 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist")
-    try:
-        *lines, _ = Path(path).read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
+    *lines, _ = Path(path).read_bytes().split(b"\n")
     return [parse_metrics_line(text, f"{path}, line {number}") for number, text in enumerate(lines, start=1)]
 
 
-def parse_metrics_line(text: str | bytes, where: str) -> dict[str, Any]:
-    """The numbers of one line by name, "step" among them. Raises ValueError, which names `where`, if it is none."""
-    line = parse_json(text, where)
+def parse_metrics_line(text: str | bytes, source: str) -> dict[str, Any]:
+    """The numbers of one line by name, "step" among them. Raises ValueError, which names `source`, if it is none."""
+    line = parse_json(text, source)
     if not isinstance(line, dict) or not isinstance(line.get("step"), int):
-        raise ValueError(f"{where}: expected an object with a whole number 'step'")
+        raise ValueError(f"{source}: expected an object with a whole number 'step'")
     return line
 
 
@@ -68,12 +78,6 @@ def free_bytes(path: Path) -> int:
     """How many bytes the disk has left on which a path is, or would be."""
     existing = next(parent for parent in path.absolute().parents if parent.exists())
     return shutil.disk_usage(existing).free
-
-
-def require_space(path: Path, size: int) -> None:
-    """Raises OSError, as the system does, where the disk of `path` has less than `size` bytes left."""
-    if free_bytes(path) < size:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def full_disk(error: BaseException, path: Path, size: int | None = None) -> str | None:
@@ -84,9 +88,207 @@ def full_disk(error: BaseException, path: Path, size: int | None = None) -> str 
     reason = " ".join(str(error).split())
     if getattr(error, "errno", None) not in _FULL and not any(os.strerror(number) in reason for number in _FULL):
         return None
-    takes = "" if size is None else f"it takes {_readable(size)}, and "
-    return f"there is no room for it ({reason}); {takes}{_readable(free_bytes(path))} are free"
+    takes = "" if size is None else f"it takes {decimal(size)}, and "
+    return f"there is no room for it ({reason}); {takes}{decimal(free_bytes(path))} are free"
 
 
-def _readable(count: int) -> str:
-    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
+@contextmanager
+def atomic_file(path: Path, *, concurrent: bool = False) -> Iterator[Path]:
+    """An empty file to write, which takes the place of `path` when the block ends, with the permissions of a new file.
+
+    After an error or an interruption `path` stays as it was, and the unfinished file is removed. One that a killed
+    process left behind is overwritten by the next attempt. With `concurrent`, several processes may write the file at
+    the same time, and the last one wins.
+    """
+    unfinished = unfinished_path(path)
+    if concurrent:
+        unfinished = unfinished.with_name(f"{unfinished.name}.{os.getpid()}")
+    try:
+        unfinished.unlink(missing_ok=True)
+        unfinished.touch()
+        permissions = stat.S_IMODE(unfinished.stat().st_mode)
+        yield unfinished
+        _complete(unfinished, permissions)
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def write_atomically(path: Path, text: str, *, concurrent: bool = False) -> None:
+    """Write text in UTF-8; see `atomic_file`."""
+    with atomic_file(path, concurrent=concurrent) as unfinished:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """An empty folder to fill, which gets the name `target` when the block ends, or is removed after an error.
+
+    Raises FileExistsError where there is something at `target`, before or after.
+    """
+    refuse_existing(target)
+    # The process is in the name: an interrupted making of `target` that is to go on may have the name without it.
+    unfinished = target.with_name(f"{_UNFINISHED}{target.name}-{os.getpid()}")
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        commit(unfinished, target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def refuse_existing(target: Path) -> None:
+    """Raise FileExistsError if there is something at `target`."""
+    if target.exists() or target.is_symlink():
+        raise FileExistsError(f"{str(target)!r} exists already; name a folder that does not.")
+
+
+def unfinished_path(target: Path) -> Path:
+    """The sibling in which a file or folder is made that is renamed to `target` at the end."""
+    return target.with_name(_UNFINISHED + target.name)
+
+
+def commit(unfinished: Path, target: Path, *, replace: bool = False) -> None:
+    """Rename a filled folder to `target`, once all that it holds has reached the disk.
+
+    Its files get the permissions of new ones. With `replace`, a folder at `target` is moved aside until `clean_up`
+    removes it; without, FileExistsError is raised where there is one.
+    """
+    fresh = unfinished / f".new-{os.getpid()}"
+    try:
+        fresh.touch()
+        permissions = stat.S_IMODE(fresh.stat().st_mode)
+    finally:
+        fresh.unlink(missing_ok=True)
+    for file in files_in(unfinished):
+        _complete(file, permissions)
+    for folder in (unfinished, *(path for path in unfinished.rglob("*") if path.is_dir())):
+        flush_names(folder)
+    if not replace:
+        refuse_existing(target)
+    elif target.exists():
+        os.replace(target, _replaced_path(target))
+    os.replace(unfinished, target)
+    for parent in (target.parent, target.parent.parent):  # either may be new
+        with suppress(PermissionError):  # a folder that may be entered but not read was not made here
+            flush_names(parent)
+
+
+def clean_up(target: Path) -> None:
+    """Remove what a making of `target` left beside it when it ended or was killed, and put back what it moved aside.
+
+    Only to be called where no process is making `target`.
+    """
+    replaced = _replaced_path(target)
+    if replaced.exists() and not target.exists():
+        os.replace(replaced, target)
+    for sibling in (replaced, unfinished_path(target)):
+        if sibling.exists():
+            shutil.rmtree(sibling)
+
+
+def present_folders(parent: Path, pattern: str) -> dict[str, Path]:
+    """Folders in `parent` by name: those that match a pattern, and those that a killed process had moved aside."""
+    moved = {path.name.removeprefix(_REPLACED): path for path in parent.glob(_REPLACED + pattern) if path.is_dir()}
+    return moved | {path.name: path for path in parent.glob(pattern) if path.is_dir()}
+
+
+def clean_up_all(parent: Path, pattern: str) -> None:
+    """`clean_up` for every target in `parent` beside which killed processes have left something."""
+    for prefix in (_UNFINISHED, _REPLACED):
+        for path in parent.glob(prefix + pattern):
+            clean_up(parent / path.name.removeprefix(prefix))
+
+
+def files_in(folder: Path) -> list[Path]:
+    """All files in a folder and in those below it, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def flush_names(folder: Path) -> None:
+    """Wait until the names in a folder have reached the disk: after something in it was made or moved."""
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _complete(file: Path, permissions: int) -> None:
+    """Set a written file's permissions and wait until it has reached the disk."""
+    file.chmod(permissions)  # safetensors makes its files for their owner alone
+    with file.open("r+b") as stream:
+        os.fsync(stream.fileno())  # or a power cut could leave the name without its content
+
+
+def _replaced_path(target: Path) -> Path:
+    return target.with_name(_REPLACED + target.name)
+
+
+class ResumableDirectory:
+    """The files of a folder to be, in a sibling ``.unfinished-NAME``, until the folder gets its name at the end.
+
+    A file has its name only when it is complete, so a file that is present is never made again. What an interrupted
+    making left is used only if it was made for the same ``job``: what is made of what, as JSON can hold it. Where the
+    folder exists, FileExistsError is raised.
+    """
+
+    def __init__(self, target: Path, job: Mapping[str, Any]) -> None:
+        self.target, self.job = target, dict(job)
+        self._sibling = unfinished_path(target)
+        self._files, self._job_file = self._sibling / "files", self._sibling / "job.json"
+        refuse_existing(target)
+
+    def finished(self) -> set[str]:
+        """Names of the files that an interrupted job like this one has left."""
+        return {file.name for file in self._files.iterdir()} if self._is_same_job() else set()
+
+    @contextmanager
+    def started(self) -> Iterator[set[str]]:
+        """Resume an interrupted job like this one, or begin anew; no other process makes the folder meanwhile.
+
+        Yields the names of the files that are present. Raises FileExistsError where another process is making this
+        folder, or has made it.
+        """
+        self._sibling.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = FileLock(self._sibling / "lock").acquire(blocking=False)  # a process that ends loses it
+        except Timeout:
+            raise FileExistsError(
+                f"{str(self.target)!r} is being made by another process; wait for it, or name another folder."
+            ) from None
+        with lock:
+            refuse_existing(self.target)
+            if not self._is_same_job():
+                self._job_file.unlink(missing_ok=True)  # first, or it would speak for files that are gone
+                shutil.rmtree(self._files, ignore_errors=True)
+                self._files.mkdir()
+                self._job_file.write_text(json.dumps(self.job), encoding="utf-8")
+            yield self.finished()
+        shutil.rmtree(self._sibling)
+
+    def write(self, name: str, fill: Callable[[Path], object]) -> None:
+        """Make a file of the folder, or of a folder in it, complete or not at all; `fill` writes it at a path."""
+        try:
+            (self._files / name).parent.mkdir(exist_ok=True)
+            with atomic_file(self._files / name) as unfinished:
+                fill(unfinished)
+        except (OSError, SafetensorError) as error:  # the latter is what safetensors makes of a full disk
+            reason = str(error).rstrip(".")
+            raise OSError(
+                f"{name} could not be written ({reason}); the finished files stay in {str(self._sibling)!r}, and the "
+                "same command goes on from there."
+            ) from error
+
+    def finish(self) -> None:
+        """Give the folder its name."""
+        commit(self._files, self.target)
+
+    def _is_same_job(self) -> bool:
+        try:
+            is_same = read_json(self._job_file) == self.job
+        except (OSError, ValueError):  # there is none, or its writing was interrupted
+            return False
+        return is_same and self._files.is_dir()  # without, it has its name already, and what is left was not removed

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from diff_transformer.storage.atomic import files_in, write_atomically
-from diff_transformer.storage.files import read_json
+from safetensors import SafetensorError, safe_open
+
+from diff_transformer.storage.files import files_in, read_json, write_atomically
 
 MANIFEST = "complete.json"
 _BLOCK = 1 << 20  # bytes that are read at a time
@@ -55,7 +56,11 @@ def read_manifest(folder: Path) -> dict[str, tuple[int, str | None]]:
 
 
 def why_incomplete(folder: Path) -> str | None:
-    """Which file is missing or has another size than the manifest says; None where none is. Reads no content."""
+    """Which file is missing, has another size than the manifest says, or is no JSON or safetensors by its beginning.
+
+    None where none is. Reads no weights.
+    """
+    name = MANIFEST
     try:
         for name, (size, _) in read_manifest(folder).items():
             file = folder / name
@@ -63,10 +68,15 @@ def why_incomplete(folder: Path) -> str | None:
                 return f"{name} is missing"
             if file.stat().st_size != size:
                 return f"{name} has {file.stat().st_size} bytes instead of {size}"
+            if file.suffix == ".json":
+                read_json(file)
+            if file.suffix == ".safetensors":
+                with safe_open(file, "pt"):
+                    pass
     except FileNotFoundError:
         return f"it has no {MANIFEST}, which is written last"
-    except (OSError, ValueError) as error:
-        return f"it cannot be read: {' '.join(str(error).split())}"
+    except (OSError, ValueError, SafetensorError) as error:
+        return f"{name} cannot be read: {' '.join(str(error).split()).rstrip('.')}"
     return None
 
 

@@ -19,12 +19,7 @@ from pydantic.dataclasses import dataclass
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint import (
-    DefaultLoadPlanner,
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint import DefaultLoadPlanner, HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerFast
@@ -130,12 +125,13 @@ def save_training_state(
     folder: Path, state: RunState, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
     """Write what a checkpoint holds beside the model: optimizers, random numbers, progress. Called on every process."""
-    tensors = optimizer_tensors(model, optimizers)
+    tensors, random = optimizer_tensors(model, optimizers), _random_states()
     if _has_dtensors(tensors):
         write_sharded(folder / _OPTIMIZER, tensors)
     else:
-        _write_on_first(folder / f"{_OPTIMIZER}.safetensors", tensors)
-    _write_on_first(folder / _RANDOM, _random_states())
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        on_first(lambda: save_file(contiguous, folder / f"{_OPTIMIZER}.safetensors"))
+    on_first(lambda: save_file(random, folder / _RANDOM))
     on_first(lambda: (folder / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8"))
 
 
@@ -147,28 +143,24 @@ def load_checkpoint(checkpoint: Path, model: nn.Module, optimizers: Sequence[tor
     weights are those of another model, ValueError is raised and nothing has been restored.
     """
     with propagate_errors():
-        state = _read_state(checkpoint / _STATE)
+        run_state = _read_state(checkpoint / _STATE)
         try:
-            _restore(checkpoint, model, optimizers)
+            files = TensorFiles(checkpoint)
+            optimizer_files = TensorFiles(checkpoint / _OPTIMIZER) if (checkpoint / _OPTIMIZER).is_dir() else files
+            random = load_file(checkpoint / _RANDOM)
+            weights = weights_of(model)
+            _check_same_model(checkpoint, weights, files.shapes)
+            # All optimizers are read before the weights change, so that what fails leaves the model as it was.
+            states = [_read_optimizer(model, optimizer, optimizer_files) for optimizer in optimizers]
+            files.read(weights)
         except SafetensorError as error:
             raise OSError(f"The checkpoint {str(checkpoint)!r} cannot be read: {error}.") from error
-    return state
-
-
-def _restore(checkpoint: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    files = TensorFiles(checkpoint)
-    optimizer_files = TensorFiles(checkpoint / _OPTIMIZER) if (checkpoint / _OPTIMIZER).is_dir() else files
-    random = load_file(checkpoint / _RANDOM)
-    weights = weights_of(model)
-    _check_same_model(checkpoint, weights, files.shapes)
-    # All optimizers are read before the weights change, so that what fails leaves the model as it was.
-    states = [_read_optimizer(model, optimizer, optimizer_files) for optimizer in optimizers]
-    files.read(weights)
-    for optimizer, state in zip(optimizers, states, strict=True):
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    torch.set_rng_state(_random_state_of_rank(random, "cpu"))
-    if torch.cuda.is_available() and "cuda/0" in random:
-        torch.cuda.set_rng_state(_random_state_of_rank(random, "cuda"))
+        for optimizer, state in zip(optimizers, states, strict=True):
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        torch.set_rng_state(_random_state_of_rank(random, "cpu"))
+        if torch.cuda.is_available() and "cuda/0" in random:
+            torch.cuda.set_rng_state(_random_state_of_rank(random, "cuda"))
+    return run_state
 
 
 def _check_same_model(checkpoint: Path, weights: dict[str, Tensor], shapes: dict[str, torch.Size]) -> None:
@@ -238,11 +230,6 @@ def _has_dtensors(tensors: dict[str, Tensor]) -> bool:
     return any(isinstance(tensor, DTensor) for tensor in tensors.values())
 
 
-def _write_on_first(file: Path, tensors: dict[str, Tensor]) -> None:
-    """Write tensors that are the same on all processes. Called on every process."""
-    on_first(lambda: save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file))
-
-
 def write_sharded(folder: Path, tensors: dict[str, Tensor]) -> None:
     """Write each process' parts of tensors into a file of its own. Called on every process."""
     dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
@@ -265,13 +252,12 @@ def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 class TensorFiles:
-    """The tensors in the safetensors files of a folder: their `shapes` in full size and their `dtypes`, by name."""
+    """The tensors in the safetensors files of a folder: by name their full `shapes` and their `dtypes`."""
 
     def __init__(self, folder: Path) -> None:
         self._reader = HuggingFaceStorageReader(str(folder))
         self._metadata = self._reader.read_metadata()
-        entries = self._metadata.state_dict_metadata.items()
-        tensors = {name: entry for name, entry in entries if isinstance(entry, TensorStorageMetadata)}
+        tensors: dict[str, Any] = self._metadata.state_dict_metadata
         self.shapes: dict[str, torch.Size] = {name: entry.size for name, entry in tensors.items()}
         self.dtypes: dict[str, torch.dtype] = {name: entry.properties.dtype for name, entry in tensors.items()}
 

@@ -1,5 +1,7 @@
 """Keeps the checkpoints of a run, folders that several processes write and that are complete or not there at all."""
 
+import errno
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -8,13 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedTokenizerFast
 
 from diff_transformer.storage import manifest
-from diff_transformer.storage.atomic import clean_up, clean_up_all, commit, present_folders, unfinished_path
-from diff_transformer.storage.files import full_disk, read_json, require_space
+from diff_transformer.storage.files import (
+    clean_up,
+    clean_up_all,
+    commit,
+    free_bytes,
+    full_disk,
+    present_folders,
+    unfinished_path,
+)
 from diff_transformer.train.checkpoint import (
     RunState,
     bytes_of,
@@ -32,17 +41,16 @@ _PREFIX = "step-"
 def collective_directory(target: Path, *, size: int | None = None, intact: str = "") -> Iterator[Path]:
     """A folder that several processes fill and that takes the place of `target` at the end. Called on every process.
 
-    Its content has reached the disk before it is renamed, so that no power cut leaves half of it. After an error
-    `target` is as it was, and nothing else is left behind. An error inside must be one of all processes, see
-    `propagate_errors`. Where the folder cannot be written, or the disk has less than `size` bytes, OSError says which
+    After an error, which must be one of all processes (see `propagate_errors`), `target` is as it was, and nothing else
+    is left behind. Where the folder cannot be written, or the disk has less than `size` bytes, OSError says which
     folder, why, and what the user still has (`intact`).
     """
     unfinished = unfinished_path(target)
 
     def begin() -> None:
         clean_up(target)
-        if size is not None:
-            require_space(target, size)
+        if size is not None and free_bytes(target) < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         unfinished.mkdir(parents=True)
 
     try:
@@ -55,19 +63,15 @@ def collective_directory(target: Path, *, size: int | None = None, intact: str =
     except BaseException as error:
         if is_first():
             clean_up(target)
-        if isinstance(error, (OSError, SafetensorError, CheckpointException)):
-            raise OSError(_write_failure(target, error, size, intact)) from error
-        raise
+        if not isinstance(error, (OSError, SafetensorError, CheckpointException)):
+            raise
+        cause: BaseException = error
+        if isinstance(error, CheckpointException):  # of torch: the errors of all processes
+            process, (cause, _) = min(error.failures.items())
+            cause = cause if process == 0 else OSError(f"Process {process}: {cause}")
+        reason = full_disk(cause, target, size) or " ".join(str(cause).split())
+        raise OSError(f"{str(target)!r} cannot be written: {reason}{intact and '; '}{intact}.") from error
     on_first(lambda: clean_up(target))
-
-
-def _write_failure(target: Path, error: BaseException, size: int | None, intact: str) -> str:
-    """A sentence for the user."""
-    if isinstance(error, CheckpointException):  # of torch: the errors of all processes
-        process, (first, _) = min(error.failures.items())
-        error = first if process == 0 else OSError(f"Process {process}: {first}")
-    reason = full_disk(error, target, size) or " ".join(str(error).split())
-    return f"{str(target)!r} cannot be written: {reason}{intact and '; '}{intact}."
 
 
 def write_manifest(folder: Path) -> None:
@@ -79,29 +83,12 @@ def write_manifest(folder: Path) -> None:
     on_first(lambda: manifest.write_manifest(folder, all_digests))
 
 
-def structure_error(folder: Path) -> str | None:
-    """What makes a folder with a manifest incomplete, by names and sizes, headers of safetensors and JSON; or None."""
-    if reason := manifest.why_incomplete(folder):
-        return reason
-    for name in manifest.read_manifest(folder):
-        file = folder / name
-        try:
-            if file.suffix == ".json":
-                read_json(file)
-            if file.suffix == ".safetensors":
-                with safe_open(file, "pt"):
-                    pass
-        except (OSError, ValueError, SafetensorError) as error:
-            return f"{name} cannot be read: {' '.join(str(error).split())}"
-    return None
-
-
 def validation_error(folder: Path) -> str | None:
-    """As `structure_error`, and whether each file still has the SHA-256 that the manifest says.
+    """What makes a folder with a manifest incomplete, or which file does not have the SHA-256 that the manifest says.
 
-    Called on every process, as each reads its share of the files. All get the same answer.
+    None where nothing does. Called on every process, as each reads its share of the files. All get the same answer.
     """
-    if reason := on_first(lambda: structure_error(folder)):
+    if reason := on_first(lambda: manifest.why_incomplete(folder)):
         return reason
     sizes = {name: size for name, (size, _) in on_first(lambda: manifest.read_manifest(folder)).items()}
     return next(filter(None, gathered(manifest.why_changed(folder, local_part(sizes)))), None)
@@ -110,9 +97,8 @@ def validation_error(folder: Path) -> str | None:
 class Checkpoints:
     """The folder of a run's checkpoints, `step-000100/` and so on, of which the `keep` newest complete ones stay.
 
-    A checkpoint can be used like a finished model: it holds the configuration and the tokenizer as well. It is
-    complete with its manifest `complete.json`, which has the size and the SHA-256 of every file. All processes must see
-    the same file system; the first one is told about each checkpoint that is passed over.
+    A checkpoint can be used like a finished model: it holds the configuration and the tokenizer as well. All processes
+    must see the same file system; the first one is told about each checkpoint that is passed over.
     """
 
     def __init__(self, folder: Path, keep: int, tell: Callable[[str], None] = warnings.warn) -> None:
@@ -172,12 +158,12 @@ class Checkpoints:
     def _path(self, step: int) -> Path:
         return self.folder / f"{_PREFIX}{step:06d}"
 
-    def _delete_old(self, step: int) -> None:
-        """Delete all complete checkpoints but the newest `keep`, and the damaged ones from before `step`."""
+    def _delete_old(self, newest: int) -> None:
+        """Delete all complete checkpoints but the newest `keep`, and the damaged ones from before step `newest`."""
         folders = self._all()
-        damaged = [number for number, path in folders.items() if number in self._damaged or structure_error(path)]
+        damaged = [step for step, path in folders.items() if step in self._damaged or manifest.why_incomplete(path)]
         old = sorted(folders.keys() - damaged)[: -self.keep]
-        for number in (*old, *(number for number in damaged if number < step)):
+        for number in (*old, *(number for number in damaged if number < newest)):
             shutil.rmtree(folders[number])
 
     def _all(self) -> dict[int, Path]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from diff_transformer.data import (
@@ -91,7 +91,7 @@ class TextData(DataSection):
     """
 
     kind: Literal["text"] = "text"
-    paths: list[str] | None = None
+    paths: Annotated[list[str], BeforeValidator(lambda path: [path] if isinstance(path, str) else path)] | None = None
     dataset: str | None = None
     dataset_config: str | None = None
     dataset_split: str = "train"
@@ -104,11 +104,6 @@ class TextData(DataSection):
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     validation_tokens: Count | None = 100_000
     cache: str | None = None
-
-    @field_validator("paths", mode="before")
-    @classmethod
-    def _one_path(cls, value: object) -> object:
-        return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "TextData":
@@ -143,9 +138,6 @@ class TextData(DataSection):
         tokenizer = request.tokenizer or self._tokenizer(corpus)
         return Data(self._batches(corpus, tokenizer, request), tokenizer)
 
-    def _batches(self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest) -> Batches:
-        return self._blocks(corpus, tokenizer, request, self.batch_size)
-
     @property
     def _folder(self) -> Path | None:
         return None if self.cache is None else Path(self.cache)
@@ -173,13 +165,13 @@ class TextData(DataSection):
                 f"cannot be loaded: {' '.join(str(error).split())}"
             ) from None
 
-    def _blocks(
-        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int
-    ) -> TextBatches:
+    def _batches(
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+    ) -> Batches:
         return TextBatches(
             prepare(corpus, tokenizer, self._folder, request.tell, request.workers),
             tokenizer,
-            batch_size=batch_size,
+            batch_size=batch_size or self.batch_size,
             seed=request.seed,
             isolated=self.isolate_documents,
             **self.model_dump(include={"length", "validation_fraction", "validation_tokens"}),
@@ -209,9 +201,11 @@ class NeedleData(TextData):
     def describe(self) -> str:
         return f"{super().describe()}, with needle documents among it"
 
-    def _batches(self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest) -> Batches:
-        sequences = self.batch_size - self.documents
-        text = self._blocks(corpus, tokenizer, request, sequences) if sequences else None
+    def _batches(
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+    ) -> Batches:
+        sequences = (batch_size or self.batch_size) - self.documents
+        text: Any = super()._batches(corpus, tokenizer, request, sequences) if sequences else None
 
         def task(read: Callable[[Corpus, float], Any], turns: int, vary: bool) -> NeedleTask:
             haystack = "".join(read(corpus, self.validation_fraction))

@@ -21,7 +21,7 @@ from accelerate.utils import parse_flag_from_env
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import distributed as transformers_distributed
 
@@ -29,7 +29,7 @@ from diff_transformer.data.batches import flattened
 from diff_transformer.model.parallel_plan import check_ranks
 from diff_transformer.nn import KeepsFloat32
 from diff_transformer.train.process_errors import is_first, plain_connection_errors
-from diff_transformer.train.recipe import Recipe, TrainRecipe, build_config
+from diff_transformer.train.recipe import Precision, Recipe, TrainRecipe, build_config
 
 UNFINISHED_START = ".unfinished-start"  # the folder in a run's through which tensor parallelism passes a model
 
@@ -61,17 +61,13 @@ def materialized(module: nn.Module) -> Iterator[None]:
     Afterwards each shard holds this process' part of what its parameter was filled with.
     """
     shards: dict[str, Any] = {name: part for name, part in module._parameters.items() if isinstance(part, DTensor)}
-    for name, part in shards.items():
-        module._parameters[name] = nn.Parameter(torch.empty(part.shape, dtype=part.dtype))
+    full = {name: nn.Parameter(torch.empty(part.shape, dtype=part.dtype)) for name, part in shards.items()}
+    module._parameters.update(full)
     yield
     for name, part in shards.items():
-        full = module._parameters[name]
-        assert full is not None
-        parts = full.detach().chunk(part.device_mesh.size())  # as FSDP2 divides: the last ones may have nothing
-        rank = part.device_mesh.get_local_rank()
-        if rank < len(parts):
-            part.to_local().detach().copy_(parts[rank])
-        module._parameters[name] = part
+        drawn = distribute_tensor(full[name].detach(), part.device_mesh, part.placements, src_data_rank=None)
+        part.to_local().detach().copy_(drawn.to_local())
+    module._parameters.update(shards)
 
 
 def reshard(model: nn.Module) -> None:
@@ -91,9 +87,6 @@ def local(tensor: Tensor) -> Tensor:
 
 Kind = Literal["single", "ddp", "fsdp", "tensor"]
 
-# What a launcher's configuration may ask for and training does not support.
-_UNSUPPORTED = {"ACCELERATE_USE_DEEPSPEED": "DeepSpeed", "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM"}
-
 
 @dataclass(frozen=True)
 class DistributedContext:
@@ -106,7 +99,7 @@ class DistributedContext:
     device: torch.device
     rank: int
     count: int
-    precision: Literal["no", "bf16", "fp16"]
+    precision: Precision
 
     @classmethod
     def from_env(cls, settings: TrainRecipe) -> "DistributedContext":
@@ -115,7 +108,20 @@ class DistributedContext:
         Raises ValueError where the launcher, the recipe and the device do not go together, and ConnectionError where
         the others do not join within the recipe's `timeout_minutes`.
         """
-        _check_launcher(settings)
+        for name in ("DeepSpeed", "Megatron-LM"):
+            if parse_flag_from_env(f"ACCELERATE_USE_{name.upper().replace('-', '_')}"):
+                raise ValueError(
+                    f"The launcher is configured for {name}, which training does not use: train.parallel is "
+                    "'ddp', 'fsdp' or 'tensor'."
+                )
+        precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        if precision not in ("no", settings.precision):
+            raise ValueError(
+                f"The launcher asks for mixed precision {precision!r} and the recipe for train.precision "
+                f"{settings.precision!r}: make them equal, or leave the launcher's out."
+            )
+        if parse_flag_from_env("ACCELERATE_USE_FSDP") and settings.parallel not in ("auto", "fsdp"):
+            raise ValueError(f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}.")
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         # Without a GPU, accelerate connects processes only where the CPU is asked for; else each would train alone.
         cpu = settings.device == "cpu" or not torch.accelerator.is_available()
@@ -273,28 +279,10 @@ class DistributedContext:
         how = f"FSDP2, {units} units" if units else "tensor parallelism"
         if isinstance(call, DistributedDataParallel):
             how = "DDP"
-        where = f"{self.count} processes ({dist.get_backend()}, {device})"
-        return f"{where}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"
+        processes = f"{self.count} processes ({dist.get_backend()}, {device})"
+        return f"{processes}: {how}, {math.ceil(100 * share)} % of the parameters on each, {precision}"
 
 
 def is_first_process() -> bool:
     """Whether this process is the first of those that a launcher started, which alone prints anything."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def _check_launcher(settings: TrainRecipe) -> None:
-    """Raises ValueError where the launcher's configuration and the recipe do not go together."""
-    for variable, name in _UNSUPPORTED.items():
-        if parse_flag_from_env(variable):
-            raise ValueError(
-                f"The launcher is configured for {name}, which training does not use: train.parallel is "
-                "'ddp', 'fsdp' or 'tensor'."
-            )
-    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision not in ("no", settings.precision):
-        raise ValueError(
-            f"The launcher asks for mixed precision {precision!r} and the recipe for train.precision "
-            f"{settings.precision!r}: make them equal, or leave the launcher's out."
-        )
-    if parse_flag_from_env("ACCELERATE_USE_FSDP") and settings.parallel not in ("auto", "fsdp"):
-        raise ValueError(f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}.")

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from diff_transformer.data.batches import IGNORED
-from diff_transformer.storage.atomic import write_atomically
-from diff_transformer.storage.files import finite
+from diff_transformer.storage.files import finite, write_atomically
 from diff_transformer.train.distributed import DistributedContext, reshard
 from diff_transformer.train.layer_statistics import measure_layers, reduced
 from diff_transformer.train.nonfinite_search import layer_of, locate_nonfinite
@@ -151,11 +150,35 @@ def diagnose(
     logged last (`before`), and the rows of the batch with each other. All processes call this with the whole batch of
     the step and the model, without DDP's wrapper, in training mode. They get the same answer.
     """
-    rows = context.local_batch(dict(batch))
+    rows, logged = context.local_batch(dict(batch)), before or {}
     if math.isfinite(bad_step.loss) and math.isfinite(bad_step.norm):
-        return _spike(model, rows, context, bad_step, step, before or {})
-    targets = (batch["labels"][:, 1:] != IGNORED).sum()
-    items = (targets / context.dp_size).to(context.device)
+        # The gradients are still there, and clipping has not changed each layer's share of them.
+        squares = [context.clip(layer.parameters(), None) ** 2 for layer in model.model.layers]
+        # For each of this process' rows, the mean loss over its targets, and how many these are.
+        targets = (rows["labels"][:, 1:] != IGNORED).sum(1)
+        pairs = zip(split_rows(rows, len(targets)), targets.clamp(min=1), strict=True)
+        with torch.no_grad():
+            losses = torch.stack([loss_of_rows(model, row, count, context) for row, count in pairs]).tolist()
+        reshard(model)
+        worst = losses.index(max(losses))
+        worst_row = {name: tensor[worst : worst + 1].to(context.device) for name, tensor in rows.items()}
+        with context.autocast():
+            now = reduced(measure_layers(model, worst_row))
+        per_rank = gathered(list(zip(losses, targets.tolist(), strict=True)))[: context.dp_size]
+        all_rows = [row for each in per_rank for row in each]
+        layer, growth = _growth(now, logged)
+        return Divergence(
+            step,
+            bad_step,
+            layer=layer,
+            module=None if layer is None else f"model.layers.{layer - 1}",
+            explanation=f"{growth} {_rows_in_words(all_rows, bad_step.median_loss)}",
+            rows=[loss for loss, _ in all_rows],
+            now=now,
+            before={name: list(logged[name]) for name in now if logged.get(name)},
+            gradient_shares=[square / max(sum(squares), 1e-300) for square in squares],
+        )
+    items = ((batch["labels"][:, 1:] != IGNORED).sum() / context.dp_size).to(context.device)
     origin = locate_nonfinite(model, split_rows(rows, accumulation), items, context)
     if origin is None:
         explanation = (
@@ -164,59 +187,16 @@ def diagnose(
         )
         return Divergence(step, bad_step, layer=None, module=None, explanation=explanation)
     layer = layer_of(origin.module)
-    where = origin.module or "the loss"
+    location = origin.module or "the loss"
     if layer is not None:
-        where = f"layer {layer} of {model.config.num_hidden_layers} ({origin.module})"
-    explanation = f"It began in {where}: {origin.explanation}."
+        location = f"layer {layer} of {model.config.num_hidden_layers} ({origin.module})"
+    explanation = f"It began in {location}: {origin.explanation}."
     if origin.part is not None and accumulation > 1:
         explanation += f" It was part {origin.part} of the {accumulation} that a batch is divided into."
     if len(origin.ranks) < context.count:
         explanation += f" Of {context.count} processes these saw it: {', '.join(map(str, origin.ranks))}."
     broken = origin.kind == "weight"
     return Divergence(step, bad_step, layer, origin.module, explanation, weights_are_broken=broken)
-
-
-def _spike(
-    model: Any,
-    rows: dict[str, Tensor],
-    context: DistributedContext,
-    bad_step: BadStep,
-    step: int,
-    before: Mapping[str, list[float]],
-) -> Divergence:
-    # The gradients are still there, and clipping has not changed each layer's share of them.
-    squares = [context.clip(layer.parameters(), None) ** 2 for layer in model.model.layers]
-    losses, targets = _row_losses(model, rows, context)
-    worst = losses.index(max(losses))
-    worst_row = {name: tensor[worst : worst + 1].to(context.device) for name, tensor in rows.items()}
-    with context.autocast():
-        now = reduced(measure_layers(model, worst_row))
-    per_rank = gathered(list(zip(losses, targets, strict=True)))[: context.dp_size]
-    all_rows = [row for each in per_rank for row in each]
-    layer, growth = _growth(now, before)
-    return Divergence(
-        step,
-        bad_step,
-        layer=layer,
-        module=None if layer is None else f"model.layers.{layer - 1}",
-        explanation=f"{growth} {_rows_in_words(all_rows, bad_step.median_loss)}",
-        rows=[loss for loss, _ in all_rows],
-        now=now,
-        before={name: list(before[name]) for name in now if before.get(name)},
-        gradient_shares=[square / max(sum(squares), 1e-300) for square in squares],
-    )
-
-
-@torch.no_grad()
-def _row_losses(model: Any, rows: dict[str, Tensor], context: DistributedContext) -> tuple[list[float], list[int]]:
-    """For each of this process' rows, the mean loss over its targets, and how many these are."""
-    targets = (rows["labels"][:, 1:] != IGNORED).sum(1)
-    losses = [
-        loss_of_rows(model, row, count.clamp(min=1), context)
-        for row, count in zip(split_rows(rows, len(targets)), targets, strict=True)
-    ]
-    reshard(model)
-    return torch.stack(losses).tolist(), targets.tolist()
 
 
 def _growth(now: Mapping[str, list[float]], before: Mapping[str, list[float]]) -> tuple[int | None, str]:

@@ -2,13 +2,13 @@
 
 import functools
 import re
-import time
 from dataclasses import dataclass
 
 import torch
+from torch.utils.benchmark import Timer
 
-PRECISIONS = ("no", "bf16", "fp16")  # as in train.precision
-_DTYPES = {"no": torch.float32, "bf16": torch.bfloat16}
+from diff_transformer.train.recipe import Precision
+
 NODE = 8  # GPUs of a machine, as the vendors build them
 _SIZE, _SECONDS = 1024, 0.25  # of the matrices that a CPU multiplies, and for how long at most
 
@@ -28,14 +28,8 @@ class Gpu:
     link: float | None  # bytes/s that it can receive from the other GPUs of its machine
     network: float | None  # bytes/s of the network card that its vendor's machine has for each GPU
 
-    @property
-    def is_cuda(self) -> bool:
-        """Whether it runs CUDA, and not ROCm, which torch gives the same name."""
-        return self.device_names.startswith("NVIDIA")
-
-    def peak(self, precision: str, tf32: bool = False) -> float:
+    def peak(self, precision: Precision, tf32: bool = False) -> float:
         """FLOP/s in a precision of a recipe; "no" is float32, by the tensor cores where `tf32` is allowed."""
-        check_precision(precision)
         if precision != "no":
             return self.half
         return self.tf32 if tf32 else self.float32
@@ -77,7 +71,7 @@ def gpu_named(name: str) -> Gpu:
     return GPUS[key]
 
 
-def peak_flops(device: torch.device, precision: str) -> float | None:
+def peak_flops(device: torch.device, precision: Precision) -> float | None:
     """The most FLOP/s that `device` can do in a precision of a recipe: what utilisation is a share of.
 
     For a GPU it is the datasheet's number, and None for one that is not in the table, for a part of one, and for other
@@ -85,9 +79,9 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     reaches with the threads of now, measured once in a process, in a quarter of a second; fp16, in which nothing is
     trained there, has none.
     """
-    check_precision(precision)
     if device.type == "cpu":
-        return None if precision == "fp16" else _measured(_DTYPES[precision], torch.get_num_threads())
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        return None if precision == "fp16" else _measured(dtype, torch.get_num_threads())
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name(device)
@@ -95,22 +89,10 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     return None if gpu is None else gpu.peak(precision, torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
-def check_precision(precision: str) -> None:
-    """Raises ValueError where a recipe knows no such precision."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be 'no', 'bf16' or 'fp16', got {precision!r}.")
-
-
 @functools.cache
 def _measured(dtype: torch.dtype, threads: int) -> float:
     """The fastest of some products: what other programs take meanwhile is no limit of the processor."""
-    del threads  # other threads, another answer
     # No random numbers: they would not be there for training. Of ones no product is rare in any way.
     matrix = torch.ones(_SIZE, _SIZE, dtype=dtype)
-    out = torch.empty_like(matrix)
-    fastest, end = float("inf"), time.perf_counter() + _SECONDS
-    while fastest == float("inf") or time.perf_counter() < end:
-        start = time.perf_counter()
-        torch.mm(matrix, matrix, out=out)
-        fastest = min(fastest, time.perf_counter() - start)
-    return 2 * _SIZE**3 / fastest
+    timer = Timer("torch.mm(matrix, matrix)", globals={"torch": torch, "matrix": matrix}, num_threads=threads)
+    return 2 * _SIZE**3 / min(timer.blocked_autorange(min_run_time=_SECONDS).times)

@@ -20,9 +20,7 @@ from diff_transformer.train.distributed import reshard
 from diff_transformer.train.process_errors import gathered
 
 # Keys of a batch that say which tokens there are; and labels, which are left out.
-_DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-_TOKENS = ("input_ids", "position_ids", *_DOCUMENTS)
-_LARGEST, _MEANS = ("logit_max",), ("lambda_mean",)  # everything else is a root mean square
+_TOKENS = ("input_ids", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 _SCORES = 1 << 22  # logits to hold at a time
 
 
@@ -104,8 +102,8 @@ def reduced(numbers: Mapping[str, list[float]]) -> dict[str, list[float]]:
     if len(per_rank) == 1:
         return dict(numbers)
     ranks = torch.tensor(per_rank, dtype=torch.float32)  # (ranks, names, layers)
-    largest, mean, root_mean_square = ranks.amax(0), ranks.mean(0), ranks.square().mean(0).sqrt()
-    by_name = dict.fromkeys(_LARGEST, largest) | dict.fromkeys(_MEANS, mean)
+    by_name = {"logit_max": ranks.amax(0), "lambda_mean": ranks.mean(0)}
+    root_mean_square = ranks.square().mean(0).sqrt()
     return {name: by_name.get(name, root_mean_square)[i].tolist() for i, name in enumerate(numbers)}
 
 

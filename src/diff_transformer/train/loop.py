@@ -5,7 +5,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -15,8 +15,8 @@ import torch
 from accelerate.utils import set_seed
 from torch import Tensor
 
-from diff_transformer.data.batches import Batches
 from diff_transformer.storage.files import read_metrics
+from diff_transformer.train import run_folder
 from diff_transformer.train.checkpoint import RunState, bytes_of, load_checkpoint, save_model, weights_of
 from diff_transformer.train.checkpoint_folder import Checkpoints, collective_directory
 from diff_transformer.train.distributed import DistributedContext
@@ -24,27 +24,15 @@ from diff_transformer.train.divergence import BadStep, DivergenceError, SpikeDet
 from diff_transformer.train.hardware import peak_flops
 from diff_transformer.train.layer_statistics import measure_layers, reduced
 from diff_transformer.train.process_errors import (
+    Interrupt,
     TimeLimit,
     TrainingInterrupted,
-    catch_interrupt,
     gathered,
     is_first,
     plain_connection_errors,
     propagate_errors,
 )
 from diff_transformer.train.recipe import Recipe
-from diff_transformer.train.run_folder import (
-    CHECKPOINTS,
-    DIVERGENCE,
-    METRICS,
-    MODEL,
-    TENSORBOARD,
-    Resume,
-    begin_run_folder,
-    check_run_folder,
-    locked,
-    require_run_folder,
-)
 from diff_transformer.train.run_setup import Data, build_data, build_model, draw_weights
 from diff_transformer.train.step import backward, build_optimizers, learning_rate, prefetched
 from diff_transformer.train.step_costs import flops_per_token
@@ -70,7 +58,7 @@ def train(
     recipe: Recipe,
     output_dir: str | Path,
     *,
-    resume: Resume = False,
+    resume: run_folder.Resume = False,
     overwrite: bool = False,
     progress: Progress | None = None,
     on_evaluate: Evaluate | None = None,
@@ -84,7 +72,6 @@ def train(
     interruption (on one device, with the same number of threads).
 
     Args:
-        recipe: what to train.
         output_dir: the folder of the run: new or empty, unless one of the next two says otherwise.
         resume: go on from the newest checkpoint of the run in `output_dir`; "auto" begins one where there is none.
         overwrite: replace the run in `output_dir`.
@@ -105,30 +92,18 @@ def train(
 
 @contextmanager
 def open_run(
-    recipe: Recipe, output_dir: str | Path, *, resume: Resume = False, overwrite: bool = False
+    recipe: Recipe, output_dir: str | Path, *, resume: run_folder.Resume = False, overwrite: bool = False
 ) -> Iterator["TrainingRun"]:
     """Before any data is read, check as :func:`train` does, and lock the folder for the block. On every process."""
     folder = Path(output_dir)
-    resumes = check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
+    resumes = run_folder.check_run_folder(folder, recipe, resume=resume, overwrite=overwrite)
     context = DistributedContext.from_env(recipe.train)
     context.check(recipe)
     with plain_connection_errors(recipe.train.timeout_minutes), ExitStack() as lock:
         with propagate_errors():
             if is_first():
-                lock.enter_context(locked(folder))
+                lock.enter_context(run_folder.locked(folder))
         yield TrainingRun(recipe, folder, context, gathered(resumes)[0])
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A finished step: its loss in nats, the norm of its gradient, and what was wrong with it, if it was skipped."""
-
-    number: int
-    loss: float
-    norm: float
-    learning_rate: float
-    bad_step: BadStep | None
-    is_last: bool
 
 
 class TrainingRun:
@@ -144,20 +119,27 @@ class TrainingRun:
     def train(self, data: Data, progress: Progress | None = None, on_evaluate: Evaluate | None = None) -> TrainedRun:
         """Train to the last step and save the model; see :func:`train`."""
         self._start_or_resume(data, progress, on_evaluate)
-        with self._open_metrics() as self.metrics, catch_interrupt() as interrupt:
-            self._announce()
+        self.metrics = None
+        if is_first():
+            files = self.folder / run_folder.METRICS, self.folder / run_folder.TENSORBOARD
+            self.metrics = Metrics(*files, self.state.step)
+        with self.metrics or nullcontext(), Interrupt() as interrupt:
+            self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
+            self.progress.tell(self.context.describe(self.model, self.call))
+            if self.resumes:
+                step = f"goes on after step {self.state.step}"
+                self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")
             try:
                 self.call.train()
                 for number, batch in prefetched(data.batches.train_batch, self.state.step + 1, self.settings.steps):
                     self.limit.begin()
-                    step = self._train_step(number, batch)
-                    self._log(step, batch)
+                    self._log(self._train_step(number, batch), batch)
                     stopping = self.context.any(interrupt.requested)
                     self.limit.end()
-                    if step.is_last or stopping or _is_due(number, self.settings.checkpoint_every):
-                        require_run_folder(self.folder)
+                    if stopping or self._is_due(self.settings.checkpoint_every):
+                        run_folder.require_run_folder(self.folder)
                         checkpoint = self._save()
-                        if stopping and not step.is_last:
+                        if stopping and number < self.settings.steps:
                             raise TrainingInterrupted(
                                 f"Stopped after step {number} of {self.settings.steps}; {checkpoint} holds the run. "
                                 "The same command with --resume (in Python: resume=True) goes on from there.",
@@ -174,13 +156,13 @@ class TrainingRun:
         self.warn = warnings.warn if progress is None else progress.tell
         self.progress = progress if progress is not None and is_first() else Silent()
         set_seed(settings.seed)
-        self.checkpoints = Checkpoints(self.folder / CHECKPOINTS, settings.keep_checkpoints, self.warn)
+        self.checkpoints = Checkpoints(self.folder / run_folder.CHECKPOINTS, settings.keep_checkpoints, self.warn)
         self.resumed_from = self.checkpoints.newest() if self.resumes else None
         model = build_model(
             self.recipe, data, init_from=self.resumed_from is None, without_weights=context.kind == "fsdp"
         )
         if not self.resumes and is_first():
-            begin_run_folder(self.folder, self.recipe)
+            run_folder.begin_run_folder(self.folder, self.recipe)
         context.wait()
         if settings.gradient_checkpointing:
             # transformers renamed it within version 5; the old name warns where the new one exists.
@@ -196,40 +178,27 @@ class TrainingRun:
         self.optimizers = build_optimizers(self.model, settings)
         self.scaler = torch.amp.GradScaler(context.device.type, enabled=settings.precision == "fp16")
         self.detector = SpikeDetector(settings.max_loss_rise, overflow_is_normal=settings.precision == "fp16")
-        self.state = RunState(data=_fingerprint(data.batches))
+        # A number for the data: of all text, and of the first batch, which other settings or another seed change.
+        first = data.batches.train_batch(1)["input_ids"].numpy().tobytes()
+        self.state = RunState(data=hashlib.sha256(first + data.batches.source.encode()).hexdigest())
         if self.resumed_from is not None:
-            self._restore(self.resumed_from)
+            state = load_checkpoint(self.resumed_from, self.model, self.optimizers)
+            if state.data != self.state.data:
+                raise ValueError(
+                    f"The data is not what the run in {str(self.folder)!r} was started on; "
+                    "choose another output folder, or overwrite (--overwrite, in Python overwrite=True)."
+                )
+            if state.scaler is not None:
+                self.scaler.load_state_dict(state.scaler)
+            if state.spike_detector is not None:
+                self.detector.load_state_dict(state.spike_detector)
+            self.state = state
         self.limit = TimeLimit(settings.timeout_minutes, self._standstill)
         self.tokens, self.seconds_logged = 0, self.state.seconds  # since the last logged step, and until it
         self.layers: dict[str, list[float]] = {}  # the statistics that were logged last
 
-    def _restore(self, checkpoint: Path) -> None:
-        state = load_checkpoint(checkpoint, self.model, self.optimizers)
-        if state.data != self.state.data:
-            raise ValueError(
-                f"The data is not what the run in {str(self.folder)!r} was started on; "
-                "choose another output folder, or overwrite (--overwrite, in Python overwrite=True)."
-            )
-        if state.scaler is not None:
-            self.scaler.load_state_dict(state.scaler)
-        if state.spike_detector is not None:
-            self.detector.load_state_dict(state.spike_detector)
-        self.state = state
-
-    def _open_metrics(self) -> AbstractContextManager[Metrics | None]:
-        if not is_first():
-            return nullcontext()
-        return Metrics(self.folder / METRICS, self.folder / TENSORBOARD, self.state.step)
-
-    def _announce(self) -> None:
-        self.progress.start(self.settings.steps, f"{self.recipe.name} · {self.recipe.model.attention_type}")
-        self.progress.tell(self.context.describe(self.model, self.call))
-        if self.resumes:
-            step = f"goes on after step {self.state.step}"
-            self.progress.tell(step if self.resumed_from else "no checkpoint: begins at step 1")
-
-    def _train_step(self, number: int, batch: dict[str, Tensor]) -> _Step:
-        """Change the weights by one batch, unless its loss or gradient goes wrong."""
+    def _train_step(self, number: int, batch: dict[str, Tensor]) -> dict[str, Any]:
+        """Change the weights by one batch, unless its loss or gradient goes wrong. Returns what the log says of it."""
         started = time.perf_counter()
         rate = learning_rate(number, self.settings)
         for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
@@ -250,11 +219,12 @@ class TrainingRun:
         self.state.step = number
         self.state.seconds += time.perf_counter() - started
         self.tokens += batch["input_ids"].numel()
-        return _Step(number, loss, norm, rate, bad_step, is_last=number == self.settings.steps)
+        line = {"step": number, "loss": loss, "learning_rate": rate, "grad_norm": norm}
+        return line if bad_step is None else line | {"skipped": bad_step.reason}
 
     def _report(self, bad_step: BadStep, number: int, batch: dict[str, Tensor]) -> None:
         """Find out where a step went wrong, and raise DivergenceError unless it may be skipped."""
-        settings, report = self.settings, self.folder / DIVERGENCE
+        settings, report = self.settings, self.folder / run_folder.DIVERGENCE
         divergence = diagnose(
             self.model, batch, self.context, bad_step, number, accumulation=settings.accumulation, before=self.layers
         )
@@ -262,33 +232,29 @@ class TrainingRun:
             divergence.write(report)
         if settings.on_divergence == "stop" or not self.detector.may_skip or divergence.weights_are_broken:
             checkpoint = self.checkpoints.last
-            where = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
+            resumable = f"the newest checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint yet"
             raise DivergenceError(
-                f"{divergence} All of it is in {report}; {where}. A lower train.learning_rate (now "
+                f"{divergence} All of it is in {report}; {resumable}. A lower train.learning_rate (now "
                 f"{settings.learning_rate}) or a longer warm-up usually helps; train.on_divergence=skip skips such "
                 "steps."
             )
         if is_first():
             self.warn(f"The step is skipped. {divergence}")
 
-    def _log(self, step: _Step, batch: dict[str, Tensor]) -> None:
+    def _log(self, line: dict[str, Any], batch: dict[str, Tensor]) -> None:
         """Show the progress, and log the step if it is due, with an evaluation and layer statistics if those are."""
-        settings, number = self.settings, step.number
+        settings, number = self.settings, line["step"]
         speed = self.tokens / (self.state.seconds - self.seconds_logged)
-        self.progress.update(number, step.loss, speed)
-        evaluates = self.on_evaluate is not None and (step.is_last or _is_due(number, settings.evaluate_every))
-        measures_layers = settings.inspect_every is not None and (
-            number == 1 or step.is_last or _is_due(number, settings.inspect_every)
-        )
-        is_due = step.is_last or step.bad_step is not None or _is_due(number, settings.log_every)
-        if not (is_due or evaluates or measures_layers):
+        self.progress.update(number, line["loss"], speed)
+        evaluates = self.on_evaluate is not None and self._is_due(settings.evaluate_every)
+        measures_layers = settings.inspect_every is not None and (number == 1 or self._is_due(settings.inspect_every))
+        if not (evaluates or measures_layers or "skipped" in line or self._is_due(settings.log_every)):
             return
-        line: dict[str, Any] = {"step": number, "loss": step.loss, "learning_rate": step.learning_rate}
-        line |= {"grad_norm": step.norm, "tokens_per_second": speed, "seconds": self.state.seconds}
-        line |= {"lambdas": self.model.lambdas(), "mfu": self._utilisation(speed)}
-        line |= {"memory": peak_memory(self.context.device)}
-        if step.bad_step is not None:
-            line["skipped"] = step.bad_step.reason
+        line |= {"tokens_per_second": speed, "seconds": self.state.seconds, "lambdas": self.model.lambdas()}
+        # The share of the devices' peak that the model's own arithmetic takes; None where no peak is known.
+        peak = peak_flops(self.context.device, settings.precision)
+        flops = speed * flops_per_token(self.model.config, self.recipe.data.length) / self.context.count
+        line |= {"mfu": None if peak is None else flops / peak, "memory": peak_memory(self.context.device)}
         if measures_layers:
             # From one sequence of each process.
             row = {name: tensor[:1] for name, tensor in self.context.local_batch(batch).items()}
@@ -297,17 +263,14 @@ class TrainingRun:
             line |= self.layers
         if evaluates:
             line |= self._evaluate(number)
-        require_run_folder(self.folder)
+        run_folder.require_run_folder(self.folder)
         if self.metrics is not None:
             self.metrics.log(line)
         self.tokens, self.seconds_logged = 0, self.state.seconds
 
-    def _utilisation(self, speed: float) -> float | None:
-        """The share of the devices' peak that the model's own arithmetic takes (MFU); None where no peak is known."""
-        peak = peak_flops(self.context.device, self.settings.precision)
-        if peak is None:
-            return None
-        return speed * flops_per_token(self.model.config, self.recipe.data.length) / (self.context.count * peak)
+    def _is_due(self, every: int | None) -> bool:
+        """Whether what is done every so many steps, and after the last one, is to be done now."""
+        return self.state.step == self.settings.steps or (every is not None and self.state.step % every == 0)
 
     def _evaluate(self, number: int) -> dict[str, float]:
         assert self.on_evaluate is not None  # the caller's own check
@@ -331,17 +294,17 @@ class TrainingRun:
 
     def _finish(self) -> TrainedRun:
         self.model.eval()
-        size = bytes_of(weights_of(self.model).values())
-        with collective_directory(self.folder / MODEL, size=size, intact=self.checkpoints.intact()) as target:
+        folder, size = self.folder / run_folder.MODEL, bytes_of(weights_of(self.model).values())
+        with collective_directory(folder, size=size, intact=self.checkpoints.intact()) as target:
             save_model(target, self.model, self.data.tokenizer)
         self.context.wait()
         return TrainedRun(
             folder=self.folder,
-            model_folder=self.folder / MODEL,
+            model_folder=folder,
             model=self.model,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             seconds=self.state.seconds,
-            last=(read_metrics(self.folder / METRICS) or [{}])[-1],
+            last=(read_metrics(self.folder / run_folder.METRICS) or [{}])[-1],
         )
 
     def _standstill(self) -> str:
@@ -350,12 +313,3 @@ class TrainingRun:
             f"train.timeout_minutes={self.settings.timeout_minutes:g}: this process or another one hangs; "
             f"{self.checkpoints.intact()}; the same command with --resume goes on."
         )
-
-
-def _fingerprint(batches: Batches) -> str:
-    """A number for the data: of all text, and of the first batch, which other settings or another seed change."""
-    return hashlib.sha256(batches.train_batch(1)["input_ids"].numpy().tobytes() + batches.source.encode()).hexdigest()
-
-
-def _is_due(step: int, every: int | None) -> bool:
-    return every is not None and step % every == 0

@@ -17,8 +17,8 @@ from diff_transformer.train.process_errors import gathered
 from diff_transformer.train.step import loss_of_rows
 
 # A module or a parameter by its name, and which side of the module; a parameter has none.
-Place = tuple[str, Literal["input", "output"] | None]
-Key = TypeVar("Key", str, Place)
+HookPoint = tuple[str, Literal["input", "output"] | None]
+Key = TypeVar("Key", str, HookPoint)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ def locate_nonfinite(
             if first is not None:
                 return Origin("forward", *_forward_words(*first), part, ranks)
             loss.backward()
-            last, ranks = _extreme(_with_parameters(hooks.gradients, model), last=True)
+            # What nobody entered gets its place at the end: the loss itself uses these weights.
+            hooks.gradients |= {(name, None): _not_finite(weight.grad) for name, weight in model.named_parameters()}
+            last, ranks = _extreme(hooks.gradients, last=True)
             if last is not None:
                 return Origin("backward", *_backward_words(*last), part, ranks)
             for name, size in _largest_gradients(model).items():
@@ -85,9 +87,10 @@ class _FiniteHooks:
     """Hooks on all modules of a model that test their inputs and outputs, and the gradients of both."""
 
     def __init__(self, model: nn.Module, undo: ExitStack) -> None:
-        # Whether something there is not finite, by place, in the order of the forward pass.
-        self.values: dict[Place, Tensor | None] = {}
-        self.gradients: dict[Place, Tensor | None] = {}
+        # Whether something there is not finite, in the order of the forward pass. The backward pass goes from the last
+        # to the first; a parameter stands where its module begins.
+        self.values: dict[HookPoint, Tensor | None] = {}
+        self.gradients: dict[HookPoint, Tensor | None] = {}
         self.is_forward = True  # what is recomputed for gradients is not tested again
         for name, module in model.named_modules():
             undo.callback(module.register_forward_pre_hook(partial(self._enter, name)).remove)
@@ -97,6 +100,8 @@ class _FiniteHooks:
         # A view for each use: its gradient is that of this use alone, not of all that the tensor is used for.
         views = tuple(x.view_as(x) if _is_number(x) else x for x in inputs)
         self._test((name, "input"), views)
+        for parameter, _ in module.named_parameters(name, recurse=False):
+            self.gradients.setdefault((parameter, None))
         return views
 
     def _leave(self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -104,36 +109,20 @@ class _FiniteHooks:
             output = output.loss  # the model's other outputs are those of its modules
         self._test((name, "output"), output if isinstance(output, tuple) else (output,))
 
-    def _test(self, place: Place, tensors: Iterable[Any]) -> None:
-        self.values.setdefault(place)
-        self.gradients.setdefault(place)
+    def _test(self, point: HookPoint, tensors: Iterable[Any]) -> None:
+        self.values.setdefault(point)
+        self.gradients.setdefault(point)
         for tensor in filter(_is_number, tensors):
             if self.is_forward:
-                self._flag(self.values, place, tensor)
+                self._flag(self.values, point, tensor)
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._flag, self.gradients, place))
+                tensor.register_hook(partial(self._flag, self.gradients, point))
 
     @staticmethod
     @torch.no_grad()
-    def _flag(flags: dict[Place, Tensor | None], place: Place, tensor: Tensor) -> None:
-        flag, before = _not_finite(tensor), flags[place]
-        flags[place] = flag if flag is None or before is None else flag | before
-
-
-def _with_parameters(gradients: Mapping[Place, Tensor | None], model: nn.Module) -> dict[Place, Tensor | None]:
-    """Flags for gradients and for those of the parameters, each of which stands where its module begins.
-
-    The backward pass goes from the last place to the first.
-    """
-    of_module: dict[Place, dict[Place, Tensor | None]] = {}
-    for name, parameter in model.named_parameters():
-        of_module.setdefault((name.rpartition(".")[0], "input"), {})[name, None] = _not_finite(parameter.grad)
-    flags: dict[Place, Tensor | None] = {}
-    for place, flag in gradients.items():
-        flags |= {place: flag} | of_module.pop(place, {})
-    for unused in of_module.values():  # weights of a module that nobody called are used by the loss itself
-        flags |= unused
-    return flags
+    def _flag(flags: dict[HookPoint, Tensor | None], point: HookPoint, tensor: Tensor) -> None:
+        flag, before = _not_finite(tensor), flags[point]
+        flags[point] = flag if flag is None or before is None else flag | before
 
 
 def _is_number(x: object) -> bool:

@@ -14,13 +14,11 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 SAME_WISH_SECONDS = 3.0  # a second signal within this time repeats the first one
-_UNLIMITED = timedelta(days=30)  # for work that may take longer than a step, such as hashing a corpus
-_EXIT_CODE = 2  # that of all errors of the command line
 
 
 def rank() -> int:
     """The number of this process; 0 where there is one."""
-    return dist.get_rank() if _is_distributed() else 0
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def is_first() -> bool:
@@ -30,12 +28,12 @@ def is_first() -> bool:
 
 def count() -> int:
     """How many processes there are."""
-    return dist.get_world_size() if _is_distributed() else 1
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def gathered(value: T, group: Any = None) -> list[T]:
     """Every process' value, by rank; each is pickled on its way. Called on every process."""
-    if not _is_distributed():
+    if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * count()
     dist.all_gather_object(values, value, group=group)
@@ -69,9 +67,9 @@ def on_first(compute: Callable[[], T], group: Any = None) -> T:
 
 def broadcast_from_first(compute: Callable[[], T]) -> T:
     """As :func:`on_first`, but the others wait as long as it takes."""
-    if not _is_distributed():
+    if not dist.is_initialized():
         return compute()
-    group = dist.new_group(backend="gloo", timeout=_UNLIMITED)
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=30))  # hashing a corpus may take longer than a step
     value = on_first(compute, group)
     dist.destroy_process_group(group)
     return value
@@ -100,16 +98,12 @@ def propagate_errors(group: Any = None) -> Iterator[None]:
             raise remote_kind(f"Process {process}: {message}")
 
 
-def _is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
 class TimeLimit:
     """Ends this process where a step of the whole group takes longer than it may.
 
-    A process that waits for another inside gloo or NCCL cannot raise an error, and NCCL's own limit ends it with a dump
-    of its state. So a thread waits: where more than `minutes` pass between `begin` and `end`, it writes the sentence
-    that `message` gives to stderr, and ends the process. A process alone waits for nobody, and has no limit.
+    A process that waits for another inside gloo or NCCL cannot raise an error, so a thread waits: where more than
+    `minutes` pass between `begin` and `end`, it writes the sentence that `message` gives to stderr, and ends the
+    process. A process alone waits for nobody, and has no limit.
     """
 
     def __init__(self, minutes: float, message: Callable[[], str]) -> None:
@@ -130,7 +124,7 @@ class TimeLimit:
 
     def _end_process(self) -> None:
         os.write(2, f"error: {self._message()}\n".encode(errors="replace"))
-        os._exit(_EXIT_CODE)
+        os._exit(2)  # as all errors of the command line
 
 
 @contextmanager
@@ -161,10 +155,17 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 class Interrupt:
-    """Whether the run is to stop: `signal` asked for it, or its launcher is gone."""
+    """Whether the run is to stop: Ctrl-C or SIGTERM (`signal`) asked for it, or its launcher is gone.
+
+    In the block of this context manager the step in progress is finished; a second signal ends it at once. A second one
+    within `SAME_WISH_SECONDS` repeats the first: whoever signals all processes of a job at once signals torchrun as
+    well, which passes the signal on. Python delivers signals to the main thread; any other thread records none.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._first = math.inf  # when it came
+        self._handlers: dict[int, Any] = {}  # those before the block
         # torchrun's processes end with it, unless it was killed: then nobody would stop them.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
@@ -173,37 +174,18 @@ class Interrupt:
         """Whether the run is to stop after this step."""
         return self.signal is not None or self._launcher not in (None, os.getppid())
 
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.signal(number, self._record) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
-@contextmanager
-def catch_interrupt() -> Iterator[Interrupt]:
-    """Record the first Ctrl-C or SIGTERM, so that the step in progress is finished; a second one ends it at once.
-
-    A second signal within `SAME_WISH_SECONDS` repeats the first: whoever signals all processes of a job at once signals
-    torchrun as well, which passes the signal on. Python delivers signals to the main thread; in any other thread this
-    records nothing.
-    """
-    interrupt = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupt
-        return
-    first = math.inf
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in handlers.items():
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def record(number: int, frame: Any) -> None:
-        nonlocal first
-        if interrupt.signal is None:
-            first, interrupt.signal = time.monotonic(), number
-        elif time.monotonic() - first > SAME_WISH_SECONDS:
-            restore()
+    def _record(self, number: int, _: Any) -> None:
+        if self.signal is None:
+            self._first, self.signal = time.monotonic(), number
+        elif time.monotonic() - self._first > SAME_WISH_SECONDS:
+            self.__exit__()
             os.kill(os.getpid(), number)
-
-    for number in handlers:
-        signal.signal(number, record)
-    try:
-        yield interrupt
-    finally:
-        restore()

@@ -1,7 +1,7 @@
 """Recipes: strict YAML files that say what is trained, on what, and how."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from diff_transformer.train.data_kinds import KINDS, LARGEST_INTEGER, AnyData, C
 from diff_transformer.variants import ATTENTION_TYPES
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Precision = Literal["no", "bf16", "fp16"]
 
 
 class _Loader(yaml.SafeLoader):
@@ -70,14 +71,13 @@ def _trainable(attention_type: str) -> str:
 
 
 class ModelRecipe(Section):
-    """The model; the names are those of `DiffTransformerConfig`. A DIFF Transformer and
-    its baseline differ in `attention_type` alone.
+    """The model; the names are those of `DiffTransformerConfig`.
 
-    `headwise_norm` left out is as the attention type has it; true or false are ablations.
-    `num_attention_heads` is the Transformer's count; left out, it is hidden_size / head_dim.
-    `max_position_embeddings` left out is the length of the training sequences. `vocab_size` pads the vocabulary: it is
-    the tokenizer's or more. `init_from` (`start_from` in older recipes) is the folder of a model with the same
-    sizes, whose weights are the first ones; rope_theta and max_position_embeddings are this recipe's.
+    A DIFF Transformer and its baseline differ in `attention_type` alone. `headwise_norm` left out is as the attention
+    type has it; true or false are ablations. `num_attention_heads` is the Transformer's count; left out, it is
+    hidden_size / head_dim. `max_position_embeddings` left out is the length of the training sequences. `vocab_size`
+    pads the vocabulary: it is the tokenizer's or more. `init_from` (`start_from` in older recipes) is the folder of a
+    model with the same sizes, whose weights are the first ones; positions are this recipe's.
     """
 
     attention_type: Annotated[str, AfterValidator(_trainable)] = "diff"
@@ -99,23 +99,18 @@ class ModelRecipe(Section):
         default=None, validation_alias=AliasChoices("init_from", "start_from")
     )
 
-    @model_validator(mode="after")
-    def _heads_are_known(self) -> "ModelRecipe":
-        if self.num_attention_heads is None and self.head_dim is None:
+    @property
+    def heads(self) -> int:
+        """The Transformer's attention heads. Raises ValueError where the settings do not tell them."""
+        if self.num_attention_heads is not None:
+            return self.num_attention_heads
+        if self.head_dim is None:
             raise ValueError("give head_dim or num_attention_heads")
-        if self.num_attention_heads is None and self.head_dim is not None and self.hidden_size % self.head_dim:
+        if self.hidden_size % self.head_dim:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not a multiple of head_dim={self.head_dim}, "
                 "so num_attention_heads must be given"
             )
-        return self
-
-    @property
-    def heads(self) -> int:
-        """The Transformer's attention heads."""
-        if self.num_attention_heads is not None:
-            return self.num_attention_heads
-        assert self.head_dim is not None  # _heads_are_known
         return self.hidden_size // self.head_dim
 
 
@@ -123,17 +118,16 @@ class TrainRecipe(Section):
     """How to train. Units: steps are optimizer steps; `learning_rate` is the highest one, after warm-up.
 
     `final_learning_rate` is the fraction of it that is left at the end. `decay_steps` belongs to the schedule
-    "warmup_stable_decay". The optimizer "muon" takes the matrices inside the layers, with `momentum`; AdamW takes
-    the rest, with `betas` and `eps`. Weight decay applies to matrices, but not to embeddings and λ.
-    `accumulation` splits the batch of a step into so many parts, one after the other: less memory, the same result.
-    `max_grad_norm` null does not clip. `log_every`, `evaluate_every`, `inspect_every` (numbers of each layer, by a
-    forward pass over one sequence) and `checkpoint_every` count steps; the last step is always logged and evaluated.
-    `parallel` says what several processes do: "ddp" (all weights on each), "fsdp" (weights sharded), "tensor" (heads
-    divided), or "auto", which is what the launcher asks for, else "ddp". `compile` compiles each layer.
-    Where the loss is not finite, or more than `max_loss_rise` nats (and than its usual jumps) above what it was, from
-    the 21st step on, `on_divergence` "stop" ends the run with a report and "skip" skips the step.
-    `timeout_minutes` is how long a process waits for the others, and how long a step of several may take: then one of
-    them hangs, and all end.
+    "warmup_stable_decay". The optimizer "muon" takes the matrices inside the layers, with `momentum`; AdamW takes the
+    rest, with `betas` and `eps`. Weight decay applies to matrices, but not to embeddings and λ. `accumulation` splits
+    the batch of a step into so many parts, one after the other: less memory, the same result. `max_grad_norm` null does
+    not clip. `log_every`, `evaluate_every`, `inspect_every` (numbers of each layer, by a forward pass over one
+    sequence) and `checkpoint_every` count steps; the last step is always logged and evaluated. `parallel` says what
+    several processes do: "ddp" (all weights on each), "fsdp" (weights sharded), "tensor" (heads divided), or "auto",
+    which is what the launcher asks for, else "ddp". `compile` compiles each layer. Where the loss is not finite, or
+    more than `max_loss_rise` nats (and than its usual jumps) above what it was, from the 21st step on, `on_divergence`
+    "stop" ends the run with a report and "skip" skips the step. `timeout_minutes` is how long a process waits for the
+    others, and how long a step of several may take: then one of them hangs, and all end.
     """
 
     steps: Count
@@ -149,7 +143,7 @@ class TrainRecipe(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     max_grad_norm: Positive | None = 1.0
     accumulation: Count = 1
-    precision: Literal["no", "bf16", "fp16"] = "no"
+    precision: Precision = "no"
     device: Literal["auto", "cpu"] = "auto"
     parallel: Literal["auto", "ddp", "fsdp", "tensor"] = "auto"
     gradient_checkpointing: bool = False
@@ -193,10 +187,6 @@ class Recipe(Section):
         return self
 
 
-# Names that keys had in earlier versions.
-_FORMER_KEYS = {"model.start_from": "model.init_from"}
-
-
 def shipped_recipes() -> dict[str, Path]:
     """The recipes that come with the package, by name."""
     package = Path(__file__).resolve().parents[1]
@@ -207,11 +197,8 @@ def shipped_recipes() -> dict[str, Path]:
 def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Load a recipe from a file, or one that is shipped by its bare name ("tiny").
 
-    `overrides` replace the file's settings, "train.steps=100"; values are YAML, and the last of one key counts.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not YAML, or a key or value is not allowed. An unknown key's message names the nearest.
+    `overrides` replace the file's settings, "train.steps=100"; values are YAML, and the last of one key counts. Raises
+    FileNotFoundError, or ValueError where the file is not YAML, or a key or value is not allowed.
     """
     path = Path(recipe)
     shipped = shipped_recipes()
@@ -254,7 +241,11 @@ def dump_recipe(recipe: Recipe) -> str:
 
 def differences(first: Recipe, second: Recipe) -> list[str]:
     """The settings that two recipes do not share: "train.steps (100, 200)"."""
-    flat = [dict(_flatten(recipe.model_dump())) for recipe in (first, second)]
+    flat: list[dict[str, Any]] = []
+    for recipe in (first, second):
+        sections = recipe.model_dump(exclude={"name"}).items()
+        flat.append({f"{section}.{key}": value for section, settings in sections for key, value in settings.items()})
+        flat[-1]["name"] = recipe.name
     pairs = {key: tuple(settings.get(key, "absent") for settings in flat) for key in flat[0] | flat[1]}
     return [f"{key} {values}" for key, values in pairs.items() if values[0] != values[1]]
 
@@ -262,15 +253,11 @@ def differences(first: Recipe, second: Recipe) -> list[str]:
 def build_config(
     recipe: Recipe, vocab_size: int, tokenizer: PreTrainedTokenizerFast | None = None
 ) -> DiffTransformerConfig:
-    """The configuration of a recipe's model.
+    """The configuration of a recipe's model, whose vocabulary is that of the data unless the recipe pads it.
 
-    Args:
-        vocab_size: tokens in the data's vocabulary; the model's is as large, unless the recipe pads it.
-        tokenizer: where there is one, its end of text becomes the model's, to start and to end with. Not to pad with:
-            transformers leaves the embedding of a padding token untrained, and this one is met in training.
-
-    Raises:
-        ValueError: the vocabulary is larger than the recipe's; or sizes that do not fit each other.
+    The end of text of a `tokenizer` becomes the model's, to start and to end with. Not to pad with: transformers leaves
+    the embedding of a padding token untrained, and this one is met in training. Raises ValueError where the vocabulary
+    is larger than the recipe's, or sizes do not fit each other.
     """
     model = recipe.model
     if model.vocab_size is not None and model.vocab_size < vocab_size:
@@ -282,15 +269,15 @@ def build_config(
         "max_position_embeddings": model.max_position_embeddings or recipe.data.length,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
     }
-    as_given = model.model_dump(exclude={"init_from", "rope_theta"})
-    return DiffTransformerConfig(**as_given | derived, bos_token_id=end, eos_token_id=end)
+    settings = model.model_dump(exclude={"init_from", "rope_theta"})
+    return DiffTransformerConfig(**settings | derived, bos_token_id=end, eos_token_id=end)
 
 
 def _apply(settings: dict[str, Any], override: str) -> None:
     key, equals, value = override.partition("=")
     if not equals or not key:
         raise ValueError(f"{override!r} is not an override; write section.key=value, for example train.steps=100.")
-    key = _FORMER_KEYS.get(key, key)
+    key = "model.init_from" if key == "model.start_from" else key  # the key of older recipes
     *sections, last = key.split(".")
     inner = settings
     for section in sections:
@@ -310,21 +297,21 @@ def _explain(error: ValidationError, source: str) -> str:
     # Pydantic puts the chosen kind of data between "data" and the key; a user never wrote it there.
     parts = [str(part) for part in problem["loc"]]
     kind = parts.pop(1) if parts[:1] == ["data"] and parts[1:2] and parts[1] in KINDS else None
-    key, given = ".".join(parts), problem["input"]
+    key, value = ".".join(parts), problem["input"]
     match problem["type"]:
         case "extra_forbidden":
             return f"{source}: unknown key {key!r}{_suggestion(key, kind)}"
         case "missing":
             return f"{source}: {key!r} is missing."
         case "union_tag_invalid" | "union_tag_not_found":
-            kind = given.get("kind") if isinstance(given, dict) else None
+            kind = value.get("kind") if isinstance(value, dict) else None
             return f"{source}: 'data.kind' is one of {', '.join(map(repr, KINDS))}, got {_quoted(kind)}."
         case "value_error":
-            where = f" in {key!r}" if key else ""
-            return f"{source}: {problem['ctx']['error']}{where}."
+            section = f" in {key!r}" if key else ""
+            return f"{source}: {problem['ctx']['error']}{section}."
     if parts[:2] == ["model", "lambda_init"]:  # pydantic adds which of the two types it tried
-        return f"{source}: 'model.lambda_init' is {_quoted(given)}; allowed are 'schedule' or a number."
-    return f"{source}: {key!r} is {_quoted(given)}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
+        return f"{source}: 'model.lambda_init' is {_quoted(value)}; allowed are 'schedule' or a number."
+    return f"{source}: {key!r} is {_quoted(value)}; {problem['msg'][0].lower()}{problem['msg'][1:]}."
 
 
 def _quoted(value: Any) -> str:
@@ -345,11 +332,3 @@ def _suggestion(key: str, kind: str | None) -> str:
         if near := nearest(name, by_name):
             return f"; did you mean {by_name[near]!r}?"
     return f"; allowed are {', '.join(map(repr, in_section or allowed))}."
-
-
-def _flatten(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -8,7 +8,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from diff_transformer.storage.atomic import unfinished_path, write_atomically
+from diff_transformer.storage.files import unfinished_path, write_atomically
 from diff_transformer.train.distributed import UNFINISHED_START
 from diff_transformer.train.recipe import Recipe, differences, dump_recipe, load_recipe
 from diff_transformer.train.run_setup import check_init_from

@@ -15,25 +15,12 @@ from diff_transformer.storage.manifest import require_unchanged_weights
 from diff_transformer.train.checkpoint import without_progress_bars
 from diff_transformer.train.data_kinds import Data, DataRequest
 from diff_transformer.train.distributed import materialized
-from diff_transformer.train.recipe import Recipe, build_config
+from diff_transformer.train.recipe import ModelRecipe, Recipe, build_config
 
-# Settings that both models must share. Those of positions may differ: rope_theta and the length.
-_SHARED_SETTINGS = (
-    "attention_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "lambda_init",
-    "lambda_init_offset",
-    "has_headwise_norm",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-    "sliding_window",
-    "layer_types",
-)
+# Settings of a recipe that the model it starts from need not share: positions, and what no weight depends on.
+_FREE_SETTINGS = {"init_from", "vocab_size", "max_position_embeddings", "rope_theta", "initializer_range"}
+_SHARED_SETTINGS = [name for name in ModelRecipe.model_fields if name not in {*_FREE_SETTINGS, "headwise_norm"}]
+_SHARED_SETTINGS += ["has_headwise_norm", "lambda_init_offset", "sliding_window", "layer_types"]
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -62,10 +49,9 @@ def build_data(
 def build_model(
     recipe: Recipe, data: Data, *, init_from: bool = True, without_weights: bool = False
 ) -> DiffTransformerForCausalLM:
-    """A recipe's model in float32 with its first weights.
+    """A recipe's model in float32 with its first weights, for the vocabulary of the recipe's data.
 
     Args:
-        data: the recipe's, whose vocabulary the model gets.
         init_from: whether to load the weights that the recipe names in `init_from`. Not where a checkpoint's are loaded
             afterwards: a run goes on without what it was started from.
         without_weights: leave weights that would be drawn to a later :func:`draw_weights`: the model is on the meta
@@ -75,8 +61,8 @@ def build_model(
         FileNotFoundError, ValueError: `init_from` holds no such model; or the vocabulary is larger than the recipe's.
     """
     config = build_config(recipe, data.batches.vocab_size, data.tokenizer)
-    if init_from and recipe.model.init_from is not None:
-        model = _load_initial_weights(recipe, config, data.tokenizer)
+    if init_from and (folder := check_init_from(recipe, config)):
+        model = _load_initial_weights(folder, config, data.tokenizer)
     else:
         with torch.device("meta") if without_weights else nullcontext():
             model = DiffTransformerForCausalLM(config)
@@ -101,17 +87,10 @@ def draw_weights(model: DiffTransformerForCausalLM, seed: int) -> None:
                 model._init_weights(module)  # transformers' hook: the model's own rule for each kind of module
 
 
-def check_init_from(recipe: Recipe) -> None:
-    """Raise an error if a recipe's model cannot start from the weights it names. Reads no weights, needs no data."""
-    if recipe.model.init_from is not None:
-        _check_sizes(recipe, build_config(recipe, vocab_size=1))
-
-
 def _load_initial_weights(
-    recipe: Recipe, config: DiffTransformerConfig, tokenizer: PreTrainedTokenizerFast | None
+    folder: Path, config: DiffTransformerConfig, tokenizer: PreTrainedTokenizerFast | None
 ) -> DiffTransformerForCausalLM:
-    """A recipe's model in float32 with the weights in the folder that the recipe names."""
-    folder = _check_sizes(recipe, config)
+    """A model in float32 with the weights in a folder."""
     vocab_size = DiffTransformerConfig.from_pretrained(folder).vocab_size
     if vocab_size != config.vocab_size:
         raise ValueError(
@@ -139,9 +118,14 @@ def _load_initial_weights(
     return model.train()
 
 
-def _check_sizes(recipe: Recipe, config: DiffTransformerConfig) -> Path:
-    assert recipe.model.init_from is not None  # the callers' own check
-    folder = Path(recipe.model.init_from)
+def check_init_from(recipe: Recipe, config: DiffTransformerConfig | None = None) -> Path | None:
+    """Raise an error if a recipe's model, of which the configuration may be known, cannot start from what it names.
+
+    Reads no weights, and needs no data. Returns the folder that the recipe names, if it names one.
+    """
+    if recipe.model.init_from is None:
+        return None
+    folder, config = Path(recipe.model.init_from), config or build_config(recipe, vocab_size=1)
     if not (folder / "config.json").is_file() or not any((folder / name).is_file() for name in _WEIGHTS):
         raise FileNotFoundError(
             f"model.init_from {str(folder)!r} holds no model: it must be a folder with config.json and "

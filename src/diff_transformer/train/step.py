@@ -117,5 +117,5 @@ def learning_rate(step: int, recipe: TrainRecipe) -> float:
         assert recipe.decay_steps is not None  # the recipe's own check
         begin = max(begin, recipe.steps - recipe.decay_steps)
     progress = max(0, step - begin) / max(1, recipe.steps - begin)
-    left = (1 + math.cos(math.pi * progress)) / 2 if recipe.schedule == "cosine" else 1 - progress
-    return recipe.learning_rate * (recipe.final_learning_rate + (1 - recipe.final_learning_rate) * left)
+    remaining = (1 + math.cos(math.pi * progress)) / 2 if recipe.schedule == "cosine" else 1 - progress
+    return recipe.learning_rate * (recipe.final_learning_rate + (1 - recipe.final_learning_rate) * remaining)

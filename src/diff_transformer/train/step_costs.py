@@ -1,7 +1,7 @@
 """What a training step costs: operations, what the GPUs of a run send each other, and the most memory each holds."""
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -38,30 +38,6 @@ class StepLayout:
         """Bytes of a number that a matrix product reads."""
         return 2 if self.half else FLOAT
 
-    @property
-    def tensor_ranks(self) -> int:
-        """Among how many devices the heads and the feed-forward network of a layer are divided."""
-        return self.devices if self.kind == "tensor" else 1
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    """Parameters of a model."""
-
-    layer: int  # of one decoder layer
-    layer_linear: int  # of them, those of matrix products
-    ends: int  # embedding, output head and last norm
-    head: int  # the output head alone, also where it is the embedding
-    largest: int  # of the largest tensor
-    largest_of_layer: int
-    layers: int
-    state: int  # bytes of the optimizer's state
-
-    @property
-    def total(self) -> int:
-        """All parameters; tied ones count once."""
-        return self.layers * self.layer + self.ends
-
 
 def meta_model(config: DiffTransformerConfig) -> DiffTransformerForCausalLM:
     """The model on the meta device, where nothing takes memory."""
@@ -69,24 +45,24 @@ def meta_model(config: DiffTransformerConfig) -> DiffTransformerForCausalLM:
         return DiffTransformerForCausalLM(config)
 
 
-def sizes_of(model: DiffTransformerForCausalLM, recipe: TrainRecipe) -> ModelSizes:
-    """The sizes of a model, which may be on the meta device, and of the optimizers of a recipe for it."""
-    counts, layer = [parameter.numel() for parameter in model.parameters()], model.model.layers[0]
-    layer_counts = [parameter.numel() for parameter in layer.parameters()]
-    state = 0
-    for optimizer in build_optimizers(model, recipe):
-        each = MUON if isinstance(optimizer, torch.optim.Muon) else ADAMW
-        state += each * sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-    return ModelSizes(
-        layer=sum(layer_counts),
-        layer_linear=sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear)),
-        ends=sum(counts) - len(model.model.layers) * sum(layer_counts),
-        head=model.lm_head.weight.numel(),
-        largest=max(counts),
-        largest_of_layer=max(layer_counts),
-        layers=len(model.model.layers),
-        state=state,
-    )
+class ModelSizes:
+    """Parameters of a model, which may be on the meta device; tied ones count once. All layers are alike."""
+
+    def __init__(self, model: DiffTransformerForCausalLM, recipe: TrainRecipe) -> None:
+        layer = model.model.layers[0]
+        counts, layer_counts = ([each.numel() for each in module.parameters()] for module in (model, layer))
+        self.layers = len(model.model.layers)
+        self.layer = sum(layer_counts)  # of one decoder layer
+        # Of them, those of matrix products.
+        self.layer_linear = sum(module.weight.numel() for module in layer.modules() if isinstance(module, nn.Linear))
+        self.total = sum(counts)
+        self.ends = self.total - self.layers * self.layer  # embedding, output head and last norm
+        self.head = model.lm_head.weight.numel()  # the output head alone, also where it is the embedding
+        self.largest, self.largest_of_layer = max(counts), max(layer_counts)  # of the largest tensor
+        self.state = 0  # bytes of the state of the recipe's optimizers
+        for optimizer in build_optimizers(model, recipe):
+            each = MUON if isinstance(optimizer, torch.optim.Muon) else ADAMW
+            self.state += each * sum(p.numel() for group in optimizer.param_groups for p in group["params"])
 
 
 def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
@@ -109,8 +85,6 @@ def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
     takes as many operations as the Transformer. Sharing key/value heads saves weights and no products; a sliding window
     leaves a query no more than `sliding_window` pairs. Not counted: norms, softmax, rotary embedding, activations, λ.
     """
-    if length < 1:
-        raise ValueError(f"length must be 1 or more, got {length}.")
     windows = [
         config.sliding_window if config.layer_type(layer) == "sliding_attention" else None
         for layer in range(config.num_hidden_layers)
@@ -188,7 +162,13 @@ def communication(
             of_layers = sizes.layers * sizes.layer * (2 * layout.item_size + FLOAT)
             gathered = float(layout.parts * (of_layers + sizes.ends * 2 * FLOAT))
         case "tensor":
-            gathered = layout.parts * layout.sequences * layout.length * _tensor_parallel_bytes(config, layout)
+            styles = list(tensor_parallel_plan(config.attention_type, config.has_headwise_norm).values())
+            outputs, inputs = styles.count("rowwise"), styles.count("colwise")
+            outputs += (outputs - 1) * layout.checkpointing  # computed again, but for the last, which no gradient needs
+            added_up = config.num_hidden_layers * (outputs * layout.item_size + inputs * FLOAT)
+            added_up += 2 * FLOAT  # the embedding, and the gradient of the head's input
+            of_token = 2 * config.hidden_size * added_up + 2 * config.vocab_size * layout.item_size
+            gathered = float(layout.parts * layout.sequences * layout.length * of_token)
             overlap = 0.0
     nodes = -(-layout.devices // NODE)
     received = gathered * (layout.devices - 1) / layout.devices
@@ -196,24 +176,13 @@ def communication(
     return Communication(received, through_network, overlap, link, network)
 
 
-def _tensor_parallel_bytes(config: DiffTransformerConfig, layout: StepLayout) -> float:
-    """Bytes for each token that tensor parallelism gathers or scatters."""
-    styles = list(tensor_parallel_plan(config.attention_type, config.has_headwise_norm).values())
-    outputs, inputs = styles.count("rowwise"), styles.count("colwise")
-    outputs += (outputs - 1) * layout.checkpointing  # computed again, but for the last, which no gradient needs
-    reduced = config.num_hidden_layers * (outputs * layout.item_size + inputs * FLOAT)
-    reduced += 2 * FLOAT  # the embedding, and the gradient of the head's input
-    return 2 * config.hidden_size * reduced + 2 * config.vocab_size * layout.item_size
-
-
-@dataclass(frozen=True)
+@dataclass
 class Memory:
     """What a device holds at one moment of a step, in bytes.
 
     What autograd saves of a forward pass for the backward pass is a formula for our modules. The stream between the
     layers is float32, and so is what a norm saves; `half` says that the matrix products run in bfloat16 or float16
-    (autocast), which saves a copy of what each of them reads. A test counts the tensors that autograd saves, so that a
-    module that saves more than this does not go unnoticed.
+    (autocast), which saves a copy of what each of them reads. A test counts the tensors that autograd saves.
     """
 
     weights: float  # in float32, and copies in half precision that stay from forward to backward
@@ -221,78 +190,61 @@ class Memory:
     optimizer: float
     activations: float  # what autograd saves for the backward pass
     workspace: float  # what is there for a moment: the loss, a layer computed again, gathered weights
+    total: float = field(init=False)
 
-    @property
-    def total(self) -> float:
-        """All of it."""
-        return float(sum(astuple(self)))
+    def __post_init__(self) -> None:
+        self.total = float(sum(vars(self).values()))
 
 
 def peak_memory(config: DiffTransformerConfig, sizes: ModelSizes, layout: StepLayout) -> Memory:
     """The moment of a training step in which a device holds most."""
-    tokens, ranks = layout.sequences * layout.length, layout.tensor_ranks
-    weights, gathered = _weights(sizes, layout)
-    layer_gradient, head_gradient, lasting_gradients = _gradients(sizes, layout)
-    state = sizes.state * _share(sizes, layout)
+    tokens, is_fsdp = layout.sequences * layout.length, layout.kind == "fsdp"
+    share = 1 / layout.devices if is_fsdp else 1.0  # of all parameters
+    ranks = 1  # among which the heads and the feed-forward network of a layer are divided
+    if layout.kind == "tensor":
+        ranks = layout.devices
+        share = (sizes.layers * sizes.layer / ranks + sizes.ends) / sizes.total
+    share_bytes, state = sizes.total * FLOAT * share, sizes.state * share
+    weights, gathered = share_bytes, 0.0
+    # Gradients that a layer adds, that the ends add, and that are there from the parts before.
+    layer_gradient, end_gradient, lasting_gradients = sizes.layer * FLOAT / ranks, sizes.ends * FLOAT, 0.0
+    if is_fsdp:
+        # The ends stay gathered in float32 from forward to backward, and of the layers there are two (the next one is
+        # on its way) and the buffer they come in, in the products' dtype; the gradient of one, and its sum in float32
+        # on its way out. A device keeps its share of the gradients, but of the output head all until the backward pass
+        # is through; the embedding's comes when the layers have gone.
+        weights += sizes.ends * FLOAT
+        gathered = sizes.layer * (4 * layout.item_size + FLOAT)
+        layer_gradient, end_gradient = sizes.layer * FLOAT * share, sizes.head * FLOAT
+    elif layout.half:  # autocast keeps a copy of every matrix in the layers
+        weights += 2 * sizes.layers * sizes.layer_linear / ranks
+    if layout.parts > 1 or layout.kind == "ddp":  # the buckets that DDP sends are always there
+        layer_gradient, lasting_gradients = 0.0, share_bytes
+        end_gradient = end_gradient if is_fsdp else 0
     computed_layer = tokens * layer_bytes(config, layout.backend, layout.half, ranks)
     saved_layer = tokens * config.hidden_size * FLOAT if layout.checkpointing else computed_layer
 
     def moment(gradients: float, activations: float, workspace: float) -> Memory:
         return Memory(weights, lasting_gradients + gradients, state, activations, workspace)
 
-    in_layer = tokens * layer_backward_bytes(config, layout.half, ranks) + sizes.largest_of_layer * FLOAT / ranks
+    # A layer's backward pass holds most in the feed-forward network: the gradients of the product's two factors, when
+    # that of the product is no longer balanced by the product; and the stream's gradient, with autocast a copy of it.
+    stream = config.hidden_size * (FLOAT + (layout.item_size if layout.half else 0))
+    in_layer = tokens * (2 * config.intermediate_size * layout.item_size / ranks + stream)
+    in_layer += sizes.largest_of_layer * FLOAT / ranks
     in_layer += gathered + computed_layer - saved_layer  # what checkpointing computes again
     forward = sizes.layers * saved_layer + tokens * ends_bytes(config)
     moments = [moment(0, forward, loss_bytes(config, tokens, layout.half, layout.on_cpu))]
     # The backward pass goes through the layers from the last to the first: gradients come, activations go.
     for done in range(sizes.layers):
-        gradients = head_gradient + done * layer_gradient
+        gradients = end_gradient + done * layer_gradient
         moments.append(moment(gradients, (sizes.layers - done) * saved_layer, in_layer))
-    all_gradients = lasting_gradients + sizes.layers * layer_gradient + head_gradient
-    if layout.kind == "fsdp":  # by then a device has nothing but its share
-        weights = all_gradients = sizes.total * FLOAT * _share(sizes, layout)
+    all_gradients = lasting_gradients + sizes.layers * layer_gradient + end_gradient
+    if is_fsdp:  # by then a device has nothing but its share
+        weights = all_gradients = share_bytes
     step = 2 * sizes.largest * FLOAT if layout.on_cpu else 0
     moments.append(Memory(weights, all_gradients, state, 0, step))
     return max(moments, key=lambda moment: moment.total)
-
-
-def _share(sizes: ModelSizes, layout: StepLayout) -> float:
-    """Which part of all parameters a device has."""
-    if layout.kind == "fsdp":
-        return 1 / layout.devices
-    if layout.kind == "tensor":
-        return (sizes.layers * sizes.layer / layout.devices + sizes.ends) / sizes.total
-    return 1.0
-
-
-def _weights(sizes: ModelSizes, layout: StepLayout) -> tuple[float, float]:
-    """Bytes of weights that stay, and of weights that are gathered for a moment.
-
-    With FSDP2 the ends stay gathered in float32 from forward to backward, and of the layers there are two (the next
-    one is on its way) and the buffer they come in, in the products' dtype; the gradient of one, and its sum in float32
-    on its way out. Otherwise autocast keeps a half-precision copy of every matrix in the layers.
-    """
-    weights = sizes.total * FLOAT * _share(sizes, layout)
-    if layout.kind == "fsdp":
-        return weights + sizes.ends * FLOAT, sizes.layer * (4 * layout.item_size + FLOAT)
-    if layout.half:
-        weights += 2 * sizes.layers * sizes.layer_linear / layout.tensor_ranks
-    return weights, 0.0
-
-
-def _gradients(sizes: ModelSizes, layout: StepLayout) -> tuple[float, float, float]:
-    """Bytes of gradients: that a layer adds, that the ends add, and that are there from the parts before.
-
-    DDP's gradients lie in the buckets that it sends, which are always there. With FSDP2 a device keeps its share, but
-    of the output head all until the backward pass is through; the embedding's comes when the layers have gone.
-    """
-    share = _share(sizes, layout)
-    if layout.kind == "fsdp":
-        lasting = sizes.total * FLOAT * share if layout.parts > 1 else 0.0
-        return 0.0 if lasting else sizes.layer * FLOAT * share, sizes.head * FLOAT, lasting
-    if layout.parts > 1 or layout.kind == "ddp":
-        return 0.0, 0.0, sizes.total * FLOAT * share
-    return sizes.layer * FLOAT / layout.tensor_ranks, sizes.ends * FLOAT, 0.0
 
 
 def layer_bytes(config: DiffTransformerConfig, backend: str, half: bool, ranks: int = 1) -> float:
@@ -348,16 +300,6 @@ def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> 
         parts = 2 if described.pairs_heads else 1
         saved += (2 if parts == 1 else 3) * width * size + 2 * parts * heads * FLOAT
     return saved + width * size + norm  # what W_O reads
-
-
-def layer_backward_bytes(config: DiffTransformerConfig, half: bool, ranks: int = 1) -> float:
-    """What the backward pass of a layer holds for each token beside what was saved, where it holds most.
-
-    That is in the feed-forward network: the gradients of the product's two factors, when that of the product is no
-    longer balanced by the product; and the stream's gradient, in half precision with a copy in that.
-    """
-    size, copy = (2, 2) if half else (FLOAT, 0)
-    return 2 * config.intermediate_size * size / ranks + config.hidden_size * (FLOAT + copy)
 
 
 def ends_bytes(config: DiffTransformerConfig) -> float:

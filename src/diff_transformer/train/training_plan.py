@@ -1,7 +1,4 @@
-"""What a recipe would take, before it runs: parameters, operations, memory, communication, days and disk.
-
-Reads no data and no weights.
-"""
+"""What a recipe would take: operations, memory, communication, days and disk. Reads no data and no weights."""
 
 import os
 from dataclasses import dataclass, replace
@@ -21,12 +18,12 @@ from diff_transformer.train.step_costs import (
     FLOAT,
     Communication,
     Memory,
+    ModelSizes,
     StepLayout,
     communication,
     flops_per_token,
     meta_model,
     peak_memory,
-    sizes_of,
 )
 from diff_transformer.variants import head_dim
 
@@ -49,56 +46,12 @@ class Way:
     micro_batch: int | None  # sequences at a time with that one
 
 
-@dataclass(frozen=True)
 class Plan:
-    """What :func:`plan` finds out. A number that is not known is None."""
-
-    name: str
-    attention_type: str
-    data: str  # in a few words
-    precision: str
-    accumulation: int
-    checkpointing: bool
-    parameters: int
-    flops_per_token: float  # see `diff_transformer.train.step_costs.flops_per_token`
-    steps: int
-    tokens_per_step: int
-    device: str  # "cpu", or the GPU's name
-    devices: int
-    kind: Kind  # what the devices do together
-    micro_batch: int  # sequences that a device takes at a time
-    device_memory: float | None  # bytes that a device has for the plan
-    peak: float | None  # FLOP/s of a device
-    assumed: float  # the share of the peak that the model's own operations would reach without communication
-    # What they reach at best: less where communication takes longer than the computation that can run meanwhile.
-    utilisation: float
-    communication: Communication | None  # what each GPU receives in a step; None for one alone
-    # Bytes/s that a GPU would have to receive, and of them through its network card, for the communication to take no
-    # time beside the computation; None where the next operation waits for it.
-    needed: tuple[float, float] | None
-    days: float | None  # the run's at `utilisation`; evaluation and saving come on top
-    checkpoint_bytes: int  # of the weights and the optimizer state
-    checkpoints_bytes: int  # of those that stay and the one that is being written
-    # Of the tokens that the run reads. The cache holds all of the text: less than this where the text is read several
-    # times, more where the run ends before its end. None for data that is made as it is read.
-    token_cache_bytes: int | None
-    ways: tuple[Way, Way]  # without and with gradient checkpointing; the recipe's is `checkpointing`
-
-
-def plan(
-    recipe: Recipe,
-    gpu: str = CPU,
-    gpus: int = 1,
-    *,
-    parallel: str | None = None,
-    utilisation: float = 0.4,
-    network: float | None = None,
-) -> Plan:
-    """Plan a run on one or more GPUs of :data:`diff_transformer.train.hardware.GPUS`, or on this machine's "cpu".
+    """What a recipe would take on one or more GPUs of :data:`diff_transformer.train.hardware.GPUS`, or on this "cpu".
 
     Memory is that of training steps of layers that are not compiled (compiled ones keep less), by the formulas of
     :mod:`diff_transformer.train.step_costs`; validation, which takes a whole batch at a time without gradients, and
-    saving are not in it.
+    saving are not in it. A number that is not known is None.
 
     Args:
         gpu, gpus: the name, and how many.
@@ -110,94 +63,104 @@ def plan(
         ValueError: an unknown GPU; numbers that make no sense; a batch that cannot be divided among them; or a
             vocabulary that only the data would tell.
     """
-    if gpus < 1:
-        raise ValueError(f"the number of GPUs must be 1 or more, got {gpus}.")
-    if not 0 < utilisation <= 1:
-        raise ValueError(f"the utilisation must lie above 0 and not above 1, got {utilisation}.")
-    if network is not None and not 0 < network < float("inf"):
-        raise ValueError(f"the network's bandwidth must be above 0, got {network}.")
-    if parallel is not None and parallel not in PARALLEL:
-        raise ValueError(f"parallel must be one of {', '.join(map(repr, PARALLEL))}, got {parallel!r}.")
-    device = None if gpu == CPU else gpu_named(gpu)
-    if device is None and gpus > 1:
-        raise ValueError(f"several processes are planned for GPUs, got {gpus} without the name of one.")
-    settings, length = recipe.train, recipe.data.length
-    config = build_config(recipe, vocabulary(recipe))
-    several: Any = parallel or settings.parallel
-    kind: Kind = "single" if gpus == 1 else "ddp" if several == "auto" else several
-    context = DistributedContext(kind, torch.device("cpu"), 0, gpus, settings.precision)
-    context.check(recipe)
 
-    sizes = sizes_of(meta_model(config), settings)
-    rows = recipe.data.batch_size // context.dp_size
-    half, text = settings.precision != "no", recipe.data if isinstance(recipe.data, TextData) else None
-    layout = StepLayout(
-        kind=kind,
-        devices=gpus,
-        sequences=rows // settings.accumulation,
-        length=length,
-        parts=settings.accumulation,
-        half=half,
-        checkpointing=False,
-        backend=backend(config, device, half, packed=text is not None and text.isolate_documents),
-        on_cpu=device is None,
-    )
-    available = _available_memory(device)
-    peak = peak_flops(torch.device("cpu"), settings.precision) if device is None else device.peak(settings.precision)
-    tokens, flops = recipe.data.batch_size * length, flops_per_token(config, length)
-    sent = None
-    if device is not None:
-        as_in_recipe = replace(layout, checkpointing=settings.gradient_checkpointing)
-        sent = communication(config, sizes, as_in_recipe, device.link, network or device.network)
-    seconds = reached = needed = None  # of a step
-    if peak is not None:
-        computation = tokens * flops / (gpus * peak * utilisation)
-        reached = utilisation if sent is None else sent.best(utilisation, computation)
-        seconds = computation * utilisation / reached
-        if sent is not None and sent.overlap:
-            window = sent.overlap * computation
-            needed = (sent.received / window, sent.through_network / window)
-    checkpoint = sizes.total * FLOAT + sizes.state
-    token_cache = None if text is None else settings.steps * tokens * token_dtype(config.vocab_size).itemsize
+    def __init__(
+        self,
+        recipe: Recipe,
+        gpu: str = CPU,
+        gpus: int = 1,
+        *,
+        parallel: str | None = None,
+        utilisation: float = 0.4,
+        network: float | None = None,
+    ) -> None:
+        if gpus < 1:
+            raise ValueError(f"the number of GPUs must be 1 or more, got {gpus}.")
+        if not 0 < utilisation <= 1:
+            raise ValueError(f"the utilisation must lie above 0 and not above 1, got {utilisation}.")
+        if network is not None and not 0 < network < float("inf"):
+            raise ValueError(f"the network's bandwidth must be above 0, got {network}.")
+        if parallel is not None and parallel not in PARALLEL:
+            raise ValueError(f"parallel must be one of {', '.join(map(repr, PARALLEL))}, got {parallel!r}.")
+        device = None if gpu == CPU else gpu_named(gpu)
+        if device is None and gpus > 1:
+            raise ValueError(f"several processes are planned for GPUs, got {gpus} without the name of one.")
+        settings, length = recipe.train, recipe.data.length
+        config = build_config(recipe, vocabulary(recipe))
+        several: Any = parallel or settings.parallel
+        self.kind: Kind = "single" if gpus == 1 else "ddp" if several == "auto" else several  # what they do together
+        context = DistributedContext(self.kind, torch.device("cpu"), 0, gpus, settings.precision)
+        context.check(recipe)
 
-    def way(checkpointing: bool) -> Way:
-        here = replace(layout, checkpointing=checkpointing)
-        memory = peak_memory(config, sizes, here)
-        if available is None:
-            return Way(checkpointing, memory, None, None, None)
-        for parts in (parts for parts in range(1, rows + 1) if rows % parts == 0):
-            smaller = peak_memory(config, sizes, replace(here, sequences=rows // parts, parts=parts))
-            if smaller.total <= available:
-                return Way(checkpointing, memory, memory.total <= available, parts, rows // parts)
-        return Way(checkpointing, memory, False, None, None)
+        self.name, self.attention_type = recipe.name, recipe.model.attention_type
+        self.data = recipe.data.describe()  # in a few words
+        self.precision, self.accumulation = settings.precision, settings.accumulation
+        self.checkpointing = settings.gradient_checkpointing
+        self.steps, self.tokens_per_step = settings.steps, recipe.data.batch_size * length
+        self.device, self.devices = CPU if device is None else device.name, gpus
+        sizes = ModelSizes(meta_model(config), settings)
+        self.parameters = sizes.total
+        self.flops_per_token = flops_per_token(config, length)
+        rows = recipe.data.batch_size // context.dp_size
+        self.micro_batch = rows // settings.accumulation  # sequences that a device takes at a time
+        half, text = settings.precision != "no", recipe.data if isinstance(recipe.data, TextData) else None
+        layout = StepLayout(
+            kind=self.kind,
+            devices=gpus,
+            sequences=self.micro_batch,
+            length=length,
+            parts=settings.accumulation,
+            half=half,
+            checkpointing=settings.gradient_checkpointing,
+            backend=backend(config, device, half, packed=text is not None and text.isolate_documents),
+            on_cpu=device is None,
+        )
 
-    return Plan(
-        name=recipe.name,
-        attention_type=recipe.model.attention_type,
-        data=recipe.data.describe(),
-        precision=settings.precision,
-        accumulation=settings.accumulation,
-        checkpointing=settings.gradient_checkpointing,
-        parameters=sizes.total,
-        flops_per_token=flops,
-        steps=settings.steps,
-        tokens_per_step=tokens,
-        device=CPU if device is None else device.name,
-        devices=gpus,
-        kind=kind,
-        micro_batch=layout.sequences,
-        device_memory=available,
-        peak=peak,
-        assumed=utilisation,
-        utilisation=utilisation if reached is None else reached,
-        communication=sent,
-        needed=needed,
-        days=None if seconds is None else settings.steps * seconds / 86400,
-        checkpoint_bytes=checkpoint,
-        checkpoints_bytes=checkpoint * (settings.keep_checkpoints + 1),
-        token_cache_bytes=token_cache,
-        ways=(way(False), way(True)),
-    )
+        self.assumed = utilisation  # the share of the peak that the model's own operations reach without communication
+        # What they reach at best: less where communication takes longer than the computation that can run meanwhile.
+        self.utilisation = utilisation
+        self.communication: Communication | None = None  # what each GPU receives in a step; None for one alone
+        # Bytes/s that a GPU would have to receive, and of them through its network card, for the communication to take
+        # no time beside the computation; None where the next operation waits for it.
+        self.needed: tuple[float, float] | None = None
+        self.days: float | None = None  # the run's at `utilisation`; evaluation and saving come on top
+        self.peak: float | None  # FLOP/s of a device
+        if device is None:
+            self.peak = peak_flops(torch.device("cpu"), settings.precision)
+        else:
+            self.peak = device.peak(settings.precision)
+            self.communication = communication(config, sizes, layout, device.link, network or device.network)
+        if self.peak is not None:
+            computation = self.tokens_per_step * self.flops_per_token / (gpus * self.peak * utilisation)  # seconds
+            if self.communication is not None:
+                self.utilisation = self.communication.best(utilisation, computation)
+                if window := self.communication.overlap * computation:
+                    self.needed = (self.communication.received / window, self.communication.through_network / window)
+            self.days = settings.steps * (computation * utilisation / self.utilisation) / 86400
+
+        self.checkpoint_bytes = sizes.total * FLOAT + sizes.state  # of the weights and the optimizer state
+        # Of those that stay and the one that is being written.
+        self.checkpoints_bytes = self.checkpoint_bytes * (settings.keep_checkpoints + 1)
+        # Of the tokens that the run reads. The cache holds all of the text: less than this where the text is read
+        # several times, more where the run ends before its end. None for data that is made as it is read.
+        self.token_cache_bytes: int | None = None
+        if text is not None:
+            tokens = settings.steps * self.tokens_per_step
+            self.token_cache_bytes = tokens * token_dtype(config.vocab_size).itemsize
+        self.device_memory = _available_memory(device)  # bytes that a device has for the plan
+
+        def way(checkpointing: bool) -> Way:
+            here = replace(layout, checkpointing=checkpointing)
+            memory = peak_memory(config, sizes, here)
+            if self.device_memory is None:
+                return Way(checkpointing, memory, None, None, None)
+            for parts in (parts for parts in range(1, rows + 1) if rows % parts == 0):
+                smaller = peak_memory(config, sizes, replace(here, sequences=rows // parts, parts=parts))
+                if smaller.total <= self.device_memory:
+                    return Way(checkpointing, memory, memory.total <= self.device_memory, parts, rows // parts)
+            return Way(checkpointing, memory, False, None, None)
+
+        self.ways = (way(False), way(True))  # without and with gradient checkpointing
 
 
 def vocabulary(recipe: Recipe) -> int:
@@ -209,11 +172,12 @@ def backend(config: DiffTransformerConfig, gpu: Gpu | None, half: bool, packed: 
     """What computes attention on a device: see :func:`diff_transformer.ops.backends.choose` and, for the Transformer,
     whose documents are packed, :func:`diff_transformer.model.packed_documents.attend_by_document`.
     """
+    is_cuda = gpu is not None and gpu.device_names.startswith("NVIDIA")  # not ROCm, which torch gives the same name
     if not config.described.differential:
-        return "document" if packed and not (half and gpu is not None and gpu.is_cuda) else "sdpa"
+        return "document" if packed and not (half and is_cuda) else "sdpa"
     if gpu is None:
         return "cpu" if explain("cpu")["cpu"] is None else "blockwise"
-    return "triton" if gpu.is_cuda and head_dim(config) <= WIDEST_KEY else "sdpa"
+    return "triton" if is_cuda and head_dim(config) <= WIDEST_KEY else "sdpa"
 
 
 def _available_memory(gpu: Gpu | None) -> float | None:

@@ -66,23 +66,20 @@ class Metrics:
         number, and TensorBoard gets none. A number that is not finite is null in the lines, as JSON has no other way.
         """
         text = json.dumps(finite(line), allow_nan=False) + "\n"
-        rest = text.encode()
+        unwritten = text.encode()
         with self._plain_errors(self._lines):
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            while unwritten:
+                unwritten = unwritten[self._file.write(unwritten) :]
         with self._plain_errors(self._tensorboard):
-            self._draw(line)
-
-    def _draw(self, line: dict[str, Any]) -> None:
-        for name, value in line.items():
-            tag = _TAGS.get(name, name)
-            if isinstance(value, list):
-                for layer, number in enumerate(value, start=1):
-                    self._board.add_scalar(f"{tag}/layer_{layer:02d}", number, line["step"])
-            elif isinstance(value, str):
-                self._board.add_text(tag, value, line["step"])
-            elif name != "step" and value is not None:
-                self._board.add_scalar(tag, value, line["step"])
+            for name, value in line.items():
+                tag = _TAGS.get(name, name)
+                if isinstance(value, list):
+                    for layer, number in enumerate(value, start=1):
+                        self._board.add_scalar(f"{tag}/layer_{layer:02d}", number, line["step"])
+                elif isinstance(value, str):
+                    self._board.add_text(tag, value, line["step"])
+                elif name != "step" and value is not None:
+                    self._board.add_scalar(tag, value, line["step"])
 
     def __enter__(self) -> "Metrics":
         return self

@@ -29,7 +29,7 @@ from diff_transformer.lab.measure.harness import TABLE_1_MEASURES, task_names
 from diff_transformer.train import Recipe, build_config, load_recipe, training_plan
 from diff_transformer.train.run_setup import check_init_from
 from diff_transformer.train.step_costs import meta_model
-from diff_transformer.train.training_plan import Plan, plan, vocabulary
+from diff_transformer.train.training_plan import Plan, vocabulary
 from small_experiment import SMALL
 
 NAMES = [name for name in EXPERIMENTS if PAPER in find_experiment(name).presets]
@@ -78,7 +78,7 @@ def launched(command: str) -> tuple[int, dict[str, Any]]:
 @functools.cache
 def planned(recipe: str, gpus: int) -> Plan:
     """The plan on H200s of a recipe in JSON: many experiments name the same one."""
-    return plan(Recipe.model_validate_json(recipe), "h200", gpus)
+    return Plan(Recipe.model_validate_json(recipe), "h200", gpus)
 
 
 @pytest.mark.parametrize("name", NAMES)

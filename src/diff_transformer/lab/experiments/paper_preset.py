@@ -25,7 +25,7 @@ from diff_transformer.lab.experiments.experiment import (
 from diff_transformer.lab.experiments.request import preset_of
 from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.train import Recipe, build_config, load_recipe
-from diff_transformer.train.training_plan import Plan, plan, vocabulary
+from diff_transformer.train.training_plan import Plan, vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ def _plan(recipe: Recipe) -> Plan:
     """On the fewest machines, doubled from 1, whose GPUs hold it."""
     nodes = 1
     while nodes <= MOST_NODES and recipe.data.batch_size % (nodes * NODE * recipe.train.accumulation) == 0:
-        planned = plan(recipe, GPU, nodes * NODE)
+        planned = Plan(recipe, GPU, nodes * NODE)
         if planned.ways[planned.checkpointing].fits:
             return planned
         nodes *= 2
