@@ -259,8 +259,8 @@ def test_measures_of_other_data_say_so(run: Run, retrieval_run: Path, text_run: 
 
 @pytest.mark.parametrize("name", ["repeats", "positions", "harness"])
 def test_a_measure_of_text_says_that_the_run_has_none(run: Run, retrieval_run: Path, name: str) -> None:
-    told = f"The measure {name} is taken on text, and the run was not trained on any: name some with --text."
-    fails(run("eval", retrieval_run, "--measure", "standard", "--measure", name), told)
+    message = f"The measure {name} needs text, and the run was trained on none: name some by --text."
+    fails(run("eval", retrieval_run, "--measure", "standard", "--measure", name), message)
 
 
 @pytest.mark.parametrize("name", ["loss_by_tokens", "gradients_in_training"])

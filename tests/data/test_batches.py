@@ -107,7 +107,7 @@ def test_validation_is_in_small_batches(
 ) -> None:
     """A training batch is divided among processes, a validation batch is not; the blocks are the same ones."""
     everything = torch.cat([b["input_ids"] for b in text_batches(files, length=8).validation_batches()])
-    monkeypatch.setattr("diff_transformer.data.text_batches._VALIDATED_TOGETHER", together)
+    monkeypatch.setattr("diff_transformer.data.text_batches._VALIDATION_TOKENS", together)
     some = [b["input_ids"] for b in text_batches(files, length=8, batch_size=5).validation_batches()]
     assert {len(batch) for batch in some[:-1]} == {rows}
     assert torch.equal(torch.cat(some), everything)

@@ -50,11 +50,8 @@ class Commands(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # Only the names: typer suggests one of them for a mistyped command.
+        # Only the names: typer lists them, and suggests one of them for a mistyped command.
         self.commands: Any = dict.fromkeys(COMMANDS)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
@@ -136,8 +133,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"diff-transformer {__version__}")
         raise typer.Exit
 

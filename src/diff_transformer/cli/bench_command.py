@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
 from diff_transformer.cli import console
 from diff_transformer.cli.console import optional
+from diff_transformer.cli.terminal_progress import DESCRIPTION, TaskDisplay
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from diff_transformer.lab.bench.benchmark import BenchRow
 
 # Settings that one of the two benchmarks has alone, with their options. Whole models have one size.
@@ -19,7 +20,7 @@ ONLY_ONE = {"heads": "--heads", "head_dims": "--head-dim", "memory_length": "--m
 
 
 def bench(
-    what: Annotated[
+    benchmark: Annotated[
         Literal["operator", "model"],
         typer.Argument(metavar="operator|model", help="The operator alone, or whole models."),
     ],
@@ -98,19 +99,19 @@ def bench(
     }
     # The settings have defaults for what was not given.
     chosen = {name: value for name, value in options.items() if value not in (None, ())}
-    settings, measure_with = _benchmark(what)
+    settings, measure_with = _benchmark(benchmark)
     for name, option in ONLY_ONE.items():
         if name in chosen and name not in settings.__dataclass_fields__:
-            raise ValueError(f"{option} is an option of bench {'model' if what == 'operator' else 'operator'}.")
-    measured = settings.on(device, **chosen)
-    path = None if output is None else results_path(output, what, device)
+            raise ValueError(f"{option} is an option of bench {'model' if benchmark == 'operator' else 'operator'}.")
+    on_device = settings.on(device, **chosen)
+    path = None if output is None else results_path(output, benchmark, device)
     if path is None:
         console.messages().print("The results are printed and not written: --output names a folder for them.")
     else:
         console.refuse_existing((path, path.with_suffix(".md")), "results", overwrite=overwrite)
     watcher = _BenchProgress(console.messages())
     try:
-        document, rows = measure_with(measured, watcher)
+        document, rows = measure_with(on_device, watcher)
     finally:
         watcher.stop()
     for threshold in document["thresholds"]:
@@ -120,9 +121,9 @@ def bench(
     refuse_wrong(rows)
 
 
-def _benchmark(what: str) -> tuple[type[Any], Any]:
+def _benchmark(benchmark: str) -> tuple[type[Any], Any]:
     """The settings of a benchmark and its measurement, which takes them and a watcher."""
-    if what == "operator":
+    if benchmark == "operator":
         from diff_transformer.lab.bench.operator_bench import OperatorSettings, measure_operator
 
         return OperatorSettings, measure_operator
@@ -134,15 +135,10 @@ def _benchmark(what: str) -> tuple[type[Any], Any]:
 class _BenchProgress:
     """A `diff_transformer.lab.bench.benchmark.Watcher` that prints rows to stdout, under a line for their case."""
 
-    def __init__(self, messages: "Console") -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
-
-        from diff_transformer.cli.terminal_progress import DESCRIPTION, TaskDisplay
-
-        # A thread that draws by itself would disturb what is measured.
-        options = {"auto_refresh": False, "redirect_stdout": False}
+    def __init__(self, messages: Console) -> None:
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), DESCRIPTION)
-        self._display = TaskDisplay(messages, *columns, **options)
+        # A thread that draws by itself would disturb what is measured.
+        self._display = TaskDisplay(messages, *columns, auto_refresh=False, redirect_stdout=False)
         # If both are the same terminal, lines appear above the bar.
         self._out = messages if messages.is_terminal and sys.stdout.isatty() else console.output()
         self._case = ""
@@ -156,7 +152,7 @@ class _BenchProgress:
     def row(self, row: "BenchRow") -> None:
         from diff_transformer.lab.bench.bench_pages import row_line
 
-        case, before = f"{row.pass_}, {row.dtype}, {row.sizes}", self._case
+        case = f"{row.pass_}, {row.dtype}, {row.sizes}"
+        heading = "" if case == self._case else f"{case}\n"
         self._case = case
-        lines = [f"  {row_line(row)}"] if case == before else [case, f"  {row_line(row)}"]
-        self._out.print("\n".join(lines), markup=False, soft_wrap=True)
+        self._out.print(f"{heading}  {row_line(row)}", markup=False, soft_wrap=True)

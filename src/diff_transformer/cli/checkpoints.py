@@ -41,9 +41,8 @@ READ_BY_TRANSFORMERS = (
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
     """The folder that holds the model: `path` itself, a run folder's `model/`, or its newest checkpoint.
 
-    The model must belong to this project, or (`ours` false) be any causal language model. Raises FileNotFoundError
-    where there is no such model, and ValueError where `path` is no folder of one model, or the model is another one or
-    not valid.
+    The model must belong to this project, or (`ours` false) be any causal language model. Raises FileNotFoundError or
+    ValueError where there is no such model, or it is not valid.
     """
     if not path.exists():
         raise FileNotFoundError(f"The checkpoint {str(path)!r} does not exist.")
@@ -114,16 +113,15 @@ def find_recipe(folder: Path) -> "Recipe | None":
 
 def _check_model(folder: Path, ours: bool) -> None:
     config = folder / "config.json"
-    settings = parse_json(config.read_bytes(), repr(str(config)))
+    content = parse_json(config.read_bytes(), repr(str(config)))
+    settings = content if isinstance(content, dict) else {}
     for name in READ_BY_TRANSFORMERS:
-        if (other := folder / name).is_file():
-            parse_json(other.read_bytes(), repr(str(other)))
-    kind = settings.get("model_type") if isinstance(settings, dict) else None
+        if (file := folder / name).is_file():
+            parse_json(file.read_bytes(), repr(str(file)))
+    kind = settings.get("model_type")
     if ours and kind != DiffTransformerForCausalLM.config_class.model_type:
-        hint = _convert_command(folder, settings)
-        raise ValueError(
-            f"The model in {str(folder)!r} is not a model of this project: its model_type is {kind!r}.{hint}"
-        )
+        message = f"The model in {str(folder)!r} is not a model of this project: its model_type is {kind!r}."
+        raise ValueError(message + _convert_command(folder, settings))
     try:
         loaded = AutoConfig.from_pretrained(folder, local_files_only=True)
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
@@ -134,10 +132,8 @@ def _check_model(folder: Path, ours: bool) -> None:
         raise FileNotFoundError(f"{str(folder)!r} holds no weights: there is no .safetensors file in it.")
 
 
-def _convert_command(folder: Path, settings: Any) -> str:
+def _convert_command(folder: Path, settings: dict[str, Any]) -> str:
     """The sentence with the command that converts the folder; empty where `convert` does not know its layout."""
-    if not isinstance(settings, dict):
-        return ""
     # The config.json of the authors' layouts may lack model_type; `num_heads` is an argument of their modules.
     unnamed = "microsoft|microsoft-v2" if "model_type" not in settings and "num_heads" in settings else None
     layout = LAYOUT_OF_TYPE.get(str(settings.get("model_type")), unnamed)

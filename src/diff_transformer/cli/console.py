@@ -49,15 +49,15 @@ def read_recipe(name: str, settings: list[str] | None) -> "Recipe":
     return load_recipe(name, settings or ())
 
 
-def parse_options(given: list[str]) -> dict[str, Any]:
+def parse_options(settings: list[str]) -> dict[str, Any]:
     """Options NAME=VALUE, each given once, as a mapping of names to values. These are YAML: a number, word or list."""
     import yaml
 
     from diff_transformer.train.recipe import read_yaml
 
-    _refuse_repeated(given)
+    _refuse_repeated(settings)
     options: dict[str, Any] = {}
-    for text in given:
+    for text in settings:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ValueError(f"{text!r} is not a setting; write NAME=VALUE.")
@@ -69,27 +69,27 @@ def parse_options(given: list[str]) -> dict[str, Any]:
 
 
 def _refuse_repeated(settings: Iterable[str]) -> None:
-    given: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for setting in settings:
         name = setting.partition("=")[0]
-        if name in given:
-            raise ValueError(f"{name!r} is set twice, by {given[name]!r} and by {setting!r}; give it once.")
-        given[name] = setting
+        if name in by_name:
+            raise ValueError(f"{name!r} is set twice, by {by_name[name]!r} and by {setting!r}; give it once.")
+        by_name[name] = setting
 
 
-def refuse(what: str, options: Mapping[str, object]) -> None:
+def refuse(subject: str, options: Mapping[str, object]) -> None:
     """Raise ValueError for an option that was given, since none of these goes with `what`."""
     for option, value in options.items():
         if value not in (None, []) and value is not False:
-            raise ValueError(f"{option} does not go with {what}.")
+            raise ValueError(f"{option} does not go with {subject}.")
 
 
-def refuse_existing(paths: Iterable[Path], what: str, *, overwrite: bool) -> None:
+def refuse_existing(paths: Iterable[Path], subject: str, *, overwrite: bool) -> None:
     """Raise FileExistsError for the first path that exists, unless --overwrite was given."""
     for path in paths:
         if path.exists() and not overwrite:
             raise FileExistsError(
-                f"{str(path)!r} is there already; choose another --output, or replace the {what} with --overwrite."
+                f"{str(path)!r} is there already; choose another --output, or replace the {subject} with --overwrite."
             )
 
 

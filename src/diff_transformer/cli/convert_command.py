@@ -17,12 +17,7 @@ SEQUENCES, LENGTH = 16, 512
 
 
 def chosen_heads(choice: str, source: Path, text: list[Path] | None) -> list[list[int]] | None:
-    """The heads of each layer that DEX corrects; None for all heads.
-
-    `choice` is "all"; "25%", the quarter of each layer's heads of the model in `source` that looks most widely on the
-    text; or a JSON list with a list of heads for each layer. Raises ValueError where it is none of these, or where a
-    share and a text are not given together.
-    """
+    """The heads of each layer that DEX corrects; None for all. `choice` is the value of --dex-heads."""
     if choice.endswith("%"):
         return _widest_heads(choice, source, text)
     if text:

@@ -11,12 +11,12 @@ import typer
 from diff_transformer.cli import console
 from diff_transformer.cli.console import Checkpoint, Device, optional
 from diff_transformer.cli.extras import require_extra
+from diff_transformer.lab.report.documents import Table
 
 if TYPE_CHECKING:
     from diff_transformer.data import Batches
     from diff_transformer.lab.measure.measurement import Measurement
     from diff_transformer.lab.record import Result, ResultsFile
-    from diff_transformer.lab.report.documents import Table
 
 
 def evaluate_tasks(
@@ -54,13 +54,9 @@ def evaluate_tasks(
 
 
 def evaluate_measures(
-    checkpoint: Path, text: list[Path] | None, names: list[str], given: list[str], device: str | None
+    checkpoint: Path, text: list[Path] | None, names: list[str], option_texts: list[str], device: str | None
 ) -> "Iterator[tuple[ResultsFile, Table]]":
-    """The results of all measurements at once, and their table.
-
-    The names are of measurements; without any, or with names of single numbers, the standard measurement is taken, and
-    the table shows the chance and the floor of the run's task.
-    """
+    """The results of all measurements at once, and their table: of those named, or else of the standard measurement."""
     from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
     from diff_transformer.data import NeedleBatches, TextBatches
     from diff_transformer.lab.measure.measurement import EvalInput
@@ -69,8 +65,8 @@ def evaluate_measures(
 
     named = _are_measurements(names)
     if not named:
-        console.refuse("a measurement without a name", {"--option": given})
-    measures = read_measurements(names if named else ["standard"], given)
+        console.refuse("a measurement without a name", {"--option": option_texts})
+    measures = read_measurements(names if named else ["standard"], option_texts)
     for name, measure in measures.items():
         if measure.needs == "training":
             raise ValueError(f"The measure {name} is taken of an experiment's runs, by diff-transformer reproduce.")
@@ -87,7 +83,7 @@ def evaluate_measures(
         for name, measure in measures.items():
             if measure.needs == "text":
                 raise ValueError(
-                    f"The measure {name} is taken on text, and the run was not trained on any: name some with --text."
+                    f"The measure {name} needs text, and the run was trained on none: name some by --text."
                 )
     records: list[Result] = []
     for measure in measures.values():
@@ -113,10 +109,7 @@ def evaluate_measures(
 
 
 def _are_measurements(names: list[str]) -> bool:
-    """Whether the names are of measurements; if not, there are none or they are of the standard one's numbers.
-
-    Raises ValueError for a name that means nothing, or names of both kinds.
-    """
+    """Whether the names are of measurements; if not, there are none or they are of the standard one's numbers."""
     from diff_transformer.lab.measure.measurement import MEASUREMENTS
     from diff_transformer.lab.report.measured_tables import LABELS
     from diff_transformer.suggestions import did_you_mean
@@ -132,14 +125,11 @@ def _are_measurements(names: list[str]) -> bool:
     return kinds == {True}
 
 
-def read_measurements(names: list[str], given: list[str]) -> "dict[str, Measurement]":
-    """The measurements of these names, with the options that the user gave as NAME=VALUE.
-
-    Raises ValueError for an option that no measurement has, or a value that a measurement that has it does not allow.
-    """
+def read_measurements(names: list[str], option_texts: list[str]) -> "dict[str, Measurement]":
+    """The measurements of these names, with the options given as NAME=VALUE, which one or more of them must have."""
     from diff_transformer.lab.measure.measurement import MeasurementRequest, find_measurement, refuse_unknown
 
-    values = console.parse_options(given)
+    values = console.parse_options(option_texts)
     known = {name: find_measurement(name).model_fields for name in names}
     refuse_unknown(values, list(dict.fromkeys(chain(*known.values()))), f"The measure {', '.join(names)}")
     chosen = {name: {option: values[option] for option in values.keys() & known[name]} for name in names}

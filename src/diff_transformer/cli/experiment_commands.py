@@ -7,10 +7,11 @@ import typer
 
 from diff_transformer.cli import console
 from diff_transformer.cli.console import Seed, TextPaths, optional, parse_options
+from diff_transformer.cli.terminal_progress import TrainingProgress
+from diff_transformer.lab.record import ResultsFile
 
 if TYPE_CHECKING:
     from diff_transformer.lab.experiments.experiment import Experiment
-    from diff_transformer.lab.record import ResultsFile
     from diff_transformer.lab.report.documents import Table
 
 ALL = "all"
@@ -33,15 +34,13 @@ def demo(
 
     The demo takes 8 to 15 minutes on two processor cores and ends with a table and a page to open in a browser.
     """
-    from diff_transformer.cli.terminal_progress import TrainingProgress
     from diff_transformer.lab.experiments.demo import run_demo
     from diff_transformer.lab.report.measured_tables import demo_table
     from diff_transformer.lab.report.run_pages import build_run_report
     from diff_transformer.lab.results_files import read_results
 
-    output = output or Path("runs/demo-fast" if fast else "runs/demo")
     folder = run_demo(
-        output,
+        output or Path("runs/demo-fast" if fast else "runs/demo"),
         text=text,
         seed=seed,
         fast=fast,
@@ -49,11 +48,10 @@ def demo(
         overwrite=overwrite,
         progress=TrainingProgress(console.messages()),
     )
-    page = build_run_report([folder])
-    out = console.output()
-    out.print(demo_table(read_results(folder / "results.json")))
+    page, numbers = build_run_report([folder]), folder / "results.json"
+    console.output().print(demo_table(read_results(numbers)))
     models = sorted(path for path in folder.glob("*/model") if path.is_dir())
-    for name, paths in {"page": [page], "numbers": [folder / "results.json"], "models": models}.items():
+    for name, paths in {"page": [page], "numbers": [numbers], "models": models}.items():
         console.print_line(f"{name + ':':<9}{' '.join(map(str, paths))}")
 
 
@@ -95,7 +93,7 @@ def reproduce(
     experiments = [find_experiment(name) for name in dict.fromkeys(names) if name != ALL]
     if ALL in names:
         every = [find_experiment(name) for name in EXPERIMENTS]
-        experiments = [one for one in every if preset in one.presets or one.name in names]
+        experiments = [experiment for experiment in every if preset in experiment.presets or experiment.name in names]
     if preset == PAPER:
         settings = {"--seeds": seeds, "--text": text, "--option": option, "--output": output}
         flags = {"--resume": resume, "--overwrite": overwrite}
@@ -110,7 +108,6 @@ def reproduce(
         return
 
     from diff_transformer.cli.app import user_message
-    from diff_transformer.cli.terminal_progress import TrainingProgress
     from diff_transformer.lab.experiments.request import as_defined, check_results, request_experiment, results_path
     from diff_transformer.lab.experiments.runner import run_experiment
     from diff_transformer.lab.report.experiments_report import DOCUMENT, build_results_report
@@ -118,8 +115,8 @@ def reproduce(
     folder = output or Path("runs") / f"reproduce-{preset}"
     shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
     requests = [
-        request_experiment(experiment, preset, seeds=seeds, **given)
-        for experiment, given in zip(experiments, shared, strict=True)
+        request_experiment(experiment, preset, seeds=seeds, **arguments)
+        for experiment, arguments in zip(experiments, shared, strict=True)
     ]
     for request in requests:
         check_results(results_path(folder, request.experiment.name), request, resume=resume, overwrite=overwrite)
@@ -135,11 +132,11 @@ def reproduce(
             )
         except (ValueError, OSError, ModuleNotFoundError) as error:
             # What one of several cannot do, such as fetching a data set, must not keep the others from being done.
-            why = user_message(error)
-            if why is None or len(requests) == 1:
+            message = user_message(error)
+            if message is None or len(requests) == 1:
                 raise
             failed.append(name)
-            messages.print(f"error: {name}: {why}", markup=False, soft_wrap=True)
+            messages.print(f"error: {name}: {message}", markup=False, soft_wrap=True)
             continue
         _show(results, results_path(folder, name))
     if len(failed) < len(requests):
@@ -152,21 +149,18 @@ def reproduce(
 def _shared_out(
     experiments: "list[Experiment]", preset: str, text: list[Path], options: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Text and options for each experiment: where there are several, to those that know what to do with them.
-
-    What none of them knows goes to all, and the first one says so.
-    """
+    """Text and options for each experiment that knows them; what none of them knows goes to all, and is refused."""
     from diff_transformer.lab.experiments.request import preset_of
 
     presets = [preset_of(experiment, preset) for experiment in experiments]
-    known = {name for one in presets for name in one.options}
-    on_text = any(one.trains_on_text for one in presets)
+    known = {name for chosen in presets for name in chosen.options}
+    on_text = any(chosen.trains_on_text for chosen in presets)
     return [
         {
-            "text": text if one.trains_on_text or not on_text else [],
-            "options": {name: value for name, value in options.items() if name in one.options or name not in known},
+            "text": text if chosen.trains_on_text or not on_text else [],
+            "options": {name: value for name, value in options.items() if name in chosen.options or name not in known},
         }
-        for one in presets
+        for chosen in presets
     ]
 
 
@@ -181,13 +175,11 @@ def _listing() -> "Table":
             cells[name] = "checked" if name == "paper" else "?" if preset.minutes is None else f"{preset.minutes:g} min"
         rows.append((experiment.name, experiment.shows, *cells.values()))
     caption = "cpu: minutes on two processor cores. gpu: planned for one H200, not timed yet."
-    columns = ("name", "cpu", "gpu", "paper")
-    return Table.of_rows(
-        ("name", "what it shows", *columns[1:]), rows, caption=caption, right=("cpu", "gpu"), one_line=columns
-    )
+    head, one_line = ("name", "what it shows", "cpu", "gpu", "paper"), ("name", "cpu", "gpu", "paper")
+    return Table.of_rows(head, rows, caption=caption, right=("cpu", "gpu"), one_line=one_line)
 
 
-def _show(results: "ResultsFile", path: Path) -> None:
+def _show(results: ResultsFile, path: Path) -> None:
     """The comparisons, the variants, what a reader must know, and where all of it lies."""
     from diff_transformer.lab.report.experiment_tables import variants_table, verdict_table
 

@@ -120,5 +120,5 @@ def _results_about(results: "ResultsFile", folder: Path, recipe: "Recipe | None"
     if not isinstance(shared, dict) or any(shared.get(part) != trained[part] for part in ("model", "data", "train")):
         return None
     # The recipe's name begins the names of what was measured of its models.
-    own = tuple(record for record in results.records if record.name.startswith(f"{recipe.name}/"))
-    return replace(results, records=own)
+    about_model = tuple(record for record in results.records if record.name.startswith(f"{recipe.name}/"))
+    return replace(results, records=about_model)

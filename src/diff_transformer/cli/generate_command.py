@@ -71,10 +71,7 @@ def generate(
 
 
 def stdout_streamer(tokenizer: Any) -> Any:
-    """Writes generated text to stdout word by word.
-
-    In a terminal, control characters, which a byte model may write, show as "�".
-    """
+    """Writes generated text to stdout word by word; in a terminal control characters show as "�"."""
     from transformers import TextStreamer
 
     class StdoutStreamer(TextStreamer):

@@ -37,6 +37,8 @@ DESCRIPTION = TextColumn("{task.description}", markup=False)
 class TaskDisplay:
     """One task at a time: a bar with the given columns in a terminal, lines in a log."""
 
+    task: Task  # the one that was started last
+
     def __init__(self, console: Console, *columns: ProgressColumn, **options: Any) -> None:
         """`options` are those of `rich.progress.Progress`."""
         self.console = console
@@ -45,16 +47,11 @@ class TaskDisplay:
         self._bar = self._new_bar()
         self._next_line = -math.inf
 
-    @property
-    def task(self) -> Task:
-        """The task that was started last."""
-        return self._bar.tasks[0]
-
     def start(self, total: float | None = None, description: str = "", **fields: Any) -> None:
         """Begin a task; `fields` are what the columns show besides."""
         self._next_line = -math.inf
         self._bar = self._new_bar()
-        self._bar.add_task(description, total=total, **fields)
+        self.task = self._bar.tasks[self._bar.add_task(description, total=total, **fields)]
         self._bar.start()
 
     def show(self, line: Callable[[], str], *, is_due: bool | None = None, **fields: Any) -> None:
@@ -108,10 +105,7 @@ class TrainingProgress:
 
 @contextmanager
 def tokenising_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """Shows how many documents and tokens of a text have been tokenised, as the function that it gives is called.
-
-    An interruption says so, too.
-    """
+    """Shows how many documents and tokens are tokenised, as the function that it gives is called, and at Ctrl-C."""
     display = TaskDisplay(console, SpinnerColumn(), DESCRIPTION, transient=True)
 
     counts = ""

@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 from diff_transformer.cli import console
 from diff_transformer.cli.app import with_plain_errors
 from diff_transformer.cli.console import RecipeName, RecipeSettings, optional, read_recipe
+from diff_transformer.cli.terminal_progress import TrainingProgress, tokenising_progress
 
 tokenizer = typer.Typer(name="tokenizer", add_completion=False, no_args_is_help=True)
 
@@ -64,7 +65,6 @@ def prepare(
 
     An interrupted command continues where it stopped when it is run again.
     """
-    from diff_transformer.cli.terminal_progress import tokenising_progress
     from diff_transformer.data import NeedleBatches, TextBatches
     from diff_transformer.train import build_data
     from diff_transformer.train.data_kinds import KINDS, TextData
@@ -129,10 +129,7 @@ command = typer.Typer(add_completion=False)
 
 
 class ResumableCommand(TyperCommand):
-    """A command whose option `--resume` may stand alone or have the value "auto", which typer's options cannot.
-
-    `--resume` alone is passed on as an empty value.
-    """
+    """A command whose `--resume` may stand alone, as an empty value, or be followed by "auto": typer has no such."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words: list[str] = []
@@ -160,7 +157,6 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the output folder.")] = False,
 ) -> None:
     """Train the model of a recipe. Follow the run with `diff-transformer watch` or TensorBoard."""
-    from diff_transformer.cli.terminal_progress import TrainingProgress, tokenising_progress
     from diff_transformer.lab.measure.standard import validation_callback
     from diff_transformer.train import build_data, open_run
     from diff_transformer.train.distributed import is_first_process

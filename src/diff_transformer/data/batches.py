@@ -105,14 +105,12 @@ def padded(rows: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) ->
 
 
 def flattened(batch: dict[str, Tensor]) -> dict[str, Any]:
-    """A batch (B, N) whose rows hold several documents as one row, for a model that attends by document.
+    """A batch (B, N) whose rows hold several documents as one row (1, B·N), for a model that attends by document.
 
-    Returns:
-        The batch's tensors as (1, B·N), `labels` with −100 at the first token of every document (which would be
-        predicted from the document before), and where the documents are, by transformers' names: `cu_seq_lens_q` and
-        `cu_seq_lens_k`, int32, the first token of each and B·N at the end; `max_length_q` and `max_length_k`, the
-        longest one's length. The end is repeated until there are 2, 4, 8 … entries, so that compiled code meets few
-        shapes. A batch without `position_ids` as it is.
+    The first token of a document has no label, since it would be predicted from the document before. By transformers'
+    names the row says where documents are: `cu_seq_lens_q` and `cu_seq_lens_k`, int32, hold the first token of each and
+    B·N, repeated until there are 2, 4, 8 … entries, so that compiled code meets few shapes; `max_length_q` and
+    `max_length_k` are the longest one's length. A batch without `position_ids` stays as it is.
     """
     if "position_ids" not in batch:
         return dict(batch)

@@ -27,10 +27,9 @@ _CUT = re.compile(r"\S(?=\s)")
 
 # Folders of the standard library that are not its source: tests, installed packages, caches, bundled programs, and
 # two folders of generated tables (`encodings`, `pydoc_data`) that would make the corpus easier than code is.
-_FOLDERS = (
+_NO_SOURCE = (
     "__pycache__ dist-packages encodings ensurepip idlelib lib2to3 pydoc_data site-packages test tests turtledemo"
 )
-_NOT_SOURCE = frozenset(_FOLDERS.split())
 
 
 class Piece(NamedTuple):
@@ -173,15 +172,12 @@ class HubDataset:
 def _standard_library() -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
     files = [path.relative_to(root) for path in root.rglob("*.py")]
-    chosen = [file for file in files if _NOT_SOURCE.isdisjoint(file.parts[:-1])]
+    chosen = [file for file in files if not set(_NO_SOURCE.split()) & set(file.parts[:-1])]
     return [root / file for file in sorted(chosen, key=lambda file: file.as_posix())]
 
 
 def _text_files(path: Path) -> Iterator[str]:
-    """The readable files that `path` names, in any order: itself, or everything below it.
-
-    Strings, and no look at each file beside its folder's list: a million files are found in seconds.
-    """
+    """The readable files that `path` names, in any order; strings, as a million files are to be found in seconds."""
     if not path.exists():
         raise FileNotFoundError(f"There is no text file or folder {str(path)!r}.")
     if not path.is_dir():
@@ -232,46 +228,44 @@ def _read_jsonl(file: Path, field: str) -> Iterator[Piece]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            where = f"Line {number} of {str(file)!r}"
-            row = parse_json(line, where)
+            location = f"Line {number} of {str(file)!r}"
+            row = parse_json(line, location)
             if not isinstance(row, dict) or field not in row:
                 holds = f"only {', '.join(map(repr, row))}" if isinstance(row, dict) else f"a {type(row).__name__}"
-                raise ValueError(f"{where} has no field {field!r}, {holds}.")
-            yield Piece(_checked(row[field], where, field), ends=True)
+                raise ValueError(f"{location} has no field {field!r}, {holds}.")
+            yield Piece(_checked(row[field], location, field), ends=True)
 
 
 def _read_parquet(file: Path, field: str) -> Iterator[Piece]:
     from pyarrow import ArrowException, parquet  # `datasets` brings it
 
-    number = 0
     try:
         with parquet.ParquetFile(file) as table:
             columns = table.schema_arrow.names
             if field not in columns:
                 raise ValueError(f"{str(file)!r} has no column {field!r}, only {', '.join(map(repr, columns))}.")
-            for batch in table.iter_batches(batch_size=64, columns=[field]):
-                for text in batch.column(0).to_pylist():
-                    number += 1
-                    yield Piece(_checked(text, f"Row {number} of {str(file)!r}", field), ends=True)
+            batches = table.iter_batches(batch_size=64, columns=[field])
+            for number, text in enumerate((text for batch in batches for text in batch.column(0).to_pylist()), start=1):
+                yield Piece(_checked(text, f"Row {number} of {str(file)!r}", field), ends=True)
     except (ArrowException, OSError) as error:
         message = " ".join(str(error).split())
         raise ValueError(f"{str(file)!r} is not a readable parquet file: {message}") from None
 
 
-def _checked(text: object, where: str, field: str) -> str:
+def _checked(text: object, location: str, field: str) -> str:
     if not isinstance(text, str):
-        raise ValueError(f"{where}: {field!r} is {text!r}, not text.")
-    check_characters(text, f"{where}: {field!r}")
+        raise ValueError(f"{location}: {field!r} is {text!r}, not text.")
+    check_characters(text, f"{location}: {field!r}")
     return text if text.strip() else ""
 
 
-def check_characters(text: str, where: str) -> None:
+def check_characters(text: str, location: str) -> None:
     """Raise ValueError where a text has no bytes: JSON and Python's strings can hold half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        raise ValueError(f"{where} holds {half!r}, which is not a Unicode character.") from None
+        raise ValueError(f"{location} holds {half!r}, which is not a Unicode character.") from None
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[Piece]]] = {

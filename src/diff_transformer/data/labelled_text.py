@@ -60,9 +60,7 @@ def read_labelled(name: str, folder: str | Path) -> LabelledText:
         raise ValueError(f"The {'test' if train else 'training'} part of {name} in {str(folder)!r} is empty.")
     labels = tuple(sorted({label for _, label in train}))
     if unknown := sorted({label for _, label in test}.difference(labels)):
-        raise ValueError(
-            f"The test part of {name} in {str(folder)!r} has the label {unknown[0]!r}, the training part none."
-        )
+        raise ValueError(f"In {str(folder)!r} the test part of {name} alone has the label {unknown[0]!r}.")
     return LabelledText(name, train, test, labels, input_name, label_name)
 
 
@@ -78,10 +76,8 @@ def _trec(folder: Path, part: str, fine: bool) -> Rows:
         if coarse in _TREC and fine_class and text:
             yield text, f"{_TREC[coarse]} {fine_class}" if fine else _TREC[coarse]
         elif name:
-            classes = ", ".join(_TREC)
-            raise ValueError(
-                f"{file}, line {number}: a line is COARSE:fine and a question, with {classes}; got {line[:60]!r}."
-            )
+            expected = f"a line is COARSE:fine and a question, with {', '.join(_TREC)}"
+            raise ValueError(f"{file}, line {number}: {expected}; got {line[:60]!r}.")
 
 
 def _banking77(folder: Path, part: str) -> Rows:
@@ -104,10 +100,10 @@ def _clinc150(folder: Path, part: str) -> Rows:
         yield _pair(row, f"{file}, row {number}")
 
 
-def _pair(row: Any, where: str) -> tuple[str, str]:
+def _pair(row: Any, location: str) -> tuple[str, str]:
     is_pair = isinstance(row, list) and len(row) == 2
     if not is_pair or not all(isinstance(text, str) and text.strip() for text in row):
-        raise ValueError(f"{where}: a text and its label are a list of two texts that are not empty, got {row!r}.")
+        raise ValueError(f"{location}: a text and its label are a list of two texts that are not empty, got {row!r}.")
     text, label = row
     return " ".join(text.split()), label.replace("_", " ").strip()
 

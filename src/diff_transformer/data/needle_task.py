@@ -142,13 +142,13 @@ class NeedleTask:
         lines = [needle(city, value) for city, value in zip(cities, values, strict=True)]
         turns = [self._targets(random, count) for _ in range(self.turns)]
         text = self._text(random, self.length - self._most)
-        context, begins, depth = _hide(random, text, lines, turns[-1][0], depth)
+        context, spans, depth = _hide(random, text, lines, turns[-1][0], depth)
 
         encoded = self._encode(context)
         tokens, learned = list(encoded.ids), [False] * len(encoded.ids)
         for targets in turns:
-            ask = self._encode(f"\n{question([cities[which] for which in targets])}\n{self.lead}").ids
-            reply = self._encode("\n".join(lines[which] for which in targets))
+            ask = self._encode(f"\n{question([cities[index] for index in targets])}\n{self.lead}").ids
+            reply = self._encode("\n".join(lines[index] for index in targets))
             prompt_length = len(tokens) + len(ask)
             tokens += [*ask, *reply.ids]
             learned += [False] * len(ask) + [True] * len(reply.ids)
@@ -158,19 +158,17 @@ class NeedleTask:
 
         # A number stands at the end of its line. In the answer the token before its first one predicts it.
         queried = turns[-1]
-        ends = [begins[which] + len(lines[which]) for which in queried]
-        answer_ends = np.cumsum([len(lines[which]) + 1 for which in queried]) - 1
+        needle_spans = [spans[index] for index in queried]
+        answer_ends = np.cumsum([len(lines[index]) + 1 for index in queried]) - 1
         firsts = [_span(reply.offsets, end - self.digits, end)[0] for end in answer_ends]
         return NeedleDocument(
             tokens=tuple(tokens),
             learned=tuple(learned),
             prompt_length=prompt_length,
             context_length=len(encoded.ids),
-            numbers=tuple(values[which] for which in queried),
-            answer_spans=tuple(_span(encoded.offsets, end - self.digits, end) for end in ends),
-            needle_spans=tuple(
-                _span(encoded.offsets, begins[which], end) for which, end in zip(queried, ends, strict=True)
-            ),
+            numbers=tuple(values[index] for index in queried),
+            answer_spans=tuple(_span(encoded.offsets, end - self.digits, end) for _, end in needle_spans),
+            needle_spans=tuple(_span(encoded.offsets, begin, end) for begin, end in needle_spans),
             query_positions=tuple(prompt_length + first - 1 for first in firsts),
             depth=depth,
         )
@@ -200,8 +198,8 @@ class NeedleTask:
 
 def _hide(
     random: np.random.Generator, text: str, lines: list[str], target: int, depth: float | None
-) -> tuple[str, list[int], float]:
-    """The text with these lines in it, the characters at which they begin, and how deep the line `target` lies."""
+) -> tuple[str, list[tuple[int, int]], float]:
+    """The text with these lines in it, the characters of each line in it, and how deep the line `target` lies."""
     positions = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
     if len(positions) < len(lines) + len(text) // _RARE:  # source code has few sentences, but lines
         positions = [0, *(match.end() for match in _LINE_END.finditer(text)), len(text)]
@@ -212,16 +210,16 @@ def _hide(
         # Another needle that lies there goes where this one would have.
         chosen = np.where(chosen == nearest, chosen[target], chosen)
         chosen[target] = nearest
-    hidden, begins, last = "", [0] * len(lines), 0
-    for which in np.argsort(chosen, kind="stable"):
-        position = int(chosen[which])
+    hidden, spans, last = "", [(0, 0)] * len(lines), 0
+    for index in np.argsort(chosen, kind="stable"):
+        position = int(chosen[index])
         hidden += text[last:position] + ("\n" if position else "")
-        begins[which] = len(hidden)
+        spans[index] = len(hidden), len(hidden) + len(lines[index])
         # A line of its own: what follows begins with white space or, at the beginning, is given a new line.
         follows = text[position : position + 1]
-        hidden += lines[which] + ("" if follows == "\n" or not follows else "\n")
+        hidden += lines[index] + ("" if follows in ("", "\n") else "\n")
         last = position
-    return hidden + text[last:], begins, int(chosen[target]) / max(1, len(text))
+    return hidden + text[last:], spans, int(chosen[target]) / max(1, len(text))
 
 
 def _span(offsets: list[tuple[int, int]], begin: int, end: int) -> tuple[int, int]:

@@ -32,17 +32,14 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
     """The folder `target`, made by `make` if it is not there: it is complete or absent.
 
     One process makes it while others wait. `make` fills a folder that it finds again after an interruption or an
-    exception. Content is compared with its SHA-256 where size or times of a file are not those of the last comparison:
-    a damaged folder is made again, with a warning. One whose parent cannot be written, as in somebody else's cache, is
-    used where it is complete. Raises an OSError where it cannot be written, as where the disk is full.
+    exception. A damaged folder is made again, with a warning. One whose parent cannot be written, as in somebody else's
+    cache, is used where it is complete. Raises an OSError where it cannot be written, as where the disk is full.
     """
     if _is_verified(target):
         return target
     if target.is_dir() and not os.access(target.parent, os.W_OK):
         if reason := _damage(target):
-            raise OSError(
-                f"The cache {str(target)!r} cannot be used, and cannot be written to be made again: {reason}."
-            )
+            raise OSError(f"The cache {str(target)!r} cannot be used, nor written to be made again: {reason}.")
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +69,7 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _damage(folder: Path) -> str | None:
-    """Why a folder cannot be used; None where it can. Its content is read where it may have changed."""
+    """Why a folder cannot be used, if so. Content is read where sizes or times of files have changed since it was."""
     return None if _is_verified(folder) else why_incomplete(folder) or why_changed(folder)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -9,7 +10,6 @@ from diff_transformer.data.corpus import Corpus, Piece
 
 # What is known of each document: bytes of UTF-8, and the first 64 bits of the SHA-256 of its text.
 DOCUMENT = np.dtype([("bytes", "<i8"), ("digest", "<u8")])
-
 
 # A piece, and the fields of `DOCUMENT` where its document ends; else None.
 DigestedPiece = tuple[Piece, tuple[int, int] | None]
@@ -60,16 +60,6 @@ def split(documents: np.ndarray, validation_fraction: float) -> np.ndarray:
     return training
 
 
-def training_text(corpus: Corpus, validation_fraction: float) -> Iterator[str]:
-    """The text that is not kept for validation, in pieces. Reads the corpus twice; see `split`."""
-    return _part(corpus, validation_fraction, validation=False)
-
-
-def validation_text(corpus: Corpus, validation_fraction: float) -> Iterator[str]:
-    """The text that is kept for validation, in pieces. Reads the corpus twice; see `split`."""
-    return _part(corpus, validation_fraction, validation=True)
-
-
 def _part(corpus: Corpus, validation_fraction: float, *, validation: bool) -> Iterator[str]:
     rows = [document for _, document in with_digests(corpus.pieces()) if document is not None]
     training = split(np.array(rows, dtype=DOCUMENT), validation_fraction)
@@ -84,3 +74,8 @@ def _part(corpus: Corpus, validation_fraction: float, *, validation: bool) -> It
         before += len(encoded)
         if piece.ends:
             number, before = number + 1, 0
+
+
+# The text to train on and the text to validate with, in pieces; the corpus is read twice. See `split`.
+training_text = partial(_part, validation=False)
+validation_text = partial(_part, validation=True)

@@ -20,7 +20,7 @@ from diff_transformer.data.tokenizers import bytes_of_tokens
 _TABLES_VERSION = 1
 _SOURCE = "source.sha256"
 _BATCH_TOKENS = 1 << 20  # whose sizes are added up together
-_VALIDATED_TOGETHER = 1 << 14  # tokens
+_VALIDATION_TOKENS = 1 << 14  # tokens
 
 
 @dataclass(eq=False, repr=False)
@@ -92,9 +92,7 @@ class TextBatches:
         return sum(int(self._sizes[labels[labels != IGNORED].numpy()].sum()) for labels in targets)
 
     def documents(self, *, training: bool = False) -> Iterator[np.ndarray]:
-        """Whole documents of the validation part, or of the training part: the tokens of each, its end of text
-        included, in the corpus' order.
-        """
+        """The tokens of each document, its end of text included, of the validation part or of the training part."""
         return (self._train if training else self._validation).documents()
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
@@ -110,12 +108,10 @@ class TextBatches:
         return self._train.batch(np.array(indices), self.length, self.isolated)
 
     def validation_batches(self) -> Iterator[dict[str, Tensor]]:
-        """The validation blocks in the order of the text, `batch_size` or fewer at a time.
-
-        A training batch may be divided among many processes, and these are not: they have 16,384 tokens at the most, or
-        one block.
+        """The validation blocks in the order of the text, `batch_size` or fewer at a time: at most 16,384 tokens, or
+        one block, since these batches are not divided among processes as training batches are.
         """
-        rows = max(1, min(self.batch_size, _VALIDATED_TOGETHER // self.length))
+        rows = max(1, min(self.batch_size, _VALIDATION_TOKENS // self.length))
         for start in range(0, len(self._validation_blocks), rows):
             indices = self._validation_blocks[start : start + rows]
             yield self._validation.batch(indices, self.length, self.isolated)
@@ -143,15 +139,11 @@ class Packed(NamedTuple):
             yield self.tokens[begin : begin + self.ends[number + 1] - self.ends[number]]
 
     def blocks(self, length: int) -> int:
-        """How many blocks there are: each begins with the last token of the one before, so that all tokens but the
-        first (and a rest shorter than a block) are predicted once.
-        """
+        """How many blocks there are; each begins with the last token of the one before, to predict every token once."""
         return max(0, (len(self) - 1) // (length - 1))
 
     def block(self, index: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Block `index`: tokens and positions, both (length,) int64. Positions restart where a document begins; the
-        block's first token has position 0.
-        """
+        """Block `index`: tokens and positions, both (length,) int64; positions restart where a document begins."""
         start = index * (length - 1)
         positions = np.arange(start, start + length)
         first, last = np.searchsorted(self.ends, (start, start + length - 1), side="right") - 1
@@ -163,8 +155,7 @@ class Packed(NamedTuple):
     def batch(self, indices: np.ndarray, length: int, isolated: bool) -> dict[str, Tensor]:
         """Blocks (blocks,) as a batch of `input_ids` and `labels`, (blocks, length) int64.
 
-        Isolated, also `position_ids`, which restart with each document, and the first token of a document is not to be
-        predicted: nothing before it can be seen.
+        Isolated, also `position_ids`, and no first token of a document is predicted: nothing before it can be seen.
         """
         blocks = [self.block(int(index), length) for index in indices]
         input_ids = torch.from_numpy(np.stack([tokens for tokens, _ in blocks]))

@@ -19,7 +19,7 @@ from diff_transformer.text_workers import encode_in_processes
 
 # A piece of a document in the cache: where its tokens end (a last piece's with the end of text), whether the document
 # ends with it, and, where it does, what `split` needs.
-RECORD = np.dtype([("end", "<i8"), ("ends", "?"), *((name, DOCUMENT[name]) for name in DOCUMENT.names or ())])
+RECORD = np.dtype([("end", "<i8"), ("ends", "?"), *DOCUMENT.descr])
 _TOKENS, _PIECES, _SETTINGS = "tokens.bin", "pieces.bin", "cache.json"
 _CACHE_VERSION = 1
 _BATCH_CHARACTERS = 1 << 22  # encoded together: many pieces for the threads, and bounded memory
