@@ -131,8 +131,8 @@ def test_bad_input_before_any_measurement(run: Run, tmp_path: Path, arguments: l
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("what", ["operator", "model"])
-def test_bad_output_before_any_measurement(run: Run, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("benchmark", ["operator", "model"])
+def test_bad_output_before_any_measurement(run: Run, tmp_path: Path, benchmark: str) -> None:
     file = tmp_path / "file"
     file.write_text("", encoding="utf-8")
-    fails(run("bench", what, "--output", file), "must be a folder that can be written", "it is a file")
+    fails(run("bench", benchmark, "--output", file), "must be a folder that can be written", "it is a file")

@@ -27,12 +27,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_build_says_where_and_how_long(run: Run, cache: Path) -> None:
     assert "not compiled yet" in run("info").stdout
-    for options, taken in ([[], " s: "], [[], " before: "], [["--force"], " s: "]):
+    for options, duration in ([[], " s: "], [[], " before: "], [["--force"], " s: "]):
         result = run("build", *options)
         assert result.exit_code == 0
         assert result.stdout.startswith("compiled for ")
-        assert result.stdout.endswith(f"{taken}{cpu_build.describe().library}\n")
-        assert ("compiling the CPU kernel" in result.stderr) == (taken == " s: ")
+        assert result.stdout.endswith(f"{duration}{cpu_build.describe().library}\n")
+        assert ("compiling the CPU kernel" in result.stderr) == (duration == " s: ")
     status = " ".join(run("info").stdout.split())
     assert "compiled for" in status
     assert "backend cpu on cpu can run" in status

@@ -72,8 +72,8 @@ def test_a_setting_that_is_given_twice_is_refused(command: str, run: Run) -> Non
 
 def test_a_tokenizer_is_trained_and_a_recipe_takes_it(run: Run, text_file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "bpe"
-    made = run("tokenizer", "train", text_file, "--vocab-size", 270, "--output", folder)
-    assert (made.exit_code, made.stdout) == (0, f"270 tokens: {folder}\n")
+    trained = run("tokenizer", "train", text_file, "--vocab-size", 270, "--output", folder)
+    assert (trained.exit_code, trained.stdout) == (0, f"270 tokens: {folder}\n")
     sizes = ["model.hidden_size=16", "model.intermediate_size=16", "data.batch_size=2", "data.validation_tokens=256"]
     settings = [*sizes, f"data.paths={text_file}", f"data.tokenizer={folder}", "train.steps=1"]
     first = run("train", "tiny", *settings, "--output", tmp_path / "run")
@@ -83,9 +83,9 @@ def test_a_tokenizer_is_trained_and_a_recipe_takes_it(run: Run, text_file: Path,
     assert config["vocab_size"] == 270
     again = run("train", "tiny", *settings, "--output", tmp_path / "again")
     assert "tokenised" not in again.stderr
-    taken = run("tokenizer", "train", text_file, "--output", folder)
-    assert taken.exit_code == 2
-    assert "--output must be a new folder" in taken.stderr
+    refused = run("tokenizer", "train", text_file, "--output", folder)
+    assert refused.exit_code == 2
+    assert "--output must be a new folder" in refused.stderr
     wrong = run("train", "tiny", *settings[:-2], "data.tokenizer=no/such", "--output", tmp_path / "no")
     assert wrong.exit_code == 2
     assert "'no/such' cannot be loaded" in wrong.stderr
@@ -135,9 +135,9 @@ def test_control_characters_do_not_reach_a_terminal(monkeypatch: pytest.MonkeyPa
 
 def test_generate_takes_any_folder_that_holds_the_model(run: Run, text_run: Path) -> None:
     options = ("--prompt", "to be", "--max-new-tokens", 5, "--greedy")
-    whole = run("generate", text_run, *options).stdout
-    assert run("generate", text_run / "model", *options).stdout == whole
-    assert run("generate", text_run / "checkpoints" / "step-000003", *options).stdout == whole
+    generated = run("generate", text_run, *options).stdout
+    assert run("generate", text_run / "model", *options).stdout == generated
+    assert run("generate", text_run / "checkpoints" / "step-000003", *options).stdout == generated
 
 
 def test_generate_takes_the_newest_checkpoint_of_an_unfinished_run(run: Run, text_run: Path, tmp_path: Path) -> None:
@@ -288,13 +288,13 @@ def test_report_prints_where_the_page_is(run: Run, text_run: Path, tmp_path: Pat
 
 
 def test_report_sets_out_experiments(run: Run, tmp_path: Path) -> None:
-    twins = [
+    records = [
         Result(name="made_up/loss", variant=variant, value=2.0, seed=0, better="lower")
         for variant in ("diff", "softmax")
     ]
-    asked = {"request": {"experiment": "recall", "preset": "cpu"}}
-    compared = [compare(twins, "made_up/loss", "diff", "softmax")]
-    results = capture_results("which is found", asked, twins, "cpu", comparisons=compared)
+    settings = {"request": {"experiment": "recall", "preset": "cpu"}}
+    compared = [compare(records, "made_up/loss", "diff", "softmax")]
+    results = capture_results("which is found", settings, records, "cpu", comparisons=compared)
     path = write_json(tmp_path / "recall.json", results)
     for paths in ([tmp_path], [path], [path, tmp_path]):
         result = run("report", *paths, "--overwrite")

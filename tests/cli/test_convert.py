@@ -33,9 +33,9 @@ def llama(tmp_path: Path) -> Path:
     return tmp_path / "llama"
 
 
-def logits(place: Path) -> torch.Tensor:
+def logits(folder: Path) -> torch.Tensor:
     with torch.no_grad():
-        return AutoModelForCausalLM.from_pretrained(place).eval()(torch.arange(11)[None]).logits
+        return AutoModelForCausalLM.from_pretrained(folder).eval()(torch.arange(11)[None]).logits
 
 
 def test_the_help_names_every_layout() -> None:

@@ -66,21 +66,21 @@ def test_questions_of_ones_own_are_measured(run: Run, text_run: Path, questions:
     output = tmp_path / "results.json"
     result = run("eval", text_run, "--tasks", questions, "--output", output, "--batch-size", 1)
     assert result.exit_code == 0
-    found = read_results(output)
-    assert [record.name for record in found.records] == ["harness/mine/acc", "harness/mine/acc_norm"]
-    assert {(record.variant, record.n) for record in found.records} == {("diff", 2)}
-    assert found.settings["tasks"] == [str(questions)]
-    assert found.settings["batch_size"] == 1
-    assert found.settings["published"] == {}
-    assert "lm_eval" in found.versions
-    for record in found.records:
+    written = read_results(output)
+    assert [record.name for record in written.records] == ["harness/mine/acc", "harness/mine/acc_norm"]
+    assert {(record.variant, record.n) for record in written.records} == {("diff", 2)}
+    assert written.settings["tasks"] == [str(questions)]
+    assert written.settings["batch_size"] == 1
+    assert written.settings["published"] == {}
+    assert "lm_eval" in written.versions
+    for record in written.records:
         line = next(line for line in result.stdout.splitlines() if f" {record.name.split('/')[-1]} ↑" in line)
         assert f" {record.value:.3f} [" in line
     assert "DIFF here" in result.stdout
     assert "paper" not in result.stdout
-    assert found.settings["notes"] == []
+    assert written.settings["notes"] == []
     fails(run("eval", text_run, "--tasks", questions, "--output", output), "--output must be a new file")
-    assert read_results(output) == found
+    assert read_results(output) == written
 
 
 def test_the_paper_stands_beside_what_was_measured(run: Run, text_run: Path, questions: Path, tmp_path: Path) -> None:
@@ -169,11 +169,11 @@ def test_a_measurement_is_taken_by_its_name(run: Run, text_run: Path, tmp_path: 
     output = tmp_path / "standard.json"
     result = run("eval", text_run, "--measure", "standard", "--output", output)
     assert result.exit_code == 0
-    found = read_results(output)
+    written = read_results(output)
     run("eval", text_run, "--output", tmp_path / "unnamed.json")
-    assert found.records == read_results(tmp_path / "unnamed.json").records
-    assert found.settings["measures"] == {"standard": {"sequences": 512}}
-    for record in found.records:
+    assert written.records == read_results(tmp_path / "unnamed.json").records
+    assert written.settings["measures"] == {"standard": {"sequences": 512}}
+    for record in written.records:
         assert f"{record.value:.3f}" in result.stdout
     fails(run("eval", text_run, "--measure", "standard", "--output", output), "--output must be a new file")
 
@@ -242,13 +242,13 @@ def test_a_run_on_many_shot_data_is_measured(run: Run, tmp_path: Path) -> None:
     fails(run("eval", folder, *measures, "--option", "shots=4"), "episodes cannot take 4 for shots", "a list")
     result = run("eval", folder, *measures, *options, "--output", output)
     assert result.exit_code == 0
-    found = read_results(output)
-    groups = dict.fromkeys(record.coordinates.label for record in found.records)
+    written = read_results(output)
+    groups = dict.fromkeys(record.coordinates.label for record in written.records)
     assert list(groups)[:3] == [f"noise 0.1, {shots} shots" for shots in (8, 16, 32)]
     assert list(groups)[3:] == ["random orders, noise 0.1", "alternating orders, noise 0.1"]
-    assert {record.n for record in found.records} == {3 * 4, 2}
-    assert result.stdout.count("many_shot/") == len(found.records) == 3 + 8
-    assert found.settings["measures"]["episode_orders"]["shots"] == 32
+    assert {record.n for record in written.records} == {3 * 4, 2}
+    assert result.stdout.count("many_shot/") == len(written.records) == 3 + 8
+    assert written.settings["measures"]["episode_orders"]["shots"] == 32
 
 
 def test_measures_of_other_data_say_so(run: Run, retrieval_run: Path, text_run: Path) -> None:
@@ -276,7 +276,9 @@ def test_needles_are_measured_among_the_tokens_of_a_run(run: Run, retrieval_run:
     assert run("eval", retrieval_run, *measures, *sizes, "--output", path).exit_code == 0
     results = read_results(path)
     assert {record.name for record in results.records} > {"needles/accuracy", "needles/attention_noise_share"}
-    assert [one.floor for one in results.baselines if one.name == "needles/accuracy"] == [pytest.approx(0.5, abs=0.05)]
+    assert [baseline.floor for baseline in results.baselines if baseline.name == "needles/accuracy"] == [
+        pytest.approx(0.5, abs=0.05)
+    ]
 
 
 def test_of_a_run_on_needles_whole_documents_of_its_text_are_measured(run: Run, text_run: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_export_writes_a_folder_that_the_card_tells_how_to_load(run: Run, text_r
 def test_the_demos_results_are_the_cards(run: Run, demo: Path, tmp_path: Path) -> None:
     assert run("export", demo / "language-diff", tmp_path / "a").exit_code == 0
     card = card_of(tmp_path / "a")
-    assert [(one.metric_type, one.metric_value) for one in card.data.eval_results] == [("bits_per_byte", 2.75)]
+    assert [(metric.metric_type, metric.metric_value) for metric in card.data.eval_results] == [("bits_per_byte", 2.75)]
     assert "| language: bits per byte ↓ | 2.750 | 2.500 |\n" in card.text
     assert "retrieval" not in card.text
     assert "text.txt" in card.text
@@ -105,16 +105,16 @@ def test_what_eval_wrote_beside_the_model_is_taken(run: Run, text_run: Path, tex
     output = copy / "results.json"
     assert run("eval", copy, "--text", text_file, "--output", output).exit_code == 0
     assert run("export", copy, tmp_path / "a").exit_code == 0
-    names = {one.metric_type for one in card_of(tmp_path / "a").data.eval_results}
+    names = {metric.metric_type for metric in card_of(tmp_path / "a").data.eval_results}
     assert names == {"bits_per_byte", "validation_loss"}
     assert card_of(tmp_path / "a").data.eval_results[0].dataset_name == "text.txt"
     # It names the model that it is of; of another one the user has to name the file.
-    other = shutil.copytree(text_run, tmp_path / "other")
-    shutil.copy(output, other)
-    assert run("export", other, tmp_path / "b").exit_code == 0
+    another_run = shutil.copytree(text_run, tmp_path / "other")
+    shutil.copy(output, another_run)
+    assert run("export", another_run, tmp_path / "b").exit_code == 0
     assert card_of(tmp_path / "b").data.eval_results is None
-    assert run("export", other, tmp_path / "c", "--results", output).exit_code == 0
-    assert {one.metric_type for one in card_of(tmp_path / "c").data.eval_results} == names
+    assert run("export", another_run, tmp_path / "c", "--results", output).exit_code == 0
+    assert {metric.metric_type for metric in card_of(tmp_path / "c").data.eval_results} == names
 
 
 def test_another_dtype_leaves_lambda_alone(run: Run, text_run: Path, tmp_path: Path) -> None:
@@ -152,9 +152,9 @@ def test_onnx(run: Run, retrieval_run: Path, tmp_path: Path) -> None:
     assert "onnx" in card.data.tags
     assert card.data.pipeline_tag is None  # it has no tokenizer
     (code,) = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
-    place: dict[str, Any] = {}
-    exec(code.replace('"graph/', f'"{tmp_path}/graph/'), place)
-    assert [slot.name for slot in place["session"].get_outputs()] == ["logits", "present.0.key", "present.0.value"]
+    namespace: dict[str, Any] = {}
+    exec(code.replace('"graph/', f'"{tmp_path}/graph/'), namespace)
+    assert [slot.name for slot in namespace["session"].get_outputs()] == ["logits", "present.0.key", "present.0.value"]
 
 
 def test_bad_input_is_said_before_anything_is_done(

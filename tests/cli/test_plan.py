@@ -32,16 +32,16 @@ def test_a_plan_is_printed(run: Run) -> None:
 
 
 def test_settings_and_the_way_of_sharing_are_taken(run: Run) -> None:
-    made = run("plan", "paper-830m", "train.accumulation=2", "--gpu", "l4", "--gpus", 4, "--parallel", "tensor")
-    assert "4 × l4, heads shared out (tensor)" in made.stdout
-    assert "64 sequences at a time (train.accumulation=2)" in made.stdout
-    assert "does not fit, not even one sequence at a time" not in made.stdout
+    printed = run("plan", "paper-830m", "train.accumulation=2", "--gpu", "l4", "--gpus", 4, "--parallel", "tensor")
+    assert "4 × l4, heads shared out (tensor)" in printed.stdout
+    assert "64 sequences at a time (train.accumulation=2)" in printed.stdout
+    assert "does not fit, not even one sequence at a time" not in printed.stdout
 
 
 def test_what_communication_allows_takes_the_place_of_what_is_assumed(run: Run) -> None:
-    made = run("plan", "paper-13.1b", "--gpu", "h200", "--gpus", 64, "--network", 6.25).stdout
-    assert "18% of 990 TFLOP/s" in made
-    assert "40% cannot be reached" in made
+    printed = run("plan", "paper-13.1b", "--gpu", "h200", "--gpus", 64, "--network", 6.25).stdout
+    assert "18% of 990 TFLOP/s" in printed
+    assert "40% cannot be reached" in printed
     assert "cannot be reached" not in run("plan", "paper-13.1b", "--gpu", "h200", "--gpus", 64).stdout
     assert (
         "nothing can run meanwhile"
@@ -51,24 +51,24 @@ def test_what_communication_allows_takes_the_place_of_what_is_assumed(run: Run) 
 
 
 def test_small_ones_are_told_in_small_units(run: Run) -> None:
-    made = run("plan", "tiny", "--gpu", "RTX 4090")
-    assert "memory           MiB on each when most is held" in made.stdout
-    assert "seconds at 40% of 82.6 TFLOP/s" in made.stdout
-    assert "parameters       37,184 (0.0372M)" in made.stdout
-    assert "MALLOC" not in made.stdout
-    assert "data             the source of Python's standard library" in made.stdout
+    printed = run("plan", "tiny", "--gpu", "RTX 4090")
+    assert "memory           MiB on each when most is held" in printed.stdout
+    assert "seconds at 40% of 82.6 TFLOP/s" in printed.stdout
+    assert "parameters       37,184 (0.0372M)" in printed.stdout
+    assert "MALLOC" not in printed.stdout
+    assert "data             the source of Python's standard library" in printed.stdout
 
 
 def test_without_a_name_it_is_this_machine(run: Run) -> None:
-    made = run("plan", "tiny")
-    assert "on               this machine's processor, precision no" in made.stdout
-    assert "MALLOC_MMAP_THRESHOLD_=65536" in made.stdout
+    printed = run("plan", "tiny")
+    assert "on               this machine's processor, precision no" in printed.stdout
+    assert "MALLOC_MMAP_THRESHOLD_=65536" in printed.stdout
 
 
 def test_json(run: Run) -> None:
-    made = json.loads(run("plan", "paper-830m", "--gpus", 8, "--gpu", "h100", "--json").stdout)
-    assert made["kind"] == "ddp"
-    memory = made["ways"][1]["memory"]
+    printed = json.loads(run("plan", "paper-830m", "--gpus", 8, "--gpu", "h100", "--json").stdout)
+    assert printed["kind"] == "ddp"
+    memory = printed["ways"][1]["memory"]
     parts = ("weights", "gradients", "optimizer", "activations", "workspace")
     assert memory["total"] == pytest.approx(sum(memory[name] for name in parts))
 

@@ -19,9 +19,9 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 def files_of(cache: Path) -> dict[str, bytes]:
     """What is in a cache's folders of tokens, tokenizers and tables, by path; but for locks and what holds times."""
     folders = [cache / name for name in ("tokens", "tokenizers", "tables")]
-    found = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
-    found = [file for file in found if not file.name.endswith((".lock", ".verified.json"))]
-    return {str(file.relative_to(cache)): file.read_bytes() for file in found}
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    files = [file for file in files if not file.name.endswith((".lock", ".verified.json"))]
+    return {str(file.relative_to(cache)): file.read_bytes() for file in files}
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,14 @@ def test_it_leaves_what_training_makes_and_training_finds_it(
     settings = [f"data.paths={text}", "data.tokenizer=bpe", "data.vocab_size=300"]
     data = build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'own'}"]))
     monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", 5000)  # many batches for the workers
-    made = run("prepare", "tiny", *settings, f"data.cache={tmp_path / 'cache'}", "--workers", 2)
-    assert made.exit_code == 0
+    result = run("prepare", "tiny", *settings, f"data.cache={tmp_path / 'cache'}", "--workers", 2)
+    assert result.exit_code == 0
     assert files_of(tmp_path / "cache") == files_of(tmp_path / "own")
     batches = data.batches
     assert isinstance(batches, TextBatches)
-    assert f"{len(batches.cache.tokens):,} tokens, {batches.train_tokens:,} of them to train on" in made.stdout
-    assert "vocabulary of 300" in made.stdout
-    assert "tokenised: " in made.stderr
+    assert f"{len(batches.cache.tokens):,} tokens, {batches.train_tokens:,} of them to train on" in result.stdout
+    assert "vocabulary of 300" in result.stdout
+    assert "tokenised: " in result.stderr
     monkeypatch.setattr(token_cache, "_tokenise", None)  # would be called to make it
     build_data(load_recipe("tiny", [*settings, f"data.cache={tmp_path / 'cache'}"]))
 
@@ -68,12 +68,12 @@ def test_ctrl_c_and_the_same_command_go_on(tmp_path: Path) -> None:
     tokens = begun.stat().st_size // 2
     assert tokens
     # Here, in one process, as training would: only the rest is tokenised, and all is what it would have been.
-    told: list[int] = []
-    data = build_data(load_recipe("tiny", command[2:4]), tell=lambda _, tokens: told.append(tokens))
-    assert told[0] > tokens
-    whole = build_data(load_recipe("tiny", [command[2], f"data.cache={tmp_path / 'whole'}"]))
+    token_counts: list[int] = []
+    data = build_data(load_recipe("tiny", command[2:4]), tell=lambda _, tokens: token_counts.append(tokens))
+    assert token_counts[0] > tokens
+    uninterrupted = build_data(load_recipe("tiny", [command[2], f"data.cache={tmp_path / 'whole'}"]))
     assert files_of(cache) == files_of(tmp_path / "whole")
-    assert data.batches.source == whole.batches.source
+    assert data.batches.source == uninterrupted.batches.source
 
 
 def test_bad_input(run: Run, tmp_path: Path) -> None:
@@ -84,6 +84,6 @@ def test_bad_input(run: Run, tmp_path: Path) -> None:
 
 def test_needles_alone_have_no_text(run: Run, text: Path, tmp_path: Path) -> None:
     settings = ["data.kind=needles", "data.length=512", "data.share=1", f"data.paths={text}"]
-    made = run("prepare", "tiny", *settings, f"data.cache={tmp_path}")
-    assert made.exit_code == 0, made.stderr
-    assert "no text to tokenise" in made.stdout
+    result = run("prepare", "tiny", *settings, f"data.cache={tmp_path}")
+    assert result.exit_code == 0, result.stderr
+    assert "no text to tokenise" in result.stdout

@@ -24,7 +24,7 @@ Run = Callable[..., Any]
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The experiments that there are, at a size of seconds."""
-    one = replace(TINY, learning_rates=())
+    preset = replace(TINY, learning_rates=())
     paper = PaperPreset(
         stages=(Stage(recipe="paper-830m"),),
         variants=DIFF_AND_SOFTMAX,
@@ -32,7 +32,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         commands=("diff-transformer bench model",),
         remarks=("What a reader must know.",),
     )
-    experiments = {"recall": replace(SMALL, presets={"cpu": one, "paper": paper})}
+    experiments = {"recall": replace(SMALL, presets={"cpu": preset, "paper": paper})}
     for module in (definitions, paper_preset, request):
         monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
         monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
@@ -57,20 +57,20 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
     assert f"note: {written.notes[0]}" in result.stdout
     document, page = tmp_path / "RESULTS.md", tmp_path / "RESULTS.html"
     assert lines[-3:] == [f"numbers: {tmp_path / 'recall.json'}", f"report: {document}", f"report: {page}"]
-    told = document.read_text(encoding="utf-8")
-    assert all(verdict_text(row).split(":")[0] in told for row in written.comparisons)
-    linked = re.findall(r"\((figures/[^)]+)\)", told)
+    report = document.read_text(encoding="utf-8")
+    assert all(verdict_text(row).split(":")[0] in report for row in written.comparisons)
+    linked = re.findall(r"\((figures/[^)]+)\)", report)
     assert linked
-    assert {tmp_path / place for place in linked} == set((tmp_path / "figures").iterdir())
+    assert {tmp_path / path for path in linked} == set((tmp_path / "figures").iterdir())
     assert "run 1 of 4" in result.stderr
 
     fails(run("reproduce", "recall", "--output", tmp_path), "There are results in", "--resume", "--overwrite")
-    kept = run("reproduce", "recall", "--output", tmp_path, "--resume")
-    assert kept.stdout == result.stdout
-    assert "run 1 of" not in kept.stderr
-    other = run("reproduce", "recall", "--output", tmp_path, "--overwrite", "--seeds", 1, "--option", "sequences=4")
-    assert "inconclusive: one seed" in other.stdout
-    assert "run 1 of" not in other.stderr
+    resumed = run("reproduce", "recall", "--output", tmp_path, "--resume")
+    assert resumed.stdout == result.stdout
+    assert "run 1 of" not in resumed.stderr
+    replaced = run("reproduce", "recall", "--output", tmp_path, "--overwrite", "--seeds", 1, "--option", "sequences=4")
+    assert "inconclusive: one seed" in replaced.stdout
+    assert "run 1 of" not in replaced.stderr
     assert read_results(tmp_path / "recall.json").settings["request"]["options"] == {"sequences": 4}
     refused = run("reproduce", "all", "--output", tmp_path, "--resume")
     fails(refused, "seeds: 1 there, 2 asked for; options.sequences: 4 there, 8 asked for", "--overwrite")
@@ -85,8 +85,8 @@ def test_the_papers_size_is_told_and_not_run(run: Run, tmp_path: Path) -> None:
         "torchrun --nproc-per-node 8 -m diff_transformer.train paper-830m model.attention_type=softmax" in result.stdout
     )
     assert result.stdout.count(" without λ and norms") == 2
-    for told in ("8 heads of 96", "16 heads of 96", "  train on 8 × h200, about 0.21 days\n"):
-        assert result.stdout.count(told) == (2 if "train" in told else 1)
+    for phrase in ("8 heads of 96", "16 heads of 96", "  train on 8 × h200, about 0.21 days\n"):
+        assert result.stdout.count(phrase) == (2 if "train" in phrase else 1)
     lines = result.stdout.splitlines()
     for kind in ("diff", "softmax"):
         assert f"    diff-transformer eval runs/paper-830m-{kind} --measure standard --option sequences=7" in lines
@@ -102,12 +102,12 @@ def test_the_papers_size_is_told_and_not_run(run: Run, tmp_path: Path) -> None:
 def test_what_one_cannot_do_keeps_no_other_from_being_done(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = replace(SMALL, presets={"cpu": replace(TINY, learning_rates=(), seeds=1)})
+    recall = replace(SMALL, presets={"cpu": replace(TINY, learning_rates=(), seeds=1)})
     unequal = replace(
         TINY, variants=(DIFF_AND_SOFTMAX[0], replace(DIFF_AND_SOFTMAX[1], overrides=("model.attention_type=diff_v2",)))
     )
-    experiments = {"unequal": replace(one, name="unequal", presets={"cpu": unequal}), "recall": one}
-    experiments["big"] = replace(one, name="big", presets={"gpu": TINY})
+    experiments = {"unequal": replace(recall, name="unequal", presets={"cpu": unequal}), "recall": recall}
+    experiments["big"] = replace(recall, name="big", presets={"gpu": TINY})
     for module in (definitions, paper_preset, request):
         monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
         monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
@@ -154,7 +154,7 @@ def test_text_and_options_go_to_those_that_know_them() -> None:
         {"text": [Path("novels")], "options": {"length": 3}},
     ]
     unknown = _shared_out([SMALL, text], "cpu", [], {"depth": 2})
-    assert [own["options"] for own in unknown] == [{"depth": 2}] * 2
+    assert [share["options"] for share in unknown] == [{"depth": 2}] * 2
     # What none of them takes goes to all, and is refused by the first.
     both = replace(SMALL, presets={"cpu": TINY, "gpu": TINY})
-    assert [own["text"] for own in _shared_out([both, text], "gpu", [Path("novels")], {})] == [[Path("novels")]] * 2
+    assert [share["text"] for share in _shared_out([both, text], "gpu", [Path("novels")], {})] == [[Path("novels")]] * 2

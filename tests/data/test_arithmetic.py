@@ -12,7 +12,7 @@ from diff_transformer.data.arithmetic_task import ArithmeticBatches, is_held_out
 
 def problems_in(batch: dict[str, torch.Tensor]) -> list[tuple[str, str]]:
     """Question and solution of each row, as its labels divide them."""
-    found = []
+    problems = []
     for tokens, labels in zip(batch["input_ids"], batch["labels"], strict=True):
         first = int((labels != -100).nonzero()[0])
         end = int((tokens == 256).nonzero()[0])
@@ -20,8 +20,8 @@ def problems_in(batch: dict[str, torch.Tensor]) -> list[tuple[str, str]]:
         assert (labels[:first] == -100).all()
         assert (labels[end + 1 :] == -100).all()
         assert (tokens[end:] == 256).all()
-        found.append((bytes(tokens[:first].tolist()).decode(), bytes(tokens[first:end].tolist()).decode()))
-    return found
+        problems.append((bytes(tokens[:first].tolist()).decode(), bytes(tokens[first:end].tolist()).decode()))
+    return problems
 
 
 def test_solutions_are_right_step_by_step() -> None:
@@ -69,12 +69,12 @@ def test_batches_depend_on_the_step_and_the_seed_alone() -> None:
     first, second = (ArithmeticBatches(seed=seed, validation_problems=100) for seed in (0, 1))
     for one, other in zip(first.validation_batches(), second.validation_batches(), strict=True):
         assert torch.equal(one["input_ids"], other["input_ids"])
-    assert [len(one["input_ids"]) for one in first.validation_batches()] == [64, 36]
+    assert [len(batch["input_ids"]) for batch in first.validation_batches()] == [64, 36]
 
 
 def test_every_number_of_operations_is_as_frequent() -> None:
-    asked = [question for question, _ in problems_in(ArithmeticBatches(4, batch_size=2000).train_batch(1))]
-    counts = [sum(len(re.findall(r"[+-]", question)) == count for question in asked) for count in (1, 2, 3, 4)]
+    questions = [question for question, _ in problems_in(ArithmeticBatches(4, batch_size=2000).train_batch(1))]
+    counts = [sum(len(re.findall(r"[+-]", question)) == count for question in questions) for count in (1, 2, 3, 4)]
     assert sum(counts) == 2000
     assert min(counts) > 400
 

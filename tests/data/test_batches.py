@@ -69,8 +69,8 @@ def test_an_epoch_shows_every_training_token_once_in_another_order_each_time(fil
     assert epoch(0) != epoch(1)
     train = "".join(document + "§" for document in parts(DOCUMENTS, 0.2)[0])
     tokenizer = byte_tokenizer()
-    whole = [token for text in train.split("§")[:-1] for token in [*tokenizer.encode(text), tokenizer.eos_token_id]]
-    assert sorted(tuple(whole[15 * block : 15 * block + 16]) for block in range(blocks)) == sorted(epoch(0))
+    stream = [token for text in train.split("§")[:-1] for token in [*tokenizer.encode(text), tokenizer.eos_token_id]]
+    assert sorted(tuple(stream[15 * block : 15 * block + 16]) for block in range(blocks)) == sorted(epoch(0))
 
 
 def test_validation_does_not_depend_on_the_seed(files: TextFiles) -> None:
@@ -94,20 +94,20 @@ def test_each_validation_token_is_a_target_once_and_its_bytes_are_counted(
     documents = [[*tokenizer.encode(text), end] for text in validation]
     if isolated:  # a document's first token is not
         documents = [[-100, *tokens[1:]] for tokens in documents]
-    whole = [token for tokens in documents for token in tokens]
-    assert targets == whole[1 : len(targets) + 1]
-    assert len(whole) - 1 - len(targets) < 7  # the rest that fills no block
-    pieces = [tokenizer.convert_ids_to_tokens(token) for token in targets if token not in (end, -100)]
-    assert batches.validation_bytes == sum(map(len, pieces))
+    stream = [token for tokens in documents for token in tokens]
+    assert targets == stream[1 : len(targets) + 1]
+    assert len(stream) - 1 - len(targets) < 7  # the rest that fills no block
+    token_texts = [tokenizer.convert_ids_to_tokens(token) for token in targets if token not in (end, -100)]
+    assert batches.validation_bytes == sum(map(len, token_texts))
 
 
-@pytest.mark.parametrize(("together", "rows"), [(8, 1), (16, 2), (39, 4), (1000, 5)])
+@pytest.mark.parametrize(("limit", "rows"), [(8, 1), (16, 2), (39, 4), (1000, 5)])
 def test_validation_is_in_small_batches(
-    files: TextFiles, together: int, rows: int, monkeypatch: pytest.MonkeyPatch
+    files: TextFiles, limit: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A training batch is divided among processes, a validation batch is not; the blocks are the same ones."""
     everything = torch.cat([b["input_ids"] for b in text_batches(files, length=8).validation_batches()])
-    monkeypatch.setattr("diff_transformer.data.text_batches._VALIDATION_TOKENS", together)
+    monkeypatch.setattr("diff_transformer.data.text_batches._VALIDATION_TOKENS", limit)
     some = [b["input_ids"] for b in text_batches(files, length=8, batch_size=5).validation_batches()]
     assert {len(batch) for batch in some[:-1]} == {rows}
     assert torch.equal(torch.cat(some), everything)
@@ -148,15 +148,15 @@ class TestSplit:
         monkeypatch.setattr(token_cache, "_BATCH_CHARACTERS", at_a_time)
         text = "é" + "".join(str(number % 10) for number in range(198))
         files = written([*others, text], tmp_path / "text" if (tmp_path / "text").mkdir() is None else tmp_path)
-        assert "".join(training_text(files, 0.001)) == "".join(other.strip() for other in others) + text[:-1]
+        assert "".join(training_text(files, 0.001)) == "".join(document.strip() for document in others) + text[:-1]
         batches = text_batches(files, length=2, validation_fraction=0.1, isolated=False)
         held_out = [batch["input_ids"] for batch in batches.validation_batches()]
         tokens = [*torch.cat(held_out)[:, 0].tolist(), int(held_out[-1][-1, -1])]
-        size = len("".join(other.strip() for other in others).encode()) + 200
-        kept = round(0.1 * 200)
-        assert bytes(tokens[:-1]).decode() == text[-kept:]
+        size = len("".join(document.strip() for document in others).encode()) + 200
+        held_out_size = round(0.1 * 200)
+        assert bytes(tokens[:-1]).decode() == text[-held_out_size:]
         assert tokens[-1] == 256
-        assert batches.train_tokens == size - kept + sum(bool(other.strip()) for other in others)
+        assert batches.train_tokens == size - held_out_size + sum(bool(document.strip()) for document in others)
 
     @pytest.mark.parametrize("fraction", [0, 1.1, -0.1, float("nan")])
     def test_bad_fraction(self, files: TextFiles, fraction: float) -> None:
@@ -177,8 +177,8 @@ def test_all_of_the_corpus_can_be_kept_for_validation(files: TextFiles) -> None:
     batches = text_batches(files, length=8, batch_size=5, validation_fraction=1, isolated=False)
     tokenizer = byte_tokenizer()
     tokens = [token for batch in batches.validation_batches() for row in batch["labels"].tolist() for token in row[1:]]
-    whole = [token for document in DOCUMENTS for token in [*tokenizer(document)["input_ids"], tokenizer.eos_token_id]]
-    assert tokens == whole[1 : len(tokens) + 1]
-    assert len(whole) - len(tokens) <= 8
+    stream = [token for document in DOCUMENTS for token in [*tokenizer(document)["input_ids"], tokenizer.eos_token_id]]
+    assert tokens == stream[1 : len(tokens) + 1]
+    assert len(stream) - len(tokens) <= 8
     with pytest.raises(ValueError, match="no training text"):
         batches.train_batch(1)

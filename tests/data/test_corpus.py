@@ -14,14 +14,14 @@ from diff_transformer.data.corpus import PIECE
 
 def documents(source: Corpus, skip: int = 0) -> list[str]:
     """Whole documents, the empty ones too."""
-    whole, begun = [], ""
+    texts, begun = [], ""
     for piece in source.pieces(skip):
         begun += piece.text
         if piece.ends:
-            whole.append(begun)
+            texts.append(begun)
             begun = ""
     assert begun == ""
-    return whole
+    return texts
 
 
 def test_the_default_is_the_source_of_the_standard_library() -> None:

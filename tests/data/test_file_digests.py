@@ -28,9 +28,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     monkeypatch.setattr(module, "_digest", spy)
 
     def since() -> list[str]:
-        found = sorted(seen)
+        files = sorted(seen)
         seen.clear()
-        return found
+        return files
 
     return since
 

@@ -30,12 +30,12 @@ def test_places(kind: str, haystack: str, request: pytest.FixtureRequest) -> Non
     for depth in (0.0, 0.3, 1.0, None):
         for document in task.sample(5, seed=1, depth=depth):
             assert 500 < len(document.tokens) <= 700
-            whole = decoded(tokenizer, document, 0, None)
+            full_text = decoded(tokenizer, document, 0, None)
             context = decoded(tokenizer, document, 0, document.context_length)
             lines = [line for line in context.split("\n") if line.startswith("The special magic")]
             assert len(lines) == 4  # on lines of their own, and nothing else on these
             named = [line.split()[3] for line in lines]
-            for number, (begin, end), (first, last), place in zip(
+            for number, (begin, end), (first, last), position in zip(
                 document.numbers,
                 document.answer_spans,
                 document.needle_spans,
@@ -47,24 +47,26 @@ def test_places(kind: str, haystack: str, request: pytest.FixtureRequest) -> Non
                 assert decoded(tokenizer, document, first, last).strip() in lines
                 assert first < begin < end <= last <= document.context_length
                 # The next token begins the same number in the answer, and not in the prompt.
-                assert place + 1 >= document.prompt_length
-                following = decoded(tokenizer, document, place + 1, place + 2).strip()
+                assert position + 1 >= document.prompt_length
+                following = decoded(tokenizer, document, position + 1, position + 2).strip()
                 assert following
                 assert number.startswith(following)
-            asked = [name for name, line in zip(named, lines, strict=True) if line.split()[-1] in document.numbers]
-            assert len(asked) == 2
+            queried_cities = [
+                name for name, line in zip(named, lines, strict=True) if line.split()[-1] in document.numbers
+            ]
+            assert len(queried_cities) == 2
             prompt = decoded(tokenizer, document, document.context_length, document.prompt_length)
-            assert any(prompt == f"\n{question(cities)}\n" for cities in (asked, asked[::-1]))
+            assert any(prompt == f"\n{question(cities)}\n" for cities in (queried_cities, queried_cities[::-1]))
             answer = decoded(tokenizer, document, document.prompt_length, None)
             assert answer.count("The special magic") == 2
-            assert whole == context + prompt + answer
+            assert full_text == context + prompt + answer
             assert sum(document.learned) == len(document.tokens) - document.prompt_length
             if depth is not None:
                 assert abs(document.depth - depth) < 0.2
-                place = context.index(f"is: {document.numbers[0]}")
-                rest = len(context) - sum(len(line) + 1 for line in lines)
-                before = len(context[:place]) - sum(len(line) + 1 for line in lines if context.index(line) < place)
-                assert abs(before / rest - depth) < 0.25
+                start = context.index(f"is: {document.numbers[0]}")
+                haystack_size = len(context) - sum(len(line) + 1 for line in lines)
+                before = len(context[:start]) - sum(len(line) + 1 for line in lines if context.index(line) < start)
+                assert abs(before / haystack_size - depth) < 0.25
 
 
 def test_prose_is_cut_at_ends_of_sentences() -> None:
@@ -97,7 +99,9 @@ def test_turns_and_varied_numbers() -> None:
         counts[context.count("The special magic"), len(document.numbers)] += 1
         assert text.count("What") == 3
         learned = "".join(
-            chr(token) for token, kept in zip(document.tokens, document.learned, strict=True) if kept and token < 256
+            chr(token)
+            for token, is_learned in zip(document.tokens, document.learned, strict=True)
+            if is_learned and token < 256
         )
         assert learned.count("The special magic") == text.count("The special magic") - context.count("The special")
     assert set(counts) == {(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (4, 2)}

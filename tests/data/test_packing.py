@@ -16,7 +16,7 @@ def test_blocks_are_windows_of_the_documents(lengths: list[int], length: int, ga
     begins = np.cumsum([0, *(size + gap for size in lengths[:-1])])
     cache = np.arange(sum(lengths) + gap * len(lengths), dtype=np.uint16)
     packed = Packed.of(cache, begins, np.array(lengths))
-    stream = [(begin + place, place) for begin, size in zip(begins, lengths, strict=True) for place in range(size)]
+    stream = [(begin + offset, offset) for begin, size in zip(begins, lengths, strict=True) for offset in range(size)]
     assert len(packed) == len(stream)
     assert packed.blocks(length) == max(0, (len(stream) - 1) // (length - 1))
     for index in range(packed.blocks(length)):
@@ -26,8 +26,8 @@ def test_blocks_are_windows_of_the_documents(lengths: list[int], length: int, ga
         assert tokens.tolist() == [token for token, _ in window]
         # A document that began before the block counts from the block's first token.
         first = window[0][1]
-        cut = next((place for place, (_, position) in enumerate(window) if position == 0), length)
-        expected = [position - first if place < cut else position for place, (_, position) in enumerate(window)]
+        cut = next((offset for offset, (_, position) in enumerate(window) if position == 0), length)
+        expected = [position - first if offset < cut else position for offset, (_, position) in enumerate(window)]
         assert positions.tolist() == expected
 
 
@@ -87,7 +87,7 @@ def test_the_documents_of_a_row(rows: list[list[int]]) -> None:
     tokens = torch.arange(positions.numel()).view_as(positions)
     row = flattened({"input_ids": tokens, "labels": tokens.clone(), "position_ids": positions})
     ends = row["cu_seq_lens_q"]
-    assert [length for length in ends.diff().tolist() if length] == [length for one in lengths for length in one]
+    assert [length for length in ends.diff().tolist() if length] == [length for sizes in lengths for length in sizes]
     assert len(ends) & (len(ends) - 1) == 0
     assert row["max_length_q"] == max(map(max, lengths))
     assert torch.equal(row["labels"], row["input_ids"].masked_fill(row["position_ids"] == 0, -100))

@@ -25,7 +25,7 @@ def check(task: RetrievalBatches, sample: RetrievalSample) -> None:
         assert sum(kind.startswith("k") for kind in kinds) == task.num_pairs
         assert sum(kind.startswith("v") for kind in kinds) == task.num_pairs
         assert "?" not in kinds
-        assert len(spans) == len(queries) == task.num_queries
+        assert len(spans) == len(queries) == task.queries
         for span, query, depth in zip(spans, queries, depths, strict=True):
             key, answer = row[query], row[query + 1]
             assert row[query - 1] == task.marker
@@ -35,20 +35,20 @@ def check(task: RetrievalBatches, sample: RetrievalSample) -> None:
             assert task.first_key <= key < task.first_value <= answer < task.first_noise
             assert depth == pytest.approx((span - 1) / (task.context_length - 2))
             assert labels[query + 1] == answer  # the model shifts: predicted at `query`
-        assert len({row[query] for query in queries}) == task.num_queries
-        assert [place for place, label in enumerate(labels) if label != -100] == [query + 1 for query in queries]
+        assert len({row[query] for query in queries}) == task.queries
+        assert [position for position, label in enumerate(labels) if label != -100] == [query + 1 for query in queries]
 
 
 @settings(deadline=None)
 @given(
     num_pairs=st.integers(1, 6),
-    asked=st.integers(1, 6),
+    requested=st.integers(1, 6),
     extra=st.integers(1, 30),
     vocabulary=st.tuples(st.integers(6, 9), st.integers(1, 9), st.integers(1, 9)),
     seed=st.integers(0, 2**32),
 )
-def test_invariants(num_pairs: int, asked: int, extra: int, vocabulary: tuple[int, int, int], seed: int) -> None:
-    queries = min(asked, num_pairs)
+def test_invariants(num_pairs: int, requested: int, extra: int, vocabulary: tuple[int, int, int], seed: int) -> None:
+    queries = min(requested, num_pairs)
     keys, values, noise = vocabulary
     task = RetrievalBatches(
         num_pairs,
@@ -131,9 +131,9 @@ def test_varied_numbers_of_pairs() -> None:
     counts = is_key.sum(1)
     assert ((context >= task.first_value) & (context < task.first_noise)).sum(1).equal(counts)
     assert all(70 < int((counts == count).sum()) < 130 for count in (1, 2, 3, 4))
-    for row, keys, asked in zip(context.tolist(), is_key, queries.tolist(), strict=True):
-        shown = {row[place]: row[place + 1] for place in keys.nonzero().flatten().tolist()}
-        assert all(marker == task.marker and shown[key] == value for marker, key, value in asked)
+    for row, keys, row_queries in zip(context.tolist(), is_key, queries.tolist(), strict=True):
+        shown = {row[position]: row[position + 1] for position in keys.nonzero().flatten().tolist()}
+        assert all(marker == task.marker and shown[key] == value for marker, key, value in row_queries)
     first = is_key.float().argmax(1)[counts == 1].float()  # one needle alone is anywhere
     assert abs(first.mean().item() - (task.context_length - 2) / 2) < 4
     validation = next(iter(task.validation_batches()))["input_ids"][:, : task.context_length]

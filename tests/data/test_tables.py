@@ -44,13 +44,13 @@ def test_batches_are_what_they_always_were(
 ) -> None:
     assert TextFiles([text / name]).fingerprint().startswith(print_of)
     for _ in "12":  # made, and found
-        made = batches(text / name, fraction, tmp_path / "cache")
+        data = batches(text / name, fraction, tmp_path / "cache")
         digest = hashlib.sha256()
-        for batch in [*(made.train_batch(step) for step in range(1, 300)), *made.validation_batches()]:
+        for batch in [*(data.train_batch(step) for step in range(1, 300)), *data.validation_batches()]:
             for key in sorted(batch):
                 digest.update(batch[key].numpy().tobytes())
         assert digest.hexdigest().startswith(content)
-        assert made.source.startswith(source)
+        assert data.source.startswith(source)
 
 
 def test_tables_are_made_once_and_mapped(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,9 +73,14 @@ def test_another_fraction_has_tables_of_its_own(text: Path, tmp_path: Path) -> N
 
 def test_a_cache_of_before_there_were_tables_is_used(text: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    made = prepare(TextFiles([text]), byte_tokenizer(), cache)
+    prepared = prepare(TextFiles([text]), byte_tokenizer(), cache)
     assert not (cache / "tables").exists()
-    assert {path.name for path in made.folder.iterdir()} == {"tokens.bin", "pieces.bin", "cache.json", "complete.json"}
+    assert {path.name for path in prepared.folder.iterdir()} == {
+        "tokens.bin",
+        "pieces.bin",
+        "cache.json",
+        "complete.json",
+    }
     assert batches(text, 0.1, cache).train_tokens == 4074
 
 

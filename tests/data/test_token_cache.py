@@ -52,8 +52,8 @@ class Texts:
 
 
 def expected(documents: list[list[str]], tokenizer: PreTrainedTokenizerFast = TOKENIZER) -> list[int]:
-    whole = ["".join(parts) for parts in documents]
-    return [token for text in whole if text for token in [*tokenizer.encode(text), tokenizer.eos_token_id]]
+    texts = ["".join(parts) for parts in documents]
+    return [token for text in texts if text for token in [*tokenizer.encode(text), tokenizer.eos_token_id]]
 
 
 def assert_same(first: TokenCache, second: TokenCache) -> None:
@@ -71,8 +71,8 @@ def test_documents_end_with_the_end_of_text_and_empty_ones_have_no_tokens(tmp_pa
     lengths = np.diff(cache.documents["end"], prepend=0)
     assert lengths.tolist() == [4, 0, 15, 8, 11]
     assert cache.documents["bytes"].tolist() == [3, 0, 14, 7, 10]
-    whole = prepare(Texts([["".join(parts)] for parts in DOCUMENTS]), TOKENIZER, tmp_path)
-    assert_same(cache, whole)  # pieces change nothing
+    joined = prepare(Texts([["".join(parts)] for parts in DOCUMENTS]), TOKENIZER, tmp_path)
+    assert_same(cache, joined)  # pieces change nothing
     assert len(set(cache.documents["digest"])) == 5
 
 
@@ -89,23 +89,23 @@ def test_pieces_of_a_file_have_the_tokens_of_the_whole(tmp_path: Path, monkeypat
 def test_a_cache_is_found_by_content_and_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text")
     (tmp_path / "copy.txt").write_text("some text")
-    told: list[tuple[int, int]] = []
+    counts: list[tuple[int, int]] = []
 
     def tell(documents: int, tokens: int) -> None:
-        told.append((documents, tokens))
+        counts.append((documents, tokens))
 
     prepare(TextFiles([tmp_path / "a.txt"]), TOKENIZER, tmp_path / "cache", tell)
-    assert told == [(1, 10)]
+    assert counts == [(1, 10)]
     prepare(TextFiles([tmp_path / "copy.txt"]), TOKENIZER, tmp_path / "cache", tell)
-    assert len(told) == 1
+    assert len(counts) == 1
     prepare(TextFiles([tmp_path / "a.txt"]), train_bpe(["some text some text"], 260), tmp_path / "cache", tell)
-    assert len(told) == 2
+    assert len(counts) == 2
     # Another vocabulary with the same end of text.
     prepare(TextFiles([tmp_path / "a.txt"]), train_bpe(["some text some text"], 259), tmp_path / "cache", tell)
-    assert len(told) == 3
+    assert len(counts) == 3
     (tmp_path / "a.txt").write_text("other text")
     prepare(TextFiles([tmp_path / "a.txt"]), TOKENIZER, tmp_path / "cache", tell)
-    assert len(told) == 4
+    assert len(counts) == 4
 
 
 @pytest.mark.parametrize("breaks_after", range(1, 8))
@@ -129,8 +129,8 @@ def test_an_interrupted_preparation_goes_on(
 
     monkeypatch.setattr(token_cache, "encode_documents", spy)
     cache = prepare(again, TOKENIZER, tmp_path)
-    rest = list(itertools.chain.from_iterable(DOCUMENTS))[breaks_after:]
-    assert [text for text in encoded if text] == [text for text in rest if text]  # none of it twice
+    remaining = list(itertools.chain.from_iterable(DOCUMENTS))[breaks_after:]
+    assert [text for text in encoded if text] == [text for text in remaining if text]  # none of it twice
     assert_same(cache, prepare(Texts(DOCUMENTS), TOKENIZER, tmp_path / "other"))
     assert not list((tmp_path / "tokens").glob(".unfinished-*"))
 
@@ -242,9 +242,9 @@ def test_any_corpus_interrupted_anywhere(
 
 
 def _prepare(folder: str, texts: str, counts: object) -> None:
-    told = []
-    prepare(TextFiles([texts]), TOKENIZER, Path(folder), lambda documents, tokens: told.append(tokens))
-    counts.put(len(told))  # type: ignore[attr-defined]
+    calls = []
+    prepare(TextFiles([texts]), TOKENIZER, Path(folder), lambda documents, tokens: calls.append(tokens))
+    counts.put(len(calls))  # type: ignore[attr-defined]
 
 
 def test_several_processes_prepare_once(tmp_path: Path) -> None:
@@ -255,11 +255,11 @@ def test_several_processes_prepare_once(tmp_path: Path) -> None:
     processes = [context.Process(target=_prepare, args=(str(tmp_path / "cache"), str(tmp_path), counts)) for _ in "123"]
     for process in processes:
         process.start()
-    told = sorted(counts.get(timeout=60) for _ in processes)
+    calls = sorted(counts.get(timeout=60) for _ in processes)
     for process in processes:
         process.join()
-    assert told[:2] == [0, 0]
-    assert told[2] > 0
+    assert calls[:2] == [0, 0]
+    assert calls[2] > 0
 
 
 def test_a_tokenizer_is_trained_once_on_the_training_text_alone(tmp_path: Path) -> None:
@@ -287,13 +287,15 @@ def test_bad_input(tmp_path: Path) -> None:
 
 def test_a_whole_cache_that_cannot_be_written_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As somebody else's, or one in the image of a container. Its times may be others than when it was made."""
-    made = cache_module.made_once(tmp_path / "tokens" / "key", lambda folder: (folder / "file").write_bytes(b"content"))
-    os.utime(made / "file", ns=(1, 1))
-    before = sorted(path.name for path in made.parent.iterdir())
+    folder = cache_module.made_once(
+        tmp_path / "tokens" / "key", lambda folder: (folder / "file").write_bytes(b"content")
+    )
+    os.utime(folder / "file", ns=(1, 1))
+    before = sorted(path.name for path in folder.parent.iterdir())
     monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root, who may write anywhere
     monkeypatch.setattr(cache_module, "FileLock", None)
-    assert cache_module.made_once(made, lambda folder: pytest.fail("it is made again")) == made
-    assert sorted(path.name for path in made.parent.iterdir()) == before
-    (made / "file").write_bytes(b"damaged")
+    assert cache_module.made_once(folder, lambda folder: pytest.fail("it is made again")) == folder
+    assert sorted(path.name for path in folder.parent.iterdir()) == before
+    (folder / "file").write_bytes(b"damaged")
     with pytest.raises(OSError, match=r"cannot be used.*SHA-256"):
-        cache_module.made_once(made, lambda folder: pytest.fail("it is made again"))
+        cache_module.made_once(folder, lambda folder: pytest.fail("it is made again"))
