@@ -51,7 +51,8 @@ class TaskDisplay:
         """Begin a task; `fields` are what the columns show besides."""
         self._next_line = -math.inf
         self._bar = self._new_bar()
-        self.task = self._bar.tasks[self._bar.add_task(description, total=total, **fields)]
+        self._bar.add_task(description, total=total, **fields)
+        (self.task,) = self._bar.tasks
         self._bar.start()
 
     def show(self, line: Callable[[], str], *, is_due: bool | None = None, **fields: Any) -> None:
