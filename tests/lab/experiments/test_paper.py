@@ -136,7 +136,7 @@ def test_every_measuring_command_can_be_read(name: str) -> None:
     assert bool(checked(name)) != bool(preset.commands)
     for command in preset.commands:
         called, arguments = parsed(command)
-        assert (called, arguments["what"], arguments["device"]) == ("bench", "model", "cuda")
+        assert (called, arguments["benchmark"], arguments["device"]) == ("bench", "model", "cuda")
         values = [list(arguments[option]) for option in ("length", "pass_", "candidate")]
         assert values == [[2048, 4096], ["forward", "step"], ["diff"]]
 
