@@ -22,13 +22,14 @@ class Text:
 
     vocab_size, source = 20, ""
 
-    def __init__(self, bad: range = range(0)) -> None:
-        self.bad = bad
+    def __init__(self, bad: range = range(0), other: int = 0) -> None:
+        self.bad, self.other = bad, other
 
     def train_batch(self, step: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(step)
         input_ids = (torch.randint(20, (4, 1), generator=generator) + torch.arange(12)) % 20
         if step in self.bad:
+            generator.manual_seed(step + self.other)
             input_ids = torch.randint(20, (4, 12), generator=generator)
         return {"input_ids": input_ids, "labels": input_ids.clone()}
 
@@ -94,6 +95,20 @@ def test_a_run_leaves_bad_batches_out(tmp_path: Path) -> None:
     assert lines[54]["loss"] < 1
     assert [f"At step {step} " in message for step, message in zip((52, 53, 54), recorder.messages[-3:], strict=True)]
     assert run.last["step"] == STEPS
+
+
+def test_a_batch_that_is_left_out_leaves_nothing_behind(tmp_path: Path) -> None:
+    """No gradient either, which the next step would add to its own: other bad batches end in the same weights."""
+    settings, bad = recipe(on_divergence="skip", log_every=1), range(52, 55)
+    data = [Data(Text(bad, number)) for number in (0, 1000)]
+    runs = [
+        train(settings, tmp_path / str(number), data=each, progress=MessageRecorder())
+        for number, each in enumerate(data)
+    ]
+    lines = [[(line["loss"], line["grad_norm"]) for line in read_metrics(run.folder / "metrics.jsonl")] for run in runs]
+    assert [one == other for one, other in zip(*lines, strict=True)] == [step + 1 not in bad for step in range(STEPS)]
+    left, right = (load_file(run.model_folder / "model.safetensors") for run in runs)
+    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_without_the_option_bad_batches_are_learnt(tmp_path: Path) -> None:
