@@ -14,7 +14,7 @@ import fresh
 from commands import fails, interrupt
 from diff_transformer._version import __version__
 from diff_transformer.cli import app
-from diff_transformer.cli.app import COMMANDS, with_plain_errors
+from diff_transformer.cli.app import COMMANDS, Commands, with_plain_errors
 from diff_transformer.cli.checkpoints import find_checkpoint
 from diff_transformer.cli.extras import TRAIN_EXTRA, missing_extra
 from diff_transformer.train import TrainingInterrupted
@@ -38,6 +38,15 @@ def test_help_of_every_command_costs_no_torch() -> None:
     for command in COMMANDS:
         assert f"diff-transformer {command}" in result.stdout
     assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_breaks_lines_at_the_width_of_the_terminal_alone(name: str) -> None:
+    command = Commands().get_command(None, name)
+    for each in (command, *getattr(command, "commands", {}).values()):
+        paragraphs = each.help.split("\n\n")
+        assert all(paragraphs)
+        assert not any("\n" in paragraph for paragraph in paragraphs)
 
 
 def test_the_module_runs_as_the_script_does() -> None:

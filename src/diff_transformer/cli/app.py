@@ -58,11 +58,15 @@ class Commands(TyperGroup):
             return None
         module, function = COMMANDS[cmd_name].split(":")
         loaded = getattr(importlib.import_module(f"diff_transformer.cli.{module}"), function)
-        if isinstance(loaded, typer.Typer):  # with commands of its own
-            return typer.main.get_command(loaded)
-        alone = typer.Typer(add_completion=False)
-        alone.command(cmd_name)(with_plain_errors(loaded, cmd_name))
-        return typer.main.get_command(alone)
+        if isinstance(loaded, typer.Typer):  # made by its module
+            commands = loaded
+        else:
+            commands = typer.Typer(add_completion=False)
+            commands.command(cmd_name)(with_plain_errors(loaded, cmd_name))
+        command: Any = typer.main.get_command(commands)
+        for each in (command, *getattr(command, "commands", {}).values()):
+            each.help = joined_paragraphs(each.help or "")
+        return command
 
     def main(self, *arguments: Any, **settings: Any) -> Any:
         """Run a command as typer does, but answer a wrong command line with one line, like every other error."""
@@ -80,6 +84,11 @@ class Commands(TyperGroup):
         except typer.Abort:
             sys.exit(1)
         sys.exit(code or 0)
+
+
+def joined_paragraphs(text: str) -> str:
+    """A text with one line for each paragraph, which a terminal of any width can wrap."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def with_plain_errors(command: Callable[..., None], name: str) -> Callable[..., None]:
