@@ -121,7 +121,7 @@ def test_bench_sets_the_threads(run: Run, tmp_path: Path) -> None:
         (["model", "--memory-length", 0], "--memory-length is an option of bench operator"),
         (["model", "--head-dim", 8], "--head-dim is an option of bench operator"),
         (["operator", "--compile"], "--compile is an option of bench model"),
-        (["model", "--compile", "--pass", "decode"], "decoding is not measured with compiled layers"),
+        (["model", "--compile", "--pass", "decode"], "compile does not go with the pass 'decode'"),
         (["operator", "--device", "moon"], "The device 'moon' cannot be used here"),
         (["model", "--pass", "backward"], "pass must be one of 'forward', 'step', 'decode', got 'backward'"),
     ],

@@ -80,8 +80,8 @@ def test_a_terminal_gets_a_bar() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "convert needs one of --from LAYOUT and --to LAYOUT."),
-        (("--from", "llama", "--to", "llama"), "convert needs one of --from LAYOUT and --to LAYOUT."),
+        ((), "convert needs either --from LAYOUT or --to LAYOUT, got neither."),
+        (("--from", "llama", "--to", "llama"), "convert needs either --from LAYOUT or --to LAYOUT, got both."),
         (("--to", "llama", "--as", "diff_v2"), "--as goes with --from"),
         (
             ("--from", "gpt2"),

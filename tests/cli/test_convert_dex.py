@@ -72,7 +72,7 @@ def test_heads_named(choice: list[str], expected: Any, source: Path, tmp_path: P
         (["--as", "dex", "--dex-heads", "0%"], "must be more than 0% and up to 100%, got 0%."),
         (["--as", "dex", "--dex-heads", "x%"], "must be more than 0% and up to 100%, got x%."),
         (["--as", "dex", "--dex-heads", "50%"], "--dex-heads as a share needs --dex-text"),
-        (["--as", "dex", "--dex-text", "x.txt"], "ranks heads for --dex-heads like 25%, got --dex-heads all."),
+        (["--as", "dex", "--dex-text", "x.txt"], "goes with --dex-heads as a share like 25%, got --dex-heads all."),
         (["--as", "dex", "--dex-heads", "[[0], [4]]"], "ascending numbers in 0 … 3, got 4."),
         (["--as", "dex", "--dex-heads", "50%", "--dex-text", "/nowhere.txt"], "/nowhere.txt"),
     ],

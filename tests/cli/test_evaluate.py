@@ -144,7 +144,10 @@ def test_options_that_do_not_go_together(run: Run, text_run: Path, questions: Pa
     fails(run("eval", text_run, "--tasks", questions, *measure), "--measure does not go with --tasks")
     for option in ("--limit", "--num-fewshot", "--batch-size", "--include-path"):
         fails(run("eval", text_run, option, 1), f"{option} does not go with a measurement without --tasks")
-    fails(run("eval", text_run, "--tasks", " , "), "--tasks names no task")
+    fails(
+        run("eval", text_run, "--tasks", " , "),
+        "--tasks must name tasks of lm_eval or .jsonl files, separated by commas, got ' , '.",
+    )
     assert run("eval", text_run, "--tasks", questions, "--limit", 0).exit_code == 2
 
 

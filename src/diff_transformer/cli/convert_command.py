@@ -21,7 +21,7 @@ def chosen_heads(choice: str, source: Path, text: list[Path] | None) -> list[lis
     if choice.endswith("%"):
         return _widest_heads(choice, source, text)
     if text:
-        raise ValueError(f"--dex-text ranks heads for --dex-heads like 25%, got --dex-heads {choice}.")
+        raise ValueError(f"--dex-text goes with --dex-heads as a share like 25%, got --dex-heads {choice}.")
     if choice == "all":
         return None
     try:
@@ -112,7 +112,8 @@ def convert(
     stopped when it is run again.
     """
     if (from_ is None) == (to is None):
-        raise ValueError("convert needs one of --from LAYOUT and --to LAYOUT.")
+        given = "neither" if to is None else "both"
+        raise ValueError(f"convert needs either --from LAYOUT or --to LAYOUT, got {given}.")
     if as_ is not None and to is not None:
         raise ValueError(f"--as goes with --from; with --to the attention type does not change, got --as {as_}.")
 

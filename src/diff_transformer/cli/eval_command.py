@@ -30,7 +30,9 @@ def evaluate_tasks(
 
     names = task_names(tasks)
     if not names:
-        raise ValueError("--tasks names no task.")
+        raise ValueError(
+            f"--tasks must name tasks of lm_eval or .jsonl files, separated by commas, got {','.join(tasks)!r}."
+        )
     folder = find_checkpoint(checkpoint, ours=False)
     tokenizer = load_tokenizer(folder)
     loaded = load_tasks(names, include)

@@ -67,11 +67,11 @@ class ManyShotBatches(GeneratedBatches):
         super().__post_init__()
         if not 2 <= self.classes <= min(self.words, self.labels):
             raise ValueError(
-                "There are 2 classes or more, each with a word and a label, "
+                "classes must be 2 or more, and words and labels at least as many, "
                 f"got classes={self.classes}, words={self.words}, labels={self.labels}."
             )
         if not 0 <= self.noise < 1:
-            raise ValueError(f"noise is a share, at least 0 and below 1, got {self.noise}.")
+            raise ValueError(f"noise must be at least 0 and below 1, got {self.noise}.")
         self.vocab_size = self.labels + self.words
         self.length = self.shots * (self.item_length + 1)
         self.validation_size = self.validation_sequences

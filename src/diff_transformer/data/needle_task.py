@@ -97,7 +97,7 @@ class NeedleTask:
         require_positive(self)
         if not self.queried <= self.needles <= len(CITIES) or self.digits > 18:
             raise ValueError(
-                f"There are at most {len(CITIES)} needles, no more queried ones, and 18 digits, "
+                f"needles must be at most {len(CITIES)}, queried at most as many, and digits at most 18, "
                 f"got needles={self.needles}, queried={self.queried}, digits={self.digits}."
             )
         # A haystack that names a special token has its text.
@@ -133,7 +133,7 @@ class NeedleTask:
     def draw(self, numbers: tuple[int, int, int], depth: float | None = None) -> NeedleDocument:
         """The document of a stream of random numbers; see `sample`. Raises ValueError for a depth outside 0 … 1."""
         if depth is not None and not 0 <= depth <= 1:
-            raise ValueError(f"depth is between 0 and 1, got {depth}.")
+            raise ValueError(f"depth must be between 0 and 1, got {depth}.")
         random = np.random.default_rng(numbers)
         count = int(random.integers(1, self.needles + 1)) if self.vary else self.needles
         cities = [CITIES[index] for index in random.permutation(len(CITIES))[:count]]

@@ -39,7 +39,7 @@ def split(documents: np.ndarray, validation_fraction: float) -> np.ndarray:
     most 1.
     """
     if not 0 < validation_fraction <= 1:
-        raise ValueError(f"validation_fraction is above 0 and at most 1, got {validation_fraction}.")
+        raise ValueError(f"validation_fraction must be above 0 and at most 1, got {validation_fraction}.")
     sizes = documents["bytes"]
     if not len(documents) or not sizes.any():
         raise ValueError("There is no text to divide into training and validation.")

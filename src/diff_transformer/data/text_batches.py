@@ -61,7 +61,9 @@ class TextBatches:
     def __post_init__(self) -> None:
         length, batch_size = self.length, self.batch_size
         if length < 2 or batch_size < 1:
-            raise ValueError(f"Need length ≥ 2 and batch_size ≥ 1, got length={length}, batch_size={batch_size}.")
+            raise ValueError(
+                f"length must be 2 or more and batch_size 1 or more, got length={length}, batch_size={batch_size}."
+            )
         self.vocab_size = len(self.tokenizer)
         self._sizes = np.array(bytes_of_tokens(self.tokenizer))
         self._train, self._validation, self.source = divided(self.cache, self.validation_fraction, self._sizes)

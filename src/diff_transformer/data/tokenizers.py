@@ -47,7 +47,7 @@ def train_bpe(documents: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
         ValueError: `vocab_size` leaves no room for a merge, there are no documents, or one is not valid text.
     """
     if vocab_size <= BYTES + 1:
-        raise ValueError(f"A BPE vocabulary has more than {BYTES + 1} tokens, got vocab_size={vocab_size}.")
+        raise ValueError(f"A BPE tokenizer must have more than {BYTES + 1} tokens, got vocab_size={vocab_size}.")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     trainer = trainers.BpeTrainer(

@@ -121,7 +121,10 @@ class DistributedContext:
                 f"{settings.precision!r}: make them equal, or leave the launcher's out."
             )
         if parse_flag_from_env("ACCELERATE_USE_FSDP") and settings.parallel not in ("auto", "fsdp"):
-            raise ValueError(f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}.")
+            raise ValueError(
+                f"The launcher asks for FSDP and the recipe for train.parallel {settings.parallel!r}: make "
+                "them equal, or leave the launcher's out."
+            )
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         # Without a GPU, accelerate connects processes only where the CPU is asked for; else each would train alone.
         cpu = settings.device == "cpu" or not torch.accelerator.is_available()

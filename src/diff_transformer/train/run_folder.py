@@ -41,7 +41,7 @@ def check_run_folder(folder: Path, recipe: Recipe, *, resume: Resume, overwrite:
     if resume and overwrite:
         raise ValueError("A run is either resumed or overwritten, not both.")
     if resume not in (True, False, "auto"):
-        raise ValueError(f"resume is True, False or 'auto', got {resume!r}.")
+        raise ValueError(f"resume must be True, False or 'auto', got {resume!r}.")
     is_run = is_run_folder(folder)
     if resume and resume != "auto" and not is_run:
         raise FileNotFoundError(f"There is no run to resume in {str(folder)!r}.")

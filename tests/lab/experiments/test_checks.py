@@ -69,7 +69,7 @@ def test_text_of_one_document(name: str, book: Path, tmp_path: Path, monkeypatch
         ("table2", {"cells": [[2, 3]]}, "num_queries is at most num_pairs=2, got 3"),
         ("fig5", {"needles": 4, "lengths": [10, 7]}, "no room for 4 pairs and 1 queries"),
         ("table3", {"needles": 100}, "100 pairs need as many different keys"),
-        ("table4", {"characters": 90_000}, "No document of the validation text has 45000 characters in its block"),
+        ("table4", {"characters": 90_000}, "No sequence of the validation text holds 45000 characters of one document"),
     ],
 )
 def test_settings_that_the_data_have_no_room_for(
@@ -80,7 +80,7 @@ def test_settings_that_the_data_have_no_room_for(
 
 @pytest.mark.parametrize("name", ["table1", "table8"])
 def test_blocks_too_short_for_questions(name: str, long: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = "The validation text has 0 pieces of 1 characters, too few to choose"
+    message = "The validation text has 0 pieces of 1 characters, and the choices of a question are 4"
     refused(tiny(name, long, "data.length=42"), message, tmp_path, monkeypatch)
 
 
@@ -113,7 +113,7 @@ def test_needles_in_text_need_room_as_well(long: Path) -> None:
     for needles in (1, 2):
         check("needles", needles=needles, queried=1)
         check("needle_lengths", needles=needles, lengths=[450, 512])
-    with pytest.raises(ValueError, match=r"no more queried ones.*got needles=1, queried=2"):
+    with pytest.raises(ValueError, match=r"queried at most as many.*got needles=1, queried=2"):
         check("needles", needles=1, queried=2)
     with pytest.raises(ValueError, match="length=64 has no room for a haystack"):
         check("needle_lengths", needles=1, lengths=[450, 64])

@@ -40,5 +40,5 @@ def test_the_right_choice_goes_on_from_the_beginning(tmp_path: Path) -> None:
 
 def test_too_little_text(tmp_path: Path) -> None:
     batches = batches_of(tmp_path / "text", 60)
-    with pytest.raises(ValueError, match="has 0 pieces of 500 characters, too few to choose"):
+    with pytest.raises(ValueError, match="has 0 pieces of 500 characters, and the choices of a question are 4"):
         cloze_questions(batches, byte_tokenizer(), count=20, characters=500)

@@ -82,7 +82,7 @@ def test_the_closed_form_of_a_models_layer(kind: str, monkeypatch: pytest.Monkey
 
 def test_layers_that_the_equations_are_not_of() -> None:
     attention = DiffTransformerForCausalLM(DiffTransformerConfig(**SIZES)).model.layers[0].self_attn
-    with pytest.raises(ValueError, match=r"and here several share\.$"):
+    with pytest.raises(ValueError, match=r"got a layer with num_key_value_heads below num_attention_heads\.$"):
         closed_form_error(attention, torch.randn(3, 24))
     attention = DiffAttentionV2(24, 6, 1)
     with pytest.raises(ValueError, match=r"got DiffAttentionV2 with heads of 4\.$"):

@@ -263,7 +263,7 @@ def test_half_a_line_is_asked_again_and_foreign_files_are_left_alone(tmp_path: P
         with pytest.raises(ValueError, match="line 1 is no judgement"):
             Judgements(judge, path)
         assert path.read_text() == f"{foreign}\n"
-    with pytest.raises(FileNotFoundError, match="no folder to lie in"):
+    with pytest.raises(FileNotFoundError, match=r"^The folder of the file of judgements .* does not exist"):
         Judgements(judge, tmp_path / "none" / "j.jsonl")
 
 

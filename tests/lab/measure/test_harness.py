@@ -241,7 +241,7 @@ def test_the_same_task_twice_is_refused(file: str) -> None:
 
 def test_own_questions_do_not_stand_beside_the_paper(tmp_path: Path) -> None:
     path = str(write_lines(tmp_path / "piqa.jsonl", QUESTIONS))
-    with pytest.raises(ValueError, match=r"piqa\.jsonl' would stand beside the paper's 'piqa'; rename the file"):
+    with pytest.raises(ValueError, match=r"piqa\.jsonl' has the name of the paper's task 'piqa', .*; rename the file"):
         load_tasks([path])
 
 

@@ -176,11 +176,11 @@ def test_what_is_refused(reader: Any, questions: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=message):
             MeasurementRequest(name=name, options={**questions, **options}).run(of_model(reader))
 
-    refused("many_shot", "shots is between 1 and the 9 texts of trec, got 10", shots=[1, 10], queries=1)
-    refused("many_shot", "queries is between 1 and the 6 texts of trec, got 7", shots=[1], queries=7)
+    refused("many_shot", "shots must be between 1 and 9, the texts of trec, got 10", shots=[1, 10], queries=1)
+    refused("many_shot", "queries must be between 1 and 6, the texts of trec, got 7", shots=[1], queries=7)
     refused("many_shot", "many_shot cannot take 0 for queries", queries=0)
     enough = {"shots": 3, "orders": 2, "queries": 2, "sets": 1}
-    refused("many_shot_orders", "shots is between 1 and the 9 texts of trec, got 10", **{**enough, "shots": 10})
+    refused("many_shot_orders", "shots must be between 1 and 9, the texts of trec, got 10", **{**enough, "shots": 10})
     for name, count in enough.items():
         least = min(count, 2)
         message = f"many_shot_orders cannot take {least - 1} for {name} .* or equal to {least}"

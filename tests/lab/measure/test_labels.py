@@ -124,5 +124,5 @@ def test_only_a_label_s_tokens_may_follow(model: Any) -> None:
 
 @pytest.mark.parametrize("labels", [[()], [(1, 2), (1,)], [(1,), (1, 2)], [(3,), (3,)]], ids=str)
 def test_labels_that_make_no_trie(labels: list[tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match=r"^Label \d is empty, another's"):
+    with pytest.raises(ValueError, match=r"^Label \d must not be empty, equal to another"):
         LabelTrie(labels)

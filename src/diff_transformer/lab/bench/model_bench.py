@@ -94,9 +94,9 @@ class ModelSettings(BenchSettings):
         super().__post_init__()
         check_choice("candidate", self.candidates or (), MODELS)
         if self.layers is None and not self.on_cuda:
-            raise ValueError("how many layers fit is known on CUDA alone; name a number of layers.")
+            raise ValueError("layers must be a number, got None: how many layers fit is found out on CUDA alone.")
         if self.compile and "decode" in self.passes:
-            raise ValueError("decoding is not measured with compiled layers, since its cache grows; leave one of both.")
+            raise ValueError("compile does not go with the pass 'decode', whose cache grows; leave one of them out.")
 
     @property
     def names(self) -> list[str]:

@@ -74,7 +74,10 @@ class LabelTrie:
                 self._following.setdefault(label[:depth], {})[token] = None
         for number, label in enumerate(self.labels):
             if not label or label in self._following or label in self.labels[:number]:
-                raise ValueError(f"Label {number} is empty, another's, or another begins with it: tokens {label}.")
+                raise ValueError(
+                    f"Label {number} must not be empty, equal to another label or the beginning of one, got the tokens "
+                    f"{label}."
+                )
 
     def following(self, tokens: tuple[int, ...]) -> list[int]:
         """The tokens that may follow the beginning of a label; none after a complete label."""

@@ -231,7 +231,8 @@ class Repeats(Measurement):
         for name, count in {"hit": hit, "other": tokens - hit}.items():
             if not count:
                 raise ValueError(
-                    f"None of {tokens} tokens is a {name!r} token with bigrams left out above {self.frequent} times."
+                    f"None of {tokens} tokens is a {name!r} token where bigrams that occur more than {self.frequent} "
+                    "times in the text are no hits: give more text, or another limit as `frequent`."
                 )
         return documents, frequent, length
 

@@ -96,7 +96,10 @@ def closed_form_error(attention: Attention, x: Tensor) -> float:
             f"{type(attention).__name__} with heads of {attention.head_dim}."
         )
     if attention.k_proj.out_features != attention.q_proj.out_features:
-        raise ValueError("Equations 7 and 9 are of heads with keys and values of their own, and here several share.")
+        raise ValueError(
+            "Equations 7 and 9 are of heads that share no keys and values, got a layer with num_key_value_heads below "
+            "num_attention_heads."
+        )
     layer, x = deepcopy(attention).requires_grad_().double(), x.detach().double()
     output_gradient = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(0)).to(x.device)
     # Without what a model wraps around its layers.

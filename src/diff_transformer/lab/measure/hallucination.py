@@ -78,7 +78,7 @@ class Judgements:
 
 def _read(path: Path) -> dict[str, Judgement]:
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"The judgements {str(path)!r} have no folder to lie in.")
+        raise FileNotFoundError(f"The folder of the file of judgements {str(path)!r} does not exist.")
     if not path.exists():
         return {}
     data = path.read_bytes()

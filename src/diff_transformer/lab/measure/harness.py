@@ -122,7 +122,8 @@ def load_tasks(names: Sequence[str], include: Sequence[Path] = ()) -> dict[str, 
     files = {name: read_questions(Path(name)) for name in names if name.endswith(".jsonl")}
     if unclear := [name for name in files if keys[name] in TABLE_1_MEASURES]:
         raise ValueError(
-            f"Results of {unclear[0]!r} would stand beside the paper's {keys[unclear[0]]!r}; rename the file."
+            f"The file {unclear[0]!r} has the name of the paper's task {keys[unclear[0]]!r}, with whose values tables "
+            "would compare it; rename the file."
         )
 
     from lm_eval.tasks import TaskManager

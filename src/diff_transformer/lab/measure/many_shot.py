@@ -344,4 +344,4 @@ class ManyShotOrders(LabelledMeasurement):
 def _check_texts(task: LabelledText, *, shots: int, queries: int | None = None) -> None:
     for name, count, rows in (("shots", shots, task.train), ("queries", queries, task.test)):
         if count is not None and count > len(rows):
-            raise ValueError(f"{name} is between 1 and the {len(rows)} texts of {task.name}, got {count}.")
+            raise ValueError(f"{name} must be between 1 and {len(rows)}, the texts of {task.name}, got {count}.")

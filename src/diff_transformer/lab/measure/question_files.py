@@ -86,7 +86,10 @@ def held_out_sources(batches: TextBatches, tokenizer: Any, *, limit: int, charac
         if len(sources) == limit:
             break
     if not sources:
-        raise ValueError(f"No document of the validation text has {characters // 2} characters in its block.")
+        raise ValueError(
+            f"No sequence of the validation text holds {characters // 2} characters of one document: ask for fewer "
+            "characters, or give longer text or sequences."
+        )
     return sources
 
 
@@ -235,6 +238,7 @@ def cloze_questions(batches: TextBatches, tokenizer: Any, *, count: int, charact
             questions.append({"prompt": beginning, "choices": choices, "answer": choices.index(ending)})
     if not questions:
         raise ValueError(
-            f"The validation text has {len(endings)} pieces of {characters} characters, too few to choose."
+            f"The validation text has {len(endings)} pieces of {characters} characters, and the choices of a "
+            f"question are {CHOICES} of them: give more text."
         )
     return questions
