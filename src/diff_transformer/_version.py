@@ -1,4 +1,4 @@
-"""The version of the package, and how to install it."""
+"""Holds the version of the package, and the sentence on how to install it."""
 
 __version__ = "0.1.0"
 # Shown to users who lack the package, which is on no package index, or one of its extras.

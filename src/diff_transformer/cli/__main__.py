@@ -1,4 +1,4 @@
-"""`python -m diff_transformer.cli`, for where the script `diff-transformer` is not on the path."""
+"""Runs the command line as `python -m diff_transformer.cli`, where the script `diff-transformer` is not on the path."""
 
 from diff_transformer.cli import main
 

@@ -1,4 +1,4 @@
-"""The typer application: the table of commands and the handling of errors that all commands share."""
+"""Makes the typer application from the table of commands, and handles the errors of all commands alike."""
 
 import functools
 import importlib

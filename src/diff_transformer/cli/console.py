@@ -1,4 +1,4 @@
-"""What the commands share: arguments, values of options, and output: results to stdout, everything else to stderr."""
+"""Holds what the commands share: arguments, values of options, and output (results to stdout, all else to stderr)."""
 
 import os
 import sys

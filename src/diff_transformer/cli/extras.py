@@ -1,4 +1,4 @@
-"""The optional dependencies of the package, and the message where one of them is missing."""
+"""Finds out which optional dependencies of the package are missing, and says how to install them."""
 
 from collections.abc import Collection
 from importlib.util import find_spec

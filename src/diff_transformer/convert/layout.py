@@ -1,4 +1,4 @@
-"""What a checkpoint layout is, and the plan of a conversion: every tensor to write, and what it is made of.
+"""Defines what a checkpoint layout is, and plans a conversion: every tensor to write, and what it is made of.
 
 The table of a layout says how a source's parameters become ours, its target; read backwards it says how ours become
 the source's.

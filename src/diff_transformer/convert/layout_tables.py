@@ -1,4 +1,4 @@
-"""The layouts of other projects: how each names and orders its parameters, and its settings as ours and back.
+"""Lists the layouts of other projects: how each names and orders its parameters, its settings as ours and back.
 
 docs/converting.md explains them, and how to add one.
 """

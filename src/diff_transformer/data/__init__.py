@@ -1,4 +1,4 @@
-"""Batches to train on: text in tokens, packed into blocks, and generated tasks."""
+"""Makes batches to train on: text in tokens, packed into blocks, and generated tasks."""
 
 from diff_transformer.data.arithmetic_task import ArithmeticBatches, Problem
 from diff_transformer.data.batches import Batches

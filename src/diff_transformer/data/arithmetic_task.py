@@ -1,4 +1,4 @@
-"""Chains of additions and subtractions with their solution step by step: a task to reason about, in small (Appendix C).
+"""Draws chains of additions and subtractions with their solution step by step, a task to reason about (Appendix C).
 
     7+9-3=7+9=16;16-3=13;#13
 

@@ -1,4 +1,4 @@
-"""What training requires of any data, the base of tasks that a seeded generator draws, and padding and flattening."""
+"""Defines what training requires of any data and the base of generated tasks; pads and flattens batches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence

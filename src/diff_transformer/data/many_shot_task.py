@@ -1,4 +1,4 @@
-"""Many-shot classification at the level of tokens: words of classes, shown with their labels (Section 3.5)."""
+"""Draws many-shot classification at the level of tokens: words of classes, shown with their labels (Section 3.5)."""
 
 from dataclasses import KW_ONLY, dataclass
 

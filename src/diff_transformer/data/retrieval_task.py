@@ -1,4 +1,4 @@
-"""Multi-needle retrieval at the level of tokens: key–value pairs hidden among noise, then queried (Section 3.4)."""
+"""Draws multi-needle retrieval at the level of tokens: pairs hidden among noise, then queried (Section 3.4)."""
 
 from dataclasses import KW_ONLY, dataclass, replace
 

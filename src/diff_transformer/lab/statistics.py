@@ -1,4 +1,4 @@
-"""Intervals of measured values, comparisons of two variants over paired seeds, and the verdicts on them.
+"""Computes intervals of measured values, comparisons of two variants over paired seeds, and their verdicts.
 
 The verdict on a difference has two parts. `verdict` looks at the interval of the difference alone. `judge` then looks
 at the two accuracies: their difference tells which variant learned more only where at least one of them has learned

@@ -1,4 +1,4 @@
-"""The configuration and the models for transformers, one implementation for all attention types.
+"""Gives the configuration and the models for transformers, one implementation for all attention types.
 
 Importing this package registers the models with transformers' Auto classes and our operator with its attention
 interface.

@@ -1,4 +1,4 @@
-"""Cross-entropy of the next token without the logits of all tokens at once.
+"""Computes the cross-entropy of the next token without the logits of all tokens at once.
 
 With a vocabulary of V the logits of T tokens, their float32 copy and their gradient are what a training step holds most
 of. Here a chunk of tokens at a time goes through the output head, and what is left of it is a number and gradients.

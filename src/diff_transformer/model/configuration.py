@@ -1,4 +1,4 @@
-"""The configuration of all attention types, and a view of it with the sizes of a layer's one attention call.
+"""Defines the configuration of all attention types, and its view with the sizes of a layer's one attention call.
 
 The baseline of a DIFF Transformer is its twin: the Transformer whose configuration differs in ``attention_type`` alone.
 """

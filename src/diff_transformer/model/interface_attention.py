@@ -1,4 +1,4 @@
-"""Attention layers as transformers calls them: one call through its attention interface for each layer.
+"""Makes attention layers as transformers calls them, with one call through its attention interface for each layer.
 
 The cache holds H_kv heads of keys [k1; k2] and values, both 2d wide (DIFF), so any cache or server that holds Llama's
 holds ours. Our own implementations receive the queries as they are; for every other one a zero stands beside each query

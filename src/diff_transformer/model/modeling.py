@@ -1,4 +1,4 @@
-"""The models for transformers: base model, language model and task models."""
+"""Defines the models for transformers: base model, language model and task models."""
 
 import inspect
 from collections.abc import Iterator

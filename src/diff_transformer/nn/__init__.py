@@ -1,4 +1,4 @@
-"""Modules that own parameters; each is usable alone in somebody's own model. Needs torch alone."""
+"""Gives the modules that own parameters; each is usable alone in somebody's own model. Needs torch alone."""
 
 from diff_transformer.nn.attention import (
     Attention,

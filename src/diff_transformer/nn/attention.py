@@ -1,4 +1,4 @@
-"""Multi-head differential attention (Equations 2 and 3), its second version, and the attention of the Transformer.
+"""Computes multi-head differential attention (Equations 2 and 3), its second version, and the Transformer's.
 
 All three take the *same* ``num_attention_heads``: that of the Transformer with which they are compared, D / d. Nobody
 halves anything.

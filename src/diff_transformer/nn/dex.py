@@ -1,4 +1,4 @@
-"""DEX: a differential correction of the heads of a pretrained Transformer (arXiv 2505.16333).
+"""Subtracts from heads of a pretrained Transformer a learned projection of their output: DEX (arXiv 2505.16333).
 
 Heads of ordinary attention, O = softmax(QKᵀ/√d) V, become on the chosen heads (Figure 9 there)
 

@@ -1,4 +1,4 @@
-"""What a layer is made of beside its attention: how parameters are drawn and kept, λ, norms, rotary tables, SwiGLU.
+"""Makes what a layer has beside its attention: λ, norms, rotary tables and SwiGLU, and draws their parameters.
 
 Section 2.2's decoder layer puts them together around any attention.
 """

@@ -1,4 +1,4 @@
-"""The operator of differential attention and its parts, as functions of tensors. Needs torch alone."""
+"""Gives the operator of differential attention and its parts, as functions of tensors. Needs torch alone."""
 
 from diff_transformer.ops.functional import apply_rotary, lambda_value, rms_norm, rotary_tables
 from diff_transformer.ops.operator import diff_attention, diff_attention_maps

@@ -1,4 +1,4 @@
-"""The request that every backend answers, and what the backends share in answering it.
+"""Defines the request that every backend answers, and holds what the backends share in answering it.
 
 Operators registered with torch take the request's fields one by one, under the names in :data:`REQUEST_SCHEMA`.
 """

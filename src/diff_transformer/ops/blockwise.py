@@ -1,4 +1,4 @@
-"""Blocks of queries with exact row softmax and a backward of their own: any device, memory linear in N.
+"""Attends in blocks of queries, with exact row softmax and its own backward: any device, memory linear in N.
 
 Because a block of queries sees its whole rows, the two maps are subtracted before the one product with V, and the
 backward (Appendix G, Equation 7) needs the products dP = dO·Vᵀ and dV = (P1 − λP2)ᵀ·dO once for both maps.

@@ -1,4 +1,4 @@
-"""The normalisation, the rotary embedding and λ (Equation 2) as functions of tensors, without modules."""
+"""Computes the normalisation, the rotary embedding and λ (Equation 2) as functions of tensors, without modules."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Keys and values that hold a NaN or an infinity: they reach the queries that see them, and no others.
+"""Confines a NaN or an infinity in keys and values to the queries that see it.
 
 A weight of 0 does not hide them, since 0 · NaN is NaN, in the output as in the gradients. So a backend computes with
 zeros in place of such rows, and a NaN is added to the outputs of the queries that see one of them. The C++ kernel of

@@ -1,4 +1,4 @@
-"""The public operator, which checks the request, chooses a backend and calls it."""
+"""Defines the public operator, which checks the request, chooses a backend and calls it."""
 
 import itertools
 import math

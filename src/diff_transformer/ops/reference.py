@@ -1,4 +1,4 @@
-"""Equation 1 as it is written: the oracle of every other backend, in any floating dtype up to float64.
+"""Computes Equation 1 as it is written, the oracle of every other backend, in any floating dtype up to float64.
 
 Memory and time grow with N·S. Differentiable any number of times.
 """

@@ -1,4 +1,4 @@
-"""The compositions of Appendix A over torch's ``scaled_dot_product_attention``.
+"""Composes the operator of torch's ``scaled_dot_product_attention``, in the ways of Appendix A.
 
 ``sdpa_full_v`` makes one call for each map, where the kernel that torch would use takes values wider than the keys.
 ``sdpa_split_v``, where it does not, splits V into parts of width d and makes one call for each map and part.

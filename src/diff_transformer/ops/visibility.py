@@ -1,4 +1,4 @@
-"""Which keys a query may see: causality, look-back window and masks, shared by all backends.
+"""Says which keys a query may see, by causality, look-back window and masks, for all backends alike.
 
 Causality is aligned to the end of the keys: query i of N stands at position i + S − N among S keys.
 """

@@ -1,1 +1,1 @@
-"""Files and folders that are complete or absent, and manifests that say what belongs to a folder."""
+"""Makes files and folders that are complete or absent, and manifests that say what belongs to a folder."""

@@ -1,4 +1,4 @@
-"""SHA-256 digests of files: in the manifest of a finished folder, and remembered for files that others may change."""
+"""Computes SHA-256 digests: for the manifest of a folder, and remembered for files that others may change."""
 
 import hashlib
 import json

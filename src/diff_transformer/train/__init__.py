@@ -1,4 +1,4 @@
-"""Training: recipes say what is trained, and one loop trains it."""
+"""Trains what recipes describe, in one loop."""
 
 from diff_transformer.storage.files import read_metrics
 from diff_transformer.train.divergence import DivergenceError

@@ -1,4 +1,4 @@
-"""`torchrun --nproc-per-node K -m diff_transformer.train RECIPE`: `diff-transformer train` for launchers."""
+"""Runs `diff-transformer train` for launchers: `torchrun --nproc-per-node K -m diff_transformer.train RECIPE`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The kinds of data that a recipe can name: the settings of each, how it is made, and what plans and model cards say.
+"""Defines the kinds of data of a recipe: the settings of each, how it is made, and what plans and model cards say.
 
 A kind is a class here, listed in `AnyData`, and a file in `diff_transformer.data` that makes its batches.
 """

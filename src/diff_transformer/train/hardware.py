@@ -1,4 +1,4 @@
-"""What devices can do: memory, peak and bandwidth of GPUs by their datasheets, the peak of a CPU by a measurement."""
+"""Knows what devices can do: memory, peak and bandwidth of GPUs by their datasheets, a CPU's peak by measurement."""
 
 import functools
 import re

@@ -1,4 +1,4 @@
-"""Recipes: strict YAML files that say what is trained, on what, and how."""
+"""Reads recipes, strict YAML files that say what is trained, on what, and how."""
 
 import re
 from collections.abc import Sequence

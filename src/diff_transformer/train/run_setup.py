@@ -1,4 +1,4 @@
-"""From a recipe to the things that are trained: data, and a model with its first weights, drawn or loaded."""
+"""Makes what a recipe trains: its data, and a model with its first weights, drawn or loaded."""
 
 import hashlib
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""The parts of an optimizer step: its batch, its gradients, its learning rate, and the optimizers."""
+"""Makes the parts of an optimizer step: its batch, its gradients, its learning rate, and the optimizers."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What a training step costs: operations, what the GPUs of a run send each other, and the most memory each holds."""
+"""Counts what a training step costs: operations, what GPUs send each other, and the most memory each holds."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a recipe would take: operations, memory, communication, days and disk. Reads no data and no weights."""
+"""Plans what a recipe would take (operations, memory, communication, days, disk) without data or weights."""
 
 import os
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: its progress, and its metrics as lines of JSON and for TensorBoard."""
+"""Shows how far a run is, and writes its metrics as lines of JSON and for TensorBoard."""
 
 import json
 import os

@@ -1,1 +1,1 @@
-"""Benchmarks of the operator and of whole models: times relative to the Transformer's, measured in the same process."""
+"""Times the operator and whole models relative to the Transformer's, in the same process."""

@@ -1,4 +1,4 @@
-"""What both benchmarks share: settings and their checks, rows of results, thresholds on them, and timing a case."""
+"""Defines what both benchmarks share: settings and their checks, rows of results, thresholds, the timing of a case."""
 
 import operator
 import statistics

@@ -1,4 +1,4 @@
-"""`bench model`: whole language models, DIFF beside the Transformer, and transformers' DiffLlama beside its Llama."""
+"""Times whole language models (`bench model`): DIFF beside the Transformer, and DiffLlama beside Llama."""
 
 import copy
 import functools

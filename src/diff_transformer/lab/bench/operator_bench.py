@@ -1,4 +1,4 @@
-"""`bench operator`: cases, the check of each candidate, its time relative to the Transformer's, and thresholds."""
+"""Checks each candidate of `bench operator`, and times it relative to the Transformer's attention."""
 
 import itertools
 import math

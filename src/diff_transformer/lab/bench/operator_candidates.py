@@ -1,4 +1,4 @@
-"""The candidates of `bench operator`: each backend, the Transformer's attention, and compositions of torch's own.
+"""Lists the candidates of `bench operator`: each backend, the Transformer's attention, compositions of torch's own.
 
 A candidate arranges a problem's tensors in the layout that suits it, outside of the time, and attends to them.
 """

@@ -1,4 +1,4 @@
-"""A problem for the operator, its true answer, and how far from it an answer may be.
+"""Makes a problem for the operator, its true answer, and the limit on how far an answer may be from it.
 
 The truth is Equation 1 with its gradients in float64. An answer in a dtype T may be twice as far from it as the plain
 formula with every step in T, plus a band for rounding: a few roundings to T. Errors are root mean squares over blocks

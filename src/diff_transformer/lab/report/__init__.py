@@ -1,1 +1,1 @@
-"""Figures, tables and pages, made from result files alone: a report can be drawn again without a model."""
+"""Draws figures, tables and pages from result files alone: a report can be drawn again without a model."""

@@ -1,1 +1,1 @@
-"""A fused kernel for processors, forward and backward, in C++ (``csrc``)."""
+"""Computes the operator on processors by one fused kernel in C++ (``csrc``), forward and backward."""

@@ -1,4 +1,4 @@
-"""The fused CPU kernel as a backend: its operators made known to autograd and torch.compile once they are loaded."""
+"""Makes the fused CPU kernel a backend, whose operators autograd and torch.compile know once they are loaded."""
 
 import functools
 import os
