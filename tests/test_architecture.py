@@ -147,6 +147,7 @@ LOADED_IN_TURN = {
         ),
         ("from diff_transformer.nn import *", ["transformers", "accelerate", "pydantic", "typer"]),
         ("import diff_transformer.model", ["datasets", "pydantic", "typer", "matplotlib", "tensorboard"]),
+        ("import diff_transformer.convert, diff_transformer.data", ["datasets", "pydantic", "rich", "typer"]),
     ],
     "results": [
         ("import diff_transformer.lab.results_files, diff_transformer.lab.statistics", ["torch", "transformers"])

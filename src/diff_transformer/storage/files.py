@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from rich.filesize import decimal
 from safetensors import SafetensorError
 
 _UNFINISHED, _REPLACED = ".unfinished-", ".replaced-"
@@ -88,8 +87,12 @@ def full_disk(error: BaseException, path: Path, size: int | None = None) -> str 
     reason = " ".join(str(error).split())
     if getattr(error, "errno", None) not in _FULL and not any(os.strerror(number) in reason for number in _FULL):
         return None
-    takes = "" if size is None else f"it takes {decimal(size)}, and "
-    return f"there is no room for it ({reason}); {takes}{decimal(free_bytes(path))} are free"
+    takes = "" if size is None else f"it takes {_readable(size)}, and "
+    return f"there is no room for it ({reason}); {takes}{_readable(free_bytes(path))} are free"
+
+
+def _readable(count: int) -> str:
+    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
 
 
 @contextmanager
