@@ -105,11 +105,11 @@ class ModelRecipe(Section):
         if self.num_attention_heads is not None:
             return self.num_attention_heads
         if self.head_dim is None:
-            raise ValueError("give head_dim or num_attention_heads")
+            raise ValueError("give head_dim or num_attention_heads.")
         if self.hidden_size % self.head_dim:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not a multiple of head_dim={self.head_dim}, "
-                "so num_attention_heads must be given"
+                "so num_attention_heads must be given."
             )
         return self.hidden_size // self.head_dim
 
