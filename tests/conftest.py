@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,9 @@ torch.set_num_threads(1)
 for devices in (torch.cuda, torch.xpu, torch.mtia):
     if not devices.is_available():
         devices.manual_seed_all = lambda seed: None
+
+# A shell starts what runs in its background (`make test &`) deaf to Ctrl-C, which tests send to processes of theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A tokenizer or model that is no folder is not looked for on a network, which takes a minute where there is none.
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
