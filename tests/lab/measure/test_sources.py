@@ -159,7 +159,7 @@ def test_documents_from_held_out_text(tmp_path: Path) -> None:
         assert 30 <= len(source.document) <= 60
         assert source.document in held_out
         assert "endoftext" not in source.document
-    with pytest.raises(ValueError, match="No document of the validation text has 500 characters"):
+    with pytest.raises(ValueError, match="500 characters of one document"):
         held_out_sources(batches, tokenizer, limit=5, characters=1000)
 
 
