@@ -1,1 +1,1 @@
-"""Fused Triton kernels for CUDA: forward, backward and decoding. Importing this package does not import triton."""
+"""Holds the fused Triton kernels for CUDA: forward, backward and decoding. Its import does not import triton."""

@@ -1,4 +1,4 @@
-"""The backward kernels (Appendix G, Equation 7), without atomics: the same input gives the same bits.
+"""Computes all gradients (Appendix G, Equation 7) without atomics: the same input gives the same bits.
 
 The first kernel undoes the norm and finds the row sums rowsum(P_c ⊙ dP) = dO · (A_c V) from what the forward saved; one
 of them is also the gradient of λ. The second adds up dK and dV of a block of keys over the queries, the third dQ of a

@@ -1,4 +1,4 @@
-"""The forward kernels: both maps of a block of queries, their difference times V, and the headwise norm; and decoding.
+"""Computes both maps of a block of queries, their difference times V, and the headwise norm; decodes, too.
 
 One pass reads K and V once and keeps a running sum for each map. Two passes find both maps' sums first and then
 multiply P1 − λP2 with V, with one accumulator instead of two: for wide values, where two would not fit in registers.

@@ -1,4 +1,4 @@
-"""Requests into launches: which kernel, over which grid, with which arguments."""
+"""Turns a request into launches: chooses kernels and grids, and hands them their arguments."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""What the kernels share: tiles of memory, which keys a query sees, and scores.
+"""Reads tiles of memory, tells which keys a query sees, and computes scores, for all kernels alike.
 
 Position hides keys by intervals alone: query i sees keys low_i … high_i − 1 by causality, window and document together,
 and key j is seen by queries low_j … high_j − 1. So a block of queries meets three ranges of blocks of keys: those at

@@ -1,4 +1,4 @@
-"""The fused Triton kernels as a backend: what they take, and the operators that torch knows them by.
+"""Makes the fused Triton kernels a backend: says what they take, and registers them as operators of torch.
 
 Neither triton nor the kernels are imported before they are used.
 """
