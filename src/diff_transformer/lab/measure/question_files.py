@@ -42,12 +42,14 @@ PAPER_SETS = {
     "cnn_dm": HubSet(
         {"path": "abisee/cnn_dailymail", "name": "3.0.0", "split": "test"}, ("article", None, "highlights")
     ),
+    **{
+        name: HubSet(
+            {"path": "json", "data_files": f"zip://data/{name}.jsonl::{LONG_BENCH}", "split": "train"},
+            ("context", question, "answers"),
+        )
+        for name, question in {"multi_news": None, "qasper": "input", "hotpotqa": "input", "2wikimqa": "input"}.items()
+    },
 }
-for _name in ("multi_news", "qasper", "hotpotqa", "2wikimqa"):
-    PAPER_SETS[_name] = HubSet(
-        {"path": "json", "data_files": f"zip://data/{_name}.jsonl::{LONG_BENCH}", "split": "train"},
-        ("context", None if _name == "multi_news" else "input", "answers"),
-    )
 
 
 def read_sources(name: str, *, limit: int = 100, characters: int | None = None, seed: int = 0) -> list[Source]:
