@@ -13,6 +13,7 @@ from diff_transformer.lab.measure.measurement import (
     Count,
     Counts,
     Measurement,
+    MeasurementRequest,
     Options,
     Shares,
     Text,
@@ -156,3 +157,11 @@ def test_an_experiment_is_asked_for_values_of_the_kind() -> None:
     request = request_experiment(find_experiment("fig6"), options={"shots": [8]})
     assert request.preset.options["shots"] == [8]
     assert request.preset.options["queries"] == 32
+
+
+def test_options_of_an_earlier_version_do_not_matter_where_there_are_no_baselines() -> None:
+    """A results file holds the options it was made with; a report of it asks for chance and floor alone."""
+    request = MeasurementRequest(name="outliers", options={"an_option_that_is_gone": 1})
+    assert request.baselines(None) == []
+    with pytest.raises(ValueError, match="an_option_that_is_gone"):
+        request.resolve()

@@ -83,9 +83,12 @@ def results_report_files(paths: Sequence[str | Path], output: str | Path | None 
 
 
 def _document_path(paths: Sequence[str | Path], output: str | Path | None) -> Path:
-    folders = [path if path.is_dir() else path.parent for path in map(Path, paths)]
-    shared = folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.resolve() for folder in folders]))
-    document = shared / DOCUMENT if output is None else Path(output)
+    if output is None:
+        folders = [path if path.is_dir() else path.parent for path in map(Path, paths)]
+        shared = folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.resolve() for folder in folders]))
+        document = shared / DOCUMENT
+    else:
+        document = Path(output)
     if document.suffix not in (".md", ".html"):
         raise ValueError(
             f"the report of experiments is a Markdown document or a page, so {str(document)!r} must end in .md or .html"
