@@ -24,6 +24,9 @@ Interval = tuple[Number, Number]
 Better = Literal["higher", "lower"]
 Verdict = Literal["reproduced", "inconclusive", "contrary", "not comparable"]
 
+# The preset of results that compare variants of a recipe of the user's; all others are of an experiment's presets.
+OWN = "own"
+
 
 class FileRecord:
     """A record that is read from a file strictly: no value of another type, no unknown key.
@@ -132,7 +135,7 @@ class Comparison(FileRecord):
     # might do is as large as the difference, whatever the number of seeds.
     documents_needed: bool = False
     reason: str = ""  # why the difference is not known (NaN), where that is not that a run diverged
-    exploratory: bool = False  # whether the claim is a question of this project's, and not the paper's
+    exploratory: bool = False  # whether the claim is a question that the paper leaves open
     baseline: Baseline | None = None  # what a model comes to that has not learned what is measured, if known
     at_floor: tuple[str, ...] = ()  # which of the two are not above its floor
     at_elimination: tuple[str, ...] = ()  # which are above its floor, and not above what elimination gives

@@ -116,9 +116,9 @@ def compare(
     verdict stays open: other documents say nothing about other seeds.
 
     `variant` is the one that is claimed to be better; where nothing is `claimed`, there is a difference and no verdict.
-    An `exploratory` claim is a question of this project's, and not the paper's; `paper` holds the paper's values of
-    both, NaN where it gives none. Raises ValueError where the variants have no seed in common, two records are of one
-    seed, or a claim has no direction.
+    An `exploratory` claim is a question that the paper leaves open; `paper` holds the paper's values of both, NaN where
+    it gives none. Raises ValueError where the variants have no seed in common, two records are of one seed, or a claim
+    has no direction.
     """
     compared = [one for one in records if (one.name, one.coordinates) == (name, coordinates)]
     for (measured, seed), count in Counter((one.variant, one.seed) for one in compared).items():

@@ -43,7 +43,7 @@ def test_the_second_version_is_what_its_experiment_is_about() -> None:
     file = committed("v2")
     assert file.headline is not None
     (headline,) = [one for one in file.comparisons if file.headline.names(one)]
-    assert (headline.variant, headline.against, verdict_text(headline)) == ("diff_v2", "softmax", "our question: yes")
+    assert (headline.variant, headline.against, verdict_text(headline)) == ("diff_v2", "softmax", "open question: yes")
     assert headline.difference == pytest.approx(-0.337, abs=5e-4)
 
 
@@ -88,7 +88,7 @@ def test_longer_contexts_are_what_their_experiment_is_about() -> None:
             "retrieval/accuracy",
             "",
             (1 / 64, 0.1724, 0.3651),
-            "our question: not comparable: the Transformer has not begun to learn and DIFF has learned no more than "
+            "open question: not comparable: the Transformer has not begun to learn and DIFF has learned no more than "
             "elimination at 800 steps",
         ),
         ("table1", "harness/held_out_text/acc", "0-shot", (1 / 4, 1 / 4, None), "nothing claimed"),

@@ -467,10 +467,10 @@ def test_our_own_questions_are_told_from_the_papers_claims(tmp_path: Path) -> No
     alone = file(measured, [*compared, compare(measured, "a", *PAIR, claimed=False)], "v2")
     mixed = file(measured, [*compared, *(replace(row, exploratory=False) for row in compared[:1])], "table7")
     assert verdict_counts(alone.comparisons) == (
-        "Of 4 comparisons: to our own questions 1 yes, 1 inconclusive, 1 no; 1 nothing claimed."
+        "Of 4 comparisons: to open questions 1 yes, 1 inconclusive, 1 no; 1 nothing claimed."
     )
     assert verdict_counts(mixed.comparisons) == (
-        "Of 4 comparisons: 1 reproduced, 0 inconclusive, 0 contrary; to our own questions 1 yes, 1 inconclusive, 1 no."
+        "Of 4 comparisons: 1 reproduced, 0 inconclusive, 0 contrary; to open questions 1 yes, 1 inconclusive, 1 no."
     )
     write_json(tmp_path / "v2.json", alone)
     write_json(tmp_path / "table7.json", mixed)
@@ -478,8 +478,8 @@ def test_our_own_questions_are_told_from_the_papers_claims(tmp_path: Path) -> No
     _, *rows = tables(document(tmp_path))[0]
     assert [[row[0], *row[2:8]] for row in rows] == [
         ["Table 7", "the paper's", "1", "0", "0", "0", "0"],
-        ["Table 7", "our questions", "1", "1", "1", "0", "0"],
-        ["V2", "our questions", "1", "1", "1", "0", "1"],
+        ["Table 7", "open questions", "1", "1", "1", "0", "0"],
+        ["V2", "open questions", "1", "1", "1", "0", "1"],
     ]
     assert re.findall(r"\[(.*?)\]\(#(.*?)\)", document(tmp_path)) == [
         ("Table 7", "table7-cpu"),
@@ -488,10 +488,10 @@ def test_our_own_questions_are_told_from_the_papers_claims(tmp_path: Path) -> No
     ]
     of_v2 = tables(document(tmp_path))[-2]
     words = [dict(zip(of_v2[0], row, strict=True))["Verdict"] for row in of_v2[1:]]
-    assert words == ["our question: yes", "our question: no", "our question: inconclusive", "nothing claimed"]
+    assert words == ["open question: yes", "open question: no", "open question: inconclusive", "nothing claimed"]
     drawn = {path.stem: path.read_text(encoding="utf-8") for path in (tmp_path / "figures").iterdir()}
-    assert "V2, cpu, our questions" in drawn["overview"]
-    assert "our question: no" in drawn["v2-cpu-differences"]
+    assert "V2, cpu, open questions" in drawn["overview"]
+    assert "open question: no" in drawn["v2-cpu-differences"]
     assert "contrary" not in drawn["v2-cpu-differences"]
 
 
@@ -500,7 +500,7 @@ def test_the_overview_names_every_experiment_in_full() -> None:
     compared = [compare(measured, "a", *PAIR, exploratory=True)]
     all_results = [ExperimentResults(name, "cpu", file(measured, compared, name)) for name in EXPERIMENTS]
     drawn = overview_figure(all_results).svg
-    assert [one.title for one in all_results if f"{one.title}, cpu, our questions<" not in drawn] == []
+    assert [one.title for one in all_results if f"{one.title}, cpu, open questions<" not in drawn] == []
 
 
 def test_the_headline_is_the_one_that_is_named_else_the_first_that_is_judged() -> None:

@@ -62,13 +62,13 @@ def judged(**settings: Any) -> Comparison:
     ("settings", "text"),
     [
         ({"verdict": "contrary"}, "contrary"),
-        ({"verdict": "contrary", "exploratory": True}, "our question: no"),
-        ({"verdict": "reproduced", "exploratory": True}, "our question: yes"),
+        ({"verdict": "contrary", "exploratory": True}, "open question: no"),
+        ({"verdict": "reproduced", "exploratory": True}, "open question: yes"),
         ({"verdict": "inconclusive", "seeds_needed": 1200}, "inconclusive: 80 % power needs 1,200 seeds"),
         ({"verdict": "inconclusive", "documents_needed": True}, "inconclusive: needs more documents"),
         (
             {"verdict": "inconclusive", "differences": (1.0,), "exploratory": True},
-            "our question: inconclusive: one seed",
+            "open question: inconclusive: one seed",
         ),
         ({"verdict": None, "better": None, "exploratory": True}, "nothing claimed"),
         ({"verdict": "inconclusive", "reason": "the fits do not meet"}, "inconclusive: the fits do not meet"),
@@ -157,7 +157,7 @@ LEVELS = Baseline(name="a", chance=0.0625, floor=0.53125, by_elimination=0.76562
         ),
         (
             {"verdict": "not comparable", "at_floor": ("diff", "softmax"), "exploratory": True},
-            "our question: not comparable: neither has begun to learn at 1,000 steps",
+            "open question: not comparable: neither has begun to learn at 1,000 steps",
             "",
         ),
         (

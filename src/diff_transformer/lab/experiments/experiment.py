@@ -175,7 +175,7 @@ class ComparisonRule:
     at: Callable[[Coordinates], bool] = lambda _: True  # whether the two are compared there
     paper: Callable[[Coordinates], tuple[float, float] | None] = lambda _: None  # the paper's values of both, if any
     claimed: bool | Callable[[Coordinates], bool] = True  # whether anything is claimed, there or at all
-    exploratory: bool = False  # whether the claim is a question of this project's, and not the paper's
+    exploratory: bool = False  # whether the claim is a question that the paper leaves open
 
     def comparisons(self, records: Sequence[Result]) -> list[Comparison]:
         """One at each of the coordinates, in the order of the records."""

@@ -112,7 +112,7 @@ LENGTH_GENERALISATION = Experiment(
         name=LENGTH_ACCURACY, coordinates=Coordinates(context_factor=max(options["factors"]))
     ),
     notes=(
-        "Whether DIFF recalls more than its twin is our question here: the paper says so of contexts that were trained "
+        "Whether DIFF recalls more than its twin is an open question: the paper says so of contexts that were trained "
         "on (× 1; Table 2 and Figure 5 ask that), and of longer ones nothing.",
     ),
 )

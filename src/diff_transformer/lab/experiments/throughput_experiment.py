@@ -134,7 +134,7 @@ TABLE_7 = Experiment(
     measure_once=_measure,
     notes=(
         "A share is DIFF's tokens per second over its twin's, the median of alternated rounds; a seed is a repetition "
-        "with models built anew. Whether it is larger than the paper's, of models of 3B parameters, is our question; "
-        "tokens per second depend on the machine and the model's size, and are not comparable.",
+        "with models built anew. Whether it is larger than the paper's, of models of 3B parameters, is an open "
+        "question; tokens per second depend on the machine and the model's size, and are not comparable.",
     ),
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diff_transformer.lab.record import Comparison, ResultsFile, Verdict
+from diff_transformer.lab.record import OWN, Comparison, ResultsFile, Verdict
 from diff_transformer.lab.report import wording
 from diff_transformer.lab.report.documents import Cell, Table
 from diff_transformer.lab.results_files import number_of, read_results, translated
@@ -40,6 +40,11 @@ class ExperimentResults:
             return f"{_KINDS[match[1]]} {match[2].upper()}"
         first, *others = self.name.split("_")
         return " ".join([first.upper() if len(first) <= 2 else first.capitalize(), *others])
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a recipe of the user's was compared, and not an experiment of this project carried out."""
+        return self.preset == OWN
 
     @property
     def heading(self) -> str:
@@ -90,7 +95,10 @@ def read_experiments(
             raise FileNotFoundError(f"{str(path)!r} does not exist")
         inside = list(_experiment_files(path))
         if not inside:
-            raise ValueError(f"{str(path)!r} holds no results of an experiment, as `diff-transformer reproduce` leaves")
+            raise ValueError(
+                f"{str(path)!r} holds no results of an experiment, as `diff-transformer reproduce` "
+                "and `diff-transformer compare` leave"
+            )
         files.update({file.resolve(): read_results(file) for file in inside})
     read: dict[tuple[str, str], Path] = {}
     for path, file in files.items():
@@ -141,7 +149,7 @@ def overview(all_results: Sequence[ExperimentResults]) -> Table:
         (
             Cell(results.title, anchor=results.anchor),
             results.preset,
-            "our questions" if exploratory else "the paper's",
+            "open questions" if exploratory else "the paper's",
             *(str(counts[verdict]) for verdict in wording.ANSWERS),
             str(len({record.seed for record in results.file.records} - {None})),
             results.file.title,
@@ -204,7 +212,7 @@ def verdict_table(results: ResultsFile) -> Table:
     caption = [
         f"{wording.DIRECTIONS} Difference: first − second, the mean over paired seeds, with its 95 % interval. The "
         "claim is reproduced when the whole interval lies on its side of 0, contrary when it lies on the other side, "
-        f"else inconclusive; a question that is ours is answered with yes or no. {wording.UNCORRECTED}"
+        f"else inconclusive; a question that the paper leaves open is answered with yes or no. {wording.UNCORRECTED}"
     ]
     if any(map(wording.levels_of, comparisons)):
         caption.append(wording.LEVELS)
@@ -242,7 +250,7 @@ def verdict_counts(comparisons: Sequence[Comparison]) -> str:
         if not counts["not comparable"]:
             del names["not comparable"]
         words = ", ".join(f"{counts[verdict]} {name}" for verdict, name in names.items())
-        parts.append(f"to our own questions {words}" if exploratory else words)
+        parts.append(f"to open questions {words}" if exploratory else words)
     if unclaimed := sum(counts[None] for counts in kinds.values()):
         parts.append(f"{unclaimed} {wording.ANSWERS[None]}")
     return f"Of {len(comparisons)} comparisons: {('; ' if True in kinds else ', ').join(parts)}."

@@ -43,13 +43,15 @@ def build_results_report(
     refuse_others(page, HTML_MARK)
     often = Counter(results.name for results in all_results)
     summary = overview_figure(all_results)
+    has_experiments = not all(results.is_own for results in all_results)
     sections: list[dict[str, Any]] = []
     for results in all_results:
         called = results.heading if often[results.name] > 1 else results.title
         wide, narrow = list(forest_figures(results, called)), list(line_figures(results, called))
         sections.append({"results": results, "wide": wide, "narrow": narrow})
     values = {
-        "title": "Results beside the paper's",
+        "title": "Results beside the paper's" if has_experiments else "Variants of a recipe side by side",
+        "has_experiments": has_experiments,
         "wording": wording,
         "tables": experiment_tables,
         "overview": summary,

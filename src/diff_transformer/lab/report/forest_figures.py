@@ -96,7 +96,7 @@ def overview_figure(all_results: Sequence[ExperimentResults]) -> Drawing:
         name, comparisons = f"{results.title}, {results.preset}", results.file.comparisons
         sentences.append(f"{name}: {verdict_counts(comparisons)}")
         for exploratory, counts in count_verdicts(comparisons).items():
-            bars[f"{name}, our questions" if exploratory else name] = counts
+            bars[f"{name}, open questions" if exploratory else name] = counts
     title = "Verdicts by experiment"
     figure, axes = axes_of(title, "comparisons", height=1.5 + 0.36 * len(bars))
     axes.set(yticks=[], ylim=(len(bars) - 0.5, -0.8))

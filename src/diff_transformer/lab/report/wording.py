@@ -12,7 +12,8 @@ ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
 DIRECTIONS = "↑ higher is better, ↓ lower is better."
 # A number that is not finite; "diverged" where that is known to be why.
 NOT_KNOWN, DIVERGED = "not known", "diverged"
-# Verdict → what it is called on an exploratory question, which is no claim to reproduce; in the order of reports.
+# Verdict → what it is called on a question that the paper leaves open, which is no claim to reproduce; in the order of
+# reports.
 ANSWERS: dict[Verdict | None, str] = {
     "reproduced": "yes",
     "inconclusive": "inconclusive",
@@ -181,7 +182,7 @@ def floor_remark(row: Comparison) -> str:
 def verdict_word(verdict: Verdict | None, exploratory: bool) -> str:
     """What a verdict is called: on a claim of the paper's, or on an exploratory question."""
     word = verdict_words(verdict, [exploratory])
-    return f"our question: {word}" if exploratory and verdict else word
+    return f"open question: {word}" if exploratory and verdict else word
 
 
 def verdict_words(verdict: Verdict | None, kinds: Iterable[bool] = (False, True)) -> str:
