@@ -62,8 +62,11 @@ def reproduce(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Say which experiments there are, and stop.")] = False,
     preset: Annotated[
-        Literal["cpu", "gpu", "paper"],
-        typer.Option(help="Two processor cores, one H200, or the paper's own size, which is checked and not run."),
+        Literal["cpu", "night", "gpu", "paper"],
+        typer.Option(
+            help="Two processor cores for minutes, for hours (night), one H200, or the paper's own size, which is "
+            "checked and not run."
+        ),
     ] = "cpu",
     seeds: Annotated[int | None, optional("How many seeds.", "the preset's", min=1)] = None,
     text: TextPaths = None,
@@ -124,7 +127,7 @@ def reproduce(
     failed = []
     for request in requests:
         name, minutes = request.experiment.name, request.preset.minutes
-        about = "" if minutes is None else f", planned for about {minutes:g} min"
+        about = "" if minutes is None else f", planned for about {_duration(minutes)}"
         messages.print(f"{name}: {request.experiment.shows}{about}", markup=False, soft_wrap=True)
         try:
             results = run_experiment(
@@ -170,13 +173,21 @@ def _listing() -> "Table":
 
     rows = []
     for experiment in map(find_experiment, EXPERIMENTS):
-        cells = dict.fromkeys(("cpu", "gpu", "paper"), "–")
+        cells = dict.fromkeys(("cpu", "night", "gpu", "paper"), "–")
         for name, preset in experiment.presets.items():
-            cells[name] = "checked" if name == "paper" else "?" if preset.minutes is None else f"{preset.minutes:g} min"
+            cells[name] = "checked" if name == "paper" else _duration(preset.minutes)
         rows.append((experiment.name, experiment.shows, *cells.values()))
-    caption = "cpu: minutes on two processor cores. gpu: planned for one H200, not timed yet."
-    head, one_line = ("name", "what it shows", "cpu", "gpu", "paper"), ("name", "cpu", "gpu", "paper")
-    return Table.of_rows(head, rows, caption=caption, right=("cpu", "gpu"), one_line=one_line)
+    caption = "cpu, night: on two processor cores. gpu: planned for one H200, not timed yet."
+    sizes = ("cpu", "night", "gpu", "paper")
+    head, one_line = ("name", "what it shows", *sizes), ("name", *sizes)
+    return Table.of_rows(head, rows, caption=caption, right=sizes[:-1], one_line=one_line)
+
+
+def _duration(minutes: float | None) -> str:
+    """About how long an experiment takes: "7.5 min", "11 h"; "?" where nobody knows."""
+    if minutes is None:
+        return "?"
+    return f"{minutes:g} min" if minutes < 90 else f"{minutes / 60:.0f} h"
 
 
 def _show(results: ResultsFile, path: Path) -> None:

@@ -23,7 +23,7 @@ from diff_transformer.train.recipe import differences
 from diff_transformer.train.step_costs import meta_model
 from diff_transformer.variants import ATTENTION_TYPES, head_dim
 
-# The preset that is counted on the meta device and never run; the others are "cpu" and "gpu".
+# The preset that is counted on the meta device and never run; the others are "cpu", "night" and "gpu".
 PAPER = "paper"
 
 
@@ -82,7 +82,7 @@ class Preset:
     seeds: int = 1  # how many, from 0; `--seeds` replaces it
     parameter_tolerance: float = 0.0  # the share by which counts may differ, where variants cannot be made equal
     options: Mapping[str, Any] = field(default_factory=dict)  # of the measurement; `--option` replaces them
-    minutes: float | None = None  # about what it takes: two processor cores (cpu), one H200 (gpu); None for the paper's
+    minutes: float | None = None  # about what it takes: two processor cores (cpu, night), one H200 (gpu)
 
     def variant_recipe(self, variant: Variant, *more: str) -> Recipe:
         """The recipe of a variant. Raises as `load_recipe` does."""
@@ -210,7 +210,8 @@ class Experiment:
 
     name: str  # as it is typed: "table6"
     shows: str  # one line
-    presets: Mapping[str, Preset]  # "cpu", "gpu" and, but for questions beyond the paper, "paper"
+    # "cpu", "gpu", for hours on two cores "night", and but for questions beyond the paper "paper".
+    presets: Mapping[str, Preset]
     # What the records of all variants and seeds say; see `compared_by`.
     compare: Callable[[Sequence[Result], Preset], list[Comparison]]
     # What is measured on every trained checkpoint: a measurement with the preset's options, or requests of several.
@@ -260,6 +261,7 @@ EXPERIMENTS = {
     "appendix_g": "inside_experiments:APPENDIX_G",
     "recall": "recall_experiments:RECALL",
     "v2": "recall_experiments:V2",
+    "language": "language_over_training:LANGUAGE",
     "lr_sensitivity": "recall_experiments:LR_SENSITIVITY",
     "length_generalisation": "recall_experiments:LENGTH_GENERALISATION",
 }

@@ -1,0 +1,137 @@
+"""Defines the experiment on when language is learned: losses by tokens, to 40 tokens a parameter (beyond the paper)."""
+
+from dataclasses import replace
+
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments.experiment import (
+    ComparisonRule,
+    Experiment,
+    Variant,
+    compared_by,
+    section,
+)
+from diff_transformer.lab.experiments.language_experiments import (
+    DIFF,
+    FIXED_TEXT,
+    LANGUAGE_CPU,
+    LANGUAGE_GPU,
+    NO_NORM,
+    TRANSFORMER,
+    language_preset,
+)
+from diff_transformer.lab.experiments.recall_experiments import W_LAMBDA, variants_v2
+from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
+from diff_transformer.lab.measure.measurement import MeasurementRequest
+from diff_transformer.lab.measure.standard import CURVE, LANGUAGE_LOSS
+from diff_transformer.lab.record import Headline
+
+CONSTANT, V2 = "diff, λ_init 0.8", "diff_v2"
+# (variant, against); each is asked whether the first is the better one.
+PAIRS = ((DIFF, TRANSFORMER), (CONSTANT, TRANSFORMER), (NO_NORM, TRANSFORMER), (V2, TRANSFORMER), (DIFF, CONSTANT))
+
+
+def variants_of_size(
+    parameters: float, layers: int, hidden_size: int, feed_forward: int, heads: int, *training: str
+) -> tuple[Variant, ...]:
+    """DIFF, the Transformer, DIFF with a constant λ_init, DIFF without headwise norm, and DIFF V2, at one size.
+
+    `heads` are the Transformer's. `training` are the settings of training that belong to the size.
+    """
+    v2, diff, softmax = variants_v2(hidden_size, heads, hidden_size // heads, feed_forward)
+    constant = replace(diff, name=CONSTANT, overrides=(*diff.overrides, "model.lambda_init=0.8"))
+    no_norm = replace(diff, name=NO_NORM, overrides=(*diff.overrides, "model.headwise_norm=false"))
+    shared = (f"model.num_hidden_layers={layers}", *training)
+    return tuple(
+        replace(variant, overrides=(*variant.overrides, *shared), coordinates=Coordinates(parameters=round(parameters)))
+        for variant in (diff, softmax, constant, no_norm, v2)
+    )
+
+
+def training(steps: int, length: int, batch_size: int, vocabulary: int, evaluations: int = 40) -> tuple[str, ...]:
+    """Settings of a training whose validation loss is taken so many times, at equal distances."""
+    every = steps // evaluations
+    return (
+        *section("data", length=length, batch_size=batch_size, vocab_size=vocabulary),
+        *section("train", steps=steps, evaluate_every=every, checkpoint_every=2 * every),
+    )
+
+
+_SMALL = (0.26e6, 4, 64, 172, 8)
+# With 16 heads of the Transformer, DIFF has the 8 that its authors advise.
+_MEDIUM = (1.05e6, 4, 128, 344, 16)
+# Half a cosine wave after the recipe's warm-up of 50 steps. Rates are chosen in shorter runs with waves of their own.
+_CPU = (*LANGUAGE_CPU, "data.validation_tokens=40000", "train.schedule=cosine")
+_RATES = (5e-3, 1.25e-2, 3e-2)
+
+LANGUAGE = Experiment(
+    name="language",
+    shows="when DIFF, its parts, DIFF V2 and the Transformer learn language: losses by tokens (beyond the paper)",
+    presets={
+        # The first 4 tokens a parameter alone.
+        "cpu": language_preset(
+            *_CPU,
+            steps=500,
+            variants=variants_of_size(*_SMALL, *training(500, 128, 16, 1024, evaluations=20)),
+            learning_rates=_RATES,
+            sweep=section("train", steps=150, evaluate_every=150),
+            seeds=3,
+            parameter_tolerance=W_LAMBDA,
+            options={"documents": 60, "longest": 2048, "frequent": 100},
+            minutes=10,
+        ),
+        # Hours on two cores: 40 tokens a parameter at two sizes.
+        "night": language_preset(
+            *_CPU,
+            steps=500,
+            variants=(
+                *variants_of_size(*_SMALL, *training(5200, 128, 16, 1024)),
+                *variants_of_size(*_MEDIUM, *training(10400, 256, 16, 2048)),
+            ),
+            learning_rates=_RATES,
+            sweep=section("train", steps=500, evaluate_every=500),
+            seeds=3,
+            parameter_tolerance=W_LAMBDA,
+            options={"documents": 60, "longest": 2048, "frequent": 100},
+            minutes=660,
+        ),
+        # One H200: 120M tokens for 3M parameters.
+        "gpu": language_preset(
+            *LANGUAGE_GPU,
+            "train.schedule=cosine",
+            steps=3700,
+            evaluate_every=185,
+            variants=variants_of_size(3e6, 4, 128, 344, 16),
+            learning_rates=(1e-3, 3e-3, 9e-3),
+            sweep=section("train", steps=370, evaluate_every=370),
+            seeds=2,
+            parameter_tolerance=W_LAMBDA,
+            options={"documents": 200, "longest": 8192, "frequent": 1000},
+            minutes=25,
+        ),
+    },
+    options=Repeats,
+    measurements=lambda preset: [
+        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
+        MeasurementRequest(name="loss_by_tokens"),
+        MeasurementRequest(name="repeats", options=preset.options),
+    ],
+    compare=compared_by(
+        *(
+            ComparisonRule(name=name, variant=variant, against=against, exploratory=True)
+            for name in (WHOLE, AR_HIT, OTHER)
+            for variant, against in PAIRS
+        ),
+        # One for each evaluation: where the curves cross is read off them.
+        *(
+            ComparisonRule(name=CURVE, variant=variant, against=TRANSFORMER, claimed=False)
+            for variant, against in PAIRS
+            if against == TRANSFORMER
+        ),
+    ),
+    headline=lambda _: Headline(name=WHOLE, coordinates=Coordinates(parameters=round(_SMALL[0]))),
+    notes=(
+        f"{CURVE} compares two runs of one schedule before its end. {FIXED_TEXT}",
+        "DIFF without headwise norm lacks the factor 1 − λ_init after it as well. DIFF V2 has twice the queries; its "
+        "feed-forward network is narrower by as many parameters.",
+    ),
+)
