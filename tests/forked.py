@@ -12,6 +12,7 @@ PRELOADED = [
     "datasets",
     "diff_transformer.cli.app",
     "diff_transformer.cli.terminal_progress",
+    "diff_transformer.lab.experiments.runner",
     "diff_transformer.lab.measure",
     "diff_transformer.train",
     "pytest",

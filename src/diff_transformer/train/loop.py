@@ -284,6 +284,7 @@ class TrainingRun:
                 self._save()
             raise
         self.model.train()
+        self.progress.evaluated(number, results)
         self.limit.begin()
         return results
 

@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,12 +28,24 @@ class Progress(Protocol):
         """`step` steps are done; `loss` is that of the last one."""
         return
 
+    def evaluated(self, step: int, results: Mapping[str, float]) -> None:
+        """What the evaluation after `step` steps has found, by the names that the log has."""
+        return
+
     def tell(self, message: str) -> None:
         """A message about the run: what it uses, which steps it skips."""
         return
 
     def stop(self) -> None:
         """The run is over, whichever way it ended."""
+        return
+
+    def run(self, name: str) -> "Progress":
+        """What shows one of several runs, called `name`, which may go at the same time; unless told otherwise, this."""
+        return self
+
+    def update_all(self, done: int, total: int, time_left: str) -> None:
+        """Of several runs so many are done, and the rest takes so long, in words; none where that is not known yet."""
         return
 
 

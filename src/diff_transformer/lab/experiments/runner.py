@@ -90,7 +90,7 @@ def sweep_notes(preset: Preset, remarks: Mapping[str, Sequence[str]]) -> list[st
     return notes
 
 
-class SweepProgress:
+class SweepProgress(Silent):
     """A `Progress` for many trainings, one after the other. Each is announced by `next` before it begins.
 
     `costs` is what each training is expected to cost, in any unit; those that turn out to be done are taken off.
@@ -101,7 +101,6 @@ class SweepProgress:
         self._number, self._title = 0, ""
         self._began, self._done, self._cost = 0.0, 0.0, 0.0
         self._messages: set[str] = set()
-        self.update, self.stop = progress.update, progress.stop
 
     def next(self, title: str, *, is_finished: bool = False) -> None:
         """The next training is called `title`; an earlier command may have finished it.
@@ -123,6 +122,15 @@ class SweepProgress:
 
     def start(self, total: int, description: str) -> None:
         self._progress.start(total, self._title or description)
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        self._progress.update(step, loss, tokens_per_second)
+
+    def evaluated(self, step: int, results: Mapping[str, float]) -> None:
+        self._progress.evaluated(step, results)
+
+    def stop(self) -> None:
+        self._progress.stop()
 
     def tell(self, message: str) -> None:
         """Each message once: what all the runs use is the same."""

@@ -1,0 +1,15 @@
+"""What tests of experiments share."""
+
+import multiprocessing
+
+import pytest
+
+import forked
+from diff_transformer.lab.experiments import side_by_side
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that are forked off a process which has imported everything, and not begun anew."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(forked.PRELOADED)
+    monkeypatch.setattr(side_by_side, "START", "forkserver")
