@@ -1,7 +1,8 @@
 """Reads recipes, strict YAML files that say what is trained, on what, and how."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -194,12 +195,14 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}
 
 
-def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Load a recipe from a file, or one that is shipped by its bare name ("tiny").
+def load_recipe(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe from a file, from its plain settings, or one that is shipped by its bare name ("tiny").
 
-    `overrides` replace the file's settings, "train.steps=100"; values are YAML, and the last of one key counts. Raises
+    `overrides` replace these settings, "train.steps=100"; values are YAML, and the last of one key counts. Raises
     FileNotFoundError, or ValueError where the file is not YAML, or a key or value is not allowed.
     """
+    if isinstance(recipe, Mapping):
+        return _with_overrides(deepcopy(dict(recipe)), overrides, f"the recipe {recipe.get('name')!r}")
     path = Path(recipe)
     shipped = shipped_recipes()
     if not path.is_file() and str(recipe) in shipped:
@@ -216,9 +219,13 @@ def load_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ValueError(f"{path} is not a recipe: it holds {_quoted(settings)}, not sections of settings.")
     if isinstance(model := settings.get("model"), dict) and "init_from" not in model and "start_from" in model:
         model["init_from"] = model.pop("start_from")  # the key of older recipes
+    return _with_overrides(settings, overrides, str(path))
+
+
+def _with_overrides(settings: dict[str, Any], overrides: Sequence[str], source: str) -> Recipe:
     for override in overrides:
         _apply(settings, override)
-    return parse_recipe(settings, source=str(path))
+    return parse_recipe(settings, source=source)
 
 
 def parse_recipe(settings: dict[str, Any], *, source: str = "the recipe") -> Recipe:

@@ -12,7 +12,13 @@ import pytest
 from corpora import written
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments import language_experiments, recall_experiments, run_store, scaling_experiment
-from diff_transformer.lab.experiments.experiment import check_counts, check_recipes, count, find_experiment
+from diff_transformer.lab.experiments.experiment import (
+    check_counts,
+    check_recipes,
+    count,
+    equal_feed_forward,
+    find_experiment,
+)
 from diff_transformer.lab.experiments.language_experiments import FIXED_TEXT
 from diff_transformer.lab.experiments.paper_preset import check_paper
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
@@ -20,6 +26,7 @@ from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest, TrainingRecord
 from diff_transformer.lab.record import Comparison, Result, ResultsFile
 from diff_transformer.lab.statistics import seeds_needed
+from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.train import DivergenceError, build_config
 from small_experiment import SMALL
 
@@ -328,8 +335,30 @@ def test_version_2(text: Path, output: Path) -> None:
     assert {c.exploratory for c in results.comparisons} == {True}
     sizes = {variant["name"]: variant["parameters"] for variant in results.settings["variants"]}
     assert sizes["diff_v2"] == sizes["softmax"]
-    with pytest.raises(ValueError, match=r"multiple of 3, got 4·\(16 \+ 1\)\.$"):
-        recall_experiments.variants_v2(64, 4, 16, 172)
+
+
+def test_the_feed_forward_network_gives_what_the_attention_takes_more() -> None:
+    def config(kind: str, heads: int, feed_forward: int, **sizes: int) -> DiffTransformerConfig:
+        return DiffTransformerConfig(
+            **{"hidden_size": 64, "vocab_size": 100, "num_hidden_layers": 3, "head_dim": 16, **sizes},
+            attention_type=kind,
+            num_attention_heads=heads,
+            intermediate_size=feed_forward,
+        )
+
+    like = config("softmax", 4, 172)
+    for variant in (config("diff_v2", 4, 172), config("softmax", 6, 172), config("diff", 2, 172, head_dim=8)):
+        width = equal_feed_forward(variant, like)
+        variant.intermediate_size = width
+        # Rounding leaves at most half a column of three matrices in each layer.
+        leftover = sum(
+            sign * (count(one).shared + (3 * 64 * 4 if one.attention_type == "diff_v2" else 0))
+            for sign, one in ((1, variant), (-1, like))
+        )
+        assert abs(leftover) <= 3 * 3 * 64 / 2, variant.attention_type
+    assert equal_feed_forward(config("diff", 4, 10), like) == 172
+    with pytest.raises(ValueError, match=r"of 'diff_v2' has 13,056 parameters more than that of 'softmax', which is"):
+        equal_feed_forward(config("diff_v2", 4, 20), config("softmax", 4, 20))
 
 
 def test_learning_rates(text: Path, output: Path) -> None:

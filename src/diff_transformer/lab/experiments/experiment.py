@@ -69,7 +69,8 @@ DIFF_AND_SOFTMAX = diff_and_softmax()
 class Preset:
     """An experiment at one size."""
 
-    recipe: str = ""  # the name of a shipped one; the paper's own size has stages instead, see `PaperPreset`
+    # The name of a shipped one, or plain settings; the paper's own size has stages instead, see `PaperPreset`.
+    recipe: str | Mapping[str, Any] = ""
     overrides: tuple[str, ...] = ()  # settings of the recipe that are others here, for all variants
     variants: tuple[Variant, ...] = DIFF_AND_SOFTMAX  # none in an experiment that trains nothing
     # Tried for each variant with the first seed, ascending: the one with the best validation is the variant's. The
@@ -80,7 +81,8 @@ class Preset:
     # Overrides of a second stage of training, which begins with the model of the first.
     extension: tuple[str, ...] = ()
     seeds: int = 1  # how many, from 0; `--seeds` replaces it
-    parameter_tolerance: float = 0.0  # the share by which counts may differ, where variants cannot be made equal
+    # The share by which counts may differ, where variants cannot be made equal; None where they need not be equal.
+    parameter_tolerance: float | None = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)  # of the measurement; `--option` replaces them
     minutes: float | None = None  # about what it takes: two processor cores (cpu, night), one H200 (gpu)
 
@@ -130,6 +132,21 @@ def count(config: DiffTransformerConfig) -> Counts:
     return Counts(sum(weight.numel() for _, weight in named), shared)
 
 
+def equal_feed_forward(config: DiffTransformerConfig, like: DiffTransformerConfig) -> int:
+    """The width of the feed-forward network with which a model has as many parameters as another of the same hidden
+    size and number of layers: its three matrices give what the attention takes more. λ's vectors and norms aside, and
+    but for rounding. Raises ValueError where there is no such width.
+    """
+    attention, other = (ATTENTION_TYPES[one.attention_type].attention_weights(one) for one in (config, like))
+    width: int = like.intermediate_size - round((attention - other) / (3 * like.hidden_size * like.num_hidden_layers))
+    if width < 1:
+        raise ValueError(
+            f"The attention of {config.attention_type!r} has {attention - other:,} parameters more than that of "
+            f"{like.attention_type!r}, which is more than its feed-forward networks have."
+        )
+    return width
+
+
 def check_recipes(recipes: Mapping[Variant, Recipe]) -> None:
     """Raises ValueError for a setting outside the model in which two variants that are compared differ."""
     for first, variant in _pairs(list(recipes)):
@@ -143,9 +160,12 @@ def check_recipes(recipes: Mapping[Variant, Recipe]) -> None:
 def check_counts(counts: Mapping[Variant, Counts], preset: Preset) -> None:
     """Raises ValueError for variants that are compared and not of equal size but for λ and norms, within the
     preset's tolerance."""
+    tolerance = preset.parameter_tolerance
+    if tolerance is None:
+        return
     for first, variant in _pairs(list(counts)):
         one, other = counts[first].shared, counts[variant].shared
-        if abs(one - other) > preset.parameter_tolerance * one:
+        if abs(one - other) > tolerance * one:
             raise ValueError(
                 f"The variants {first.label!r} and {variant.label!r} are not of equal size: without λ and norms they "
                 f"have {one:,} and {other:,} parameters."

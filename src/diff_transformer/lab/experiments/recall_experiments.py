@@ -15,6 +15,7 @@ from diff_transformer.lab.experiments.experiment import (
     by_name,
     compared_by,
     diff_and_softmax,
+    equal_feed_forward,
     section,
 )
 from diff_transformer.lab.experiments.needle_experiments import NEEDLE_CPU, SYNTHETIC_MODEL
@@ -25,6 +26,7 @@ from diff_transformer.lab.measure.retrieval import ACCURACY as ALL
 from diff_transformer.lab.measure.retrieval import FIRST_QUERY, LENGTH_ACCURACY
 from diff_transformer.lab.measure.standard import GUESS, LANGUAGE_LOSS
 from diff_transformer.lab.record import Headline, Result
+from diff_transformer.model import DiffTransformerConfig
 
 # The rows of Table 6 but for those on λ_init.
 RECALL_ROWS = (language.TRANSFORMER, language.HALF, language.HALF_NORM, language.DIFF, language.NO_NORM)
@@ -207,20 +209,16 @@ PAIRS = (("diff_v2", "softmax"), ("diff_v2", "diff"), ("diff", "softmax"))
 
 
 def variants_v2(hidden_size: int, heads: int, head_dim: int, feed_forward: int) -> tuple[Variant, ...]:
-    """DIFF V2, whose feed-forward network gives what its queries and W_λ take, DIFF, and the
-    Transformer.
-
-    W_Q has heads·head_dim rows more and W_λ heads; the feed-forward network three matrices of that width. Raises
-    ValueError for sizes with which the counts cannot be equal.
-    """
-    more = heads * head_dim + heads
-    if more % 3:
-        raise ValueError(f"heads·(head_dim + 1) must be a multiple of 3, got {heads}·({head_dim} + 1).")
-    sizes = section("model", hidden_size=hidden_size, num_attention_heads=heads, head_dim=head_dim)
-    narrower = f"model.intermediate_size={feed_forward - more // 3}"
+    """DIFF V2, whose feed-forward network gives what its queries and W_λ take, DIFF, and the Transformer."""
+    sizes = {"hidden_size": hidden_size, "num_attention_heads": heads, "head_dim": head_dim}
+    version_2, transformer = (
+        DiffTransformerConfig(attention_type=kind, intermediate_size=feed_forward, **sizes)
+        for kind in ("diff_v2", "softmax")
+    )
+    narrower = section("model", **sizes, intermediate_size=equal_feed_forward(version_2, transformer))
     return (
-        Variant(name="diff_v2", overrides=("model.attention_type=diff_v2", *sizes, narrower)),
-        *diff_and_softmax(*sizes, f"model.intermediate_size={feed_forward}"),
+        Variant(name="diff_v2", overrides=("model.attention_type=diff_v2", *narrower)),
+        *diff_and_softmax(*section("model", **sizes, intermediate_size=feed_forward)),
     )
 
 

@@ -150,6 +150,11 @@ def _differences(before: object, now: Mapping[str, Any]) -> str:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the options by dotted names."""
-    options = {f"options.{name}": value for name, value in settings.get("options", {}).items()}
-    return {name: value for name, value in settings.items() if name != "options"} | options
+    """The settings, those of sections such as the options by dotted names."""
+    flat = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}.{key}": one for key, one in _flat(value).items()})
+        else:
+            flat[name] = value
+    return flat
