@@ -1,5 +1,6 @@
 """An experiment at a size of seconds, and what its runs tell."""
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,18 @@ class Heard(Silent):
 
     def tell(self, message: str) -> None:
         self.messages.append(message)
+
+
+class Stop(Silent):
+    """A user who presses Ctrl-C after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+        self._left -= 1
+        if self._left == 0:
+            signal.raise_signal(signal.SIGINT)
 
 
 def trainings(folder: Path, request: ExperimentRequest, **settings: Any) -> tuple[list[str], ResultsFile]:

@@ -27,6 +27,7 @@ COMMANDS = {
     "generate": "generate_command:generate",
     "eval": "eval_command:evaluate",
     "reproduce": "experiment_commands:reproduce",
+    "compare": "compare_command:compare",
     "convert": "convert_command:convert",
     "export": "export_command:export",
     "report": "experiment_commands:report",
@@ -38,8 +39,8 @@ COMMANDS = {
 WITHOUT_EXTRA = ("build", "info")
 # Packages of the extra [train] that only these commands need.
 NEEDED_BY = {
-    "datasets": ("demo", "tokenizer", "prepare", "train", "reproduce"),
-    "tensorboard": ("demo", "train", "reproduce"),
+    "datasets": ("demo", "tokenizer", "prepare", "train", "reproduce", "compare"),
+    "tensorboard": ("demo", "train", "reproduce", "compare"),
 }
 # The base of what typer raises for a wrong command line, which it has under no name of its own.
 CommandLineError: Any = typer.BadParameter.__mro__[2]

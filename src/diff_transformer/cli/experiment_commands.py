@@ -141,7 +141,7 @@ def reproduce(
             failed.append(name)
             messages.print(f"error: {name}: {message}", markup=False, soft_wrap=True)
             continue
-        _show(results, results_path(folder, name))
+        show_results(results, results_path(folder, name))
     if len(failed) < len(requests):
         for path in build_results_report([folder], folder / DOCUMENT, as_defined):
             console.print_line(f"report: {path}")
@@ -190,7 +190,7 @@ def _duration(minutes: float | None) -> str:
     return f"{minutes:g} min" if minutes < 90 else f"{minutes / 60:.0f} h"
 
 
-def _show(results: ResultsFile, path: Path) -> None:
+def show_results(results: ResultsFile, path: Path) -> None:
     """The comparisons, the variants, what a reader must know, and where all of it lies."""
     from diff_transformer.lab.report.experiment_tables import variants_table, verdict_table
 
@@ -208,7 +208,8 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN|RESULTS…",
-            help="Run folders, the folder of a demo, or results of `reproduce`: files NAME.json or folders with them.",
+            help="Run folders, the folder of a demo, or results of `reproduce` and `compare`: files NAME.json or "
+            "folders with them.",
         ),
     ],
     output: Annotated[

@@ -26,8 +26,7 @@ from diff_transformer.lab.measure.measurement import EvalInput, MeasurementReque
 from diff_transformer.lab.record import Result, ResultsFile
 from diff_transformer.lab.results_files import read_results, write_json
 from diff_transformer.train import DivergenceError, Progress, TrainingInterrupted, load_recipe
-from diff_transformer.train.training_progress import Silent
-from small_experiment import SIZES, SMALL, TINY, Heard, trainings
+from small_experiment import SIZES, SMALL, TINY, Heard, Stop, trainings
 
 
 class Measure(MeasurementRequest):
@@ -176,20 +175,6 @@ def test_results_of_older_code_that_knew_other_settings_are_not_lost(
         with pytest.raises(FileExistsError, match=message):
             run_experiment(request_experiment(SMALL), tmp_path, resume=True)
         assert path.read_bytes() == written
-
-
-class Stop(Silent):
-    """A user who presses Ctrl-C after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self._left = steps
-
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-        import signal
-
-        self._left -= 1
-        if self._left == 0:
-            signal.raise_signal(signal.SIGINT)
 
 
 def test_an_interrupted_experiment_goes_on(done: tuple[Path, ResultsFile, Heard], tmp_path: Path) -> None:

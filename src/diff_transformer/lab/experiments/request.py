@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, Experiment, Preset, find_experiment
+from diff_transformer.lab.experiments.recipe_comparison import recorded_experiment
 from diff_transformer.lab.measure.measurement import read_options, refuse_unknown
-from diff_transformer.lab.record import ResultsFile
+from diff_transformer.lab.record import OWN, ResultsFile
 from diff_transformer.lab.results_files import read_results
 from diff_transformer.lab.statistics import judge
 from diff_transformer.train import load_recipe
@@ -24,9 +25,11 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
     """
     request = file.settings.get("request", {})
     if experiment is None:
-        if request.get("experiment") not in EXPERIMENTS or not {"recipe", "overrides", "options"} <= request.keys():
+        is_own = request.get("preset") == OWN
+        is_known = is_own or request.get("experiment") in EXPERIMENTS
+        if not is_known or not {"recipe", "overrides", "options"} <= request.keys():
             return file
-        experiment = find_experiment(request["experiment"])
+        experiment = recorded_experiment(request) if is_own else find_experiment(request["experiment"])
     preset = Preset(recipe=request["recipe"], overrides=tuple(request["overrides"]), options=request["options"])
     baselines = [
         baseline
@@ -114,8 +117,8 @@ def results_path(output: Path, name: str) -> Path:
     return output / f"{name}.json"
 
 
-def check_results(path: Path, request: ExperimentRequest, *, resume: bool, overwrite: bool) -> None:
-    """Say why an experiment's results cannot be written to `path` or kept there, if so. Raises as `run_experiment`."""
+def refuse_results(path: Path, *, resume: bool, overwrite: bool) -> None:
+    """Say why there may be no results at `path`, if so, whatever they are of. Raises as `run_experiment`."""
     if resume and overwrite:
         raise ValueError("Results are either kept (--resume) or replaced (--overwrite), not both.")
     if path.exists() and not (resume or overwrite):
@@ -123,6 +126,11 @@ def check_results(path: Path, request: ExperimentRequest, *, resume: bool, overw
             f"There are results in {str(path)!r} already; choose another --output, keep them with --resume, or replace "
             "them with --overwrite, which trains nothing twice."
         )
+
+
+def check_results(path: Path, request: ExperimentRequest, *, resume: bool, overwrite: bool) -> None:
+    """Say why an experiment's results cannot be written to `path` or kept there, if so. Raises as `run_experiment`."""
+    refuse_results(path, resume=resume, overwrite=overwrite)
     if resume and path.exists():
         differs = _differences(read_results(path).settings.get("request"), request.settings())
         if differs:

@@ -218,6 +218,8 @@ def verdict_table(results: ResultsFile) -> Table:
         caption.append(wording.LEVELS)
     else:
         del columns["chance / floor"]
+    if comparisons and all(row.paper is None for row in comparisons):
+        del columns["paper"]
     text = "\n".join([*caption, f"Measured on {results.device}."])
     return Table.of_columns(columns, title=results.title, caption=text, one_line=("paper", "here", "difference"))
 

@@ -1,0 +1,128 @@
+"""The command `compare` trains variants of a user's recipe and compares them as experiments do."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from diff_transformer.cli import console
+from diff_transformer.cli.console import RecipeName, RecipeSettings, TextPaths, optional, read_recipe
+from diff_transformer.cli.experiment_commands import show_results
+from diff_transformer.cli.terminal_progress import TrainingProgress, tokenising_progress
+
+if TYPE_CHECKING:
+    from diff_transformer.lab.experiments.planned_trainings import PlannedTrainings
+    from diff_transformer.train import Recipe
+
+
+def compare(
+    recipe: RecipeName,
+    settings: RecipeSettings = None,
+    variants: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,…",
+            help="Attention types (diff, softmax, diff_v2), each with changes of the model if any, such as "
+            "diff:model.lambda_init=0.8 or diff:model.headwise_norm=false.",
+        ),
+    ] = "diff,softmax",
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds, from 0; each is given to all variants.")] = 3,
+    learning_rates: Annotated[
+        str | None,
+        optional("The rates that are tried for each variant.", "the recipe's, a third of it, and three times of it"),
+    ] = None,
+    text: TextPaths = None,
+    unmatched: Annotated[
+        bool,
+        typer.Option(
+            "--unmatched", help="Leave the sizes of variants alone, where the attention of one has more parameters."
+        ),
+    ] = False,
+    output: Annotated[Path | None, optional("Folder of results, their report, and runs.", "runs/compare-NAME")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and go on.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
+) -> None:
+    """Compare attention types by a recipe of your own, as `reproduce` does by those of the experiments.
+
+    Each variant is trained with every seed on the same data in the same order, with a learning rate chosen for it. An
+    interrupted command goes on where it stopped; a run that is finished in the output folder is not trained again. The
+    report is RESULTS.md with its figures, and RESULTS.html.
+    """
+    from diff_transformer.lab.experiments.planned_trainings import plan_trainings
+    from diff_transformer.lab.experiments.recipe_comparison import check_comparable, compare_recipe, comparison_name
+    from diff_transformer.lab.experiments.request import (
+        as_defined,
+        check_results,
+        refuse_results,
+        request_experiment,
+        results_path,
+    )
+    from diff_transformer.lab.experiments.runner import run_experiment
+    from diff_transformer.lab.record import OWN
+    from diff_transformer.lab.report.experiments_report import DOCUMENT, build_results_report
+    from diff_transformer.train import build_data
+
+    resolved = _with_text(recipe, settings or [], text or [])
+    check_comparable(resolved)
+    rates = _rates(learning_rates)
+    folder = output or Path("runs") / f"compare-{comparison_name(resolved).removeprefix('recipe_')}"
+    path = results_path(folder, comparison_name(resolved))
+    refuse_results(path, resume=resume, overwrite=overwrite)
+    messages = console.messages()
+    with tokenising_progress(messages) as tell:
+        data = build_data(resolved, tell=tell)
+    experiment = compare_recipe(
+        resolved, data, variants.split(","), seeds=seeds, learning_rates=rates, unmatched=unmatched
+    )
+    request = request_experiment(experiment, OWN)
+    check_results(path, request, resume=resume, overwrite=overwrite)
+    if not (resume and path.exists()):
+        planned = plan_trainings(experiment, request.preset, folder / "runs")
+        messages.print(_planned(planned, request.preset.seeds), markup=False, soft_wrap=True)
+    results = run_experiment(request, folder, resume=resume, overwrite=overwrite, progress=TrainingProgress(messages))
+    show_results(results, path)
+    for written in build_results_report([folder], folder / DOCUMENT, as_defined):
+        console.print_line(f"report: {written}")
+
+
+def _with_text(name: str, settings: list[str], text: list[Path]) -> "Recipe":
+    """The recipe, which the text is put into if there is any. Raises ValueError where it is trained on none."""
+    from diff_transformer.train.data_kinds import TextData
+
+    if not text:
+        return read_recipe(name, settings)
+    for path in text:
+        if not path.exists():
+            raise FileNotFoundError(f"The text {str(path)!r} does not exist.")
+    resolved = read_recipe(name, settings)
+    if not isinstance(resolved.data, TextData):
+        raise ValueError(
+            f"--text does not go with the recipe {resolved.name!r}, whose data is {resolved.data.describe()}."
+        )
+    if resolved.data.dataset is not None:
+        raise ValueError(
+            f"--text does not go with the recipe {resolved.name!r}, whose text is {resolved.data.describe()}; "
+            "data.dataset=null takes it out."
+        )
+    return read_recipe(name, [*settings, f"data.paths={json.dumps([str(path.resolve()) for path in text])}"])
+
+
+def _rates(text: str | None) -> list[float]:
+    """The numbers of a list like "1e-3,3e-3"."""
+    try:
+        return [] if text is None else [float(rate) for rate in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--learning-rates is a list of numbers such as 1e-3,3e-3, got {text!r}.") from None
+
+
+def _planned(planned: "PlannedTrainings", seeds: int) -> str:
+    """How many trainings there will be and how long they take, in whole sentences."""
+    finished = f", of which {planned.finished} are finished" if planned.finished else ""
+    text = f"There are {planned.trainings} trainings{finished}"
+    if planned.finished < planned.trainings:
+        minutes = planned.seconds / 60
+        hours = f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} min" if minutes >= 1.5 else "a minute"
+        text += f"; the rest takes about {hours}, and longer where a best learning rate lies at the edge"
+    one_seed = " With one seed there are no intervals, and every answer is inconclusive." if seeds == 1 else ""
+    return f"{text}.{one_seed}"

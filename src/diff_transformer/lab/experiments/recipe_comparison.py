@@ -1,0 +1,279 @@
+"""Makes an experiment of a user's recipe: attention types, and changes of them, trained by it and compared.
+
+`runner.py` carries it out like every other. Its results hold the recipe, so that a report needs nothing else.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from diff_transformer.data import TextBatches
+from diff_transformer.lab.coordinates import NOWHERE
+from diff_transformer.lab.experiments.experiment import (
+    ComparisonRule,
+    Experiment,
+    Preset,
+    Variant,
+    check_counts,
+    count,
+    equal_feed_forward,
+    section,
+)
+from diff_transformer.lab.measure.document_losses import REPEAT_COLUMNS, WHOLE, Repeats
+from diff_transformer.lab.measure.measurement import MeasurementRequest, Options
+from diff_transformer.lab.measure.retrieval import ACCURACY, BY_DEPTH, FIRST_QUERY
+from diff_transformer.lab.measure.standard import LANGUAGE_LOSS, Standard
+from diff_transformer.lab.record import OWN, Comparison, Headline, Result
+from diff_transformer.suggestions import did_you_mean
+from diff_transformer.train import Data, Recipe, build_config, load_recipe
+from diff_transformer.train.data_kinds import RetrievalData, TextData
+from diff_transformer.train.recipe import ModelRecipe, read_yaml
+from diff_transformer.variants import ATTENTION_TYPES
+
+TRANSFORMER = "softmax"
+# The share by which the parameters without λ and norms may differ: W_λ of DIFF V2, and what rounding leaves.
+TOLERANCE = 0.02
+# Evaluations of a run that has none of its own, and how few are too few for a curve.
+EVALUATIONS, FEWEST_EVALUATIONS = 20, 10
+SEQUENCES = 2048
+BITS_PER_BYTE = "language/bits_per_byte"
+# Shown with their differences and without a verdict: others say the same of all depths, and in other units.
+_UNCLAIMED = (BITS_PER_BYTE, BY_DEPTH)
+# Settings of a model that no variant may change: they are the type, the data's, or another model's.
+_FIXED = ("attention_type", "vocab_size", "max_position_embeddings", "init_from")
+_WORDS = {"lambda_init": "λ_init"}
+_ONE_TEXT = (
+    f"Intervals of {LANGUAGE_LOSS} and {BITS_PER_BYTE} are over seeds on one validation text, and say nothing of other "
+    "text."
+)
+
+
+def variant_of(text: str) -> Variant:
+    """The variant that a user names: an attention type, with changes of the model after colons.
+
+    "diff" is DIFF, "diff:model.lambda_init=0.8" is called "diff, λ_init 0.8". Raises ValueError for a type that no
+    recipe trains, and for a setting that is none of the model's.
+    """
+    kind, *changes = text.split(":")
+    trained = [name for name, described in ATTENTION_TYPES.items() if not described.corrects_heads]
+    if kind not in trained:
+        if kind in ATTENTION_TYPES:
+            raise ValueError(f"{kind!r} corrects a trained Transformer; no recipe trains it from the start.")
+        hint = did_you_mean(kind, trained, f"; there are {', '.join(trained)}.")
+        raise ValueError(f"There is no variant {kind!r}{hint}")
+    settings = {name: name for name in ModelRecipe.model_fields if name not in _FIXED}
+    names, overrides = [kind], [f"model.attention_type={kind}"]
+    for change in changes:
+        key, equals, value = change.partition("=")
+        name = key.removeprefix("model.")
+        if not equals or name == key or name not in settings:
+            known = [f"model.{setting}" for setting in settings]
+            hint = did_you_mean(key, known, f"; there are {', '.join(known)}.")
+            raise ValueError(f"What {text!r} changes is the model, by model.KEY=VALUE, not by {change!r}{hint}")
+        names.append(_described(name, value))
+        overrides.append(change)
+    return Variant(name=", ".join(names), overrides=tuple(overrides))
+
+
+def _described(name: str, value: str) -> str:
+    """A change as a part of a variant's name: "λ_init 0.8", "no headwise norm"."""
+    words, read = _WORDS.get(name, name.replace("_", " ")), read_yaml(value)
+    if isinstance(read, bool):
+        return words if read else f"no {words}"
+    return f"{words} {value}"
+
+
+def comparison_name(recipe: Recipe) -> str:
+    """The name of a recipe's comparison, and of its results file."""
+    return "recipe_" + (re.sub(r"[^\w.-]+", "-", recipe.name).strip("-.") or "unnamed")
+
+
+def check_comparable(recipe: Recipe) -> None:
+    """Raises ValueError for a recipe whose variants cannot be compared."""
+    if recipe.model.init_from is not None:
+        raise ValueError(
+            f"The recipe {recipe.name!r} starts from the model {recipe.model.init_from!r}, which is of one variant; "
+            "variants are compared from their first weights on (model.init_from=null)."
+        )
+
+
+def compare_recipe(
+    recipe: Recipe,
+    data: Data,
+    variants: Sequence[str] = ("diff", TRANSFORMER),
+    *,
+    seeds: int = 3,
+    learning_rates: Sequence[float] = (),
+    unmatched: bool = False,
+) -> Experiment:
+    """The experiment that compares variants of a recipe, whose preset is called "own".
+
+    Args:
+        data: the recipe's, as `build_data` makes them; what they can serve is measured.
+        variants: two or more, as `variant_of` reads them. The others are compared with "softmax", or with the first
+            where that is not among them.
+        learning_rates: those that are tried for each variant; unless given, the recipe's, a third and three times of
+            it.
+        unmatched: whether to leave the sizes of variants as they are. Otherwise the feed-forward networks of a variant
+            whose attention has more or fewer parameters than the Transformer's make up for it.
+
+    Raises ValueError for variants that do not exist, are the same, or cannot be made equal; a recipe that starts from
+    another model; a learning rate that is not above 0 or is given twice.
+    """
+    check_comparable(recipe)
+    settings = recipe.model_dump(mode="json")
+    if (every := evaluation_interval(recipe)) is not None:
+        settings["train"]["evaluate_every"] = every
+    if len(variants) < 2:
+        raise ValueError(f"A comparison needs two variants or more, got {', '.join(variants) or 'none'}.")
+    rates = sorted(learning_rates or {_rounded(recipe.train.learning_rate * factor) for factor in (1 / 3, 1, 3)})
+    for rate in rates:
+        if not 0 < rate < float("inf") or rates.count(rate) > 1:
+            given = ", ".join(f"{one:g}" for one in rates)
+            raise ValueError(f"Learning rates are above 0, each given once, got {given}.")
+    preset = Preset(
+        recipe=settings,
+        variants=tuple(map(variant_of, variants)),
+        learning_rates=tuple(rates),
+        seeds=seeds,
+        parameter_tolerance=None if unmatched else TOLERANCE,
+    )
+    _refuse_the_same(preset)
+    notes: list[str] = []
+    if not unmatched:
+        preset, notes = _matched(preset)
+        configs = {one: _config(preset.variant_recipe(one), data) for one in preset.variants}
+        try:
+            check_counts({variant: count(config) for variant, config in configs.items()}, preset)
+        except ValueError as error:
+            raise ValueError(f"{error} They may differ by {TOLERANCE:.0%}; --unmatched leaves sizes alone.") from None
+    options, note = _measured(recipe, data)
+    preset = replace(preset, options=options)
+    experiment = own_experiment(preset)
+    return replace(experiment, notes=(*experiment.notes, *notes, *note))
+
+
+def evaluation_interval(recipe: Recipe) -> int | None:
+    """Steps between evaluations that give a curve of a run; None where the recipe's own do."""
+    steps, every = recipe.train.steps, recipe.train.evaluate_every
+    if every is not None and steps // every >= min(FEWEST_EVALUATIONS, steps):
+        return None
+    return max(1, steps // EVALUATIONS)
+
+
+def _rounded(rate: float) -> float:
+    """A rate of two digits, as one writes it."""
+    return float(f"{rate:.2g}")
+
+
+def _config(recipe: Recipe, data: Data) -> Any:
+    return build_config(recipe, data.batches.vocab_size, data.tokenizer)
+
+
+def _refuse_the_same(preset: Preset) -> None:
+    """Raises ValueError for two variants that are one model."""
+    seen: dict[str, str] = {}
+    for variant in preset.variants:
+        model = preset.variant_recipe(variant).model.model_dump_json()
+        if model in seen:
+            raise ValueError(f"The variants {seen[model]!r} and {variant.name!r} are the same model.")
+        seen[model] = variant.name
+
+
+def _matched(preset: Preset) -> tuple[Preset, list[str]]:
+    """The preset with feed-forward networks that make all variants as large as the Transformer, and what to note."""
+    like = build_config(load_recipe(preset.recipe, [f"model.attention_type={TRANSFORMER}"]), vocab_size=1)
+    variants, notes = [], []
+    for variant in preset.variants:
+        config = build_config(preset.variant_recipe(variant), vocab_size=1)
+        is_free = not any(setting.startswith("model.intermediate_size=") for setting in variant.overrides)
+        same_sizes = all(getattr(config, size) == getattr(like, size) for size in ("hidden_size", "num_hidden_layers"))
+        width = equal_feed_forward(config, like) if is_free and same_sizes else config.intermediate_size
+        if width != config.intermediate_size:
+            more = "more" if width < config.intermediate_size else "fewer"
+            notes.append(
+                f"The attention of {variant.name} has {more} parameters than the Transformer's with the sizes of the "
+                f"recipe: its feed-forward networks are {width:,} wide, not {config.intermediate_size:,}, so that all "
+                f"variants are of one size (within {TOLERANCE:.0%}; --unmatched leaves sizes alone)."
+            )
+            narrower = section("model", intermediate_size=width)
+            variants.append(replace(variant, overrides=(*variant.overrides, *narrower)))
+        else:
+            variants.append(variant)
+    return replace(preset, variants=tuple(variants)), notes
+
+
+def _measured(recipe: Recipe, data: Data) -> tuple[dict[str, Any], list[str]]:
+    """The options of what is measured, and a sentence on what cannot be, by the data."""
+    if isinstance(recipe.data, RetrievalData):
+        return {"sequences": SEQUENCES}, []
+    if isinstance(recipe.data, TextData) and isinstance(data.batches, TextBatches):
+        repeats = Repeats()
+        try:
+            repeats.check(data.batches, data.tokenizer)
+        except ValueError as error:
+            return {}, [f"Nothing is measured by document, so intervals are over seeds alone. {error}"]
+        return repeats.model_dump(mode="json", include={"documents", "frequent", "longest"}), []
+    return {}, []
+
+
+def own_experiment(preset: Preset) -> Experiment:
+    """The experiment of a preset that `compare_recipe` has made, or that its results file records."""
+    recipe = load_recipe(preset.recipe)
+    names = [variant.name for variant in preset.variants]
+    against = TRANSFORMER if TRANSFORMER in names else names[0]
+    others = [name for name in names if name != against]
+    by_document = "documents" in preset.options
+    headline, compared = _numbers(recipe, by_document)
+
+    def compare(records: Sequence[Result], _: Preset) -> list[Comparison]:
+        found = dict.fromkeys(record.name for record in records if record.better and _is_compared(record))
+        return [
+            comparison
+            for name in compared or found
+            for other in others
+            for comparison in ComparisonRule(
+                name=name, variant=other, against=against, exploratory=True, claimed=name not in _UNCLAIMED
+            ).comparisons(records)
+        ]
+
+    measurements = [MeasurementRequest(name="standard", options={} if by_document else preset.options)]
+    if by_document:
+        measurements.append(MeasurementRequest(name="repeats", options=preset.options))
+    return Experiment(
+        name=comparison_name(recipe),
+        shows=f"variants of the recipe {recipe.name}: {'; '.join(names)}",
+        presets={OWN: preset},
+        measurements=lambda _: measurements,
+        compare=compare,
+        options=Repeats if by_document else Standard if preset.options else Options,
+        headline=None if headline is None else lambda _: Headline(name=headline, variant=others[0], against=against),
+        notes=(_ONE_TEXT,) if LANGUAGE_LOSS in compared else (),
+    )
+
+
+def recorded_experiment(request: Mapping[str, Any]) -> Experiment:
+    """The experiment of results that `compare_recipe` has led to, from the request that they record."""
+    variants = tuple(
+        Variant(name=variant["name"], overrides=tuple(variant["overrides"]), coordinates=NOWHERE)
+        for variant in request["variants"]
+    )
+    return own_experiment(Preset(recipe=request["recipe"], variants=variants, options=request["options"]))
+
+
+def _numbers(recipe: Recipe, by_document: bool) -> tuple[str | None, tuple[str, ...]]:
+    """The number that a comparison is about, and all that are compared; where these are not named, all that have a
+    direction are."""
+    if isinstance(recipe.data, RetrievalData):
+        return FIRST_QUERY, (FIRST_QUERY, ACCURACY, BY_DEPTH)
+    if by_document:
+        return WHOLE, (*REPEAT_COLUMNS, LANGUAGE_LOSS, BITS_PER_BYTE)
+    if recipe.data.kind == "text":
+        return LANGUAGE_LOSS, (LANGUAGE_LOSS, BITS_PER_BYTE)
+    return None, ()
+
+
+def _is_compared(record: Result) -> bool:
+    """Not what training took, nor what a model could do before its last step."""
+    return not record.name.startswith("training/") and "step" not in record.coordinates
