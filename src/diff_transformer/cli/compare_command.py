@@ -118,11 +118,13 @@ def _rates(text: str | None) -> list[float]:
 
 def _planned(planned: "PlannedTrainings", seeds: int) -> str:
     """How many trainings there will be and how long they take, in whole sentences."""
-    finished = f", of which {planned.finished} are finished" if planned.finished else ""
-    text = f"There are {planned.trainings} trainings{finished}"
+    some_finished = planned.finished > 0
+    text = f"There are {planned.trainings} trainings"
+    text += f", of which {planned.finished} are finished" if some_finished else ""
     if planned.finished < planned.trainings:
         minutes = planned.seconds / 60
         hours = f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} min" if minutes >= 1.5 else "a minute"
-        text += f"; the rest takes about {hours}, and longer where a best learning rate lies at the edge"
+        text += f"; {'the others' if some_finished else 'they'} take about {hours}, and longer where the best learning "
+        text += "rate is the smallest or the largest tried"
     one_seed = " With one seed there are no intervals, and every answer is inconclusive." if seeds == 1 else ""
     return f"{text}.{one_seed}"

@@ -37,6 +37,8 @@ TOLERANCE = 0.02
 # Evaluations of a run that has none of its own, and how few are too few for a curve.
 EVALUATIONS, FEWEST_EVALUATIONS = 20, 10
 SEQUENCES = 2048
+# How often a bigram may stand in the text and be left in the hits of AR-hit: so often, or once in so many tokens.
+FREQUENT, TOKENS_OF_FREQUENT = 100, 20_000
 BITS_PER_BYTE = "language/bits_per_byte"
 # Shown with their differences and without a verdict: others say the same of all depths, and in other units.
 _UNCLAIMED = (BITS_PER_BYTE, BY_DEPTH)
@@ -209,7 +211,8 @@ def _measured(recipe: Recipe, data: Data) -> tuple[dict[str, Any], list[str]]:
     if isinstance(recipe.data, RetrievalData):
         return {"sequences": SEQUENCES}, []
     if isinstance(recipe.data, TextData) and isinstance(data.batches, TextBatches):
-        repeats = Repeats()
+        # A bigram is frequent from the same share of the text on, whatever its size.
+        repeats = Repeats(frequent=max(FREQUENT, data.batches.train_tokens // TOKENS_OF_FREQUENT))
         try:
             repeats.check(data.batches, data.tokenizer)
         except ValueError as error:

@@ -48,8 +48,8 @@ class ExperimentResults:
 
     @property
     def heading(self) -> str:
-        """The title with the preset."""
-        return f"{self.title}, preset {self.preset}"
+        """The title with the preset, of which a recipe of the user's has one alone."""
+        return self.title if self.is_own else f"{self.title}, preset {self.preset}"
 
     @property
     def summary(self) -> str:
