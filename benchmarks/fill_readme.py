@@ -29,7 +29,6 @@ from diff_transformer.lab.report.figures import svg, svg_file
 from diff_transformer.lab.report.forest_figures import ForestRow, forest
 from diff_transformer.lab.report.wording import (
     LEVELS,
-    floor_mark,
     format_difference,
     format_number,
     level_cells,
@@ -37,6 +36,7 @@ from diff_transformer.lab.report.wording import (
     levels_of,
     measure_label,
     variant_label,
+    verdict_mark,
     verdict_text,
 )
 from diff_transformer.lab.results_files import write_text
@@ -118,7 +118,7 @@ def headline_rows(experiments: Sequence[ExperimentResults]) -> list[ForestRow]:
                 verdict=row.verdict,
                 exploratory=row.exploratory,
                 paper=None if paper is None else abs(share) / share * 100 * (paper[0] - paper[1]) / abs(paper[1]),
-                remark=floor_mark(row),
+                remark=verdict_mark(row),
             )
         )
     return rows

@@ -31,6 +31,8 @@ MAY_IMPORT = {
     "lab.record": {"lab.coordinates"},
     "lab.results_files": {"storage", "lab.coordinates", "lab.record"},
     "lab.statistics": {"lab.coordinates", "lab.record"},
+    "lab.learning": {"lab.coordinates", "lab.record", "lab.statistics"},
+    "lab.verdicts": {"lab.record", "lab.statistics", "lab.learning"},
     "lab.measure": {
         "storage",
         *LIBRARY,
@@ -39,11 +41,13 @@ MAY_IMPORT = {
         "lab.record",
         "lab.results_files",
         "lab.statistics",
+        "lab.learning",
     },
     "lab.bench": {"storage", *LIBRARY, "lab.record", "lab.results_files", "lab.statistics"},
     "lab.experiments": {
         *("storage", *LIBRARY, "data", "train"),
-        *("lab.coordinates", "lab.record", "lab.results_files", "lab.statistics", "lab.measure", "lab.bench"),
+        *("lab.coordinates", "lab.record", "lab.results_files", "lab.statistics", "lab.learning", "lab.verdicts"),
+        *("lab.measure", "lab.bench"),
     },
     # A report reads results files and nothing else: a figure can be drawn again without a model.
     "lab.report": {
@@ -52,6 +56,8 @@ MAY_IMPORT = {
         "lab.record",
         "lab.results_files",
         "lab.statistics",
+        "lab.learning",
+        "lab.verdicts",
     },
     "cli": {"storage", *LIBRARY, "convert", "data", "train", "lab"},
 }

@@ -9,7 +9,8 @@ import pytest
 
 from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.results_files import capture_results
-from diff_transformer.lab.statistics import compare, judge, lower_end
+from diff_transformer.lab.statistics import compare
+from diff_transformer.lab.verdicts import judge, lower_end
 
 NAME = "task/accuracy"
 ABOVE, AT_ELIMINATION, AT_FLOOR = (0.90, 0.91, 0.92), (0.60, 0.61, 0.62), (0.48, 0.49, 0.50)

@@ -22,7 +22,7 @@ class _NullAsNaN:
 Number = Annotated[float, _NullAsNaN()]
 Interval = tuple[Number, Number]
 Better = Literal["higher", "lower"]
-Verdict = Literal["reproduced", "inconclusive", "contrary", "not comparable"]
+Verdict = Literal["reproduced", "inconclusive", "contrary", "still learning", "not comparable"]
 
 # The preset of results that compare variants of a recipe of the user's; all others are of an experiment's presets.
 OWN = "own"
@@ -111,8 +111,9 @@ class Comparison(FileRecord):
     """Two variants in one number: what the paper found of them, what we found, and what that says.
 
     The claim is that `variant` is the better one. The verdict is "reproduced" where all of the interval is on the
-    claim's side of 0, "contrary" where all of it is on the other, else "inconclusive"; and "not comparable" where
-    `judge` finds that the variants have not learned enough for the difference to mean anything.
+    claim's side of 0, "contrary" where all of it is on the other, else "inconclusive". `judge` replaces it with "not
+    comparable" where the variants have not learned enough for the difference to mean anything, and with "still
+    learning" where training ended before they had levelled off.
     """
 
     name: str
@@ -136,6 +137,11 @@ class Comparison(FileRecord):
     documents_needed: bool = False
     reason: str = ""  # why the difference is not known (NaN), where that is not that a run diverged
     exploratory: bool = False  # whether the claim is a question that the paper leaves open
+    # Whether the number says how well a variant has learned, such as an accuracy or a loss, so that a verdict waits
+    # until both have levelled off. Results of earlier versions do not tell.
+    quality: bool = False
+    steps: int | None = None  # of the variants' training, where their validation curves are known
+    still_learning: tuple[str, ...] = ()  # which of the two had not levelled off by then
     baseline: Baseline | None = None  # what a model comes to that has not learned what is measured, if known
     at_floor: tuple[str, ...] = ()  # which of the two are not above its floor
     at_elimination: tuple[str, ...] = ()  # which are above its floor, and not above what elimination gives

@@ -1,19 +1,17 @@
-"""Computes intervals of measured values, comparisons of two variants over paired seeds, and their verdicts.
+"""Computes intervals of measured values, and comparisons of two variants over paired seeds.
 
-The verdict on a difference has two parts. `verdict` looks at the interval of the difference alone. `judge` then looks
-at the two accuracies: their difference tells which variant learned more only where at least one of them has learned
-something. Guessing is not learning, nor is knowing which answers occur without knowing where they belong.
+`verdict` looks at the interval of a difference alone. Whether the two variants have learned enough for it to mean
+anything is told by `lab.verdicts`.
 """
 
 import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import fmean, stdev, variance
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
-from diff_transformer.lab.record import Baseline, Better, Comparison, Interval, Result, ResultsFile, Verdict
+from diff_transformer.lab.record import Better, Comparison, Interval, Result, Verdict
 
 SEEDS = "Student's t over paired seeds"
 DOCUMENTS = "bootstrap over paired documents"
@@ -107,6 +105,7 @@ def compare(
     paper: tuple[float, float] | None = None,
     claimed: bool = True,
     exploratory: bool = False,
+    quality: bool = False,
 ) -> Comparison:
     """Compare two variants in a measure, over the seeds for which both have a record.
 
@@ -116,9 +115,9 @@ def compare(
     verdict stays open: other documents say nothing about other seeds.
 
     `variant` is the one that is claimed to be better; where nothing is `claimed`, there is a difference and no verdict.
-    An `exploratory` claim is a question that the paper leaves open; `paper` holds the paper's values of both, NaN where
-    it gives none. Raises ValueError where the variants have no seed in common, two records are of one seed, or a claim
-    has no direction.
+    An `exploratory` claim is a question that the paper leaves open; a number of `quality` says how well a
+    variant has learned; `paper` holds the paper's values of both, NaN where it gives none. Raises ValueError where the
+    variants have no seed in common, two records are of one seed, or a claim has no direction.
     """
     compared = [one for one in records if (one.name, one.coordinates) == (name, coordinates)]
     for (measured, seed), count in Counter((one.variant, one.seed) for one in compared).items():
@@ -170,6 +169,7 @@ def compare(
         seeds_needed=needed,
         documents_needed=too_few_documents,
         exploratory=exploratory,
+        quality=quality,
     )
 
 
@@ -241,53 +241,3 @@ def _over_seeds(records: Sequence[Result]) -> list[tuple[float, float]]:
         (math.fsum(sums for sums, _ in document), math.fsum(counts for _, counts in document))
         for document in zip(*(record.documents for record in records), strict=True)
     ]
-
-
-def judge(file: ResultsFile) -> ResultsFile:
-    """Put each comparison beside its baseline, and take back the verdicts that mean nothing.
-
-    A variant is above a level where all of the 95 % interval of its accuracy is. Of two accuracies the verdict stays
-    where at least one variant is above every level of the baseline, and `at_floor` and `at_elimination` name the other
-    one if it is not; with none above, it becomes "not comparable". What is not an accuracy itself is "not comparable"
-    as soon as one of the two is not above. Comparisons without a baseline in the file stay as they are.
-    """
-    known = {(baseline.name, baseline.coordinates): baseline for baseline in file.baselines}
-    judged = (_judged(row, known.get((row.name, row.coordinates)), file.records) for row in file.comparisons)
-    return replace(file, comparisons=tuple(judged))
-
-
-def _judged(row: Comparison, baseline: Baseline | None, records: Sequence[Result]) -> Comparison:
-    if baseline is None:
-        return row
-    accuracy = (baseline.name, baseline.coordinates)
-    if baseline.accuracy is not None:
-        accuracy = (baseline.accuracy, baseline.accuracy_coordinates)
-    at_floor, at_elimination = [], []
-    for variant in (row.variant, row.against):
-        low = lower_end([one for one in records if (one.variant, one.name, one.coordinates) == (variant, *accuracy)])
-        if low is not None and low <= baseline.floor:
-            at_floor.append(variant)
-        elif low is not None and baseline.by_elimination is not None and low <= baseline.by_elimination:
-            at_elimination.append(variant)
-    row = replace(row, baseline=baseline, at_floor=tuple(at_floor), at_elimination=tuple(at_elimination))
-    low_variants = len(at_floor) + len(at_elimination)
-    if not (low_variants == 2 and row.verdict is not None if baseline.is_accuracy else low_variants > 0):
-        return row
-    # Results of earlier versions claim nothing at all where a variant guesses, and so have no direction.
-    better = row.better or next(record.better for record in records if record.name == row.name)
-    return replace(row, verdict="not comparable", better=better, seeds_needed=None, documents_needed=False)
-
-
-def lower_end(records: Sequence[Result]) -> float | None:
-    """The lower end of the 95 % interval of one variant's mean over seeds; None where it is not known.
-
-    It allows for other seeds (Student's t) and, where every record has an interval of its own, for other questions than
-    those of the measurement: the half widths are added in squares, as `compare` does. One seed tells nothing of others.
-    """
-    values = [record.value for record in records]
-    over_seeds = mean_interval(values) if values and all(map(math.isfinite, values)) else None
-    if over_seeds is None:
-        return None
-    halves = [record.value - record.interval[0] for record in records if record.interval is not None]
-    other_questions = math.hypot(*halves) / len(halves) if len(halves) == len(values) else 0.0
-    return fmean(values) - math.hypot(fmean(values) - over_seeds[0], other_questions)

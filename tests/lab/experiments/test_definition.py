@@ -10,7 +10,7 @@ from diff_transformer.lab.experiments.request import as_defined
 from diff_transformer.lab.record import Comparison, ResultsFile
 from diff_transformer.lab.report.wording import verdict_text
 from diff_transformer.lab.results_files import read_results, write_json
-from diff_transformer.lab.statistics import judge
+from diff_transformer.lab.verdicts import judge
 
 RESULTS = Path(__file__).resolve().parents[3] / "results" / "cpu"
 

@@ -23,7 +23,7 @@ from diff_transformer.lab.experiments.language_experiments import FIXED_TEXT
 from diff_transformer.lab.experiments.paper_preset import check_paper
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
-from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest, TrainingRecord
+from diff_transformer.lab.learning import LOSS_CURVE
 from diff_transformer.lab.record import Comparison, Result, ResultsFile
 from diff_transformer.lab.statistics import seeds_needed
 from diff_transformer.model import DiffTransformerConfig
@@ -115,19 +115,13 @@ def test_figure_3(text: Path, output: Path) -> None:
     assert comparisons[scaling_experiment.TOKENS, "diff", "softmax", ""].paper == (0.637, 1.0)
     by_size = [c for c in results.comparisons if c.name == scaling_experiment.WHOLE]
     assert all("paired documents" in c.method for c in by_size), "one seed: the interval is of the documents"
-    points = {
-        r.coordinates.label
-        for r in results.records
-        if r.name == scaling_experiment.CURVE and "0.13M" in r.coordinates.label
-    }
-    assert points == {"0.13M, 64 tokens", "0.13M, 128 tokens"}
+    points = {r.coordinates.label for r in results.records if r.name == LOSS_CURVE and "0.13M" in r.coordinates.label}
+    assert points == {"0.13M, step 1", "0.13M, step 2"}
     name = scaling_experiment.LANGUAGE_LOSS
     last = next(r for r in results.records if (r.name, r.variant, r.coordinates.label) == (name, "diff", "0.13M"))
-    end = "0.13M, 128 tokens"
+    end = "0.13M, step 2"
     assert last.value in [
-        r.value
-        for r in results.records
-        if (r.name, r.variant, r.coordinates.label) == (scaling_experiment.CURVE, "diff", end)
+        r.value for r in results.records if (r.name, r.variant, r.coordinates.label) == (LOSS_CURVE, "diff", end)
     ]
 
 
@@ -150,12 +144,12 @@ def made_up(share: float, tokens_share: float, seeds: int, noise: float = 0.002)
                 )
                 for name in ("loss", "ar_hit", "other"):
                     records.append(Result(name=f"repeats/{name}", coordinates=coordinates, value=loss, **shared))
-                for tokens in (1000, 2000, 4000, 8000):
-                    point = 9 - 0.5 * math.log(tokens * tokens_factor) + random.normal(0, noise)
+                for step in range(500, 8001, 500):
+                    point = 9 - 0.5 * math.log(step * tokens_factor) + random.normal(0, noise)
                     records.append(
                         Result(
-                            name=scaling_experiment.CURVE,
-                            coordinates=Coordinates(coordinates, tokens=tokens),
+                            name=LOSS_CURVE,
+                            coordinates=Coordinates(coordinates, step=step),
                             value=point,
                             **shared,
                         )
@@ -205,7 +199,7 @@ def test_figure_3_where_runs_diverged() -> None:
     by_size, by_tokens = ratios(lambda r: (r.name, r.coordinates.label) == (scaling_experiment.LANGUAGE_LOSS, "0.06M"))
     assert is_nothing(by_size)
     assert by_tokens.verdict == "reproduced"
-    by_size, by_tokens = ratios(lambda r: r.name == scaling_experiment.CURVE and "0.13M" in r.coordinates.label)
+    by_size, by_tokens = ratios(lambda r: r.name == LOSS_CURVE and "0.13M" in r.coordinates.label)
     assert is_nothing(by_tokens)
     assert by_size.verdict == "reproduced"
 
@@ -238,16 +232,6 @@ def test_figure_3_where_too_many_drawn_fits_have_no_ratio(monkeypatch: pytest.Mo
     assert math.isnan(by_size.difference)
     one = experiment.compare(made_up(0.6, 0.6, seeds=1), experiment.presets["cpu"])[0]
     assert (one.ours[0], one.reason) == (pytest.approx(0.6, rel=0.05), "")
-
-
-def test_a_validation_that_is_not_finite_is_a_missing_number(tmp_path: Path) -> None:
-    """metrics.jsonl has null for it."""
-    metrics = [{"step": 1}, {"step": 2, "validation/loss": None}]
-    training = TrainingRecord(folder=tmp_path, metrics=metrics, tokens_per_step=64, untrained=lambda: None)
-    measured = EvalInput(model=None, variant="diff", training=training)
-    (point,) = MeasurementRequest(name="loss_by_tokens").run(measured)
-    assert math.isnan(point.value)
-    assert point.coordinates.label == "128 tokens"
 
 
 def test_a_rate_whose_validation_is_not_finite_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

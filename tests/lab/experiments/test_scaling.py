@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from diff_transformer.lab.experiments.scaling_experiment import Fit, fits, ratio_interval, tokens_ratio
+from diff_transformer.lab.experiments.scaling_experiment import Fit, fits, ratio_interval
 
 SIZES = np.array([1e5, 3e5, 1e6, 4e6, 1e7])
 SHARE = 0.62  # the first variant at N is as good as the second at N / 0.62
@@ -90,19 +90,3 @@ def test_no_interval_without_spread_or_trend() -> None:
     assert ratio_interval(SIZES, measured(random, 1, SHARE, 0.01)) is None
     level = 3 + random.normal(0, 0.1, size=(2, 2, len(SIZES)))
     assert ratio_interval(SIZES, level, resamples=200) is None
-
-
-def test_tokens_for_an_equal_loss() -> None:
-    """Curves that fall by 0.1 with each doubling: one that lies 0.1 lower needs half the tokens."""
-    tokens = [1000 * 2**step for step in range(6)]
-    second = {count: 5 - 0.1 * math.log2(count) for count in tokens}
-    first = {count: loss - 0.1 for count, loss in second.items()}
-    assert tokens_ratio(first, second) == pytest.approx(0.5)
-    assert tokens_ratio(second, first) == pytest.approx(2.0)
-    assert tokens_ratio(second, second) == pytest.approx(1.0)
-    between = {count: loss - 0.05 for count, loss in second.items()}
-    assert tokens_ratio(between, second) == pytest.approx(2**-0.5)
-
-
-def test_a_curve_that_is_lower_from_the_first_point_on() -> None:
-    assert tokens_ratio({100: 2.0, 200: 1.9}, {100: 3.0, 200: 2.5}) == 0.5

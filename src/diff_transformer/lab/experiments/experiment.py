@@ -196,6 +196,9 @@ class ComparisonRule:
     paper: Callable[[Coordinates], tuple[float, float] | None] = lambda _: None  # the paper's values of both, if any
     claimed: bool | Callable[[Coordinates], bool] = True  # whether anything is claimed, there or at all
     exploratory: bool = False  # whether the claim is a question that the paper leaves open
+    # Whether the number says how well a variant has learned (an accuracy, a loss, what follows from them), so that a
+    # verdict waits until both have levelled off. Not so a speed, a gradient, or what is asked of a fixed budget.
+    quality: bool = True
 
     def comparisons(self, records: Sequence[Result]) -> list[Comparison]:
         """One at each of the coordinates, in the order of the records."""
@@ -213,6 +216,7 @@ class ComparisonRule:
                 paper=self.paper(coordinates),
                 claimed=self.claimed if isinstance(self.claimed, bool) else self.claimed(coordinates),
                 exploratory=self.exploratory,
+                quality=self.quality,
             )
             for coordinates, variants in measured.items()
             if {self.variant, self.against} <= variants

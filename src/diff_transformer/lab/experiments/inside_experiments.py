@@ -52,6 +52,7 @@ TABLE_5 = Experiment(
                     Coordinates(rank=rank): pair for rank, pair in zip(RANKS, zip(*values, strict=True), strict=True)
                 }.get,
                 claimed=lambda coordinates: coordinates["rank"] != MEDIAN,
+                quality=False,
             )
             for name, values in PAPER.items()
         )
@@ -140,13 +141,18 @@ def _compare_appendix_g(records: Sequence[Result], preset: Preset) -> list[Compa
     limits = [replace(record, value=ROUNDING, variant=ROUNDING_VARIANT) for record in of_equations]
     distances = [record for kind in KINDS for record in distance_records(records, kind)]
     return compared_by(
-        *(ComparisonRule(name=f"gradient/{kind}_distance", against=LIMIT_VARIANT, exploratory=True) for kind in KINDS),
         *(
-            ComparisonRule(name=f"gradient/{kind}", at=lambda step: step in (steps[0], steps[-1]), claimed=False)
+            ComparisonRule(name=f"gradient/{kind}_distance", against=LIMIT_VARIANT, exploratory=True, quality=False)
             for kind in KINDS
         ),
         *(
-            ComparisonRule(name=ERROR, variant=variant, against=ROUNDING_VARIANT, exploratory=True)
+            ComparisonRule(
+                name=f"gradient/{kind}", at=lambda step: step in (steps[0], steps[-1]), claimed=False, quality=False
+            )
+            for kind in KINDS
+        ),
+        *(
+            ComparisonRule(name=ERROR, variant=variant, against=ROUNDING_VARIANT, exploratory=True, quality=False)
             for variant in ("diff", "softmax")
         ),
     )([*records, *distances, *limits], preset)

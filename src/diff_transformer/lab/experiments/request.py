@@ -10,10 +10,12 @@ import torch
 
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, Experiment, Preset, find_experiment
 from diff_transformer.lab.experiments.recipe_comparison import recorded_experiment
+from diff_transformer.lab.learning import curves_of
 from diff_transformer.lab.measure.measurement import read_options, refuse_unknown
+from diff_transformer.lab.measure.standard import curve_baselines
 from diff_transformer.lab.record import OWN, ResultsFile
 from diff_transformer.lab.results_files import read_results
-from diff_transformer.lab.statistics import judge
+from diff_transformer.lab.verdicts import judge
 from diff_transformer.train import load_recipe
 
 
@@ -36,6 +38,8 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
         for requested in experiment.requests(preset)
         for baseline in requested.baselines(load_recipe(preset.recipe, preset.overrides))
     ]
+    if curves_of(file.records):
+        baselines += curve_baselines(load_recipe(preset.recipe, preset.overrides))
     headline = None if experiment.headline is None else experiment.headline(preset.options)
     return judge(replace(file, headline=headline, baselines=tuple(baselines)))
 

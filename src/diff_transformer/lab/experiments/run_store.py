@@ -47,8 +47,9 @@ class Stored:
         return self.folder.parent / "measured"
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of its `metrics.jsonl`."""
-        return read_metrics(self.folder / METRICS)
+        """The lines of its `metrics.jsonl`; none of a run that diverged before the first of them."""
+        path = self.folder / METRICS
+        return read_metrics(path) if path.is_file() else []
 
     def load(self, recipe: Recipe) -> DiffTransformerForCausalLM:
         """The model in evaluation mode, where the recipe would train it."""

@@ -23,6 +23,7 @@ from diff_transformer.lab.experiments.experiment import (
 from diff_transformer.lab.experiments.request import ExperimentRequest, as_defined, check_results, results_path
 from diff_transformer.lab.experiments.run_store import Store, Stored, run_key
 from diff_transformer.lab.measure.measurement import EvalInput, TrainingRecord
+from diff_transformer.lab.measure.standard import LABEL_ACCURACY, VALIDATION_LOSS, curve_records
 from diff_transformer.lab.record import Better, Result, ResultsFile
 from diff_transformer.lab.results_files import capture_environment, capture_results, number_of, read_results, write_json
 from diff_transformer.lab.statistics import remark_on_seeds
@@ -232,6 +233,7 @@ class ExperimentRunner:
                     "shared_parameters": counts[variant].shared,
                     **heads_of(recipes[variant])._asdict(),
                     "learning_rate": learning_rate,
+                    "tokens_per_step": recipes[variant].data.batch_size * recipes[variant].data.length,
                     "tried": {f"{rate:g}": value for rate, value in tried.items()},
                     "runs": {},
                     "diverged": [],
@@ -296,8 +298,7 @@ class ExperimentRunner:
         tried = dict.fromkeys(preset.learning_rates, math.nan)
         if len(tried) < 2:
             return next(iter(tried), recipe.train.learning_rate), tried
-        is_text = isinstance(self._build_data(recipe).batches, TextBatches)
-        name = "validation/loss" if is_text else "validation/accuracy"
+        name = self._validation_of(recipe)
         for rate in tried:
             trial = preset.variant_recipe(variant, *preset.sweep, *section("train", learning_rate=rate, seed=0))
             run = self._train(f"{variant.label} · trying the learning rate {rate:g}", trial)
@@ -305,10 +306,14 @@ class ExperimentRunner:
                 tried[rate] = number_of(run.metrics()[-1][name])
             else:
                 self.notes.append(f"{variant.label} diverged at the learning rate {rate:g} with seed 0.")
-        best, remarks = choose_rate(tried, "lower" if is_text else "higher")
+        best, remarks = choose_rate(tried, "lower" if name == VALIDATION_LOSS else "higher")
         for remark in remarks:
             self._remarks.setdefault(remark, []).append(variant.label)
         return best, tried
+
+    def _validation_of(self, recipe: Recipe) -> str:
+        """What a run logs that its learning rate is chosen by."""
+        return VALIDATION_LOSS if isinstance(self._build_data(recipe).batches, TextBatches) else LABEL_ACCURACY
 
     def _stages(self, variant: Variant, rate: float, seed: int) -> tuple[Stored, Recipe]:
         """The run of one seed, and its recipe; where there is a second stage, those of the second."""
@@ -316,6 +321,11 @@ class ExperimentRunner:
         rate_and_seed = section("train", learning_rate=rate, seed=seed)
         recipe = self.preset.variant_recipe(variant, *rate_and_seed)
         run = self._train(title, recipe)
+        # Of two stages the first one's: the second validates on other data.
+        lines = run.metrics()
+        if run.diverged is not None:
+            lines.append({"step": recipe.train.steps, self._validation_of(recipe): None})
+        self.records += curve_records(lines, variant=variant.name, seed=seed, coordinates=variant.coordinates)
         if self.preset.extension and run.diverged is not None:
             self._sweep.next(title, is_finished=True)
         elif self.preset.extension:
@@ -360,7 +370,6 @@ class ExperimentRunner:
             training=TrainingRecord(
                 folder=run.folder.parent,
                 metrics=run.metrics(),
-                tokens_per_step=recipe.data.batch_size * recipe.data.length,
                 untrained=lambda: build_model(recipe, data).eval().to(model.device),
             ),
         )

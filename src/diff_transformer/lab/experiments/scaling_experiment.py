@@ -21,9 +21,10 @@ from diff_transformer.lab.experiments.experiment import (
     section,
 )
 from diff_transformer.lab.experiments.paper_preset import PaperPreset, Stage, evaluation
+from diff_transformer.lab.learning import LOSS_CURVE, curves_of, steps_ratio
 from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
 from diff_transformer.lab.measure.measurement import MeasurementRequest
-from diff_transformer.lab.measure.standard import CURVE, LANGUAGE_LOSS
+from diff_transformer.lab.measure.standard import LANGUAGE_LOSS
 from diff_transformer.lab.record import Comparison, Headline, Interval, Result
 from diff_transformer.lab.statistics import mean_interval, seeds_needed, t_quantile, verdict
 
@@ -101,31 +102,6 @@ def ratio_interval(sizes: np.ndarray, losses: np.ndarray, *, seed: int = 0, resa
         return None
     low, high = np.quantile(finite, [0.025, 0.975])
     return float(low), float(high)
-
-
-def tokens_ratio(first: dict[int, float], second: dict[int, float]) -> float:
-    """The tokens of training with which one variant reaches the other's last loss, over all: two curves, tokens → loss.
-
-    Below 1 where the first variant ends lower: then it is the tokens with which it reached the second's last loss, over
-    all of the second's. Else all of the first's over those with which the second reached the first's last loss.
-    Between two points a curve is a line in ln(tokens).
-    """
-    end, other_end = first[max(first)], second[max(second)]
-    if end <= other_end:
-        return _reached(first, other_end) / max(second)
-    return max(first) / _reached(second, end)
-
-
-def _reached(curve: dict[int, float], loss: float) -> float:
-    """With how many tokens a curve first is as low as `loss`, which it is at its end."""
-    points = sorted(curve.items())
-    number = next(number for number, (_, value) in enumerate(points) if value <= loss)
-    tokens, value = points[number]
-    if number == 0:
-        return float(tokens)
-    earlier, higher = points[number - 1]
-    share = (higher - loss) / (higher - value)
-    return math.exp(math.log(earlier) + share * (math.log(tokens) - math.log(earlier)))
 
 
 PARAMETERS = "scaling/parameters_for_equal_loss"
@@ -206,7 +182,9 @@ def _by_size(records: Sequence[Result], sizes: Sequence[Coordinates]) -> list[Co
         log, interval = math.nan, LOST
     method = f"fit through {len(sizes)} sizes, bootstrap over the seeds of each"
     return [
-        _share_comparison(PARAMETERS, log, interval, logs, paper=(PAPER_PARAMETERS, 1.0), method=method, reason=reason)
+        _share_comparison(
+            PARAMETERS, log, interval, logs, paper=(PAPER_PARAMETERS, 1.0), quality=True, method=method, reason=reason
+        )
     ]
 
 
@@ -216,28 +194,19 @@ def _fitted(parameters: np.ndarray, losses: np.ndarray) -> float:
 
 
 def _by_tokens(records: Sequence[Result], size: Coordinates) -> list[Comparison]:
-    """Tokens for an equal loss, from the curves of a size; Student's t over the logarithms of the seeds' ratios."""
-    seeds = sorted({r.seed for r in by_name(records, LANGUAGE_LOSS) if r.seed is not None and r.coordinates == size})
-    if not seeds:
+    """Tokens for an equal loss, from the validation curves of a size; Student's t over the logarithms of the seeds'
+    ratios. It is the ratio of steps, as a step has as many tokens for both.
+    """
+    curves = {one.variant: one for one in curves_of(by_name(records, LOSS_CURVE)) if one.coordinates == size}
+    reached = steps_ratio(curves["diff"], curves["softmax"]) if {"diff", "softmax"} <= curves.keys() else None
+    if reached is None:  # records that no runs of this size have left
         return []
-    curves: dict[tuple[str, int | None], dict[int, float]] = {}
-    for record in by_name(records, CURVE):
-        if record.coordinates.without("tokens") == size:
-            curve = curves.setdefault((record.variant, record.seed), {})
-            curve[int(record.coordinates.position("tokens"))] = record.value
-    logs = [_read_off(curves.get(("diff", seed), {}), curves.get(("softmax", seed), {})) for seed in seeds]
+    logs = [math.log(one / other) for one, other in zip(*reached.steps, strict=True)]
     interval = mean_interval(logs)
     bounds = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
-    method = f"training curves of {size.label}, Student's t over ln of the ratio, paired seeds"
+    method = f"validation curves of {size.label}, Student's t over ln of the ratio, paired seeds"
     needed, paper = seeds_needed(logs), (PAPER_TOKENS, 1.0)
     return [_share_comparison(TOKENS, fmean(logs), bounds, logs, needed, paper=paper, method=method)]
-
-
-def _read_off(diff: dict[int, float], softmax: dict[int, float]) -> float:
-    """ln of the share of tokens that does; NaN where a run diverged."""
-    points = [*diff.values(), *softmax.values()]
-    lost = not diff or not softmax or not all(map(math.isfinite, points))
-    return math.nan if lost else math.log(tokens_ratio(diff, softmax))
 
 
 def _share_comparison(
@@ -316,7 +285,6 @@ FIG_3 = Experiment(
     options=Repeats,
     measurements=lambda preset: [
         MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
-        MeasurementRequest(name="loss_by_tokens"),
         MeasurementRequest(name="repeats", options=preset.options),
     ],
     compare=_compare,

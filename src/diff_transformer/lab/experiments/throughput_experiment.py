@@ -125,8 +125,8 @@ TABLE_7 = Experiment(
             rule
             for name, values in PAPER.items()
             for rule in (
-                ComparisonRule(name=f"{name}_share", against=PAPER_VARIANT, exploratory=True),
-                ComparisonRule(name=name, at=values.__contains__, paper=values.get, claimed=False),
+                ComparisonRule(name=f"{name}_share", against=PAPER_VARIANT, exploratory=True, quality=False),
+                ComparisonRule(name=name, at=values.__contains__, paper=values.get, claimed=False, quality=False),
             )
         )
     ),

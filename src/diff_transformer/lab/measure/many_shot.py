@@ -149,7 +149,7 @@ class Episodes(Measurement):
 
     def baselines(self, recipe: Any) -> list[Baseline]:
         cells = product(self.noises, self.shots)
-        return [_guessing(ACCURACY, Coordinates(noise=noise, shots=shots), recipe) for noise, shots in cells]
+        return [guessing(ACCURACY, Coordinates(noise=noise, shots=shots), recipe) for noise, shots in cells]
 
 
 class EpisodeOrders(Measurement):
@@ -180,11 +180,11 @@ class EpisodeOrders(Measurement):
             at = Coordinates(orders=kind, noise=noise)
             # A variance of accuracies means nothing in a model whose mean accuracy is that of guessing.
             mean: dict[str, Any] = {"accuracy": ORDER_MEAN, "accuracy_coordinates": at, "is_accuracy": False}
-            baselines += [_guessing(ORDER_VARIANCE, at, recipe, **mean), _guessing(ORDER_MEAN, at, recipe)]
+            baselines += [guessing(ORDER_VARIANCE, at, recipe, **mean), guessing(ORDER_MEAN, at, recipe)]
         return baselines
 
 
-def _guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) -> Baseline:
+def guessing(name: str, coordinates: Coordinates, recipe: Any, **fields: Any) -> Baseline:
     """What guessing among a sequence's labels gives: an item's class does not depend on how often others are shown, so
     knowing which labels occur gives no more.
     """

@@ -69,7 +69,6 @@ class TrainingRecord:
 
     folder: Path  # of the run, where a measurement may keep a file
     metrics: Sequence[Mapping[str, Any]]  # the lines of `metrics.jsonl`, validation during training among them
-    tokens_per_step: int
     untrained: Callable[[], Any]  # builds the model as it was before training, ready to evaluate, on the model's device
 
 
@@ -168,7 +167,7 @@ class MeasurementRequest:
 
 # The measurements in each module of this package. The class of "needle_lengths" is `NeedleLengths`.
 _MODULES = {
-    "standard": ("standard", "loss_by_tokens", "loss_of_a_guess"),
+    "standard": ("standard", "loss_of_a_guess"),
     "harness": ("harness",),
     "needles": ("needles", "needle_lengths", "needle_attention", "needle_tokens"),
     "many_shot": ("many_shot", "many_shot_orders", "episodes", "episode_orders"),

@@ -202,6 +202,12 @@ class NeedleMeasurement(Measurement):
             lead=self.lead,
         )
 
+    def answers(self, measured: EvalInput, task: NeedleTask | RetrievalBatches) -> Answers:
+        """Which of the cities or pairs the model finds."""
+        if isinstance(task, RetrievalBatches):
+            return token_answers(measured, task, len(DEPTHS) * self.samples)
+        return text_answers(measured, task, self.samples, self.batch_size)
+
 
 class Needles(NeedleMeasurement):
     """Numbers of cities hidden in a text and found again, by generation, at five depths (Table 2, Figure 5)."""
@@ -212,11 +218,7 @@ class Needles(NeedleMeasurement):
     def records(self, measured: EvalInput, coordinates: Coordinates) -> list[Result]:
         """The accuracies, at these coordinates."""
         task = self.check(measured.batches, measured.tokenizer)
-        if isinstance(task, RetrievalBatches):
-            answers = token_answers(measured, task, len(DEPTHS) * self.samples)
-        else:
-            answers = text_answers(measured, task, self.samples, self.batch_size)
-        return answer_records(measured, answers, coordinates)
+        return answer_records(measured, self.answers(measured, task), coordinates)
 
     def baselines(self, recipe: Any) -> list[Baseline]:
         return baselines_at(self.needles, self.queried, recipe)
@@ -229,9 +231,27 @@ class NeedleAttention(NeedleMeasurement):
     queried: Count = Field(default=1, description="cities or pairs that are asked for")
     samples: Count = Field(default=10, description="documents at each depth")
 
+    @property
+    def coordinates(self) -> Coordinates:
+        """Of the accuracy in the same task."""
+        return Coordinates(needles=self.needles, queries=self.queried)
+
     def run(self, measured: EvalInput) -> list[Result]:
         task = self.check(measured.batches, measured.tokenizer)
-        return attention_records(measured, attention_by_depth(measured, task, self.samples))
+        right, _ = self.answers(measured, task)
+        masses = attention_by_depth(measured, task, self.samples)
+        return [share_record(measured, ACCURACY, right, self.coordinates), *attention_records(measured, masses)]
+
+    def baselines(self, recipe: Any) -> list[Baseline]:
+        accuracy = next(one for one in baselines_at(self.needles, self.queried, recipe) if one.name == ACCURACY)
+        # Where a model looks that does not find the answer means nothing. Signed sums are fixed by construction.
+        follows: dict[str, Any] = {"accuracy": ACCURACY, "accuracy_coordinates": self.coordinates, "is_accuracy": False}
+        names = [f"needles/{kind}_share" for kind, *_ in ATTENTION]
+        shares = (
+            replace(accuracy, name=name, coordinates=Coordinates(depth=depth), **follows)
+            for name, depth in product(names, DEPTHS)
+        )
+        return [accuracy, *shares]
 
 
 class NeedleLengths(Measurement):

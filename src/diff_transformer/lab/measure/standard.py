@@ -1,7 +1,7 @@
 """Measures what every model is measured by: the loss on text, the answers of a synthetic task."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,17 +11,26 @@ from torch import Tensor
 
 from diff_transformer.data import ArithmeticBatches, Batches, NeedleBatches, RetrievalBatches, TextBatches
 from diff_transformer.data.batches import IGNORED, flattened
-from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.learning import ACCURACY_CURVE, LOSS_CURVE
 from diff_transformer.lab.measure.arithmetic import Arithmetic
+from diff_transformer.lab.measure.many_shot import guessing
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement
+from diff_transformer.lab.measure.retrieval import ACCURACY as RETRIEVAL_ACCURACY
 from diff_transformer.lab.measure.retrieval import retrieval_answers, retrieval_baselines, retrieval_records
-from diff_transformer.lab.record import Baseline, Result
+from diff_transformer.lab.record import Baseline, Better, Result
 from diff_transformer.lab.results_files import number_of
 from diff_transformer.model import DiffTransformerForCausalLM, attends_by_document
 
 LANGUAGE_LOSS = "language/validation_loss"
 LABEL_ACCURACY = "validation/accuracy"
-CURVE, GUESS = "scaling/loss_by_tokens", "sensitivity/loss_of_a_guess"
+VALIDATION_LOSS = "validation/loss"
+GUESS = "sensitivity/loss_of_a_guess"
+# What training logs → the name of the curve, its direction and unit.
+_LOGGED: dict[str, tuple[str, Better, str]] = {
+    LABEL_ACCURACY: (ACCURACY_CURVE, "higher", ""),
+    VALIDATION_LOSS: (LOSS_CURVE, "lower", "nats/token"),
+}
 
 # For one pass, unless a sequence has more: the logits of all of them are held at once.
 _AT_A_TIME = 1 << 14
@@ -104,7 +113,7 @@ def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, floa
         match batches:
             case TextBatches():
                 loss = language_loss(model, batches)
-                return {"validation/loss": loss.per_token, "validation/bits_per_byte": loss.bits_per_byte}
+                return {VALIDATION_LOSS: loss.per_token, "validation/bits_per_byte": loss.bits_per_byte}
             case RetrievalBatches():
                 answers = retrieval_answers(model, batches.sample(256, seed=0))
                 return {LABEL_ACCURACY: answers.float().mean().item()}
@@ -112,6 +121,39 @@ def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, floa
         return {LABEL_ACCURACY: right / labels}
 
     return on_evaluate
+
+
+def curve_records(
+    metrics: Sequence[Mapping[str, Any]], *, variant: str, seed: int, coordinates: Coordinates = NOWHERE
+) -> list[Result]:
+    """The validation curve of a run, from the lines of its `metrics.jsonl`: a record for each validation, with the step
+    among its coordinates. NaN where a validation was not finite.
+    """
+    return [
+        Result(
+            name=name,
+            variant=variant,
+            value=number_of(line[logged]),
+            unit=unit,
+            seed=seed,
+            better=better,
+            coordinates=Coordinates(coordinates, step=line["step"]),
+        )
+        for line in metrics
+        for logged, (name, better, unit) in _LOGGED.items()
+        if logged in line
+    ]
+
+
+def curve_baselines(recipe: Any) -> list[Baseline]:
+    """What the validation accuracy during training comes to without learning; nothing is known of text."""
+    match recipe.data.kind:
+        case "retrieval":
+            levels = next(one for one in retrieval_baselines(recipe) if one.name == RETRIEVAL_ACCURACY)
+            return [replace(levels, name=ACCURACY_CURVE)]
+        case "many_shot":
+            return [guessing(ACCURACY_CURVE, NOWHERE, recipe)]
+    return []
 
 
 class Standard(Measurement):
@@ -143,26 +185,6 @@ class Standard(Measurement):
 
     def baselines(self, recipe: Any) -> list[Baseline]:
         return retrieval_baselines(recipe)
-
-
-class LossByTokens(Measurement):
-    """The validation losses of an experiment's run during its training, by tokens (Figure 3)."""
-
-    needs = "training"
-
-    def run(self, measured: EvalInput) -> list[Result]:
-        training = measured.trained()
-        return [
-            measured.record(
-                CURVE,
-                number_of(line["validation/loss"]),
-                coordinates=Coordinates(tokens=line["step"] * training.tokens_per_step),
-                unit="nats/token",
-                better="lower",
-            )
-            for line in training.metrics
-            if "validation/loss" in line
-        ]
 
 
 class LossOfAGuess(Measurement):

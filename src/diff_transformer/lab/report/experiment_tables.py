@@ -12,7 +12,7 @@ from diff_transformer.lab.record import OWN, Comparison, ResultsFile, Verdict
 from diff_transformer.lab.report import wording
 from diff_transformer.lab.report.documents import Cell, Table
 from diff_transformer.lab.results_files import number_of, read_results, translated
-from diff_transformer.lab.statistics import judge
+from diff_transformer.lab.verdicts import judge
 from diff_transformer.storage.files import read_json
 
 _KINDS = {"table": "Table", "fig": "Figure", "appendix": "Appendix"}
@@ -220,6 +220,8 @@ def verdict_table(results: ResultsFile) -> Table:
         del columns["chance / floor"]
     if comparisons and all(row.paper is None for row in comparisons):
         del columns["paper"]
+    if any(row.verdict == "still learning" for row in comparisons):
+        caption.append(wording.STILL_LEARNING)
     text = "\n".join([*caption, f"Measured on {results.device}."])
     return Table.of_columns(columns, title=results.title, caption=text, one_line=("paper", "here", "difference"))
 
@@ -249,8 +251,9 @@ def verdict_counts(comparisons: Sequence[Comparison]) -> str:
     parts = []
     for exploratory, counts in kinds.items():
         names = {verdict: wording.verdict_words(verdict, [exploratory]) for verdict in wording.ANSWERS if verdict}
-        if not counts["not comparable"]:
-            del names["not comparable"]
+        for rare in ("still learning", "not comparable"):
+            if not counts[rare]:
+                del names[rare]
         words = ", ".join(f"{counts[verdict]} {name}" for verdict, name in names.items())
         parts.append(f"to open questions {words}" if exploratory else words)
     if unclaimed := sum(counts[None] for counts in kinds.values()):

@@ -13,7 +13,7 @@ from diff_transformer.lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill
 from diff_transformer.lab.report.figures import FIGURE_MARK, svg_file
 from diff_transformer.lab.report.forest_figures import forest_figures, overview_figure
 from diff_transformer.lab.results_files import write_text
-from diff_transformer.lab.statistics import judge
+from diff_transformer.lab.verdicts import judge
 
 FIGURES = "figures"
 DOCUMENT = "RESULTS.md"

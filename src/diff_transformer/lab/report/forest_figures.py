@@ -27,6 +27,7 @@ _MARKS: dict[Verdict | None, dict[str, Any]] = {
     "reproduced": {"marker": "o", "color": _DIFF},
     "inconclusive": {"marker": "o", "color": INK, "markerfacecolor": PAGE},
     "contrary": {"marker": "s", "color": _SOFTMAX},
+    "still learning": {"marker": "^", "color": INK, "markerfacecolor": PAGE},
     "not comparable": {"marker": "X", "color": MUTED, "markerfacecolor": PAGE},
     None: {"marker": "D", "color": MUTED, "markerfacecolor": PAGE},
 }
@@ -34,6 +35,7 @@ _BARS: dict[Verdict | None, dict[str, Any]] = {
     "reproduced": {"facecolor": _DIFF, "edgecolor": _DIFF},
     "inconclusive": {"facecolor": RULE, "edgecolor": INK},
     "contrary": {"facecolor": _SOFTMAX, "edgecolor": PAGE, "hatch": "////"},
+    "still learning": {"facecolor": PAGE, "edgecolor": INK, "hatch": "|||"},
     "not comparable": {"facecolor": PAGE, "edgecolor": INK, "hatch": "xxxx"},
     None: {"facecolor": PAGE, "edgecolor": MUTED, "hatch": "...."},
 }
@@ -206,7 +208,7 @@ def _rows(
                 exploratory=row.exploratory,
                 paper=paper if math.isfinite(paper) else None,
                 missing=wording.missing_word(row, trained),
-                remark=wording.floor_mark(row),
+                remark=wording.verdict_mark(row),
             )
 
 

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.learning import LAST_PART, MOST_ACCURACY, MOST_LOSS
 from diff_transformer.lab.record import Baseline, Comparison, Interval, Result, Verdict
+from diff_transformer.lab.statistics import verdict as verdict_of_interval
 from diff_transformer.variants import ATTENTION_TYPES
 
 ARROWS = {"higher": " ↑", "lower": " ↓", None: ""}
@@ -18,6 +20,7 @@ ANSWERS: dict[Verdict | None, str] = {
     "reproduced": "yes",
     "inconclusive": "inconclusive",
     "contrary": "no",
+    "still learning": "still learning",
     "not comparable": "not comparable",
     None: "nothing claimed",
 }
@@ -25,8 +28,16 @@ LEVELS = (
     "Chance is the accuracy of guessing among all answers. The floor is the accuracy of knowing which answers occur in "
     "the context, and how often, but not which answer belongs to which question; elimination also leaves out the "
     "answers already given. A variant has begun to learn the task when its whole 95 % interval lies above these "
-    "levels. When neither variant has, or when one has not and the measure is not an accuracy itself, the two cannot "
-    "be compared. For contexts longer than in training, the accuracy at the shortest length decides this."
+    "levels. When one of the two has not, they cannot be compared. For contexts longer than in training, the accuracy "
+    "at the shortest length decides this, and for attention and the order of demonstrations the accuracy in the same "
+    "task."
+)
+STILL_LEARNING = (
+    "A difference in an accuracy, in a loss, or in what follows from them waits until both variants have levelled off: "
+    f"until neither improves, over the last {100 * LAST_PART:g} % of its training and on average over the seeds, by "
+    f"more than {MOST_ACCURACY:g} of validation accuracy or {100 * MOST_LOSS:g} % of its validation loss. Before that "
+    "the verdict is still learning, with the variant that is ahead so far. Results without validation curves, or with "
+    "too few validations, do not tell; there the interval decides alone."
 )
 UNCORRECTED = (
     "No verdict is corrected for the number of comparisons: without any true difference, one comparison in twenty "
@@ -153,21 +164,35 @@ def levels_mark(row: Comparison) -> str:
     return f" ({levels['chance']:.2f},\N{NO-BREAK SPACE}{max(levels.values()):.2f})" if levels else ""
 
 
-def floor_mark(row: Comparison) -> str:
-    """`floor_remark` for a figure: "Transformer at floor"; "" where the verdict says it already."""
-    at_floor = [*row.at_floor, *row.at_elimination]
-    if row.verdict in (None, "not comparable") or not at_floor:
+def leader(row: Comparison) -> str | None:
+    """The variant of a claim that the interval of the difference shows to be ahead; None where it shows neither."""
+    found = None if row.better is None else verdict_of_interval(row.interval, row.better, seeds=len(row.differences))
+    return row.variant if found == "reproduced" else row.against if found == "contrary" else None
+
+
+def verdict_mark(row: Comparison) -> str:
+    """What follows the word of a verdict in a figure: "DIFF ahead" of one that is still learning."""
+    if row.verdict != "still learning":
         return ""
-    if len(at_floor) == 2:
-        return "both at floor"
-    label = variant_label(at_floor[0])
-    short = "first" if at_floor[0] == row.variant else "second"
-    return f"{label if len(label) <= _SHORT_NAME else short} at floor"
+    ahead = leader(row)
+    if ahead is None:
+        return "no difference yet"
+    label = variant_label(ahead)
+    short = "first" if ahead == row.variant else "second"
+    return f"{label if len(label) <= _SHORT_NAME else short} ahead"
 
 
-def floor_remark(row: Comparison) -> str:
-    """Which of the two has not begun to learn; "" where both have, or nothing is claimed."""
-    if row.baseline is None or row.verdict is None or not (row.at_floor or row.at_elimination):
+def so_far(row: Comparison) -> str:
+    """What a comparison says of two variants that are still learning: "DIFF is ahead so far"."""
+    if len(row.differences) < 2:
+        return "one seed"
+    ahead = leader(row)
+    return "no difference so far" if ahead is None else f"{_with_article(ahead)} is ahead so far"
+
+
+def not_begun(row: Comparison) -> str:
+    """Which of the two has not begun to learn; "" where both have, or that is not known."""
+    if row.baseline is None or not (row.at_floor or row.at_elimination):
         return ""
     when = f"at {row.baseline.steps:,} steps"
     if len(row.at_floor) == 2:
@@ -203,9 +228,11 @@ def verdict_text(row: Comparison, *, needs: bool = True) -> str:
             word += ": needs more documents"
         elif row.seeds_needed is not None:
             word += f": 80 % power needs {row.seeds_needed:,} seeds"
-    remark = floor_remark(row)
-    separator = ": " if row.verdict == "not comparable" else "; "
-    return word + (separator + remark if remark else "")
+    if row.verdict == "still learning":
+        word += f" at {row.steps:,} steps; {so_far(row)}"
+    if row.verdict == "not comparable":
+        word += f": {not_begun(row)}"
+    return word
 
 
 def _with_article(variant: str) -> str:
