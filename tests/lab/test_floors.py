@@ -1,4 +1,4 @@
-"""A difference means something where one of the two has learned something."""
+"""A difference means something where both have learned something, and have levelled off."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.learning import ACCURACY_CURVE, LOSS_CURVE
 from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.results_files import capture_results
 from diff_transformer.lab.statistics import compare
@@ -44,13 +46,16 @@ def judged(first: Sequence[float], second: Sequence[float], *, claimed: bool = T
     ("first", "second", "verdict", "at_floor", "at_elimination"),
     [
         (ABOVE, (0.80, 0.81, 0.82), "reproduced", (), ()),
-        (ABOVE, AT_FLOOR, "reproduced", ("softmax",), ()),
-        (ABOVE, AT_ELIMINATION, "reproduced", (), ("softmax",)),
-        (AT_FLOOR, ABOVE, "contrary", ("diff",), ()),
+        ((0.80, 0.81, 0.82), ABOVE, "contrary", (), ()),
+        (ABOVE, AT_FLOOR, "not comparable", ("softmax",), ()),
+        (ABOVE, AT_ELIMINATION, "not comparable", (), ("softmax",)),
+        (AT_FLOOR, ABOVE, "not comparable", ("diff",), ()),
         (AT_ELIMINATION, AT_FLOOR, "not comparable", ("softmax",), ("diff",)),
         (AT_FLOOR, (0.30, 0.31, 0.32), "not comparable", ("diff", "softmax"), ()),
         # Above it on average, and not by the interval.
-        (ABOVE, (0.68, 0.75, 0.72), "reproduced", (), ("softmax",)),
+        (ABOVE, (0.68, 0.75, 0.72), "not comparable", (), ("softmax",)),
+        # One seed tells nothing of others.
+        (ABOVE[:1], AT_FLOOR[:1], "inconclusive", (), ()),
         # Of a run that diverged nothing is known.
         (ABOVE, (0.48, math.nan, 0.50), "inconclusive", (), ()),
     ],
@@ -62,7 +67,7 @@ def test_who_is_not_above_the_floor(
     assert (row.verdict, row.at_floor, row.at_elimination) == (verdict, at_floor, at_elimination)
 
 
-def test_what_is_no_accuracy_takes_two_that_are_above() -> None:
+def test_what_is_no_accuracy_follows_the_accuracy_that_it_belongs_to() -> None:
     assert judged(ABOVE, AT_FLOOR, is_accuracy=False).verdict == "not comparable"
     # Results of earlier versions claim nothing there.
     row = judged(ABOVE, AT_FLOOR, is_accuracy=False, claimed=False)
@@ -78,6 +83,103 @@ def test_nothing_is_judged_where_nothing_is_claimed_or_known() -> None:
 
 def test_another_accuracy_may_tell() -> None:
     assert judged(ABOVE, AT_FLOOR, accuracy="task/other").at_floor == ()
+
+
+# Validation at each fifth of 500 steps, ending in a curve that is level or one that still rises.
+LEVEL, RISING = (0.2, 0.5, 0.8, 0.9, 0.91), (0.2, 0.3, 0.4, 0.6, 0.8)
+
+
+def curve(
+    variant: str, values: Sequence[float], *, seeds: int = 3, name: str = ACCURACY_CURVE, **at: float
+) -> list[Result]:
+    return [
+        Result(name=name, variant=variant, value=value, seed=seed, coordinates=Coordinates(at, step=100 * number))
+        for seed in range(seeds)
+        for number, value in enumerate(values, start=1)
+    ]
+
+
+def with_curves(
+    first: Sequence[float],
+    second: Sequence[float],
+    *curves: Sequence[Result],
+    quality: bool = True,
+    floor: float | None = None,
+    better: str = "higher",
+    at: Coordinates = NOWHERE,
+) -> Any:
+    """The comparison of two variants whose runs have these curves."""
+    numbers = [
+        replace(one, better=better, coordinates=at)
+        for one in (*records(NAME, "diff", first), *records(NAME, "softmax", second))
+    ]
+    row = compare(numbers, NAME, "diff", "softmax", coordinates=at, quality=quality)
+    file = capture_results("t", {}, [*numbers, *(one for part in curves for one in part)], "cpu", comparisons=[row])
+    if floor is not None:
+        levels = (Baseline(name=NAME, coordinates=at, chance=0.1, floor=floor, steps=500),)
+        file = replace(file, baselines=levels)
+    once = judge(file)
+    assert judge(once) == once, "what was judged is not judged otherwise"
+    return once.comparisons[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "curves", "more", "verdict", "still_learning"),
+    [
+        (ABOVE, AT_FLOOR, [LEVEL, LEVEL], {}, "reproduced", ()),
+        (AT_FLOOR, ABOVE, [LEVEL, LEVEL], {}, "contrary", ()),
+        (ABOVE, AT_FLOOR, [LEVEL, RISING], {}, "still learning", ("softmax",)),
+        (ABOVE, AT_FLOOR, [RISING, LEVEL], {}, "still learning", ("diff",)),
+        (ABOVE, (0.90, 0.92, 0.91), [RISING, RISING], {}, "still learning", ("diff", "softmax")),
+        # Who has not begun to learn is told first: a flat curve at the floor is level too.
+        (ABOVE, AT_FLOOR, [RISING, LEVEL], {"floor": 0.5}, "not comparable", ("diff",)),
+        (ABOVE, (0.80, 0.81, 0.82), [RISING, LEVEL], {"floor": 0.5}, "still learning", ("diff",)),
+        # A speed, or a question on a fixed budget, does not wait.
+        (ABOVE, AT_FLOOR, [RISING, RISING], {"quality": False}, "reproduced", ("diff", "softmax")),
+        # Of too few validations nothing is known, nor of none.
+        (ABOVE, AT_FLOOR, [LEVEL[:1], RISING[:1]], {}, "reproduced", ()),
+        (ABOVE, AT_FLOOR, [(), ()], {}, "reproduced", ()),
+        # It is known of one, and that is enough.
+        (ABOVE, AT_FLOOR, [RISING, ()], {}, "still learning", ("diff",)),
+        # Nothing is concluded of a run that diverged.
+        (ABOVE, (0.48, math.nan, 0.50), [RISING, LEVEL], {}, "inconclusive", ()),
+    ],
+)
+def test_a_verdict_of_quality_waits_until_both_have_levelled_off(
+    first: Sequence[float],
+    second: Sequence[float],
+    curves: list[Sequence[float]],
+    more: dict[str, Any],
+    verdict: str,
+    still_learning: tuple[str, ...],
+) -> None:
+    row = with_curves(first, second, curve("diff", curves[0]), curve("softmax", curves[1]), **more)
+    assert (row.verdict, row.still_learning) == (verdict, still_learning)
+    assert row.seeds_needed is None or verdict == "inconclusive"
+    assert row.steps == max((100 * len(values) for values in curves if values), default=None)
+
+
+def test_losses_level_off_by_a_share() -> None:
+    level, falling = (5.0, 4.0, 3.5, 3.05, 3.0), (5.0, 4.5, 4.0, 3.6, 3.3)
+    for second, verdict in ((level, "reproduced"), (falling, "still learning")):
+        curves = (curve("diff", level, name=LOSS_CURVE), curve("softmax", second, name=LOSS_CURVE))
+        row = with_curves((3.0, 3.01, 3.02), (3.3, 3.31, 3.32), *curves, better="lower")
+        assert row.verdict == verdict
+
+
+def test_the_curves_are_those_of_the_comparisons_own_size() -> None:
+    """One of several sizes follows its own curves; what is made of all sizes, all of them."""
+    curves = [
+        curve(variant, values, parameters=size)
+        for size, values in ((1e6, LEVEL), (2e6, RISING))
+        for variant in ("diff", "softmax")
+    ]
+    for at, verdict in (
+        (Coordinates(parameters=1_000_000, depth=0.5), "reproduced"),
+        (Coordinates(parameters=2_000_000), "still learning"),
+        (Coordinates(), "still learning"),
+    ):
+        assert with_curves(ABOVE, AT_FLOOR, *curves, at=at).verdict == verdict
 
 
 def test_the_interval_allows_for_other_seeds_and_other_questions() -> None:

@@ -96,6 +96,11 @@ def test_of_tokens(folder: Path) -> None:
     assert comparisons["depth 100 %"].paper == (0.01, 0.49)
     assert comparisons["depth 100 %"].better == "lower"
     assert {c.verdict for c in by_coordinates(masses, "needles/attention_to_answer_share").values()} != {None}
+    # Where a model looks that does not find the answers means nothing.
+    accuracy = Coordinates(needles=4, queries=1)
+    assert [r.name for r in masses.records if r.coordinates == accuracy] == ["needles/attention_task_accuracy"] * 4
+    follows = {c.baseline.accuracy_coordinates for c in comparisons.values() if c.baseline is not None}
+    assert follows == {accuracy}
     for kind in ("noise", "to_answer"):
         of_sums = by_coordinates(masses, f"needles/attention_{kind}_signed")
         assert {c.verdict for c in of_sums.values()} == {None}, "rows that add up to 1 − λ decide it before training"

@@ -22,9 +22,11 @@ from diff_transformer.lab.experiments.experiment import (
 from diff_transformer.lab.experiments.recall_experiments import RECALL
 from diff_transformer.lab.experiments.request import request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
+from diff_transformer.lab.learning import ACCURACY_CURVE, curves_of
 from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.lab.record import Result, ResultsFile
 from diff_transformer.lab.results_files import read_results, write_json
+from diff_transformer.storage.files import read_metrics
 from diff_transformer.train import DivergenceError, Progress, TrainingInterrupted, load_recipe
 from small_experiment import SIZES, SMALL, TINY, Heard, Stop, trainings
 
@@ -248,6 +250,32 @@ def test_a_second_stage_begins_with_the_model_of_the_first(tmp_path: Path) -> No
     assert trained == []
 
 
+def test_the_validation_curve_of_every_run_is_in_the_file(tmp_path: Path) -> None:
+    """Of a run with two stages that of the first: the second validates on other data."""
+    folder, results = tmp_path, {}
+    every = replace(TINY, overrides=(*SIZES, "train.steps=4", "train.evaluate_every=1"))
+    for name, extension in (("one stage", ()), ("two", ("train.steps=1", "data.length=48"))):
+        small = replace(SMALL, presets={"cpu": replace(every, extension=extension)})
+        results[name] = run_experiment(request_experiment(small), folder, overwrite=True)
+        curves = curves_of(results[name].records)
+        assert [(one.variant, sorted(one.by_seed)) for one in curves] == [("diff", [0, 1]), ("softmax", [0, 1])]
+        for curve, variant in zip(curves, results[name].settings["variants"], strict=True):
+            assert variant["tokens_per_step"] == 2 * 32
+            for seed in (0, 1):
+                assert curve.by_seed[seed].steps == (1, 2, 3, 4)
+                if not extension:
+                    run = folder / "runs" / variant["runs"][str(seed)] / "run" / "metrics.jsonl"
+                    logged = [line["validation/accuracy"] for line in read_metrics(run)]
+                    assert list(curve.by_seed[seed].values) == logged
+    one, two = (curves_of(file.records) for file in results.values())
+    assert one == two
+    (levels,) = (one for one in results["one stage"].baselines if one.name == ACCURACY_CURVE)
+    assert levels.floor > levels.chance
+    assert {row.steps for row in results["one stage"].comparisons} == {4}
+    assert {row.quality for row in results["one stage"].comparisons} == {True}
+    assert read_results(folder / "recall.json") == results["two"]
+
+
 def test_a_diverged_run_is_told_and_leaves_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = run_store.train
 
@@ -267,13 +295,19 @@ def test_a_diverged_run_is_told_and_leaves_no_verdict(tmp_path: Path, monkeypatc
     assert softmax["diverged"] == [1]
     assert "softmax diverged at the learning rate 0.002 with seed 0." in results.notes
     assert "softmax diverged with seed 1: The loss is not finite at step 2." in results.notes
-    assert {c.verdict for c in results.comparisons} == {"inconclusive"}
+    # Of the other variant it is known that it has not begun to learn.
+    assert {c.verdict for c in results.comparisons} == {"not comparable"}
+    assert {c.at_floor for c in results.comparisons} == {("diff",)}
     assert all(math.isnan(c.difference) for c in results.comparisons)
     lost = [
         r for r in results.records if (r.variant, r.seed, r.name) == ("softmax", 1, "retrieval/first_query_accuracy")
     ]
     assert len(lost) == 1
     assert math.isnan(lost[0].value)
+    # Its curve ends in a number that is missing, at the last step of the training.
+    ends = {(c.variant, seed): c.by_seed[seed].final for c in curves_of(results.records) for seed in (0, 1)}
+    assert [key for key, value in ends.items() if math.isnan(value)] == [("softmax", 1)]
+    assert {c.steps for c in curves_of(results.records)} == {2}
     monkeypatch.setattr(run_store, "train", lambda *_, **__: pytest.fail("known to diverge"))
     run_experiment(request_experiment(SMALL), tmp_path, overwrite=True)
 

@@ -10,12 +10,12 @@ from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.record import Baseline, Comparison, Interval, ResultsFile
 from diff_transformer.lab.report.experiment_tables import comparison_table, verdict_table
 from diff_transformer.lab.report.wording import (
-    floor_mark,
     format_difference,
     level_cells,
     levels_mark,
     missing_word,
     variant_label,
+    verdict_mark,
     verdict_text,
 )
 from table_cells import column
@@ -134,44 +134,51 @@ LEVELS = Baseline(name="a", chance=0.0625, floor=0.53125, by_elimination=0.76562
 
 
 @pytest.mark.parametrize(
-    ("settings", "text", "mark"),
+    ("settings", "text"),
     [
+        ({"at_floor": ("softmax",)}, "not comparable: the Transformer has not begun to learn at 1,000 steps"),
         (
-            {"verdict": "reproduced", "at_floor": ("softmax",)},
-            "reproduced; the Transformer has not begun to learn at 1,000 steps",
-            "Transformer at floor",
+            {"against": "softmax, half the heads", "at_elimination": ("softmax, half the heads",)},
+            "not comparable: the Transformer, half the heads has learned no more than elimination at 1,000 steps",
         ),
         (
-            {"verdict": "inconclusive", "seeds_needed": 9, "at_floor": ("diff",)},
-            "inconclusive: 80 % power needs 9 seeds; DIFF has not begun to learn at 1,000 steps",
-            "DIFF at floor",
-        ),
-        (
-            {
-                "verdict": "reproduced",
-                "against": "softmax, half the heads",
-                "at_elimination": ("softmax, half the heads",),
-            },
-            "reproduced; the Transformer, half the heads has learned no more than elimination at 1,000 steps",
-            "second at floor",
-        ),
-        (
-            {"verdict": "not comparable", "at_floor": ("diff", "softmax"), "exploratory": True},
+            {"at_floor": ("diff", "softmax"), "exploratory": True},
             "open question: not comparable: neither has begun to learn at 1,000 steps",
-            "",
         ),
         (
-            {"verdict": "not comparable", "at_elimination": ("diff", "softmax")},
+            {"at_elimination": ("diff", "softmax")},
             "not comparable: neither has learned more than elimination at 1,000 steps",
-            "",
         ),
-        ({"verdict": None, "better": None, "at_floor": ("diff", "softmax")}, "nothing claimed", ""),
     ],
 )
-def test_a_verdict_says_who_has_not_begun_to_learn(settings: dict[str, Any], text: str, mark: str) -> None:
-    row = judged(baseline=LEVELS, **settings)
+def test_a_verdict_says_who_has_not_begun_to_learn(settings: dict[str, Any], text: str) -> None:
+    row = judged(baseline=LEVELS, verdict="not comparable", **settings)
     assert verdict_text(row) == text
-    assert floor_mark(row) == mark
+    assert verdict_mark(row) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "mark"),
+    [
+        ({"interval": (-2.0, -0.5)}, "still learning at 1,500 steps; DIFF is ahead so far", "DIFF ahead"),
+        (
+            {"interval": (0.5, 2.0), "exploratory": True},
+            "open question: still learning at 1,500 steps; the Transformer is ahead so far",
+            "Transformer ahead",
+        ),
+        (
+            {"interval": (0.5, 2.0), "against": "softmax, half the heads"},
+            "still learning at 1,500 steps; the Transformer, half the heads is ahead so far",
+            "second ahead",
+        ),
+        ({"interval": (-2.0, 0.5)}, "still learning at 1,500 steps; no difference so far", "no difference yet"),
+        ({"interval": None, "differences": (-1.0,)}, "still learning at 1,500 steps; one seed", "one seed"),
+    ],
+)
+def test_a_verdict_says_who_is_ahead_while_they_learn(settings: dict[str, Any], text: str, mark: str) -> None:
+    row = judged(verdict="still learning", steps=1500, still_learning=("softmax",), **settings)
+    assert verdict_text(row) == text
+    assert verdict_mark(row) == mark
 
 
 def test_chance_and_floor_stand_beside_accuracies_alone() -> None:

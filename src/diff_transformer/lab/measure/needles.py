@@ -32,6 +32,8 @@ from diff_transformer.lab.statistics import mean_interval
 # Where the first queried needle lies, as in the paper; among tokens, which fifth of the context it lies in.
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 ACCURACY, JOINT, BY_DEPTH = "needles/accuracy", "needles/joint_accuracy", "needles/accuracy_by_depth"
+# The accuracy in the task whose attention is measured, under a name of its own: both may be measured in one cell.
+ATTENTION_ACCURACY = "needles/attention_task_accuracy"
 ATTENTION_METHOD = "Student's t over sequences; mean over heads, layers and queries"
 ALL_LENGTHS = Coordinates(length="all lengths")
 DIGITS = 7  # of a number in the paper's template
@@ -240,15 +242,18 @@ class NeedleAttention(NeedleMeasurement):
         task = self.check(measured.batches, measured.tokenizer)
         right, _ = self.answers(measured, task)
         masses = attention_by_depth(measured, task, self.samples)
-        return [share_record(measured, ACCURACY, right, self.coordinates), *attention_records(measured, masses)]
+        return [
+            share_record(measured, ATTENTION_ACCURACY, right, self.coordinates),
+            *attention_records(measured, masses),
+        ]
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        accuracy = next(one for one in baselines_at(self.needles, self.queried, recipe) if one.name == ACCURACY)
+        accuracy = replace(baselines_at(self.needles, self.queried, recipe)[0], name=ATTENTION_ACCURACY)
         # Where a model looks that does not find the answer means nothing. Signed sums are fixed by construction.
-        follows: dict[str, Any] = {"accuracy": ACCURACY, "accuracy_coordinates": self.coordinates, "is_accuracy": False}
+        follows: dict[str, Any] = {"accuracy": accuracy.name, "accuracy_coordinates": self.coordinates}
         names = [f"needles/{kind}_share" for kind, *_ in ATTENTION]
         shares = (
-            replace(accuracy, name=name, coordinates=Coordinates(depth=depth), **follows)
+            replace(accuracy, name=name, coordinates=Coordinates(depth=depth), is_accuracy=False, **follows)
             for name, depth in product(names, DEPTHS)
         )
         return [accuracy, *shares]

@@ -174,6 +174,8 @@ def verdict_mark(row: Comparison) -> str:
     """What follows the word of a verdict in a figure: "DIFF ahead" of one that is still learning."""
     if row.verdict != "still learning":
         return ""
+    if len(row.differences) < 2:
+        return "one seed"
     ahead = leader(row)
     if ahead is None:
         return "no difference yet"
