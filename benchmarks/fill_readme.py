@@ -6,11 +6,12 @@
     diff-transformer bench model --output benchmarks --overwrite
     python benchmarks/fill_readme.py
 
-Fills the places between `<!-- name -->` and `<!-- /name -->` from what results/ and benchmarks/ hold. Where there are
-results of a GPU too (`bench … --device cuda`), the places named "cuda …" are filled as well.
+Fills the places between `<!-- name -->` and `<!-- /name -->` from what results/ and benchmarks/ hold, and the folders
+of the trained models that come with the package (benchmarks/pack_weights.py). Where there are results of a GPU too
+(`bench … --device cuda`), the places named "cuda …" are filled as well.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from diff_transformer.lab.bench.bench_pages import (
     write_page,
 )
 from diff_transformer.lab.experiments.request import as_defined
-from diff_transformer.lab.record import Comparison
+from diff_transformer.lab.record import CardRecord, Comparison
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, read_experiments
 from diff_transformer.lab.report.figures import svg, svg_file
 from diff_transformer.lab.report.forest_figures import ForestRow, forest
+from diff_transformer.lab.report.measured_tables import rows_of
 from diff_transformer.lab.report.wording import (
     LEVELS,
     format_difference,
@@ -36,10 +38,13 @@ from diff_transformer.lab.report.wording import (
     levels_of,
     measure_label,
     variant_label,
+    variants_of,
     verdict_mark,
     verdict_text,
 )
-from diff_transformer.lab.results_files import write_text
+from diff_transformer.lab.results_files import read_record, read_results, write_text
+from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
+from diff_transformer.storage.files import files_in
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -196,6 +201,43 @@ def measured_on_cuda() -> dict[Path, dict[str, str]]:
     return cuda_parts(*found)
 
 
+def shipped_models() -> str:
+    """What the README says of the trained models that come with the package; nothing where there are none."""
+    folders = {name: Path(pretrained(name)) for name in pretrained_names()}
+    if LANGUAGE_MODEL not in folders:
+        return ""
+    lines = ["| | | measured | MB |", "|---|---|---|---|"]
+    for name, folder in folders.items():
+        record = read_record(folder / CARD_RECORD, CardRecord)
+        overall = [one for one in read_results(folder / "results.json").records if not one.coordinates]
+        numbers = "; ".join(" ".join([row.label, *row.texts(variants_of(overall))]) for row in rows_of(overall))
+        card = f"[{name}]({(folder / 'README.md').relative_to(ROOT)})"
+        lines.append(f"| {card} | {record.summary} | {numbers} | {_megabytes([folder])} |")
+    code = [
+        "```python",
+        "import diff_transformer",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'folder = diff_transformer.pretrained("{LANGUAGE_MODEL}")',
+        "model = AutoModelForCausalLM.from_pretrained(folder)",
+        "tokenizer = AutoTokenizer.from_pretrained(folder)",
+        "```",
+    ]
+    parts = [
+        f"Trained models come with the package, {_megabytes(folders.values())} MB together:",
+        "\n".join(code),
+        '`diff-transformer generate --prompt "It was"` writes with this one; `generate`, `eval` and `export` take all '
+        "these names, and `diff-transformer eval NAME` measures the numbers again. Each model was trained once, so "
+        "that they do not tell which kind of attention is better.",
+        "\n".join(lines),
+    ]
+    return "\n\n".join(parts)
+
+
+def _megabytes(folders: Iterable[Path]) -> str:
+    return f"{sum(file.stat().st_size for folder in folders for file in files_in(folder)) / 1e6:.1f}"
+
+
 def main() -> None:
     operator, model = read_document(OPERATOR), read_document(MODEL)
     experiments = measured_experiments()
@@ -205,6 +247,7 @@ def main() -> None:
         "results": results_table(experiments),
         "speed": speed_table(operator, **SELECTION),
         "model": whole_model_table(model),
+        "shipped models": shipped_models(),
     }
     replace_sections(README, readme)
     replace_sections(BACKENDS_PAGE, backends_parts(operator))

@@ -63,6 +63,7 @@ def test_numbers_are_those_that_were_measured(filler: Any) -> None:
     assert filler.results_table(filler.measured_experiments()) in README
     assert filler.speed_table(operator, **filler.SELECTION) in README
     assert filler.whole_model_table(model) in README
+    assert f"<!-- shipped models -->\n{filler.shipped_models()}\n<!-- /shipped models -->" in README
     backends = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
     for name, part in filler.backends_parts(operator).items():
         assert f"<!-- {name} -->\n{part}\n<!-- /{name} -->" in backends

@@ -1,6 +1,6 @@
 """Gives the operator of differential attention (arXiv 2410.05258), the modules, and the model and its twin.
 
-The public names are loaded when they are first used, so that importing the package costs nothing.
+The public names that need torch are loaded when they are first used, so that importing the package costs nothing.
 """
 
 import importlib
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from diff_transformer._registration import register_with_other_packages
 from diff_transformer._version import __version__
+from diff_transformer.shipped_models import pretrained, pretrained_names
 
 if TYPE_CHECKING:
     from diff_transformer.model import (
@@ -36,6 +37,8 @@ __all__ = [
     "attention_maps",
     "diff_attention",
     "diff_attention_maps",
+    "pretrained",
+    "pretrained_names",
 ]
 
 

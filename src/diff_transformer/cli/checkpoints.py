@@ -13,8 +13,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
 from diff_transformer.lab.bench.benchmark import check_device
 from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.shipped_models import pretrained, pretrained_names
 from diff_transformer.storage.files import parse_json
 from diff_transformer.storage.manifest import require_unchanged_weights
+from diff_transformer.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from diff_transformer.train import Recipe
@@ -39,13 +41,18 @@ READ_BY_TRANSFORMERS = (
 
 
 def find_checkpoint(path: Path, ours: bool = True) -> Path:
-    """The folder that holds the model: `path` itself, a run folder's `model/`, or its newest checkpoint.
+    """The folder that holds the model: `path` itself, a run folder's `model/`, or its newest checkpoint; where there is
+    no such path, the folder of the model of that name that the package ships.
 
     The model must belong to this project, or (`ours` false) be any causal language model. Raises FileNotFoundError or
     ValueError where there is no such model, or it is not valid.
     """
+    names = pretrained_names()
+    if not path.exists() and str(path) in names:
+        path = Path(pretrained(str(path)))
     if not path.exists():
-        raise FileNotFoundError(f"The checkpoint {str(path)!r} does not exist.")
+        shipped = did_you_mean(str(path), names, f"; the package has {', '.join(names)}." if names else ".")
+        raise FileNotFoundError(f"The checkpoint {str(path)!r} does not exist{shipped}")
     if not path.is_dir():
         raise ValueError(f"The checkpoint {str(path)!r} is a file; name the folder of a run or of a model.")
     # Steps have leading zeros up to a million; above, the longer name is the later step.

@@ -20,9 +20,10 @@ def optional(help_text: str, default: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help_text, show_default=default, **settings)
 
 
-Checkpoint = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="A run folder, or a folder with config.json and weights.")
-]
+CHECKPOINT_HELP = (
+    "A run folder, a folder with config.json and weights, or a model that the package ships, such as novels-diff."
+)
+Checkpoint = Annotated[Path, typer.Argument(metavar="CHECKPOINT", help=CHECKPOINT_HELP)]
 RecipeName = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped recipe such as tiny.")
 ]

@@ -12,6 +12,7 @@ from diff_transformer.cli import console
 from diff_transformer.cli.console import Checkpoint, Device, optional
 from diff_transformer.cli.extras import require_extra
 from diff_transformer.lab.report.documents import Table
+from diff_transformer.shipped_models import HELD_OUT
 
 if TYPE_CHECKING:
     from diff_transformer.data import Batches
@@ -80,6 +81,12 @@ def evaluate_measures(
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
     variant = getattr(model.config, "attention_type", model.config.model_type)
     context = getattr(model.config, "max_position_embeddings", None)
+    held_out = folder / HELD_OUT
+    if takes_data and not text and held_out.is_file():
+        text = [held_out]
+        console.messages().print(
+            f"Measured on {HELD_OUT} in the model's folder, text that was kept from training.", soft_wrap=True
+        )
     batches = batches_of(folder, text, context) if takes_data else None
     if batches is not None and not isinstance(batches, TextBatches | NeedleBatches):
         for name, measure in measures.items():
@@ -148,7 +155,7 @@ def evaluate(
         list[Path] | None,
         typer.Option(
             help="Measure on all of this text (.txt, .jsonl, .parquet or a folder; may be repeated) "
-            "instead of the held-out data that the run's recipe names."
+            "instead of the held-out data that the run's recipe names, or that comes with a model of the package."
         ),
     ] = None,
     measure: Annotated[

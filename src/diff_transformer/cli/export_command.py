@@ -2,16 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from diff_transformer.cli import console
 from diff_transformer.cli.console import Checkpoint, optional
 from diff_transformer.cli.extras import require_extra
+from diff_transformer.shipped_models import CARD_RECORD, pretrained, pretrained_names
 
 if TYPE_CHECKING:
     from diff_transformer.lab.record import ResultsFile
+    from diff_transformer.lab.report.model_card import Form, SharedModel
     from diff_transformer.train import Recipe
 
 # Auto class → the name of its task on the Hub. The base model has no task.
@@ -50,11 +52,12 @@ def export(
         if max_shard_size:
             raise ValueError("--max-shard-size is for folders of safetensors, and --onnx writes none.")
         require_extra("onnx")
-    from diff_transformer._version import __version__
     from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
     from diff_transformer.convert import MAX_SHARD_SIZE, export_folder, export_onnx
     from diff_transformer.convert.shared_folder import check_shard_size
-    from diff_transformer.lab.report.model_card import SharedModel, model_card
+    from diff_transformer.lab.record import CardRecord
+    from diff_transformer.lab.report.model_card import model_card
+    from diff_transformer.lab.results_files import read_record
     from diff_transformer.model.remote_code import AUTO_CLASSES
     from diff_transformer.storage.files import read_json, refuse_existing
 
@@ -71,21 +74,13 @@ def export(
         raise ValueError(f"--onnx writes language models, and {str(folder)!r} loads with {auto_class}.")
     model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype)
     step = folder.name.removeprefix("step-")
-    shared = SharedModel(
-        name=target.name,
-        form="onnx" if onnx else "package",
-        needed=__version__,
-        config=model.config.to_dict(),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        task=TASKS.get(auto_class),
-        auto_class=auto_class,
-        has_tokenizer=tokenizer is not None,
+    facts = read_record(folder / CARD_RECORD, CardRecord) if (folder / CARD_RECORD).is_file() else None
+    shared = replace(
+        described(target.name, "onnx" if onnx else "package", model, tokenizer, recipe, auto_class),
         step=int(step) if step != folder.name and step.isdigit() else None,
-        data=recipe.data.describe() if recipe else None,
-        length=recipe.data.length if recipe else None,
     )
     settings = recipe.model_dump(mode="json") if recipe else None
-    card = model_card(shared, settings, measured, license=license_name)
+    card = model_card(shared, settings, measured, license=license_name, facts=facts)
     if onnx:
         console.messages().print(f"Writing {target} and comparing it with the model …")
         files = export_onnx(model, tokenizer, target, card=card)
@@ -93,6 +88,27 @@ def export(
         files = export_folder(model, tokenizer, target, card=card, max_shard_size=shard_size)
     for file in files:
         console.output().print(f"{file} ({file.stat().st_size:,} bytes)")
+
+
+def described(
+    name: str, form: "Form", model: Any, tokenizer: Any | None, recipe: "Recipe | None", auto_class: str
+) -> "SharedModel":
+    """What a card says of a model, with its tokenizer and recipe if it has them, that `auto_class` loads."""
+    from diff_transformer._version import __version__
+    from diff_transformer.lab.report.model_card import SharedModel
+
+    return SharedModel(
+        name=name,
+        form=form,
+        needed=__version__,
+        config=model.config.to_dict(),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        task=TASKS.get(auto_class),
+        auto_class=auto_class,
+        has_tokenizer=tokenizer is not None,
+        data=recipe.data.describe() if recipe else None,
+        length=recipe.data.length if recipe else None,
+    )
 
 
 def _results(folder: Path, recipe: "Recipe | None", named: list[Path]) -> "list[ResultsFile]":
@@ -111,7 +127,9 @@ def _results_about(results: "ResultsFile", folder: Path, recipe: "Recipe | None"
     """The part of a results file that is about the model in a folder; None where there is none."""
     settings = results.settings
     if "checkpoint" in settings:
-        return results if Path(settings["checkpoint"]).resolve() == folder.resolve() else None
+        measured = [settings["checkpoint"]]
+        measured += [pretrained(name) for name in measured if name in pretrained_names()]
+        return results if folder.resolve() in [Path(path).resolve() for path in measured] else None
     if recipe is None:
         return None
     # The settings of a demo hold, by name, the recipe that its models share except for the attention type.

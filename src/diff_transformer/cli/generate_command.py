@@ -1,18 +1,46 @@
 """The command `generate` continues a prompt with a checkpoint."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from diff_transformer.cli.console import Checkpoint, Device, Seed, optional
+from diff_transformer import shipped_models
+from diff_transformer.cli import console
+from diff_transformer.cli.console import CHECKPOINT_HELP, Device, Seed, optional
+from diff_transformer.storage.files import read_json
 
 DEFAULT_TOKENS = 200  # of new text, or fewer where the context has no space for them
 
 
+def _list(is_requested: bool) -> None:
+    """Print the models that the package ships, and end the command."""
+    if not is_requested:
+        return
+    names = shipped_models.pretrained_names()
+    for name in names:
+        console.print_line(f"{name:<18}{_summary(shipped_models.pretrained(name))}")
+    if not names:
+        console.print_line("This copy of the package was built without trained models.")
+    raise typer.Exit
+
+
+def _summary(folder: str) -> str:
+    """What the model in a folder of the package is, in a few words."""
+    return str(read_json(Path(folder) / shipped_models.CARD_RECORD)["summary"])
+
+
 def generate(
-    checkpoint: Checkpoint,
     prompt: Annotated[str, typer.Option(help="The text to continue.")],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CHECKPOINT]",
+            help=CHECKPOINT_HELP,
+            show_default=f"{shipped_models.LANGUAGE_MODEL}, which comes with the package",
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         int | None,
         optional("The largest number of new tokens.", f"{DEFAULT_TOKENS}, or fewer if the context is full", min=1),
@@ -24,6 +52,10 @@ def generate(
     seed: Seed = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most likely token.")] = False,
     device: Device = None,
+    list_: Annotated[
+        bool,
+        typer.Option("--list", callback=_list, is_eager=True, help="Say which models the package ships, and stop."),
+    ] = False,
 ) -> None:
     """Continue a prompt. The text appears while it is generated."""
     if not 0 < temperature < float("inf"):
@@ -34,6 +66,9 @@ def generate(
         prompt.encode()
     except UnicodeEncodeError:  # bytes of the command line that are no character become lone surrogates
         raise ValueError(f"--prompt must be UTF-8 text, got {prompt!r}.") from None
+
+    if checkpoint is None:
+        checkpoint = _shipped_language_model()
 
     import torch
 
@@ -68,6 +103,25 @@ def generate(
         do_sample=not greedy,
         **({} if greedy else sampling),
     )
+
+
+def _shipped_language_model() -> Path:
+    """The model of text that comes with the package, after a line on stderr that says so. Raises ValueError where there
+    is none."""
+    name = shipped_models.LANGUAGE_MODEL
+    if name not in shipped_models.pretrained_names():
+        raise ValueError(
+            f"No CHECKPOINT is named, and this copy of the package was built without its model {name}: train one, for "
+            "example by `diff-transformer train language`, and name its folder."
+        )
+    folder = shipped_models.pretrained(name)
+    console.messages().print(
+        f"No checkpoint is named, so {name} writes: {_summary(folder)}. It comes with the package; "
+        f"{Path(folder) / 'README.md'} says what it can do.",
+        markup=False,
+        soft_wrap=True,
+    )
+    return Path(folder)
 
 
 def stdout_streamer(tokenizer: Any) -> Any:

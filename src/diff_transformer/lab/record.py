@@ -217,3 +217,28 @@ class Samples(FileRecord):
     prompt: str
     diff: str
     softmax: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardRecord(FileRecord):
+    """The content of the `card.json` of a model that comes with the package: what neither its recipe nor its results
+    tell, for its model card and for programs.
+
+    `commit` is of the code that trained it, `license` of the weights by its name on the Hub, `dtype` of the weights in
+    their file, which has so many `bytes`. `validation` are the numbers that training logged at its last step on the
+    held-out part of its data. Measured again on another processor, each number of `results.json` is within `tolerance`.
+    """
+
+    summary: str  # what it is, in a few words
+    use: str  # what it is for
+    limits: str
+    data: str  # what it was trained on, and where that is to be had
+    data_license: str
+    license: str
+    commit: str
+    parameters: int
+    dtype: str
+    bytes: int
+    validation: dict[str, Number]
+    tolerance: Number
+    held_out: str | None  # where the text comes from that its numbers are measured on; None for a generated task

@@ -11,13 +11,17 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from diff_transformer._version import INSTALL
-from diff_transformer.lab.record import Result, ResultsFile
+from diff_transformer.lab.record import CardRecord, Result, ResultsFile
 from diff_transformer.lab.report.documents import Table, fill_markdown
 from diff_transformer.lab.report.measured_tables import NOTE, UNPAIRED, rows_of
-from diff_transformer.lab.report.wording import variant_label, variants_of
+from diff_transformer.lab.report.wording import LEVELS, levels_text, variant_label, variants_of
 from diff_transformer.variants import ATTENTION_TYPES
 
-Form = Literal["package", "onnx"]
+# A folder for this package, such a folder inside the package, or a graph of ONNX.
+Form = Literal["package", "shipped", "onnx"]
+
+# The settings of a recipe's retrieval task that tell what its sequences are.
+_TASK = ("num_pairs", "length", "num_queries", "repeats", "num_keys", "num_values", "num_noise")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +56,17 @@ def model_card(
     results: Sequence[ResultsFile] = (),
     *,
     license: str | None = None,  # noqa: A002  # the front matter's own word
+    facts: CardRecord | None = None,
 ) -> str:
     """The text of README.md: front matter for the Hub, how to load the model, how it was trained, what was measured.
 
-    All of `results` is shown, whichever model is better; no licence is claimed unless the Hub's name of one is given.
-    Raises ValueError where two files hold the same measurement.
+    All of `results` is shown, whichever model is better; no licence is claimed unless the Hub's name of one is given,
+    here or by `facts`. Raises ValueError where two files hold the same measurement.
     """
     records = _all_records(results)
     index = list(_index(model, recipe, results))
     front = ModelCardData(
-        license=license,
+        license=license or (facts.license if facts else None),
         library_name="onnx" if model.form == "onnx" else "transformers",
         pipeline_tag=model.task if model.has_tokenizer else None,
         tags=["diff-transformer", "arxiv:2410.05258", *(["onnx"] if model.form == "onnx" else [])],
@@ -70,8 +75,14 @@ def model_card(
     )
     variants = variants_of(records)
     heads = [variant_label(variant) + " (this model)" * (variant == model.variant) for variant in variants]
-    rows = [[f"{row.section}: {row.label}", *row.texts(variants)] for row in rows_of(records, by_coordinates=False)]
-    caption = f"{NOTE}. {UNPAIRED if len(variants) > 1 else 'Nothing was measured beside it.'}"
+    baselines = [level for file in results for level in file.baselines if level.is_accuracy]
+    levels = {level.name: f" ({levels_text(level)})" for level in baselines}
+    rows = [
+        [f"{row.section}: {row.label}{levels.get(row.name, '')}", *row.texts(variants)]
+        for row in rows_of(records, by_coordinates=False)
+    ]
+    notes = [UNPAIRED if len(variants) > 1 else "Nothing was measured beside it.", *([LEVELS] if levels else [])]
+    caption = " ".join([f"{NOTE}.", *notes])
     described = ATTENTION_TYPES.get(model.variant)
     return fill_markdown(
         "model_card.md",
@@ -85,6 +96,8 @@ def model_card(
         measured=Table.of_rows(["measure", *heads], rows, caption=caption) if records else None,
         is_measured=model.variant in variants,
         files=results,
+        facts=facts,
+        task={} if recipe is None else {name: value for name, value in recipe["data"].items() if name in _TASK},
     )
 
 

@@ -1,0 +1,339 @@
+"""Pack a trained run as a model that comes with the package, src/diff_transformer/weights/NAME.
+
+    python benchmarks/pack_weights.py novels-diff RUN
+    python benchmarks/fill_readme.py
+
+NAME is a family, "novels" or "needles", and the run's attention type. The folder has all that `from_pretrained` loads,
+the recipe, text of the run's held-out part for a model of text (`held_out.jsonl`), the numbers that `diff-transformer
+eval NAME` takes of the stored weights (`results.json`), and the card, for people (`README.md`) and for programs
+(`card.json`). Of files and folders it has the names alone, not where they lie on this machine. It has no code files for
+`trust_remote_code`: whoever finds the folder has imported the package, and `diff-transformer export NAME DST` writes a
+copy with them.
+
+Models of text are stored in bfloat16, half of the size, but for λ. They are computed in float32, as config.json says:
+so the numbers hold on every processor. What the rounding costs is measured, and no more than ROUNDING is allowed.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
+from diff_transformer.cli.console import quiet_libraries
+from diff_transformer.cli.eval_command import evaluate_measures
+from diff_transformer.cli.export_command import described
+from diff_transformer.data import TextFiles
+from diff_transformer.data.split import DOCUMENT, split, with_digests
+from diff_transformer.lab.experiments.run_store import TRAINED
+from diff_transformer.lab.measure.standard import LANGUAGE_LOSS
+from diff_transformer.lab.record import CardRecord, ResultsFile
+from diff_transformer.lab.report.model_card import model_card
+from diff_transformer.lab.results_files import write_json, write_text
+from diff_transformer.model.remote_code import code_files
+from diff_transformer.shipped_models import CARD_RECORD, HELD_OUT, WEIGHTS
+from diff_transformer.storage.files import (
+    clean_up,
+    commit,
+    files_in,
+    read_json,
+    read_metrics,
+    refuse_existing,
+    unfinished_path,
+)
+from diff_transformer.train import Recipe
+from diff_transformer.train.recipe import dump_recipe
+from diff_transformer.train.run_folder import METRICS
+from diff_transformer.variants import ATTENTION_TYPES
+
+LARGEST_TOTAL = 12_000_000  # bytes of all models together
+HELD_OUT_CHARACTERS = 50_000
+ROUNDING = 0.005  # nats a token by which storing may change the loss
+LICENSE = "mit"  # of the weights: the package's own
+_HEADING = "# How this model was trained, every setting spelled out; of files and folders the names alone.\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What the models of a family share. In `summary` and `data` stand what `card_record` fills in."""
+
+    kind: str  # of the recipe's data
+    dtype: torch.dtype  # of the stored weights
+    tolerance: float  # of the numbers that are measured again
+    summary: str
+    use: str
+    limits: str
+    data: str
+    data_license: str
+
+
+FAMILIES = {
+    "novels": Family(
+        kind="text",
+        dtype=torch.bfloat16,
+        tolerance=0.001,
+        summary="{label} with {parameters:.2f}M parameters, trained on {documents} English novels",
+        use="To try the package without training anything: to write text, to look at attention maps and λ, to measure, "
+        "export and convert a model. Its siblings, whose names begin alike, have other kinds of attention.",
+        limits="A model of this size writes in the manner of its books, without sense. It knows no facts and repeats "
+        "the views of the nineteenth century: nothing that it writes is to be relied on. It was trained once, with one "
+        "seed, so that being ahead of a sibling or behind it says nothing about the kinds of attention; "
+        "docs/experiments.md of the repository compares them over seeds.",
+        data="{documents} English novels, 1840–1920, of the European Literary Text Collection (ELTeC, "
+        "doi:10.5281/zenodo.3462536) as plain text",
+        data_license="the novels are in the public domain; the collection's markup, CC BY 4.0, is not part of the text",
+    ),
+    "needles": Family(
+        kind="retrieval",
+        dtype=torch.float32,
+        tolerance=0.005,
+        summary="{label} with {parameters:.2f}M parameters, trained to find needles among tokens of noise",
+        use="To look at how attention finds what it is asked for: attention maps of queries that are answered, λ, "
+        "accuracy by depth. Its siblings, whose names begin alike, have other kinds of attention.",
+        limits="It knows the tokens of its task and no text, and contexts as long as those it was trained on. It was "
+        "trained once, with one seed, so that being ahead of a sibling or behind it says nothing about the kinds of "
+        "attention; docs/experiments.md of the repository compares them over seeds.",
+        data="sequences from a seeded generator: pairs of a key and a value hidden among tokens of noise, then queries",
+        data_license="none is needed, as the sequences are random numbers",
+    ),
+}
+
+
+def pack(
+    name: str, run: Path, root: Path = WEIGHTS, *, trained_at: str | None = None, overwrite: bool = False
+) -> tuple[Path, ResultsFile]:
+    """Write the finished run in the folder `run` as the model `name` in the folder `root`.
+
+    `trained_at` is the commit of the code that trained it, which the runs of experiments tell themselves. Returns the
+    model's folder and its results. Raises ValueError or OSError, with `root` as it was, where the run does not suit the
+    name, is not finished, or would make the models larger than LARGEST_TOTAL together.
+    """
+    family = family_of(name)
+    target = root / name
+    if not overwrite:
+        refuse_existing(target)
+    folder = find_checkpoint(run)
+    recipe = find_recipe(folder)
+    if folder.name != "model" or recipe is None:
+        raise ValueError(f"{str(run)!r} is not the folder of a finished run: it lacks model/ or recipe.yaml.")
+    if (recipe.data.kind, recipe.model.attention_type) != (family.kind, name.partition("-")[2]):
+        raise ValueError(
+            f"The run in {str(run)!r} has attention type {recipe.model.attention_type!r} and data of the kind "
+            f"{recipe.data.kind!r}, which is not what {name} means."
+        )
+    code = trained_at or recorded_commit(folder.parent)
+    passages = held_out_passages(recipe) if family.kind == "text" else []
+    tokenizer = load_tokenizer(folder) if passages else None
+    model = load_model(folder, "cpu", dtype="float32")
+    public = without_folders(recipe)
+
+    clean_up(target)
+    unfinished = unfinished_path(target)
+    unfinished.mkdir(parents=True)
+    try:
+        write_text(unfinished / "recipe.yaml", _HEADING + dump_recipe(public))
+        if tokenizer is not None:
+            tokenizer.save_pretrained(unfinished)
+            lines = [json.dumps(passage, ensure_ascii=False) + "\n" for passage in passages]
+            write_text(unfinished / HELD_OUT, "".join(lines))
+        write_weights(model, unfinished, torch.float32)
+        results = measured(unfinished, name)
+        if family.dtype != torch.float32:
+            write_weights(model, unfinished, family.dtype)
+            results = with_rounding(measured(unfinished, name), results, family.dtype)
+        write_json(unfinished / "results.json", results)
+        record = card_record(family, recipe, model, folder.parent, code, passages)
+        write_json(unfinished / CARD_RECORD, record)
+        shared = described(name, "shipped", model, tokenizer, public, "AutoModelForCausalLM")
+        card = model_card(shared, public.model_dump(mode="json"), [results], facts=record)
+        write_text(unfinished / "README.md", card)
+        others = (file for file in files_in(root) if not {target, unfinished} & set(file.parents))
+        total = sum(file.stat().st_size for file in [*others, *files_in(unfinished)])
+        if total > LARGEST_TOTAL:
+            raise ValueError(
+                f"With {name} the models would take {total:,} bytes together, and the package may ship "
+                f"{LARGEST_TOTAL:,}."
+            )
+        commit(unfinished, target, replace=True)
+    finally:
+        clean_up(target)
+    return target, results
+
+
+def family_of(name: str) -> Family:
+    """The family of a model by its name. Raises ValueError where there is none, or no such attention type."""
+    family, _, attention_type = name.partition("-")
+    if family not in FAMILIES or attention_type not in ATTENTION_TYPES:
+        known = [f"{each}-{kind}" for each in FAMILIES for kind in ATTENTION_TYPES]
+        raise ValueError(f"A model that the package ships cannot be called {name!r}, only {', '.join(known)}.")
+    return FAMILIES[family]
+
+
+def recorded_commit(run: Path) -> str:
+    """The commit of the code that trained a run of an experiment. Raises ValueError where it is not known."""
+    trained = run.parent / TRAINED
+    known = read_json(trained)["commit"] if trained.is_file() else None
+    if known is None or known.endswith("-dirty"):
+        because = "nothing says it" if known is None else f"{known} was changed"
+        raise ValueError(f"Name the commit that trained {str(run)!r} by --commit: {because}.")
+    return str(known)
+
+
+def without_folders(recipe: Recipe) -> Recipe:
+    """A recipe whose files and folders are names alone: where they lie on this machine concerns nobody."""
+    settings = recipe.model_dump()
+    data, model = settings["data"], settings["model"]
+    for section, key in ((data, "paths"), (data, "tokenizer"), (model, "init_from")):
+        value = section.get(key)
+        if value:
+            section[key] = [Path(path).name for path in value] if isinstance(value, list) else Path(value).name
+    if "cache" in data:
+        data["cache"] = None
+    return Recipe.model_validate(settings)
+
+
+def held_out_passages(recipe: Recipe) -> list[dict[str, str]]:
+    """About HELD_OUT_CHARACTERS from the middles of the documents that a run kept from training, with their names.
+
+    Raises ValueError where the run's text is not in .txt files, each of which is a document.
+    """
+    corpus, files = text_files(recipe)
+    data: Any = recipe.data
+    documents = [row for _, row in with_digests(corpus.pieces()) if row is not None]
+    training = split(np.array(documents, dtype=DOCUMENT), data.validation_fraction).tolist()
+    kept = {}
+    for file, (whole, _), size in zip(files, documents, training, strict=True):
+        if size < whole:
+            kept[file.stem] = file.read_bytes()[size:].decode(errors="ignore")
+    return [{"source": name, "text": middle(text, HELD_OUT_CHARACTERS // len(kept))} for name, text in kept.items()]
+
+
+def text_files(recipe: Recipe) -> tuple[TextFiles, list[Path]]:
+    """The text of a recipe and its files. Raises ValueError where these are not documents, but hold documents."""
+    data: Any = recipe.data
+    corpus = TextFiles(data.paths or [], data.text_field)
+    files = [Path(file) for file in corpus.files()]
+    if any(file.suffix.lower() != ".txt" for file in files):
+        raise ValueError("The text of a model that the package ships is .txt files, of which passages are taken.")
+    return corpus, files
+
+
+def middle(text: str, size: int) -> str:
+    """At most `size` characters from the middle of a text, whole paragraphs where these are not longer than that."""
+    start = max(0, (len(text) - size) // 2)
+    end = start + size
+    if start:
+        paragraph = text.find("\n\n", start, end)
+        start = start if paragraph < 0 else paragraph + 2
+    if end < len(text):
+        last = text.rfind("\n\n", start, end)
+        end = end if last < 0 else last
+    return text[start:end].strip("\n")
+
+
+def write_weights(model: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Write weights in a dtype, and a configuration that has them computed in float32 and names no code files."""
+    model.to(dtype).save_pretrained(folder)
+    for name in code_files():
+        (folder / name).unlink()
+    settings = read_json(folder / "config.json")
+    del settings["auto_map"]
+    write_json(folder / "config.json", {**settings, "dtype": "float32"})
+
+
+def measured(folder: Path, name: str) -> ResultsFile:
+    """What `diff-transformer eval NAME` measures."""
+    ((results, _),) = evaluate_measures(folder, None, [], [], "cpu")
+    return replace(
+        results,
+        title=f"Evaluation of {name}",
+        settings={"checkpoint": name, "text": [HELD_OUT] if (folder / HELD_OUT).is_file() else None},
+        command=f"diff-transformer eval {name} --device cpu",
+    )
+
+
+def with_rounding(stored: ResultsFile, exact: ResultsFile, dtype: torch.dtype) -> ResultsFile:
+    """The results of rounded weights, with a note on those before. Raises ValueError where these are far off."""
+    after, before = (loss_of(results) for results in (stored, exact))
+    if abs(after - before) > ROUNDING:
+        raise ValueError(
+            f"Rounding the weights to {dtype_name(dtype)} changes the loss from {before:.4f} to {after:.4f} nats a "
+            f"token, by more than {ROUNDING}."
+        )
+    note = (
+        f"Before the weights were rounded to {dtype_name(dtype)}, the loss on this text was {before:.4f} nats a token."
+    )
+    return replace(stored, settings={**stored.settings, "notes": [note]})
+
+
+def loss_of(results: ResultsFile) -> float:
+    """The loss in nats a token."""
+    return next(record.value for record in results.records if record.name == LANGUAGE_LOSS)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype as configurations name it, such as "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def card_record(
+    family: Family, recipe: Recipe, model: Any, run: Path, code: str, passages: Sequence[dict[str, str]]
+) -> CardRecord:
+    """What the card says of a model, in the dtype in which it is stored, of the run in the folder `run`."""
+    parameters = list(model.parameters())
+    count = sum(parameter.numel() for parameter in parameters)
+    counted = {
+        "label": ATTENTION_TYPES[recipe.model.attention_type].label,
+        "parameters": count / 1e6,
+        "documents": len(text_files(recipe)[1]) if passages else 0,
+    }
+    last = read_metrics(run / METRICS)[-1]
+    sources = ", ".join(passage["source"] for passage in passages)
+    return CardRecord(
+        summary=family.summary.format(**counted),
+        use=family.use,
+        limits=family.limits,
+        data=family.data.format(**counted),
+        data_license=family.data_license,
+        license=LICENSE,
+        commit=code,
+        parameters=count,
+        dtype=dtype_name(family.dtype),
+        bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        validation={name: value for name, value in last.items() if name.startswith("validation/")},
+        tolerance=family.tolerance,
+        held_out=f"from the middle of {sources}" if passages else None,
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="such as novels-diff or needles-softmax")
+    parser.add_argument("run", type=Path, help="the folder of a finished run")
+    parser.add_argument("--commit", help="of the code that trained the run, where the run does not tell")
+    parser.add_argument("--output", type=Path, default=WEIGHTS, help="another folder of models, for a rehearsal")
+    parser.add_argument("--overwrite", action="store_true", help="replace the model of that name")
+    options = parser.parse_args(arguments)
+    quiet_libraries()
+    try:
+        folder, results = pack(
+            options.name, options.run, options.output, trained_at=options.commit, overwrite=options.overwrite
+        )
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    overall = [f"{record.name}: {record.value:.4f}" for record in results.records if not record.coordinates]
+    print("\n".join([*overall, *results.settings.get("notes", [])]))
+    for file in files_in(folder):
+        print(f"{file} ({file.stat().st_size:,} bytes)")
+    total = sum(file.stat().st_size for file in files_in(folder.parent))
+    print(f"all models: {total:,} of at most {LARGEST_TOTAL:,} bytes")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,37 @@
+"""Finds the trained models that come with the package, each a folder that transformers' ``from_pretrained`` loads."""
+
+from pathlib import Path
+
+from diff_transformer.suggestions import did_you_mean
+
+WEIGHTS = Path(__file__).resolve().parent / "weights"  # not there where the package was built without models
+# Text that the tokenizer and the training have not seen, beside a model of text: what its numbers are measured on.
+HELD_OUT = "held_out.jsonl"
+# What a program needs of a model's card: an object of `diff_transformer.lab.record.CardRecord`.
+CARD_RECORD = "card.json"
+# What `diff-transformer generate` takes where no checkpoint is named.
+LANGUAGE_MODEL = "novels-diff"
+
+
+def pretrained_names() -> list[str]:
+    """The names of the trained models that come with this package, sorted; none where it was built without them."""
+    return sorted(file.parent.name for file in WEIGHTS.glob("[!.]*/config.json"))
+
+
+def pretrained(name: str) -> str:
+    """The folder of a trained model that comes with this package, such as "novels-diff".
+
+    Returns:
+        The path, for ``AutoModelForCausalLM.from_pretrained`` and whatever else loads a folder. Nothing is downloaded
+        and nothing is written there. The folder's README.md is the model's card.
+
+    Raises:
+        ValueError: there is no model of that name. The message has the names there are.
+    """
+    names = pretrained_names()
+    if not names:
+        raise ValueError(f"There is no model {name!r}: this copy of the package was built without trained models.")
+    if name not in names:
+        hint = did_you_mean(name, names)
+        raise ValueError(f"The package has no model {name!r}, only {', '.join(names)}{hint}")
+    return str(WEIGHTS / name)
