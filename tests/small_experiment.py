@@ -30,6 +30,7 @@ TINY = Preset(
     overrides=SIZES,
     variants=DIFF_AND_SOFTMAX,
     learning_rates=(1e-3, 2e-3),
+    more_rates=0,
     seeds=2,
     options={"sequences": 8},
     minutes=0.1,

@@ -21,6 +21,12 @@ def call(*arguments: Any) -> Any:
     return result
 
 
+@pytest.fixture(autouse=True)
+def _one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings stay in this process unless a test asks for more: others would have to import torch."""
+    monkeypatch.setattr("diff_transformer.lab.experiments.runner.default_workers", lambda *_, **__: 1)
+
+
 @pytest.fixture(scope="session")
 def run() -> Callable[..., Any]:
     return call

@@ -62,7 +62,7 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
     linked = re.findall(r"\((figures/[^)]+)\)", report)
     assert linked
     assert {tmp_path / path for path in linked} == set((tmp_path / "figures").iterdir())
-    assert "run 1 of 4" in result.stderr
+    assert "4 trainings; " in result.stderr
 
     fails(run("reproduce", "recall", "--output", tmp_path), "There are results in", "--resume", "--overwrite")
     resumed = run("reproduce", "recall", "--output", tmp_path, "--resume")

@@ -39,6 +39,14 @@ TextPaths = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of weights, data and sampling.")]
+Workers = Annotated[
+    int | None,
+    optional(
+        "How many trainings go side by side, each in a process of its own.",
+        "one for each processor core, on a GPU 1",
+        min=1,
+    ),
+]
 Device = Annotated[str | None, optional("The device to run on.", "the GPU, if any")]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import Seed, TextPaths, optional, parse_options
+from diff_transformer.cli.console import Seed, TextPaths, Workers, optional, parse_options
 from diff_transformer.cli.terminal_progress import TrainingProgress
 from diff_transformer.lab.record import ResultsFile
 
@@ -77,6 +77,7 @@ def reproduce(
     output: Annotated[
         Path | None, optional("Folder of results, their report, and runs.", "runs/reproduce-PRESET")
     ] = None,
+    workers: Workers = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and go on.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
 ) -> None:
@@ -98,7 +99,7 @@ def reproduce(
         every = [find_experiment(name) for name in EXPERIMENTS]
         experiments = [experiment for experiment in every if preset in experiment.presets or experiment.name in names]
     if preset == PAPER:
-        settings = {"--seeds": seeds, "--text": text, "--option": option, "--output": output}
+        settings = {"--seeds": seeds, "--text": text, "--option": option, "--output": output, "--workers": workers}
         flags = {"--resume": resume, "--overwrite": overwrite}
         console.refuse("--preset paper, which is checked and not run", {**settings, **flags})
         from diff_transformer.lab.experiments.paper_preset import check_paper, experiments_by_run, paper_preset
@@ -131,7 +132,12 @@ def reproduce(
         messages.print(f"{name}: {request.experiment.shows}{about}", markup=False, soft_wrap=True)
         try:
             results = run_experiment(
-                request, folder, resume=resume, overwrite=overwrite, progress=TrainingProgress(messages)
+                request,
+                folder,
+                resume=resume,
+                overwrite=overwrite,
+                progress=TrainingProgress(messages),
+                workers=workers,
             )
         except (ValueError, OSError, ModuleNotFoundError) as error:
             # What one of several cannot do, such as fetching a data set, must not keep the others from being done.

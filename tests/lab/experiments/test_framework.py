@@ -19,13 +19,14 @@ from diff_transformer.lab.experiments.experiment import (
     count,
     find_experiment,
 )
+from diff_transformer.lab.experiments.learning_rates import choose_rate, next_rate, sweep_notes
 from diff_transformer.lab.experiments.request import ExperimentRequest, request_experiment
-from diff_transformer.lab.experiments.runner import SweepProgress, choose_rate, run_experiment, sweep_notes
+from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.measure.standard import validation_callback
 from diff_transformer.lab.record import Better
 from diff_transformer.train import build_config, build_data, load_recipe
 from diff_transformer.train.training_plan import vocabulary
-from small_experiment import SIZES, SMALL, TINY, Heard
+from small_experiment import SIZES, SMALL, TINY
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,25 @@ def test_the_choice_of_a_learning_rate(
     assert len(sentences) == len(remarks)
     for sentence, part in zip(sentences, remarks, strict=True):
         assert part in sentence
+
+
+@pytest.mark.parametrize(
+    ("tried", "better", "further"),
+    [
+        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: 2.5}, "lower", None),
+        ({1e-3: 1.0, 3e-3: 2.0, 1e-2: 2.5}, "lower", 3.3e-4),
+        ({1e-3: 0.1, 3e-3: 0.2, 1e-2: 0.5}, "higher", 3.3e-2),
+        ({5e-3: 3.0, 1.25e-2: 2.0, 3e-2: 1.5}, "lower", 7.2e-2),
+        ({1e-3: 1.0, 2e-3: 2.0}, "lower", 5e-4),
+        ({1e-3: 0.5, 3e-3: 0.5, 1e-2: 0.2}, "higher", None),  # as good inside
+        ({1e-3: 3.0, 3e-3: 2.0, 1e-2: math.nan}, "lower", None),  # nothing to gain where it diverges
+        ({1e-3: 3.0, 3e-3: math.nan}, "lower", 3.3e-4),
+        ({1e-3: math.nan, 3e-3: math.nan}, "lower", None),
+        ({1e-3: 3.0}, "lower", None),
+    ],
+)
+def test_the_rate_that_is_tried_next(tried: dict[float, float], better: Better, further: float | None) -> None:
+    assert next_rate(tried, better) == further
 
 
 def test_what_is_said_of_learning_rates_is_said_once() -> None:
@@ -166,21 +186,6 @@ def test_lambdas_and_norms_of_every_kind_are_left_out_of_the_count() -> None:
         return count(build_config(load_recipe("retrieval", [*SIZES, *overrides]), 64)).shared
 
     assert shared() == shared("model.attention_type=softmax") == shared("model.headwise_norm=false")
-
-
-def test_time_left_is_guessed_from_what_was_done() -> None:
-    now = [0.0]
-    heard = Heard()
-    counted = SweepProgress(heard, [1.0, 1.0, 0.0, 2.0], clock=lambda: now[0])
-    for title, is_finished, seconds in (("a", False, 120.0), ("b", True, 0.0), ("c", False, 0.0), ("d", False, 0.0)):
-        counted.next(title, is_finished=is_finished)
-        if not is_finished:
-            counted.start(3, "recipe")
-        now[0] += seconds
-    assert heard.runs == ["a · run 1 of 4", "c · run 3 of 4 · 4 min left", "d · run 4 of 4 · 4 min left"]
-    for _ in range(2):
-        counted.tell("1 process (cpu), float32")
-    assert heard.messages == ["1 process (cpu), float32"]
 
 
 def test_two_commands_do_not_train_one_run_at_a_time(tmp_path: Path) -> None:

@@ -89,8 +89,9 @@ def test_everything_is_in_the_file(done: tuple[Path, ResultsFile, Heard]) -> Non
     assert any(message.startswith("diff: ") and "without λ and norms" in message for message in heard.messages)
     # Two trials of each variant, of which one is its first seed's run, and the second seed's.
     assert len(heard.runs) == 6
-    assert heard.runs[0].startswith("diff · trying the learning rate 0.001 · run 1 of 8")
+    assert heard.runs[0] == "diff · trying the learning rate 0.001"
     assert heard.runs[-1].startswith("softmax · seed 1 · learning rate ")
+    assert "6 trainings; the first steps will tell how long they take." in heard.messages
 
 
 def test_both_variants_see_the_same_batches_in_the_same_order(done: tuple[Path, ResultsFile, Heard]) -> None:
@@ -244,7 +245,7 @@ def test_a_second_stage_begins_with_the_model_of_the_first(tmp_path: Path) -> No
 
     experiment = measuring(measure, preset)
     trained, _ = trainings(tmp_path, request_experiment(experiment))
-    assert ["extension" in run for run in trained] == [False, True, False, True]
+    assert ["extension" in run for run in trained] == [False, False, True, True]
     assert lengths == {"diff": (40, 40), "softmax": (40, 40)}
     trained, _ = trainings(tmp_path, request_experiment(experiment), overwrite=True)
     assert trained == []

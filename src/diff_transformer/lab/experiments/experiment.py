@@ -76,6 +76,8 @@ class Preset:
     # Tried for each variant with the first seed, ascending: the one with the best validation is the variant's. The
     # recipe's own where there are none.
     learning_rates: tuple[float, ...] = ()
+    # How many more are tried beyond the smallest or the largest of two or more, as long as that one is the best.
+    more_rates: int = 4
     # More overrides for these trials, such as fewer steps; without any, the best trial is also the first seed's run.
     sweep: tuple[str, ...] = ()
     # Overrides of a second stage of training, which begins with the model of the first.
@@ -89,6 +91,11 @@ class Preset:
     def variant_recipe(self, variant: Variant, *more: str) -> Recipe:
         """The recipe of a variant. Raises as `load_recipe` does."""
         return load_recipe(self.recipe, [*self.overrides, *variant.overrides, *more])
+
+    @property
+    def tries_rates(self) -> bool:
+        """Whether there are learning rates to choose from."""
+        return len(self.learning_rates) > 1
 
     @property
     def trains_on_text(self) -> bool:

@@ -58,6 +58,7 @@ class ExperimentRequest:
         request = {"experiment": self.experiment.name, "preset": self.preset_name, "text": self.text}
         settings: dict[str, Any] = json.loads(json.dumps({**request, **asdict(self.preset)}, default=dict))
         del settings["minutes"]  # what it is thought to take decides nothing
+        del settings["more_rates"]  # results of earlier versions, which tried none, are kept
         return settings
 
 

@@ -15,7 +15,7 @@ from diff_transformer.data import Batches
 from diff_transformer.lab.results_files import capture_environment, write_json
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.storage.files import read_json, read_metrics
-from diff_transformer.train import Data, DivergenceError, Progress, Recipe, train
+from diff_transformer.train import Data, DivergenceError, Progress, Recipe, build_data, train
 from diff_transformer.train.checkpoint import without_progress_bars
 from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL
 
@@ -111,6 +111,20 @@ class Store:
         run = self.find(key)
         assert run is not None  # it has been there, or was just written
         return run
+
+
+def train_in_store(
+    store: Store,
+    key: str,
+    recipe: Recipe,
+    on_evaluate: Callable[[Batches], Callable[[Any, int], dict[str, float]]],
+    commit: str | None,
+    data: Data | None,
+    progress: Progress,
+) -> Stored:
+    """`Store.train` by arguments that another process can get. It makes the data itself, which come as None."""
+    data = data or build_data(recipe)
+    return store.train(key, recipe, data, on_evaluate(data.batches), progress, commit)
 
 
 def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: str = "") -> str:
