@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diff_transformer.cli import console
-from diff_transformer.cli.console import RecipeName, RecipeSettings, TextPaths, optional, read_recipe
+from diff_transformer.cli.console import RecipeName, RecipeSettings, TextPaths, Workers, optional, read_recipe
 from diff_transformer.cli.experiment_commands import show_results
 from diff_transformer.cli.terminal_progress import TrainingProgress, tokenising_progress
 
 if TYPE_CHECKING:
-    from diff_transformer.lab.experiments.planned_trainings import PlannedTrainings
     from diff_transformer.train import Recipe
 
 
@@ -40,6 +39,7 @@ def compare(
         ),
     ] = False,
     output: Annotated[Path | None, optional("Folder of results, their report, and runs.", "runs/compare-NAME")] = None,
+    workers: Workers = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and go on.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
 ) -> None:
@@ -49,7 +49,6 @@ def compare(
     interrupted command goes on where it stopped; a run that is finished in the output folder is not trained again. The
     report is RESULTS.md with its figures, and RESULTS.html.
     """
-    from diff_transformer.lab.experiments.planned_trainings import plan_trainings
     from diff_transformer.lab.experiments.recipe_comparison import check_comparable, compare_recipe, comparison_name
     from diff_transformer.lab.experiments.request import (
         as_defined,
@@ -77,10 +76,17 @@ def compare(
     )
     request = request_experiment(experiment, OWN)
     check_results(path, request, resume=resume, overwrite=overwrite)
-    if not (resume and path.exists()):
-        planned = plan_trainings(experiment, request.preset, folder / "runs")
-        messages.print(_planned(planned, request.preset.seeds), markup=False, soft_wrap=True)
-    results = run_experiment(request, folder, resume=resume, overwrite=overwrite, progress=TrainingProgress(messages))
+    if seeds == 1:
+        messages.print("With one seed there are no intervals, and every answer is inconclusive.")
+    results = run_experiment(
+        request,
+        folder,
+        resume=resume,
+        overwrite=overwrite,
+        progress=TrainingProgress(messages),
+        workers=workers,
+        times_steps=True,
+    )
     show_results(results, path)
     for written in build_results_report([folder], folder / DOCUMENT, as_defined):
         console.print_line(f"report: {written}")
@@ -114,17 +120,3 @@ def _rates(text: str | None) -> list[float]:
         return [] if text is None else [float(rate) for rate in text.split(",")]
     except ValueError:
         raise ValueError(f"--learning-rates is a list of numbers such as 1e-3,3e-3, got {text!r}.") from None
-
-
-def _planned(planned: "PlannedTrainings", seeds: int) -> str:
-    """How many trainings there will be and how long they take, in whole sentences."""
-    some_finished = planned.finished > 0
-    text = f"There are {planned.trainings} trainings"
-    text += f", of which {planned.finished} are finished" if some_finished else ""
-    if planned.finished < planned.trainings:
-        minutes = planned.seconds / 60
-        hours = f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} min" if minutes >= 1.5 else "a minute"
-        text += f"; {'the others' if some_finished else 'they'} take about {hours}, and longer where the best learning "
-        text += "rate is the smallest or the largest tried"
-    one_seed = " With one seed there are no intervals, and every answer is inconclusive." if seeds == 1 else ""
-    return f"{text}.{one_seed}"

@@ -24,8 +24,9 @@ from diff_transformer.lab.experiments.experiment import (
 from diff_transformer.lab.experiments.learning_rates import sweep_notes
 from diff_transformer.lab.experiments.request import ExperimentRequest, as_defined, check_results, results_path
 from diff_transformer.lab.experiments.run_store import Store, Stored
-from diff_transformer.lab.experiments.side_by_side import default_workers
-from diff_transformer.lab.experiments.time_left import ManyTrainings
+from diff_transformer.lab.experiments.side_by_side import default_workers, worker_threads
+from diff_transformer.lab.experiments.step_timing import seconds_of_step
+from diff_transformer.lab.experiments.time_left import Cost, ManyTrainings
 from diff_transformer.lab.experiments.training_queue import carry_out
 from diff_transformer.lab.experiments.variant_training import TrainedVariant, TrainingOfVariant
 from diff_transformer.lab.measure.measurement import EvalInput, TrainingRecord
@@ -71,6 +72,7 @@ def run_experiment(
     overwrite: bool = False,
     progress: Progress | None = None,
     workers: int | None = 1,
+    times_steps: bool = False,
 ) -> ResultsFile:
     """Carry an experiment out, and write its results to `output`/NAME.json.
 
@@ -81,6 +83,9 @@ def run_experiment(
     in this process, and None is one for each core, or 1 on a GPU. The numbers depend on how many threads a training
     has, in their last digits, and on nothing else of it. A script that asks for more than 1 has to be importable: what
     it does stands under `if __name__ == "__main__"`.
+
+    `times_steps` has a few steps of each variant timed first, to tell the progress from the beginning how long all
+    trainings will take; otherwise their own first steps tell.
 
     `resume` keeps existing results, which must be of the same request, and measurements of runs that the same code has
     made; `overwrite` replaces results that are there.
@@ -101,7 +106,7 @@ def run_experiment(
             progress.tell(f"{existing}; --overwrite measures and compares anew, and trains nothing twice.")
         return results
     began = time.monotonic()
-    runner = ExperimentRunner(request, folder, resume, progress or Silent(), workers)
+    runner = ExperimentRunner(request, folder, resume, progress or Silent(), workers, times_steps)
     if request.experiment.measure_once is not None:
         runner.records += request.experiment.measure_once(request.preset, runner.progress)
     else:
@@ -126,7 +131,13 @@ class ExperimentRunner:
     """One experiment while it is carried out."""
 
     def __init__(
-        self, request: ExperimentRequest, folder: Path, resume: bool, progress: Progress, workers: int | None
+        self,
+        request: ExperimentRequest,
+        folder: Path,
+        resume: bool,
+        progress: Progress,
+        workers: int | None,
+        times_steps: bool,
     ) -> None:
         self.experiment, self.preset = request.experiment, request.preset
         self.resume, self.progress = resume, progress
@@ -136,7 +147,7 @@ class ExperimentRunner:
         # Of the code that runs: the checkout may change meanwhile.
         self.commit = capture_environment("cpu").commit
         self.device: str | None = None  # the name of the one where something was measured
-        self._workers = workers
+        self._workers, self._times_steps = workers, times_steps
         self._store = Store(folder / "runs")
         self._data: dict[str, Data] = {}
 
@@ -217,7 +228,14 @@ class ExperimentRunner:
             on_cpu = devices == {"cpu"} or not torch.accelerator.is_available()
             # Of all of them, finished or not: a command that goes on gives each as many threads as it had before.
             workers = default_workers(len(expected), on_cpu=on_cpu)
-        progress = ManyTrainings(self.progress, workers)
+        by_kind = {training.costs()[0].kind: training.recipe for training in trainings.values()}
+        threads = None if workers == 1 else worker_threads(workers)
+
+        def step_seconds(cost: Cost) -> float | None:
+            recipe = by_kind.get(cost.kind) if self._times_steps else None
+            return None if recipe is None else seconds_of_step(recipe, self._build_data(recipe), threads)
+
+        progress = ManyTrainings(self.progress, workers, step_seconds=step_seconds)
         for cost in expected:
             progress.expect(cost)
         plans = {

@@ -62,6 +62,11 @@ def default_workers(jobs: int, *, on_cpu: bool) -> int:
     return max(1, min(jobs, cores(), cores() if free is None else free // _WORKER_BYTES))
 
 
+def worker_threads(workers: int) -> int:
+    """Threads of torch in each of so many processes that train at a time: an equal share of the processor cores."""
+    return max(1, cores() // workers)
+
+
 def _free_memory() -> int | None:
     """Bytes that programs may still take; None where the system does not tell, as only Linux does."""
     file = Path("/proc/meminfo")
@@ -92,7 +97,7 @@ class SideBySide(Generic[T]):
         if workers < 1:
             raise ValueError(f"There must be 1 worker or more, got {workers}.")
         self._count, self._progress = workers, progress
-        self._threads = threads or max(1, cores() // workers)
+        self._threads = threads or worker_threads(workers)
         self._waiting: deque[Job[T]] = deque()
         self._workers: list[_Worker[T]] = []
         self._interrupt = Interrupt()

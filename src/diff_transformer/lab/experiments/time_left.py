@@ -26,11 +26,18 @@ class ManyTrainings(Silent):
 
     What is known to come is announced by `expect`, and by `plan` when its name is known; a finished one by `finish`.
     The time that is left follows from the steps that were done so far, for a kind without any by its operations, and
-    before there are any from what the same steps took in earlier commands.
+    before there are any from what the same steps took in earlier commands, or else from `step_seconds`, if it is given
+    and knows what a step of a training takes.
     """
 
-    def __init__(self, progress: Progress, workers: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._progress, self.workers, self._clock = progress, workers, clock
+    def __init__(
+        self,
+        progress: Progress,
+        workers: int,
+        clock: Callable[[], float] = time.monotonic,
+        step_seconds: Callable[[Cost], float | None] = lambda _: None,
+    ) -> None:
+        self._progress, self.workers, self._clock, self._step_seconds = progress, workers, clock, step_seconds
         self._expected: Counter[Cost] = Counter()
         self._going: dict[str, _Training] = {}  # those that go, wait, or stopped short of their end
         self._finished = 0
@@ -65,6 +72,9 @@ class ManyTrainings(Silent):
         """Say how many trainings there are, before the first of them."""
         total, left = self._total(), self._total() - self._finished
         if left:
+            for cost in dict.fromkeys([*(one.cost for one in self._going.values()), *(+self._expected)]):
+                if cost.kind not in self._earlier and (seconds := self._step_seconds(cost)) is not None:
+                    self._earlier[cost.kind] = (cost.operations, seconds)
             sentence = f"{total} trainings" if total > 1 else "1 training"
             done = f", of which {self._finished} {'is' if self._finished == 1 else 'are'} finished" * bool(
                 self._finished
