@@ -13,6 +13,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
+import fresh
 from commands import fails
 from diff_transformer import pretrained, pretrained_names, shipped_models
 from diff_transformer.cli.eval_command import evaluate_measures
@@ -219,6 +220,7 @@ def test_eval_takes_a_name_and_the_text_beside_the_model(
     assert result.exit_code == 0
     assert result.stderr == "Measured on held_out.jsonl in the model's folder, text that was kept from training.\n"
     files = (tmp_path / "results.json", weights / "novels-diff" / "results.json")
+    assert result.stdout.split("\n")[0].strip() == "Evaluation of novels-diff"
     values = [[one.value for one in read_results(file).records] for file in files]
     assert values[0] == pytest.approx(values[1], abs=1e-6)
     assert run("eval", "novels-diff", "--text", text_file).stderr == ""
@@ -255,6 +257,18 @@ def test_a_package_without_models_says_so(run: Run, no_weights: None) -> None:
     )
     assert run("generate", "--list").stdout == "This copy of the package was built without trained models.\n"
     fails(run("eval", "novels-diff"), "The checkpoint 'novels-diff' does not exist.")
+
+
+def test_a_program_needs_one_import_and_the_name(weights: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nimport diff_transformer\n"
+        "diff_transformer.shipped_models.WEIGHTS = Path(sys.argv[1])\n"
+        "from transformers import pipeline\n"
+        "writer = pipeline('text-generation', model=diff_transformer.pretrained('novels-diff'))\n"
+        "print(type(writer.model).__name__, writer('to be', max_new_tokens=2)[0]['generated_text'][:5])"
+    )
+    done = fresh.run(code, weights, warnings_are_errors=True)
+    assert (done.returncode, done.stdout) == (0, "DiffTransformerForCausalLM to be\n"), done.stderr[-1000:]
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones(run: Run, weights: Path) -> None:

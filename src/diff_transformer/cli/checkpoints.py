@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 
+from diff_transformer import shipped_models
 from diff_transformer.lab.bench.benchmark import check_device
 from diff_transformer.model import DiffTransformerForCausalLM
-from diff_transformer.shipped_models import pretrained, pretrained_names
 from diff_transformer.storage.files import parse_json
 from diff_transformer.storage.manifest import require_unchanged_weights
 from diff_transformer.suggestions import did_you_mean
@@ -47,9 +47,9 @@ def find_checkpoint(path: Path, ours: bool = True) -> Path:
     The model must belong to this project, or (`ours` false) be any causal language model. Raises FileNotFoundError or
     ValueError where there is no such model, or it is not valid.
     """
-    names = pretrained_names()
+    names = shipped_models.pretrained_names()
     if not path.exists() and str(path) in names:
-        path = Path(pretrained(str(path)))
+        path = Path(shipped_models.pretrained(str(path)))
     if not path.exists():
         shipped = did_you_mean(str(path), names, f"; the package has {', '.join(names)}." if names else ".")
         raise FileNotFoundError(f"The checkpoint {str(path)!r} does not exist{shipped}")
@@ -65,6 +65,11 @@ def find_checkpoint(path: Path, ours: bool = True) -> Path:
     if models:
         raise ValueError(f"{str(path)!r} is not a run but holds runs; name one: {', '.join(map(str, models))}.")
     raise FileNotFoundError(f"{str(path)!r} holds no model: neither config.json nor model/ nor checkpoints/.")
+
+
+def shown_folder(folder: Path) -> Path:
+    """A model's folder as titles and results name it: a model that the package ships by its name alone."""
+    return Path(folder.name) if folder.parent == shipped_models.WEIGHTS else folder
 
 
 def load_model(

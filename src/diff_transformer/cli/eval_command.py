@@ -24,7 +24,7 @@ def evaluate_tasks(
     checkpoint: Path, tasks: list[str], include: list[Path], device: str | None, options: dict[str, Any]
 ) -> "Iterator[tuple[ResultsFile, Table]]":
     """The results up to each task, when that is done, and their table."""
-    from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
+    from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer, shown_folder
     from diff_transformer.lab.measure.harness import load_tasks, measure_tasks, published, table_1_average, task_names
     from diff_transformer.lab.report.measured_tables import harness_table
     from diff_transformer.lab.results_files import capture_results, installed_version
@@ -39,7 +39,7 @@ def evaluate_tasks(
     loaded = load_tasks(names, include)
     model = load_model(folder, device)
     variant = getattr(model.config, "attention_type", model.config.model_type)
-    settings: dict[str, Any] = {"checkpoint": folder, "tasks": names, **options, "notes": []}
+    settings: dict[str, Any] = {"checkpoint": shown_folder(folder), "tasks": names, **options, "notes": []}
     records: list[Any] = []
     for done in measure_tasks(model, tokenizer, loaded, variant, **options):
         records += done.records
@@ -51,7 +51,9 @@ def evaluate_tasks(
         average = table_1_average(records)
         shown = [*records, average] if average else records
         settings["published"] = published(shown)
-        results = capture_results(f"lm-evaluation-harness on {folder}", settings, shown, str(model.device))
+        results = capture_results(
+            f"lm-evaluation-harness on {shown_folder(folder)}", settings, shown, str(model.device)
+        )
         results = replace(results, versions={**results.versions, "lm_eval": installed_version("lm_eval")})
         yield results, harness_table(results)
 
@@ -60,7 +62,7 @@ def evaluate_measures(
     checkpoint: Path, text: list[Path] | None, names: list[str], option_texts: list[str], device: str | None
 ) -> "Iterator[tuple[ResultsFile, Table]]":
     """The results of all measurements at once, and their table: of those named, or else of the standard measurement."""
-    from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
+    from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer, shown_folder
     from diff_transformer.data import NeedleBatches, TextBatches
     from diff_transformer.lab.measure.measurement import EvalInput
     from diff_transformer.lab.report.measured_tables import demo_table, measure_table
@@ -99,8 +101,9 @@ def evaluate_measures(
         data = batches if measure.needs else None
         measured = EvalInput(model=model, variant=variant, batches=data, tokenizer=tokenizer)
         records += measure.run(measured)
-    settings: dict[str, Any] = {"checkpoint": folder, "text": text}
-    title = f"{', '.join(measures)} of {folder}" if named else f"Evaluation of {folder}"
+        shown = shown_folder(folder)
+    settings: dict[str, Any] = {"checkpoint": shown, "text": text}
+    title = f"{', '.join(measures)} of {shown}" if named else f"Evaluation of {shown}"
     if named:
         settings["measures"] = {name: measure.model_dump(mode="json") for name, measure in measures.items()}
         records = [replace(record, documents=()) for record in records]

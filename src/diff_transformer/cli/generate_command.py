@@ -36,7 +36,7 @@ def generate(
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[CHECKPOINT]",
+            metavar="CHECKPOINT",
             help=CHECKPOINT_HELP,
             show_default=f"{shipped_models.LANGUAGE_MODEL}, which comes with the package",
         ),
