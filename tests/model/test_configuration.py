@@ -44,6 +44,7 @@ FULL: dict[str, Any] = {
     "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
     "rms_norm_eps": 1e-6,
     "initializer_range": 0.01,
+    "residual_initializer_range": 0.003,
     "tie_word_embeddings": True,
     "bos_token_id": 1,
     "eos_token_id": 2,

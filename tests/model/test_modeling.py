@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import oracle
 from diff_transformer import DiffTransformerForCausalLM, DiffTransformerModel
+from diff_transformer.train.run_setup import draw_weights
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -339,6 +340,22 @@ def test_start(std: float, kind: str, make: Any) -> None:
     loss = model(torch.arange(1, 65)[None], labels=torch.arange(1, 65)[None]).loss
     if std == 0.02:
         assert abs(loss.item() - math.log(300)) < 0.2
+
+
+@pytest.mark.parametrize("std", [0.0, 0.01])
+def test_what_is_added_to_the_residual_stream_has_a_start_of_its_own(std: float, kind: str, make: Any) -> None:
+    """W_O and W_down alone, by transformers' path and by that of training; all other weights are as without it."""
+    sizes = {"sharp": False, "initializer_range": 0.1, "head_dim": 32, "hidden_size": 64, "vocab_size": 300}
+    for draw in (lambda _: None, lambda model: draw_weights(model, seed=3)):
+        torch.manual_seed(0)
+        plain = make(kind, torch.float32, **sizes)
+        torch.manual_seed(0)
+        model = make(kind, torch.float32, **sizes, residual_initializer_range=std)
+        draw(plain)
+        draw(model)
+        for (name, weight), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+            factor = std / 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            torch.testing.assert_close(weight, other * factor, msg=name)
 
 
 def test_padding_token_starts_at_zero(make: Any) -> None:

@@ -152,6 +152,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         rope_parameters: transformers' rotary settings, e.g. {"rope_type": "default", "rope_theta": 10000.0}.
         rms_norm_eps: eps of every norm, the headwise one included.
         initializer_range: standard deviation of the weight matrices at the start.
+        residual_initializer_range: the same of the matrices whose outputs are added to the residual stream, W_O and
+            W_down; initializer_range unless given. A small one lets narrow models begin sooner (docs/training.md).
         tie_word_embeddings: whether the output head shares the embedding's weight.
         sliding_window: how many tokens back a layer looks, the token itself included; None for all. Of every layer, or
             with ``layer_types`` (a list of "full_attention" and "sliding_attention") of those that say so.
@@ -182,6 +184,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     rope_parameters: dict | None = None
     rms_norm_eps: float = 1e-5
     initializer_range: float = 0.02
+    residual_initializer_range: float | None = None
     tie_word_embeddings: bool = False
     sliding_window: int | None = None
     use_cache: bool = True

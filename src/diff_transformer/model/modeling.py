@@ -106,6 +106,8 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         """transformers' rule, with numbers that do not depend on the processor, and our own modules' own."""
         if isinstance(module, Lambda | nn.Linear | nn.Embedding):
             std = Lambda.STD if isinstance(module, Lambda) else self.config.initializer_range
+            if getattr(module, "adds_to_residual", False) and self.config.residual_initializer_range is not None:
+                std = self.config.residual_initializer_range
             for name, parameter in module.named_parameters(recurse=False):
                 if name == "bias":
                     init.zeros_(parameter)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diff_transformer.nn.layers import HeadwiseNorm, Lambda
+from diff_transformer.nn.layers import HeadwiseNorm, Lambda, residual_projection
 from diff_transformer.ops import apply_rotary, diff_attention
 
 
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(hidden_size, width * self.queries_per_head, bias=False)
         self.k_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=False)
         self.v_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(width, hidden_size, bias=False)
+        self.o_proj = residual_projection(width, hidden_size)
         if headwise_norm:
             self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
 

@@ -16,6 +16,16 @@ from diff_transformer.ops import lambda_init_schedule, lambda_value, rms_norm, r
 _DRAWN_AT_ONCE = 1 << 20  # numbers, 8 MiB of them beside the weights
 
 
+def residual_projection(in_features: int, out_features: int) -> nn.Linear:
+    """A projection whose output is added to the residual stream: W_O of attention, W_down of SwiGLU.
+
+    It is marked, and no class of its own, as tools that quantise look for `nn.Linear` itself.
+    """
+    projection = nn.Linear(in_features, out_features, bias=False)
+    projection.adds_to_residual = True  # type: ignore[assignment]  # nn.Module takes it for a weight
+    return projection
+
+
 def draw_normal(weight: Tensor, std: float) -> Tensor:
     """Fill a weight with numbers from N(0, std²), in place, without a gradient.
 
@@ -193,7 +203,7 @@ class SwiGLU(nn.Module):
         super().__init__()
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.down_proj = residual_projection(intermediate_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

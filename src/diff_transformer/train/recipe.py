@@ -95,6 +95,7 @@ class ModelRecipe(Section):
     rope_theta: Positive = 10000.0
     rms_norm_eps: Positive = 1e-5
     initializer_range: Positive = 0.02
+    residual_initializer_range: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     tie_word_embeddings: bool = False
     init_from: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, validation_alias=AliasChoices("init_from", "start_from")

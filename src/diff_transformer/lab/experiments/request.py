@@ -13,7 +13,7 @@ from diff_transformer.lab.experiments.recipe_comparison import recorded_experime
 from diff_transformer.lab.learning import curves_of
 from diff_transformer.lab.measure.measurement import read_options, refuse_unknown
 from diff_transformer.lab.measure.standard import curve_baselines
-from diff_transformer.lab.record import OWN, ResultsFile
+from diff_transformer.lab.record import OWN, Headline, ResultsFile
 from diff_transformer.lab.results_files import read_results
 from diff_transformer.lab.verdicts import judge
 from diff_transformer.train import load_recipe
@@ -40,8 +40,17 @@ def as_defined(file: ResultsFile, experiment: Experiment | None = None) -> Resul
     ]
     if curves_of(file.records):
         baselines += curve_baselines(load_recipe(preset.recipe, preset.overrides))
-    headline = None if experiment.headline is None else experiment.headline(preset.options)
+    headline = None if experiment.headline is None else _present(experiment.headline(preset.options), file)
     return judge(replace(file, headline=headline, baselines=tuple(baselines)))
+
+
+def _present(headline: Headline, file: ResultsFile) -> Headline:
+    """The headline, or the first comparison of the same two in the same number where this preset has none there."""
+    if any(headline.names(row) for row in file.comparisons):
+        return headline
+    alike = (row for row in file.comparisons if replace(headline, coordinates=row.coordinates).names(row))
+    first = next(alike, None)
+    return headline if first is None else replace(headline, coordinates=first.coordinates)
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,9 @@ def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: s
     # The key's former name stays in the digest, so that runs of earlier versions are found.
     init_from = settings["model"].pop("init_from")
     settings["model"]["start_from"] = init_from if before is None else before
+    # A key that earlier versions had not is left out where it says nothing.
+    if settings["model"]["residual_initializer_range"] is None:
+        del settings["model"]["residual_initializer_range"]
     digest = hashlib.sha256(json.dumps([settings, logs, batches.source], sort_keys=True).encode())
     for batch in (batches.train_batch(1), next(iter(batches.validation_batches()))):
         for name, tensor in sorted(batch.items()):
