@@ -24,6 +24,7 @@ from diff_transformer.lab.bench.bench_pages import (
     write_page,
 )
 from diff_transformer.lab.experiments.request import as_defined
+from diff_transformer.lab.learning import curves_of
 from diff_transformer.lab.record import CardRecord, Comparison
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, read_experiments
 from diff_transformer.lab.report.figures import svg, svg_file
@@ -95,10 +96,22 @@ def results_table(experiments: Sequence[ExperimentResults]) -> str:
     devices = ", ".join(dict.fromkeys(file.device for file in files))
     note = (
         "One row per experiment, the comparison that its definition names. All comparisons, with figures: "
-        f"[results](results/RESULTS.md). {LEVELS} In the figure both stand in brackets behind an accuracy. {devices}, "
+        f"[results](results/RESULTS.md). {LEVELS} In the figure both stand in brackets behind an accuracy. "
+        f"{_moments(experiments)}{devices}, "
         f"torch {files[0].versions['torch']}, commit {commits}, `diff-transformer reproduce all --output results/cpu`."
     )
     return "\n".join(lines) + "\n\n" + note
+
+
+def _moments(experiments: Sequence[ExperimentResults]) -> str:
+    """A sentence on results of which no curve tells whether the variants had levelled off."""
+    names = [results.title for results in experiments if results.variants and not curves_of(results.file.records)]
+    if not names:
+        return ""
+    return (
+        "Without validation curves, and so about the moment at which a short training ended, are "
+        f"{', '.join(names[:-1])}{' and ' if len(names) > 1 else ''}{names[-1]}. "
+    )
 
 
 def headline_rows(experiments: Sequence[ExperimentResults]) -> list[ForestRow]:

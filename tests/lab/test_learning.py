@@ -118,14 +118,16 @@ def ratio(first: Sequence[Curve], second: Sequence[Curve], level: float | None =
     return pytest.approx(found.ratio, nan_ok=True), interval, found.bound
 
 
+# Reaches .5 at its first validation.
+EARLY = accuracies(0.6, 0.8, 0.9, 0.9)
 FAST, SLOW, NEVER = accuracies(0.2, 0.8, 0.9, 0.9), accuracies(0.1, 0.2, 0.4, 0.8), accuracies(0.1, 0.1, 0.2, 0.3)
 LOST = accuracies(0.1, NAN, steps=(100, 400))
 
 
 def test_the_ratio_of_steps_over_paired_seeds() -> None:
     assert ratio([FAST], [SLOW], 0.5) == (150 / 325, None, None)
-    faster = accuracies(0.5, 0.9, 0.9, 0.9)
-    logs = [math.log(150 / 325), math.log(100 / 325)]
+    faster = accuracies(0.4, 0.65, 0.9, 0.9)
+    logs = [math.log(150 / 325), math.log(140 / 325)]
     low, high = mean_interval(logs) or (NAN, NAN)
     expected = (math.exp(sum(logs) / 2), (math.exp(low), math.exp(high)), None)
     assert ratio([FAST, faster], [SLOW, SLOW], 0.5) == expected
@@ -146,7 +148,14 @@ def test_the_ratio_of_steps_over_paired_seeds() -> None:
         ([FAST], [LOST], NAN, None),
         ([LOST], [FAST], NAN, None),
         # One that had come there before it diverged is known.
-        ([FAST], [accuracies(0.9, NAN, steps=(100, 400))], 1.5, None),
+        ([FAST], [accuracies(0.1, 0.9, NAN, steps=(50, 150, 400))], 1.5, None),
+        # One that is there at its first validation may have needed fewer steps.
+        ([EARLY], [FAST], 100 / 150, "below"),
+        ([FAST], [EARLY], 150 / 100, "above"),
+        ([EARLY, FAST], [NEVER, SLOW], math.sqrt(100 / 400 * 150 / 325), "below"),
+        ([EARLY], [EARLY], NAN, None),
+        ([EARLY, FAST], [FAST, EARLY], NAN, None),
+        ([EARLY, NEVER], [FAST, FAST], NAN, None),
     ],
 )
 def test_a_ratio_of_what_is_not_reached_is_a_bound_or_not_known(

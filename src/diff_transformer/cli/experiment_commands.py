@@ -199,8 +199,11 @@ def _duration(minutes: float | None) -> str:
 def show_results(results: ResultsFile, path: Path) -> None:
     """The comparisons, the variants, what a reader must know, and where all of it lies."""
     from diff_transformer.lab.report.experiment_tables import variants_table, verdict_table
+    from diff_transformer.lab.report.learning_tables import ends_table, ratios_table
 
     out = console.output()
+    for learning in filter(None, (ends_table(results), ratios_table(results))):
+        out.print(learning)
     out.print(verdict_table(results))
     if results.settings["variants"]:
         out.print(variants_table(results.settings["variants"]))

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Literal
 
 from diff_transformer.lab.coordinates import Coordinates
-from diff_transformer.lab.record import Baseline, Better, Interval, Result
+from diff_transformer.lab.record import Baseline, Better, Comparison, Interval, Result
 from diff_transformer.lab.statistics import mean_interval
 
 ACCURACY_CURVE, LOSS_CURVE = "training/validation_accuracy", "training/validation_loss"
@@ -135,6 +135,21 @@ def curves_of(records: Sequence[Result]) -> list[VariantCurves]:
     ]
 
 
+def compared_curves(
+    records: Sequence[Result], comparisons: Sequence[Comparison]
+) -> list[tuple[VariantCurves, VariantCurves]]:
+    """The curves of every two variants that are compared, at the same coordinates; the pairs once each, in order."""
+    curves = curves_of(records)
+    return [
+        (first, second)
+        for variant, against in dict.fromkeys((row.variant, row.against) for row in comparisons)
+        for first in curves
+        for second in curves
+        if (first.variant, second.variant) == (variant, against)
+        and (first.name, first.coordinates) == (second.name, second.coordinates)
+    ]
+
+
 def _curve(by_step: Mapping[int, Result]) -> Curve:
     steps = tuple(sorted(by_step))
     name = by_step[steps[0]].name
@@ -152,9 +167,9 @@ def reported_accuracies(baselines: Sequence[Baseline]) -> list[float]:
 class StepsRatio:
     """The steps that one variant needs to reach a level over those of another, over the seeds that both have.
 
-    `bound` is "below" where only the first variant reaches the level with some seed, so that the ratio is known to be
-    less than `ratio`, and "above" where only the second does. `ratio` is NaN where neither reaches it with some seed,
-    where now one and now the other does, or where a run that diverged had not reached it.
+    `bound` is "below" where the ratio is known to be less than `ratio`: with some seed the first variant alone reaches
+    the level, or is there at its first validation. It is "above" where that is so of the second. `ratio` is NaN where
+    it is so of both, where neither reaches the level with some seed, or where a run that diverged had not reached it.
     """
 
     level: float  # the mean over seeds, where each seed has its own
@@ -189,7 +204,11 @@ def steps_ratio(first: VariantCurves, second: VariantCurves, level: float | None
     has_ended = all(math.isfinite(curve.final) for pair in pairs for curve in pair)
     # Of a run that diverged nobody knows whether it would have come there.
     if has_ended or not any(map(math.isnan, (*of_first, *of_second))):
-        ratio, interval, bound = _mean_ratio(of_first, of_second, max(first.steps, second.steps))
+        is_early = [
+            any(needed == curve.steps[0] for needed, curve in zip(side, curves, strict=True))
+            for side, curves in zip((of_first, of_second), zip(*pairs, strict=True), strict=True)
+        ]
+        ratio, interval, bound = _mean_ratio(of_first, of_second, max(first.steps, second.steps), is_early)
     return StepsRatio(fmean(levels), level_of, (of_first, of_second), ratio, interval, bound)
 
 
@@ -201,16 +220,21 @@ def _side_of_worse(first: Curve, second: Curve) -> int | None:
 
 
 def _mean_ratio(
-    first: Sequence[float], second: Sequence[float], end: int
+    first: Sequence[float], second: Sequence[float], end: int, is_early: Sequence[bool]
 ) -> tuple[float, Interval | None, Literal["below", "above"] | None]:
-    """The ratio over seeds with its interval, or a bound of it: who does not get there would need more than all."""
+    """The ratio over seeds with its interval, or a bound of it.
+
+    Who does not get there would need more steps than all, and who is there at the first validation (`is_early`, of
+    either) may have needed fewer.
+    """
     lacks_first, lacks_second = any(map(math.isnan, first)), any(map(math.isnan, second))
-    if lacks_first and lacks_second:
+    is_below, is_above = lacks_second or is_early[0], lacks_first or is_early[1]
+    if (lacks_first and lacks_second) or (is_below and is_above):
         return math.nan, None, None
     filled = ([end if math.isnan(needed) else needed for needed in side] for side in (first, second))
     logs = [math.log(one / other) for one, other in zip(*filled, strict=True)]
     ratio = math.exp(fmean(logs))
-    if lacks_first or lacks_second:
-        return ratio, None, "above" if lacks_first else "below"
+    if is_below or is_above:
+        return ratio, None, "below" if is_below else "above"
     interval = mean_interval(logs)
     return ratio, None if interval is None else (math.exp(interval[0]), math.exp(interval[1])), None

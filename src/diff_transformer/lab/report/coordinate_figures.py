@@ -247,7 +247,7 @@ def _scale(axes: Axes, panel: Panel, *, tall: bool) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
     elif wide:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
-        axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+        axes.xaxis.set_major_formatter(FuncFormatter(thousands))
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:
         axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -261,7 +261,8 @@ def _power(value: float, _: object) -> str:
     return plain if "e" not in plain and len(plain) <= 5 else raised
 
 
-def _thousands(value: float, _: object) -> str:
+def thousands(value: float, _: object) -> str:
+    """A tick of an axis that has room for few digits: "20k", "1.5M"."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{letter}"

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from diff_transformer.lab.record import ResultsFile
-from diff_transformer.lab.report import experiment_tables, wording
+from diff_transformer.lab.report import experiment_tables, learning_tables, wording
 from diff_transformer.lab.report.coordinate_figures import line_figures
 from diff_transformer.lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill_markdown, fill_page, refuse_others
 from diff_transformer.lab.report.figures import FIGURE_MARK, svg_file
 from diff_transformer.lab.report.forest_figures import forest_figures, overview_figure
+from diff_transformer.lab.report.learning_figures import learning_figures
 from diff_transformer.lab.results_files import write_text
 from diff_transformer.lab.verdicts import judge
 
@@ -48,19 +49,22 @@ def build_results_report(
     for results in all_results:
         called = results.heading if often[results.name] > 1 else results.title
         wide, narrow = list(forest_figures(results, called)), list(line_figures(results, called))
-        sections.append({"results": results, "wide": wide, "narrow": narrow})
+        learning = list(learning_figures(results, called))
+        sections.append({"results": results, "wide": wide, "narrow": narrow, "learning": learning})
     values = {
         "title": "Results beside the paper's" if has_experiments else "Variants of a recipe side by side",
         "has_experiments": has_experiments,
         "wording": wording,
         "tables": experiment_tables,
+        "learning": learning_tables,
         "overview": summary,
         "verdicts": experiment_tables.overview(all_results),
         "sections": sections,
     }
     if document == page:
         return (write_text(page, fill_page("results.html", **values)),)
-    figures = [summary, *(figure for section in sections for figure in (*section["wide"], *section["narrow"]))]
+    kinds = ("learning", "wide", "narrow")
+    figures = [summary, *(figure for section in sections for kind in kinds for figure in section[kind])]
     folder = document.parent / FIGURES
     files = {folder / f"{figure.name}.svg": figure for figure in figures}
     for path in files:

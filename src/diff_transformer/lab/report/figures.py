@@ -145,7 +145,7 @@ def lambdas(steps: Sequence[int], layers: Sequence[Sequence[float]], initial: Se
     figure, axes = axes_of(title, "training step", "λ")
     span = (max(steps) - min(steps)) or 1
     labelled = range(0, len(layers), math.ceil(len(layers) / 8))
-    heights = _apart([layers[number][-1] for number in labelled], [value for values in layers for value in values])
+    heights = apart([layers[number][-1] for number in labelled], [value for values in layers for value in values])
     colours = [to_hex(_RAMP(number / max(1, len(layers) - 1))) for number in range(len(layers))]
     for values, colour in zip(layers, colours, strict=True):
         axes.plot(steps, values, color=colour, linewidth=1.8)
@@ -251,7 +251,7 @@ def colours_of(series: Sequence[Series]) -> list[str]:
     return [line.colour or CYCLE[number % len(CYCLE)] for number, line in enumerate(series)]
 
 
-def _apart(values: Sequence[float], everything: Sequence[float]) -> list[float]:
+def apart(values: Sequence[float], everything: Sequence[float]) -> list[float]:
     """Heights for labels at `values`, moved apart where they would cover each other."""
     gap = 0.06 * ((max(everything) - min(everything)) or 1)
     order = sorted(range(len(values)), key=lambda index: values[index])

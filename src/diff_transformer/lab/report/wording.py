@@ -62,7 +62,12 @@ def trained_label(trained: Mapping[str, Any]) -> str:
 
 def pair_label(row: Comparison, separator: str = " − ") -> str:
     """The two variants of a comparison, by default as they are subtracted."""
-    return f"{variant_label(row.variant)}{separator}{variant_label(row.against)}"
+    return pair_of(row.variant, row.against, separator)
+
+
+def pair_of(variant: str, against: str, separator: str = " − ") -> str:
+    """Two variants, by default as they are subtracted."""
+    return f"{variant_label(variant)}{separator}{variant_label(against)}"
 
 
 def variants_of(records: Sequence[Result]) -> list[str]:
@@ -189,7 +194,7 @@ def so_far(row: Comparison) -> str:
     if len(row.differences) < 2:
         return "one seed"
     ahead = leader(row)
-    return "no difference so far" if ahead is None else f"{_with_article(ahead)} is ahead so far"
+    return "no difference so far" if ahead is None else f"{with_article(ahead)} is ahead so far"
 
 
 def not_begun(row: Comparison) -> str:
@@ -201,8 +206,8 @@ def not_begun(row: Comparison) -> str:
         return f"neither has begun to learn {when}"
     if len(row.at_elimination) == 2:
         return f"neither has learned more than elimination {when}"
-    parts = [f"{_with_article(variant)} has not begun to learn" for variant in row.at_floor]
-    parts += [f"{_with_article(variant)} has learned no more than elimination" for variant in row.at_elimination]
+    parts = [f"{with_article(variant)} has not begun to learn" for variant in row.at_floor]
+    parts += [f"{with_article(variant)} has learned no more than elimination" for variant in row.at_elimination]
     return f"{' and '.join(parts)} {when}"
 
 
@@ -237,7 +242,8 @@ def verdict_text(row: Comparison, *, needs: bool = True) -> str:
     return word
 
 
-def _with_article(variant: str) -> str:
+def with_article(variant: str) -> str:
+    """A variant in a sentence: "the Transformer", "DIFF"."""
     label = variant_label(variant)
     return f"the {label}" if label.startswith("Transformer") else label
 
