@@ -72,7 +72,12 @@ def compare(
     with tokenising_progress(messages) as tell:
         data = build_data(resolved, tell=tell)
     experiment = compare_recipe(
-        resolved, data, variants.split(","), seeds=seeds, learning_rates=rates, unmatched=unmatched
+        resolved,
+        data,
+        [name.strip() for name in variants.split(",")],
+        seeds=seeds,
+        learning_rates=rates,
+        unmatched=unmatched,
     )
     request = request_experiment(experiment, OWN)
     check_results(path, request, resume=resume, overwrite=overwrite)

@@ -103,9 +103,16 @@ def test_all_variants_are_as_large_as_the_transformer_by_their_feed_forward_netw
     note = next(note for note in experiment.notes if "diff_v2" in note)
     assert "has more parameters than the Transformer's" in note
     assert "26 wide, not 32" in note
-    unmatched = comparison(*names, unmatched=True).presets[OWN]
+    experiment = comparison(*names, unmatched=True)
+    unmatched = experiment.presets[OWN]
     assert [unmatched.variant_recipe(variant).model.intermediate_size for variant in unmatched.variants] == [32] * 3
     assert unmatched.parameter_tolerance is None
+    # The vocabulary of 257 and its output are most of the 10,784 parameters.
+    kept = [note for note in experiment.notes if note.endswith("and keeps them (--unmatched).")]
+    assert kept[0].startswith(
+        "diff_v2 has 2.4% more parameters without λ and norms than the Transformer with the sizes"
+    )
+    assert [note.split()[0] for note in kept] == ["diff_v2", "diff,"]
     # A width that the user gives is kept.
     chosen = comparison("softmax", "diff_v2:model.intermediate_size=26").presets[OWN]
     assert chosen.variant_recipe(chosen.variants[1]).model.intermediate_size == 26
@@ -238,7 +245,19 @@ def test_one_document_of_validation_leaves_the_loss(tmp_path: Path) -> None:
 
 
 def test_other_data_are_measured_by_what_is_measured_of_them(tmp_path: Path) -> None:
-    data = {"kind": "many_shot", "shots": 4, "batch_size": 2, "validation_sequences": 4}
-    experiment = comparison(settings={**RETRIEVAL, "data": data}, seeds=1, learning_rates=(2e-3,))
-    results = run_experiment(request_experiment(experiment, OWN), tmp_path)
-    assert [row.name for row in results.comparisons] == ["validation/accuracy"]
+    def compared(kind: str, **data: int) -> ResultsFile:
+        settings = {**RETRIEVAL, "data": {"kind": kind, "batch_size": 2, **data}}
+        experiment = comparison(settings=settings, seeds=1, learning_rates=(2e-3,))
+        return run_experiment(request_experiment(experiment, OWN), tmp_path / kind)
+
+    labels = compared("many_shot", shots=4, validation_sequences=4)
+    assert [row.name for row in labels.comparisons] == ["validation/accuracy"]
+    assert labels.comparisons[0].baseline is not None
+    assert labels.headline is not None
+    assert labels.headline.names(labels.comparisons[0])
+    sums = compared("arithmetic", operations=2, validation_problems=8)
+    assert [(row.name, row.coordinates.label, row.verdict is None) for row in sums.comparisons] == [
+        ("arithmetic/exact_match", "", False),
+        ("arithmetic/exact_match", "1 operation", True),
+        ("arithmetic/exact_match", "2 operations", True),
+    ]

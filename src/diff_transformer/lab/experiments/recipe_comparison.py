@@ -6,28 +6,32 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from diff_transformer.data import TextBatches
-from diff_transformer.lab.coordinates import NOWHERE
+from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.experiments.experiment import (
     ComparisonRule,
+    Counts,
     Experiment,
     Preset,
     Variant,
     check_counts,
+    compared_by,
     count,
     equal_feed_forward,
     section,
 )
-from diff_transformer.lab.measure.document_losses import REPEAT_COLUMNS, WHOLE, Repeats
+from diff_transformer.lab.measure.arithmetic import EXACT_MATCH
+from diff_transformer.lab.measure.document_losses import REPEAT_COLUMNS, Repeats
 from diff_transformer.lab.measure.measurement import MeasurementRequest, Options
 from diff_transformer.lab.measure.retrieval import ACCURACY, BY_DEPTH, FIRST_QUERY
-from diff_transformer.lab.measure.standard import LANGUAGE_LOSS, Standard
-from diff_transformer.lab.record import OWN, Comparison, Headline, Result
+from diff_transformer.lab.measure.standard import LABEL_ACCURACY, LANGUAGE_LOSS, Standard
+from diff_transformer.lab.record import OWN, Headline
 from diff_transformer.suggestions import did_you_mean
 from diff_transformer.train import Data, Recipe, build_config, load_recipe
-from diff_transformer.train.data_kinds import RetrievalData, TextData
+from diff_transformer.train.data_kinds import ArithmeticData, NeedleData, RetrievalData, TextData
 from diff_transformer.train.recipe import ModelRecipe, read_yaml
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -40,8 +44,6 @@ SEQUENCES = 2048
 # How often a bigram may stand in the text and be left in the hits of AR-hit: so often, or once in so many tokens.
 FREQUENT, TOKENS_OF_FREQUENT = 100, 20_000
 BITS_PER_BYTE = "language/bits_per_byte"
-# Shown with their differences and without a verdict: others say the same of all depths, and in other units.
-_UNCLAIMED = (BITS_PER_BYTE, BY_DEPTH)
 # Settings of a model that no variant may change: they are the type, the data's, or another model's.
 _FIXED = ("attention_type", "vocab_size", "max_position_embeddings", "init_from")
 _WORDS = {"lambda_init": "λ_init"}
@@ -64,7 +66,7 @@ def variant_of(text: str) -> Variant:
             raise ValueError(f"{kind!r} corrects a trained Transformer; no recipe trains it from the start.")
         hint = did_you_mean(kind, trained, f"; there are {', '.join(trained)}.")
         raise ValueError(f"There is no variant {kind!r}{hint}")
-    settings = {name: name for name in ModelRecipe.model_fields if name not in _FIXED}
+    settings = [name for name in ModelRecipe.model_fields if name not in _FIXED]
     names, overrides = [kind], [f"model.attention_type={kind}"]
     for change in changes:
         key, equals, value = change.partition("=")
@@ -142,12 +144,12 @@ def compare_recipe(
         parameter_tolerance=None if unmatched else TOLERANCE,
     )
     _refuse_the_same(preset)
-    notes: list[str] = []
-    if not unmatched:
+    if unmatched:
+        notes = _unequal(preset, data)
+    else:
         preset, notes = _matched(preset)
-        configs = {one: _config(preset.variant_recipe(one), data) for one in preset.variants}
         try:
-            check_counts({variant: count(config) for variant, config in configs.items()}, preset)
+            check_counts({one: _sizes(preset.variant_recipe(one), data) for one in preset.variants}, preset)
         except ValueError as error:
             raise ValueError(f"{error} They may differ by {TOLERANCE:.0%}; --unmatched leaves sizes alone.") from None
     options, note = _measured(recipe, data)
@@ -169,8 +171,8 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.2g}")
 
 
-def _config(recipe: Recipe, data: Data) -> Any:
-    return build_config(recipe, data.batches.vocab_size, data.tokenizer)
+def _sizes(recipe: Recipe, data: Data) -> Counts:
+    return count(build_config(recipe, data.batches.vocab_size, data.tokenizer))
 
 
 def _refuse_the_same(preset: Preset) -> None:
@@ -183,9 +185,27 @@ def _refuse_the_same(preset: Preset) -> None:
         seen[model] = variant.name
 
 
+def _transformer(preset: Preset) -> Recipe:
+    """The Transformer with the sizes of the recipe."""
+    return load_recipe(preset.recipe, [f"model.attention_type={TRANSFORMER}"])
+
+
+def _unequal(preset: Preset, data: Data) -> list[str]:
+    """A sentence for each variant that has more or fewer parameters than the Transformer, and keeps them."""
+    size, notes = _sizes(_transformer(preset), data).shared, []
+    for variant in preset.variants:
+        more = _sizes(preset.variant_recipe(variant), data).shared / size - 1
+        if more:
+            notes.append(
+                f"{variant.name} has {abs(more):.1%} {'more' if more > 0 else 'fewer'} parameters without λ and norms "
+                "than the Transformer with the sizes of the recipe, and keeps them (--unmatched)."
+            )
+    return notes
+
+
 def _matched(preset: Preset) -> tuple[Preset, list[str]]:
     """The preset with feed-forward networks that make all variants as large as the Transformer, and what to note."""
-    like = build_config(load_recipe(preset.recipe, [f"model.attention_type={TRANSFORMER}"]), vocab_size=1)
+    like = build_config(_transformer(preset), vocab_size=1)
     variants, notes = [], []
     for variant in preset.variants:
         config = build_config(preset.variant_recipe(variant), vocab_size=1)
@@ -228,19 +248,12 @@ def own_experiment(preset: Preset) -> Experiment:
     against = TRANSFORMER if TRANSFORMER in names else names[0]
     others = [name for name in names if name != against]
     by_document = "documents" in preset.options
-    headline, compared = _numbers(recipe, by_document)
-
-    def compare(records: Sequence[Result], _: Preset) -> list[Comparison]:
-        found = dict.fromkeys(record.name for record in records if record.better and _is_compared(record))
-        return [
-            comparison
-            for name in compared or found
-            for other in others
-            for comparison in ComparisonRule(
-                name=name, variant=other, against=against, exploratory=True, claimed=name not in _UNCLAIMED
-            ).comparisons(records)
-        ]
-
+    compared = _compared(recipe, by_document)
+    rules = [
+        ComparisonRule(name=name, variant=other, against=against, exploratory=True, claimed=partial(_has_verdict, name))
+        for name in compared
+        for other in others
+    ]
     measurements = [MeasurementRequest(name="standard", options={} if by_document else preset.options)]
     if by_document:
         measurements.append(MeasurementRequest(name="repeats", options=preset.options))
@@ -249,9 +262,9 @@ def own_experiment(preset: Preset) -> Experiment:
         shows=f"variants of the recipe {recipe.name}: {'; '.join(names)}",
         presets={OWN: preset},
         measurements=lambda _: measurements,
-        compare=compare,
+        compare=compared_by(*rules),
         options=Repeats if by_document else Standard if preset.options else Options,
-        headline=None if headline is None else lambda _: Headline(name=headline, variant=others[0], against=against),
+        headline=lambda _: Headline(name=compared[0], variant=others[0], against=against),
         notes=(_ONE_TEXT,) if LANGUAGE_LOSS in compared else (),
     )
 
@@ -265,18 +278,17 @@ def recorded_experiment(request: Mapping[str, Any]) -> Experiment:
     return own_experiment(Preset(recipe=request["recipe"], variants=variants, options=request["options"]))
 
 
-def _numbers(recipe: Recipe, by_document: bool) -> tuple[str | None, tuple[str, ...]]:
-    """The number that a comparison is about, and all that are compared; where these are not named, all that have a
-    direction are."""
+def _has_verdict(name: str, coordinates: Coordinates) -> bool:
+    """Not bits per byte, which say the same as the loss, and not a part of what is measured as a whole."""
+    return name != BITS_PER_BYTE and not coordinates
+
+
+def _compared(recipe: Recipe, by_document: bool) -> tuple[str, ...]:
+    """The numbers that are compared; the first one is what a comparison is about."""
     if isinstance(recipe.data, RetrievalData):
-        return FIRST_QUERY, (FIRST_QUERY, ACCURACY, BY_DEPTH)
-    if by_document:
-        return WHOLE, (*REPEAT_COLUMNS, LANGUAGE_LOSS, BITS_PER_BYTE)
-    if recipe.data.kind == "text":
-        return LANGUAGE_LOSS, (LANGUAGE_LOSS, BITS_PER_BYTE)
-    return None, ()
-
-
-def _is_compared(record: Result) -> bool:
-    """Not what training took, nor what a model could do before its last step."""
-    return not record.name.startswith("training/") and "step" not in record.coordinates
+        return (FIRST_QUERY, ACCURACY, BY_DEPTH)
+    if isinstance(recipe.data, ArithmeticData):
+        return (EXACT_MATCH,)
+    if isinstance(recipe.data, TextData) and not isinstance(recipe.data, NeedleData):
+        return (*(REPEAT_COLUMNS if by_document else ()), LANGUAGE_LOSS, BITS_PER_BYTE)
+    return (LABEL_ACCURACY,)

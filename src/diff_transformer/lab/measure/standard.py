@@ -184,7 +184,8 @@ class Standard(Measurement):
         return [measured.record(LABEL_ACCURACY, right / labels, seed=None, n=labels, better="higher")]
 
     def baselines(self, recipe: Any) -> list[Baseline]:
-        return retrieval_baselines(recipe)
+        labels = [guessing(LABEL_ACCURACY, NOWHERE, recipe)] if recipe.data.kind == "many_shot" else []
+        return [*retrieval_baselines(recipe), *labels]
 
 
 class LossOfAGuess(Measurement):
