@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -78,7 +78,7 @@ FAMILIES = {
         kind="text",
         dtype=torch.bfloat16,
         tolerance=0.001,
-        summary="{label} with {parameters:.2f}M parameters, trained on {documents} English novels",
+        summary="{label} with {parameters:.2f}M parameters, trained on {trained_on} English novels",
         use="To try the package without training anything: to write text, to look at attention maps and λ, to measure, "
         "export and convert a model. Its siblings, whose names begin alike, have other kinds of attention.",
         limits="A model of this size writes in the manner of its books, without sense. It knows no facts and repeats "
@@ -86,7 +86,7 @@ FAMILIES = {
         "seed, so that being ahead of a sibling or behind it says nothing about the kinds of attention; "
         "docs/experiments.md of the repository compares them over seeds.",
         data="{documents} English novels, 1840–1920, of the European Literary Text Collection (ELTeC, "
-        "doi:10.5281/zenodo.3462536) as plain text",
+        "doi:10.5281/zenodo.3462536) as plain text, {held_out} of them held out",
         data_license="the novels are in the public domain; the collection's markup, CC BY 4.0, is not part of the text",
     ),
     "needles": Family(
@@ -128,7 +128,9 @@ def pack(
             f"{recipe.data.kind!r}, which is not what {name} means."
         )
     code = trained_at or recorded_commit(folder.parent)
-    passages = held_out_passages(recipe) if family.kind == "text" else []
+    validation = last_validation(folder.parent)
+    documents = documents_of(recipe) if family.kind == "text" else []
+    passages = held_out_passages(documents)
     tokenizer = load_tokenizer(folder) if passages else None
     model = load_model(folder, "cpu", dtype="float32")
     public = without_folders(recipe)
@@ -148,7 +150,7 @@ def pack(
             write_weights(model, unfinished, family.dtype)
             results = with_rounding(measured(unfinished, name), results, family.dtype)
         write_json(unfinished / "results.json", results)
-        record = card_record(family, recipe, model, folder.parent, code, passages)
+        record = card_record(family, recipe, model, documents, commit=code, validation=validation)
         write_json(unfinished / CARD_RECORD, record)
         shared = described(name, "shipped", model, tokenizer, public, "AutoModelForCausalLM")
         card = model_card(shared, public.model_dump(mode="json"), [results], facts=record)
@@ -185,6 +187,15 @@ def recorded_commit(run: Path) -> str:
     return str(known)
 
 
+def last_validation(run: Path) -> dict[str, float]:
+    """What a run logged of its validation at its last step. Raises ValueError where that is nothing."""
+    last = read_metrics(run / METRICS)[-1]
+    numbers = {name: value for name, value in last.items() if name.startswith("validation/")}
+    if not numbers:
+        raise ValueError(f"The run in {str(run)!r} logged no validation at its last step, which its card has to state.")
+    return numbers
+
+
 def without_folders(recipe: Recipe) -> Recipe:
     """A recipe whose files and folders are names alone: where they lie on this machine concerns nobody."""
     settings = recipe.model_dump()
@@ -198,30 +209,34 @@ def without_folders(recipe: Recipe) -> Recipe:
     return Recipe.model_validate(settings)
 
 
-def held_out_passages(recipe: Recipe) -> list[dict[str, str]]:
-    """About HELD_OUT_CHARACTERS from the middles of the documents that a run kept from training, with their names.
+class Document(NamedTuple):
+    """A text file of a run's data, and how many of its bytes, from the beginning, the run was trained on."""
 
-    Raises ValueError where the run's text is not in .txt files, each of which is a document.
-    """
-    corpus, files = text_files(recipe)
-    data: Any = recipe.data
-    documents = [row for _, row in with_digests(corpus.pieces()) if row is not None]
-    training = split(np.array(documents, dtype=DOCUMENT), data.validation_fraction).tolist()
-    kept = {}
-    for file, (whole, _), size in zip(files, documents, training, strict=True):
-        if size < whole:
-            kept[file.stem] = file.read_bytes()[size:].decode(errors="ignore")
-    return [{"source": name, "text": middle(text, HELD_OUT_CHARACTERS // len(kept))} for name, text in kept.items()]
+    file: Path
+    bytes: int
+    trained: int
 
 
-def text_files(recipe: Recipe) -> tuple[TextFiles, list[Path]]:
-    """The text of a recipe and its files. Raises ValueError where these are not documents, but hold documents."""
+def documents_of(recipe: Recipe) -> list[Document]:
+    """The documents of a recipe's text. Raises ValueError where these are not .txt files, each of which is one."""
     data: Any = recipe.data
     corpus = TextFiles(data.paths or [], data.text_field)
     files = [Path(file) for file in corpus.files()]
     if any(file.suffix.lower() != ".txt" for file in files):
         raise ValueError("The text of a model that the package ships is .txt files, of which passages are taken.")
-    return corpus, files
+    rows = [row for _, row in with_digests(corpus.pieces()) if row is not None]
+    trained = split(np.array(rows, dtype=DOCUMENT), data.validation_fraction).tolist()
+    return [Document(file, size, part) for file, (size, _), part in zip(files, rows, trained, strict=True)]
+
+
+def held_out_passages(documents: Sequence[Document]) -> list[dict[str, str]]:
+    """About HELD_OUT_CHARACTERS from the middles of what was kept from training, with the documents' names."""
+    kept = {
+        document.file.stem: document.file.read_bytes()[document.trained :].decode(errors="ignore")
+        for document in documents
+        if document.trained < document.bytes
+    }
+    return [{"source": name, "text": middle(text, HELD_OUT_CHARACTERS // len(kept))} for name, text in kept.items()]
 
 
 def middle(text: str, size: int) -> str:
@@ -282,19 +297,19 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def card_record(
-    family: Family, recipe: Recipe, model: Any, run: Path, code: str, passages: Sequence[dict[str, str]]
-) -> CardRecord:
-    """What the card says of a model, in the dtype in which it is stored, of the run in the folder `run`."""
+def card_record(family: Family, recipe: Recipe, model: Any, documents: Sequence[Document], **of_run: Any) -> CardRecord:
+    """What the card says of a model, which is in its stored dtype; `of_run` are the record's `commit` and
+    `validation`."""
     parameters = list(model.parameters())
     count = sum(parameter.numel() for parameter in parameters)
+    held_out = [document.file.stem for document in documents if document.trained < document.bytes]
     counted = {
         "label": ATTENTION_TYPES[recipe.model.attention_type].label,
         "parameters": count / 1e6,
-        "documents": len(text_files(recipe)[1]) if passages else 0,
+        "documents": len(documents),
+        "trained_on": sum(document.trained > 0 for document in documents),
+        "held_out": len(held_out),
     }
-    last = read_metrics(run / METRICS)[-1]
-    sources = ", ".join(passage["source"] for passage in passages)
     return CardRecord(
         summary=family.summary.format(**counted),
         use=family.use,
@@ -302,13 +317,12 @@ def card_record(
         data=family.data.format(**counted),
         data_license=family.data_license,
         license=LICENSE,
-        commit=code,
         parameters=count,
         dtype=dtype_name(family.dtype),
         bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-        validation={name: value for name, value in last.items() if name.startswith("validation/")},
         tolerance=family.tolerance,
-        held_out=f"from the middle of {sources}" if passages else None,
+        held_out=f"from the middle of {', '.join(held_out)}" if held_out else None,
+        **of_run,
     )
 
 

@@ -73,7 +73,8 @@ def check_model(name: str) -> None:
     assert model.config.attention_type == name.partition("-")[2]
     assert model.dtype == torch.float32
     assert sum(parameter.numel() for parameter in model.parameters()) == record.parameters
-    assert all(record.validation.values())
+    assert record.validation
+    assert all(key.startswith("validation/") for key in record.validation)
     generated = model.generate(torch.tensor([[1, 2]]), max_new_tokens=3, do_sample=False, pad_token_id=0)
     assert generated.shape == (1, 5)
 
@@ -154,9 +155,10 @@ def test_text_that_training_has_seen_is_not_what_is_measured_on(packer: Any, tmp
         document = "".join(f"Book {number}, paragraph {each}.\n\n" for each in range(400))
         (tmp_path / f"book-{number}.txt").write_text(document, encoding="utf-8")
     settings = [f"data.paths={tmp_path}", "data.validation_fraction=0.1"]
-    passages = packer.held_out_passages(load_recipe(text_run / "recipe.yaml", settings))
+    passages = packer.held_out_passages(packer.documents_of(load_recipe(text_run / "recipe.yaml", settings)))
     seen, kept = ("".join(part(TextFiles([tmp_path]), 0.1)) for part in (training_text, validation_text))
     assert len(passages) > 1
+    assert sum(len(passage["text"]) for passage in passages) <= packer.HELD_OUT_CHARACTERS
     for passage in passages:
         paragraphs = passage["text"].split("\n\n")
         assert passage["text"] in kept
@@ -309,6 +311,9 @@ def test_what_does_not_suit_is_refused_and_changes_nothing(
     refused("needles-diff", text_run, "data of the kind 'text'", overwrite=True)
     refused("novels-diff", text_run / "checkpoints" / "step-000002", "not the folder of a finished run", overwrite=True)
     refused("novels-diff", text_run, "Name the commit .* by --commit: nothing says it", overwrite=True, trained_at=None)
+    blind = shutil.copytree(text_run, tmp_path / "blind")
+    (blind / "metrics.jsonl").write_text('{"step": 3, "loss": 5.0}\n')
+    refused("novels-diff", blind, "logged no validation at its last step", overwrite=True)
     monkeypatch.setattr(packer, "ROUNDING", -1.0)
     refused("novels-diff", text_run, "Rounding the weights to bfloat16 changes the loss from", overwrite=True)
     monkeypatch.setattr(packer, "ROUNDING", 1.0)
