@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from commands import fails
 from diff_transformer.cli.experiment_commands import _shared_out
 from diff_transformer.lab.experiments import experiment as definitions
 from diff_transformer.lab.experiments import paper_preset, request
-from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX
+from diff_transformer.lab.experiments.experiment import DIFF_AND_SOFTMAX, Preset
 from diff_transformer.lab.experiments.paper_preset import Evaluation, PaperPreset, Stage
+from diff_transformer.lab.record import Result
 from diff_transformer.lab.report.wording import format_difference, verdict_text
 from diff_transformer.lab.results_files import read_results
 from small_experiment import SMALL, TINY
@@ -118,6 +120,63 @@ def test_what_one_cannot_do_keeps_no_other_from_being_done(
     assert {path.name for path in tmp_path.glob("*.json")} == {"recall.json"}
     assert "unequal" not in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
     assert "inconclusive: one seed" in result.stdout
+
+
+def test_a_bug_or_a_full_memory_in_one_of_several_stops_none_of_the_others(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = replace(TINY, learning_rates=(), seeds=1)
+
+    def exhausted(preset: Preset, progress: Any) -> list[Result]:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    broken = replace(SMALL, name="broken", measurements="", measure_once=exhausted)
+    broken = replace(broken, presets={"cpu": replace(tiny, options={})})
+    experiments = {"broken": broken, "recall": replace(SMALL, presets={"cpu": tiny})}
+    for module in (definitions, paper_preset, request):
+        monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
+        monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
+    result = run("reproduce", "all", "--output", tmp_path)
+    assert result.exit_code == 2
+    assert "error: broken: Traceback" in result.stderr
+    assert "OutOfMemoryError: CUDA out of memory." in result.stderr
+    assert result.stderr.endswith("error: 1 of 2 experiments could not be carried out: broken.\n")
+    assert (tmp_path / "recall.json").is_file()
+    assert (tmp_path / "RESULTS.md").is_file()
+    with pytest.raises(torch.OutOfMemoryError):
+        run("reproduce", "broken", "--output", tmp_path)
+
+
+def test_a_rehearsal_tells_what_it_took_and_leaves_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unequal = replace(
+        TINY, variants=(DIFF_AND_SOFTMAX[0], replace(DIFF_AND_SOFTMAX[1], overrides=("model.attention_type=diff_v2",)))
+    )
+    experiments = {
+        "recall": replace(SMALL, presets={"cpu": TINY, "gpu": TINY}),
+        "unequal": replace(SMALL, name="unequal", presets={"gpu": unequal}),
+    }
+    for module in (definitions, paper_preset, request):
+        monkeypatch.setattr(module, "EXPERIMENTS", dict.fromkeys(experiments, ""))
+        monkeypatch.setattr(module, "find_experiment", experiments.__getitem__)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    alone = run("reproduce", "recall", "--rehearse")
+    assert alone.exit_code == 0
+    (row,) = [line for line in alone.stdout.splitlines() if "recall" in line]
+    assert re.search(r"recall +│ +[\d.]+ │ +[\d.]+ │ +[\d.]+ │ +\d+ │ +[\d.]+ min │", row)
+    result = run("reproduce", "all", "--preset", "gpu", "--rehearse")
+    assert result.exit_code == 2
+    (row,) = [line for line in result.stdout.splitlines() if "recall" in line]
+    assert row.split("│")[-2].strip() == "–"
+    assert "error: unequal: The variants 'diff' and 'softmax' are not of equal size" in result.stderr
+    assert result.stderr.endswith("error: 1 of 2 experiments could not be rehearsed: unequal.\n")
+    assert list(tmp_path.iterdir()) == []
+    for name, *values in (("--output", tmp_path / "none"), ("--resume",), ("--overwrite",)):
+        fails(run("reproduce", "recall", "--rehearse", name, *values), f"{name} does not go with --rehearse")
+    fails(run("reproduce", "recall", "--preset", "paper", "--rehearse"), "--rehearse does not go with --preset paper")
+    fails(run("reproduce", "recall", "--preset", "gpu"), "this machine has no GPU", "--rehearse")
 
 
 def test_the_list_has_every_experiment(run: Run) -> None:

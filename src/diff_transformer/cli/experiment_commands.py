@@ -80,6 +80,14 @@ def reproduce(
     workers: Workers = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the results that are there, and go on.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the results that are there.")] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="Check the preset, carry out all of it with models of seconds in a temporary folder, and say how long "
+            "the preset's trainings would take here. The gpu preset needs no GPU for it.",
+        ),
+    ] = False,
 ) -> None:
     """Repeat a table or a figure of the paper at a size of your own, and say whether it comes out.
 
@@ -98,10 +106,10 @@ def reproduce(
     if ALL in names:
         every = [find_experiment(name) for name in EXPERIMENTS]
         experiments = [experiment for experiment in every if preset in experiment.presets or experiment.name in names]
+    files = {"--output": output, "--resume": resume, "--overwrite": overwrite, "--workers": workers}
     if preset == PAPER:
-        settings = {"--seeds": seeds, "--text": text, "--option": option, "--output": output, "--workers": workers}
-        flags = {"--resume": resume, "--overwrite": overwrite}
-        console.refuse("--preset paper, which is checked and not run", {**settings, **flags})
+        settings = {"--seeds": seeds, "--text": text, "--option": option, "--rehearse": rehearse}
+        console.refuse("--preset paper, which is checked and not run", {**settings, **files})
         from diff_transformer.lab.experiments.paper_preset import check_paper, experiments_by_run, paper_preset
 
         by_run = experiments_by_run()
@@ -111,17 +119,24 @@ def reproduce(
             console.print_line(console.fill_text("paper_preset.txt", **values))
         return
 
-    from diff_transformer.cli.app import user_message
+    if rehearse:
+        console.refuse("--rehearse, which keeps no files", files)
+
+    from diff_transformer.cli.failures import message_among, refuse_failed
+    from diff_transformer.cli.rehearsal_command import rehearse_all
     from diff_transformer.lab.experiments.request import as_defined, check_results, request_experiment, results_path
     from diff_transformer.lab.experiments.runner import run_experiment
     from diff_transformer.lab.report.experiments_report import DOCUMENT, build_results_report
 
-    folder = output or Path("runs") / f"reproduce-{preset}"
     shared = _shared_out(experiments, preset, text or [], parse_options(option or []))
     requests = [
-        request_experiment(experiment, preset, seeds=seeds, **arguments)
+        request_experiment(experiment, preset, seeds=seeds, is_rehearsal=rehearse, **arguments)
         for experiment, arguments in zip(experiments, shared, strict=True)
     ]
+    if rehearse:
+        rehearse_all(requests)
+        return
+    folder = output or Path("runs") / f"reproduce-{preset}"
     for request in requests:
         check_results(results_path(folder, request.experiment.name), request, resume=resume, overwrite=overwrite)
     messages = console.messages()
@@ -139,20 +154,16 @@ def reproduce(
                 progress=TrainingProgress(messages),
                 workers=workers,
             )
-        except (ValueError, OSError, ModuleNotFoundError) as error:
+        except Exception as error:
             # What one of several cannot do, such as fetching a data set, must not keep the others from being done.
-            message = user_message(error)
-            if message is None or len(requests) == 1:
-                raise
+            messages.print(f"error: {name}: {message_among(error, len(requests))}", markup=False, soft_wrap=True)
             failed.append(name)
-            messages.print(f"error: {name}: {message}", markup=False, soft_wrap=True)
             continue
         show_results(results, results_path(folder, name))
     if len(failed) < len(requests):
         for path in build_results_report([folder], folder / DOCUMENT, as_defined):
             console.print_line(f"report: {path}")
-    if failed:
-        raise ValueError(f"{len(failed)} of {len(requests)} experiments could not be carried out: {', '.join(failed)}.")
+    refuse_failed(failed, len(requests), "carried out")
 
 
 def _shared_out(

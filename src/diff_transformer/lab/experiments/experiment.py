@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from diff_transformer.data import Batches
+from diff_transformer.data import Batches, NeedleBatches, TextBatches
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.measure.measurement import MeasurementRequest, Options, find_measurement
 from diff_transformer.lab.measure.standard import validation_callback
@@ -187,6 +187,24 @@ def _pairs(variants: Sequence[Variant]) -> list[tuple[Variant, Variant]]:
     return [(first[variant.coordinates], variant) for variant in variants if variant is not first[variant.coordinates]]
 
 
+# Up to about so many passes teach nearly as much as new text would (Muennighoff et al., arXiv 2305.16264).
+PASSES = 4
+
+
+def text_notes(recipe: Recipe, batches: Batches) -> list[str]:
+    """What a reader must know of a text that a run reads often; nothing where it does not, or there is no text."""
+    text = batches.text if isinstance(batches, NeedleBatches) else batches
+    if not isinstance(text, TextBatches) or not text.train_tokens:
+        return []
+    passes = recipe.train.steps * text.batch_size * text.length / text.train_tokens
+    if passes <= PASSES:
+        return []
+    return [
+        f"A run reads its text of {text.train_tokens:,} tokens {passes:.0f} times. After about {PASSES} times a text "
+        "has little left to teach, and losses tell as much of what was learned by heart; more of it (--text) helps."
+    ]
+
+
 def by_name(records: Sequence[Result], name: str) -> list[Result]:
     """The records of that name."""
     return [record for record in records if record.name == name]
@@ -258,6 +276,8 @@ class Experiment:
     # From the preset's options, the comparison that an overview shows. None where no comparison of two variants stands
     # for the experiment.
     headline: Callable[[Mapping[str, Any]], Headline] | None = None
+    # Of an experiment that trains nothing, the options with which a rehearsal takes seconds; see `rehearsal.py`.
+    rehearsal: Mapping[str, Any] = field(default_factory=dict)
 
     def requests(self, preset: Preset) -> Sequence[MeasurementRequest]:
         """What is measured on every trained checkpoint."""

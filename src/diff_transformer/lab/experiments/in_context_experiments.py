@@ -27,10 +27,9 @@ MANY_SHOT_GPU = Preset(
         *section("model", hidden_size=256, intermediate_size=688, num_hidden_layers=4, head_dim=32, rope_theta=1000),
         "data={kind: many_shot, shots: 256, classes: 50, labels: 256, words: 200, item_length: 2, vary: true}",
         "data.batch_size=64",
-        *section("train", steps=6000, precision="bf16", inspect_every=None, evaluate_every=2000, checkpoint_every=2000),
+        *section("train", steps=6000, precision="bf16", inspect_every=None, evaluate_every=200, checkpoint_every=2000),
     ),
-    learning_rates=(1e-3, 3e-3),
-    sweep=("train.steps=2000",),
+    learning_rates=(5e-4, 1e-3, 3e-3),
     seeds=4,
 )
 NOTES = (

@@ -52,10 +52,10 @@ NEEDLE_GPU = Preset(
     overrides=(
         *LANGUAGE_GPU,
         *section("data", kind="needles", share=0.2, needles=8, queried=2, turns=4),
-        *section("train", steps=2500, evaluate_every=2500),
+        *section("train", steps=4000, evaluate_every=100),
     ),
     learning_rates=(1e-3, 2e-3),
-    seeds=2,
+    seeds=3,
 )
 NOTES = (
     "The cpu preset hides pairs of tokens among noise tokens: a needle's depth is the fifth of the context that it "

@@ -201,10 +201,9 @@ APPENDIX_C = Experiment(
             overrides=(
                 *section("model", hidden_size=256, intermediate_size=688, num_hidden_layers=6, head_dim=32),
                 *section("data", operations=6, largest=99, length=96, batch_size=128),
-                *section("train", steps=2500, warmup_steps=200, evaluate_every=None, precision="bf16"),
+                *section("train", steps=2500, warmup_steps=200, evaluate_every=250, precision="bf16"),
             ),
             learning_rates=(5e-4, 1e-3, 2e-3),
-            sweep=("train.steps=600",),
             seeds=5,
             options={"problems": 500},
             minutes=20,

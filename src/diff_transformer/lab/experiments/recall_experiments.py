@@ -57,8 +57,8 @@ RECALL = Experiment(
             overrides=(
                 *section("model", hidden_size=256, intermediate_size=688),
                 *section("data", length=512, num_pairs=16, repeats=True, batch_size=64),
-                *section("train", precision="bf16", steps=1500, evaluate_every=1500, checkpoint_every=500),
-                "train.inspect_every=null",
+                *section("train", precision="bf16", steps=3000, evaluate_every=100, checkpoint_every=1000),
+                *section("train", inspect_every=None, max_loss_rise=None),
             ),
             variants=language.table_6_variants(16, 16, *RECALL_ROWS),
             learning_rates=(5e-4, 1e-3, 2e-3),
@@ -97,11 +97,10 @@ LENGTH_GENERALISATION = Experiment(
             overrides=(
                 *section("model", hidden_size=256, intermediate_size=680, head_dim=16),
                 *section("data", length=512, num_pairs=16, num_queries=16, repeats=True, batch_size=64),
-                *section("train", steps=3000, warmup_steps=100, evaluate_every=1500, checkpoint_every=1500),
-                *section("train", inspect_every=None, precision="bf16"),
+                *section("train", steps=6000, warmup_steps=100, evaluate_every=200, checkpoint_every=2000),
+                *section("train", inspect_every=None, max_loss_rise=None, precision="bf16"),
             ),
             learning_rates=(5e-4, 1e-3, 2e-3),
-            sweep=section("train", steps=1000, evaluate_every=1000),
             seeds=3,
             options={"factors": [1, 2, 4], "sequences": 4096},
             minutes=20,
@@ -179,8 +178,9 @@ LR_SENSITIVITY = Experiment(
         "gpu": language.language_preset(
             *language.LANGUAGE_GPU,
             steps=800,
+            evaluate_every=100,
             variants=variants_lr_sensitivity((2.5e-4, 1e-3, 4e-3, 1.6e-2, 6.4e-2)),
-            seeds=2,
+            seeds=3,
             minutes=25,
         ),
         "paper": PaperPreset(
@@ -242,13 +242,13 @@ V2 = Experiment(
         ),
         "gpu": language.language_preset(
             *language.LANGUAGE_GPU,
-            steps=1200,
+            steps=1500,
+            evaluate_every=100,
             variants=variants_v2(512, 16, 32, 1376),
             learning_rates=(5e-4, 1e-3, 2e-3),
-            sweep=section("train", steps=300, evaluate_every=300),
             seeds=3,
             parameter_tolerance=W_LAMBDA,
-            options={"documents": 200, "longest": 8192, "frequent": 1000},
+            options={"documents": 200, "longest": 65536, "frequent": 1000},
             minutes=25,
         ),
         "paper": PaperPreset(

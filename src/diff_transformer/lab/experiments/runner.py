@@ -20,6 +20,7 @@ from diff_transformer.lab.experiments.experiment import (
     check_recipes,
     count,
     heads_of,
+    text_notes,
 )
 from diff_transformer.lab.experiments.learning_rates import sweep_notes
 from diff_transformer.lab.experiments.request import ExperimentRequest, as_defined, check_results, results_path
@@ -161,6 +162,10 @@ class ExperimentRunner:
             counts[variant] = count(build_config(recipe, data.batches.vocab_size, data.tokenizer))
         check_counts(counts, self.preset)
         self._check_measurement()
+        read = (text_notes(recipe, self._build_data(recipe).batches) for recipe in recipes.values())
+        for note in dict.fromkeys(note for notes in read for note in notes):
+            self.progress.tell(note)
+            self.notes.append(note)
         for variant, sizes in counts.items():
             self.progress.tell(f"{variant.label}: {sizes.total:,} parameters, {sizes.shared:,} without λ and norms")
             self.records += size_records(variant, sizes)

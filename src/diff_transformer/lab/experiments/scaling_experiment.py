@@ -266,9 +266,8 @@ FIG_3 = Experiment(
                 *sized(34_000_000, 8, 512, 1376, 32),
             ),
             learning_rates=(5e-4, 1e-3, 2e-3),
-            sweep=section("train", steps=225, evaluate_every=225),
             seeds=3,
-            options={"documents": 200, "longest": 8192, "frequent": 1000},
+            options={"documents": 200, "longest": 65536, "frequent": 1000},
             minutes=25,
         ),
         "paper": PaperPreset(

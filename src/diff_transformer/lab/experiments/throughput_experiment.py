@@ -1,7 +1,7 @@
 """Defines the experiment on throughput: tokens per second in training and in a forward pass (Table 7)."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -35,7 +35,7 @@ class ThroughputOptions(Options):
     """What is timed, where; what is not given is the device's own, see `ModelSettings`."""
 
     device: Text = Field(default="cpu", description="a torch device")
-    dtypes: Annotated[tuple[str, ...], Field(min_length=1)] = Field(default=("float32",), description="dtypes")
+    dtypes: tuple[str] = Field(default=("float32",), description="a dtype, in a list")
     lengths: Counts = Field(default=(2048,), description="tokens of a sequence")
     layers: Count | None = Field(default=None, description="decoder layers")
     rounds: Count | None = Field(default=None, description="alternated runs")
@@ -132,6 +132,18 @@ TABLE_7 = Experiment(
     ),
     options=ThroughputOptions,
     measure_once=_measure,
+    rehearsal={
+        "dtypes": ("bfloat16",),
+        "batch": 1,
+        "layers": 1,
+        "rounds": 5,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "head_dim": 32,
+        "vocabulary": 256,
+        "check_layers": 1,
+        "check_vocabulary": 256,
+    },
     notes=(
         "A share is DIFF's tokens per second over its twin's, the median of alternated rounds; a seed is a repetition "
         "with models built anew. Whether it is larger than the paper's, of models of 3B parameters, is an open "

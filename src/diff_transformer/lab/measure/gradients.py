@@ -171,6 +171,8 @@ def gradient_magnitudes(model: Any, batch: Mapping[str, Tensor]) -> dict[str, fl
     if not parameters:
         raise ValueError(f"no parameter of this {type(model).__name__} takes a gradient.")
     device = next(iter(parameters.values())).device
+    # Before torch 2.11, weights that autocast has cast without gradients, for a validation, would lead to none here.
+    torch.clear_autocast_cache()
     with torch.enable_grad():
         loss = model(**{name: value.to(device) for name, value in batch.items()}, use_cache=False).loss
         gradients = dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))

@@ -321,6 +321,11 @@ class Harness(Measurement):
         # As many as a question has examples fit the context beside it, if a token is no longer than a character.
         characters = text.length // 6 - 6
         questions = cloze_questions(text, tokenizer, count=self.questions, characters=characters)
+        if self.examples >= len(questions):
+            raise ValueError(
+                f"{self.examples} examples before each question need more than the {len(questions)} questions that the "
+                "held-out text makes: give more text, or ask for fewer examples."
+            )
         from lm_eval.tasks import TaskManager
 
         with _only_errors():
