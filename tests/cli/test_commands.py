@@ -262,7 +262,7 @@ def test_eval_measures_the_retrieval_task(run: Run, retrieval_run: Path, text_fi
     assert "accuracy ↑" in result.stdout
     assert "chance" in result.stdout
     assert "floor" in result.stdout
-    assert "attention" not in result.stdout
+    assert "attention to the answer" not in result.stdout
     fails(
         run("eval", retrieval_run, "--measure", "language/bits_per_byte"), "is measured on this data, only retrieval/"
     )
