@@ -20,11 +20,12 @@ from diff_transformer.lab.experiments.experiment import (
     compared_by,
 )
 from diff_transformer.lab.experiments.recall_experiments import RECALL
-from diff_transformer.lab.experiments.request import request_experiment
+from diff_transformer.lab.experiments.request import as_defined, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.learning import ACCURACY_CURVE, curves_of
 from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.lab.record import Result, ResultsFile
+from diff_transformer.lab.report.experiments_report import build_results_report
 from diff_transformer.lab.results_files import read_results, write_json
 from diff_transformer.storage.files import read_metrics
 from diff_transformer.train import DivergenceError, Progress, TrainingInterrupted, load_recipe
@@ -275,6 +276,13 @@ def test_the_validation_curve_of_every_run_is_in_the_file(tmp_path: Path) -> Non
     assert {row.steps for row in results["one stage"].comparisons} == {4}
     assert {row.quality for row in results["one stage"].comparisons} == {True}
     assert read_results(folder / "recall.json") == results["two"]
+    document, _ = build_results_report([folder / "recall.json"], complete=as_defined)
+    text = document.read_text(encoding="utf-8")
+    assert "figures/recall-cpu-learning.svg" in text
+    assert "| Variant | Steps | Seeds | Final validation |" in text
+    # Chance, floor and elimination of two pairs: no accuracy but .9 is above what elimination gives.
+    assert "DIFF / Transformer | accuracy 0.9 |" in text
+    assert "accuracy 0.5" not in text
 
 
 def test_a_diverged_run_is_told_and_leaves_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from diff_transformer.lab.record import Baseline, Result, ResultsFile
 from diff_transformer.lab.report.experiment_tables import ExperimentResults
 from diff_transformer.lab.report.experiments_report import build_results_report
 from diff_transformer.lab.report.learning_figures import differences, learning_figures
-from diff_transformer.lab.report.learning_tables import NO_CURVES, ends_table, ratios_table
+from diff_transformer.lab.report.learning_tables import NO_CURVES, TOO_FEW, ends_table, ratios_table
 from diff_transformer.lab.results_files import capture_results, write_json
 from diff_transformer.lab.statistics import compare, mean_interval
 from diff_transformer.lab.verdicts import judge
@@ -79,6 +79,14 @@ def test_how_each_variant_ends() -> None:
     assert column(table, "Steps to 0.7") == ["250", "450 (1 of 2 seeds)", "diverged"]
     assert column(table, "Steps to 0.9") == ["367", "not within 500", "diverged"]
     assert "Part" not in table.head
+    assert table.caption == ""
+
+
+def test_too_few_validations_are_told() -> None:
+    table = ends_table(results({"diff": [(0.9,)], "softmax": [(0.8,)]}))
+    assert table is not None
+    assert column(table, "Levelled off") == ["not known", "not known"]
+    assert table.caption == TOO_FEW
 
 
 def test_the_ratio_of_two_variants_for_each_accuracy() -> None:

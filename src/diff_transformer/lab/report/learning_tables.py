@@ -25,6 +25,11 @@ STEPS = (
     "validation may have needed fewer steps: the ratio is a bound then. Before its end a training has a higher "
     "learning rate than one that ends there would have."
 )
+# Of curves with too few validations.
+TOO_FEW = (
+    "Where it is not known whether a variant has levelled off, though no run diverged, validations are too few to "
+    "tell: verdicts on accuracies and losses are then about the moment at which training ended."
+)
 # Of results with runs and without their curves.
 NO_CURVES = (
     "These results hold no validation curves: what they say of accuracies and losses is about the moment at which "
@@ -55,7 +60,8 @@ def ends_table(file: ResultsFile) -> Table | None:
                 "–" if one.name != ACCURACY_CURVE else steps_text(steps, one)
                 for one, steps in zip(curves, needed, strict=True)
             ]
-    return Table.of_columns(columns, title="How each variant ends")
+    too_few = any(one.has_levelled_off is None and all(map(math.isfinite, one.finals)) for one in curves)
+    return Table.of_columns(columns, title="How each variant ends", caption=TOO_FEW if too_few else "")
 
 
 def ratios_table(file: ResultsFile) -> Table | None:
