@@ -279,7 +279,7 @@ def test_the_validation_curve_of_every_run_is_in_the_file(tmp_path: Path) -> Non
     document, _ = build_results_report([folder / "recall.json"], complete=as_defined)
     text = document.read_text(encoding="utf-8")
     assert "figures/recall-cpu-learning.svg" in text
-    assert "| Variant | Steps | Seeds | Final validation |" in text
+    assert "| Variant | Steps | Seeds | Ends at |" in text
     # Chance, floor and elimination of two pairs: no accuracy but .9 is above what elimination gives.
     assert "DIFF / Transformer | accuracy 0.9 |" in text
     assert "accuracy 0.5" not in text

@@ -70,9 +70,9 @@ def test_how_each_variant_ends() -> None:
     table = ends_table(results({"diff": [FAST, FAST], "softmax": [SLOW, FLAT], "diff_v2": [FAST, (0.1, NAN)]}))
     assert table is not None
     assert column(table, "Variant") == ["DIFF", "Transformer", "DIFF V2"]
-    assert column(table, "Final validation")[0] == "accuracy 0.950 [0.950, 0.950]"
-    assert column(table, "Final validation")[2] == "diverged"
-    assert column(table, "Better over the last fifth by") == ["+0.000", "+0.100", "not known"]
+    assert column(table, "Ends at")[0] == "accuracy 0.950 [0.950, 0.950]"
+    assert column(table, "Ends at")[2] == "diverged"
+    assert column(table, "Gain in the last fifth") == ["+0.000", "+0.100", "not known"]
     assert column(table, "Levelled off") == ["yes", "no", "not known"]
     # .5 is what elimination gives.
     assert "Steps to 0.5" not in table.head
@@ -137,7 +137,7 @@ def test_losses_are_read_at_the_final_one_of_the_worse_variant() -> None:
     assert column(mixed, "To reach") == ["loss 3.000, the worse final one of each seed"]
     ends = ends_table(results({"diff": [LOW], "softmax": [HIGH]}, name=LOSS_CURVE))
     assert ends is not None
-    assert column(ends, "Better over the last fifth by") == ["+3.8 %", "+6.7 %"]
+    assert column(ends, "Gain in the last fifth") == ["+3.8 %", "+6.7 %"]
     assert not any("Steps to" in name for name in ends.head)
 
 

@@ -49,8 +49,8 @@ def ends_table(file: ResultsFile) -> Table | None:
         columns["Part"] = [one.coordinates.label or "–" for one in curves]
     columns["Steps"] = [f"{one.steps:,}" for one in curves]
     columns["Seeds"] = [str(len(one.by_seed)) for one in curves]
-    columns["Final validation"] = list(map(_final, curves))
-    columns["Better over the last fifth by"] = list(map(_last_change, curves))
+    columns["Ends at"] = list(map(_final, curves))
+    columns["Gain in the last fifth"] = list(map(_last_change, curves))
     words = {True: "yes", False: "no", None: wording.NOT_KNOWN}
     columns["Levelled off"] = [words[one.has_levelled_off] for one in curves]
     if any(one.name == ACCURACY_CURVE for one in curves):
