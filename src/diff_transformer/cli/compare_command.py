@@ -49,7 +49,7 @@ def compare(
     interrupted command goes on where it stopped; a run that is finished in the output folder is not trained again. The
     report is RESULTS.md with its figures, and RESULTS.html.
     """
-    from diff_transformer.lab.experiments.recipe_comparison import check_comparable, compare_recipe, comparison_name
+    from diff_transformer.lab.experiments.recipe_comparison import compare_recipe, with_data
     from diff_transformer.lab.experiments.request import (
         as_defined,
         check_results,
@@ -63,23 +63,16 @@ def compare(
     from diff_transformer.train import build_data
 
     resolved = _with_text(recipe, settings or [], text or [])
-    check_comparable(resolved)
+    names = [name.strip() for name in variants.split(",")]
     rates = _rates(learning_rates)
-    folder = output or Path("runs") / f"compare-{comparison_name(resolved).removeprefix('recipe_')}"
-    path = results_path(folder, comparison_name(resolved))
+    experiment = compare_recipe(resolved, names, seeds=seeds, learning_rates=rates, unmatched=unmatched)
+    folder = output or Path("runs") / experiment.name.replace("recipe_", "compare-", 1)
+    path = results_path(folder, experiment.name)
     refuse_results(path, resume=resume, overwrite=overwrite)
     messages = console.messages()
     with tokenising_progress(messages) as tell:
         data = build_data(resolved, tell=tell)
-    experiment = compare_recipe(
-        resolved,
-        data,
-        [name.strip() for name in variants.split(",")],
-        seeds=seeds,
-        learning_rates=rates,
-        unmatched=unmatched,
-    )
-    request = request_experiment(experiment, OWN)
+    request = request_experiment(with_data(experiment, data), OWN)
     check_results(path, request, resume=resume, overwrite=overwrite)
     if seeds == 1:
         messages.print("With one seed there are no intervals, and every answer is inconclusive.")

@@ -8,7 +8,7 @@ import pytest
 
 from corpora import written
 from diff_transformer.lab.experiments.experiment import Experiment
-from diff_transformer.lab.experiments.recipe_comparison import compare_recipe, comparison_name, variant_of
+from diff_transformer.lab.experiments.recipe_comparison import compare_recipe, comparison_name, variant_of, with_data
 from diff_transformer.lab.experiments.request import as_defined, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.measure.document_losses import REPEAT_COLUMNS
@@ -31,7 +31,7 @@ def comparison(
     *variants: str, settings: dict[str, Any] = RETRIEVAL, overrides: tuple[str, ...] = (), **more: Any
 ) -> Experiment:
     recipe = load_recipe(settings, overrides)
-    return compare_recipe(recipe, build_data(recipe), variants or ("diff", "softmax"), **more)
+    return with_data(compare_recipe(recipe, variants or ("diff", "softmax"), **more), build_data(recipe))
 
 
 def small(experiment: Experiment) -> Experiment:

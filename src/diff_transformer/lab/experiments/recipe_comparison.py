@@ -93,28 +93,17 @@ def comparison_name(recipe: Recipe) -> str:
     return "recipe_" + (re.sub(r"[^\w.-]+", "-", recipe.name).strip("-.") or "unnamed")
 
 
-def check_comparable(recipe: Recipe) -> None:
-    """Raises ValueError for a recipe whose variants cannot be compared."""
-    if recipe.model.init_from is not None:
-        raise ValueError(
-            f"The recipe {recipe.name!r} starts from the model {recipe.model.init_from!r}, which is of one variant; "
-            "variants are compared from their first weights on (model.init_from=null)."
-        )
-
-
 def compare_recipe(
     recipe: Recipe,
-    data: Data,
     variants: Sequence[str] = ("diff", TRANSFORMER),
     *,
     seeds: int = 3,
     learning_rates: Sequence[float] = (),
     unmatched: bool = False,
 ) -> Experiment:
-    """The experiment that compares variants of a recipe, whose preset is called "own".
+    """The experiment that compares variants of a recipe, whose preset is called "own"; `with_data` completes it.
 
     Args:
-        data: the recipe's, as `build_data` makes them; what they can serve is measured.
         variants: two or more, as `variant_of` reads them. The others are compared with "softmax", or with the first
             where that is not among them.
         learning_rates: those that are tried for each variant; unless given, the recipe's, a third and three times of
@@ -125,7 +114,11 @@ def compare_recipe(
     Raises ValueError for variants that do not exist, are the same, or cannot be made equal; a recipe that starts from
     another model; a learning rate that is not above 0 or is given twice.
     """
-    check_comparable(recipe)
+    if recipe.model.init_from is not None:
+        raise ValueError(
+            f"The recipe {recipe.name!r} starts from the model {recipe.model.init_from!r}, which is of one variant; "
+            "variants are compared from their first weights on (model.init_from=null)."
+        )
     settings = recipe.model_dump(mode="json")
     if (every := evaluation_interval(recipe)) is not None:
         settings["train"]["evaluate_every"] = every
@@ -144,18 +137,28 @@ def compare_recipe(
         parameter_tolerance=None if unmatched else TOLERANCE,
     )
     _refuse_the_same(preset)
-    if unmatched:
+    preset, notes = (preset, []) if unmatched else _matched(preset)
+    experiment = own_experiment(preset)
+    return replace(experiment, notes=(*experiment.notes, *notes))
+
+
+def with_data(experiment: Experiment, data: Data) -> Experiment:
+    """The experiment of `compare_recipe` with what can be measured on the recipe's data, as `build_data` makes them.
+
+    Raises ValueError for variants that are not of one size, unless they need not be.
+    """
+    preset = experiment.presets[OWN]
+    notes = []
+    if preset.parameter_tolerance is None:
         notes = _unequal(preset, data)
     else:
-        preset, notes = _matched(preset)
         try:
             check_counts({one: _sizes(preset.variant_recipe(one), data) for one in preset.variants}, preset)
         except ValueError as error:
             raise ValueError(f"{error} They may differ by {TOLERANCE:.0%}; --unmatched leaves sizes alone.") from None
-    options, note = _measured(recipe, data)
-    preset = replace(preset, options=options)
-    experiment = own_experiment(preset)
-    return replace(experiment, notes=(*experiment.notes, *notes, *note))
+    options, note = _measured(load_recipe(preset.recipe), data)
+    measured = own_experiment(replace(preset, options=options))
+    return replace(measured, notes=(*experiment.notes, *notes, *note))
 
 
 def evaluation_interval(recipe: Recipe) -> int | None:
