@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import hypothesis
 import pytest
 import torch
 
+import forked
 import triton_interpreter
 
 # Nothing becomes garbage while tests are collected, and looking for it is a quarter of the work.
@@ -95,6 +97,15 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def keep_what_is_loaded() -> None:
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of a machine with two cores, forked off a process that has imported everything, and not begun anew."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(forked.PRELOADED)
+    monkeypatch.setattr("diff_transformer.lab.experiments.side_by_side.START", "forkserver")
+    # Each of two has one thread, as every test.
+    monkeypatch.setattr("diff_transformer.lab.experiments.side_by_side.cores", lambda: 2)
 
 
 @pytest.fixture(autouse=True)

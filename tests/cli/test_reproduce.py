@@ -69,13 +69,28 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
     fails(run("reproduce", "recall", "--output", tmp_path), "There are results in", "--resume", "--overwrite")
     resumed = run("reproduce", "recall", "--output", tmp_path, "--resume")
     assert resumed.stdout == result.stdout
-    assert "run 1 of" not in resumed.stderr
+    assert "trainings" not in resumed.stderr
     replaced = run("reproduce", "recall", "--output", tmp_path, "--overwrite", "--seeds", 1, "--option", "sequences=4")
     assert "inconclusive: one seed" in replaced.stdout
-    assert "run 1 of" not in replaced.stderr
+    assert "trainings" not in replaced.stderr
     assert read_results(tmp_path / "recall.json").settings["request"]["options"] == {"sequences": 4}
     refused = run("reproduce", "all", "--output", tmp_path, "--resume")
     fails(refused, "seeds: 1 there, 2 asked for; options.sequences: 4 there, 8 asked for", "--overwrite")
+
+
+@pytest.mark.usefixtures("small", "forked_workers")
+def test_trainings_go_side_by_side(run: Run, tmp_path: Path) -> None:
+    """Every line of a log names the training; --workers 1 has the same numbers."""
+    beside = run("reproduce", "recall", "--workers", 2, "--output", tmp_path / "beside")
+    assert beside.exit_code == 0
+    assert "There are 4 trainings; they take less than a minute, 2 at a time" in beside.stderr
+    lines = [line for line in beside.stderr.splitlines() if ": step " in line]
+    assert {line.split(" · learning")[0] for line in lines} == {
+        f"{variant} · seed {seed}" for variant in ("diff", "softmax") for seed in (0, 1)
+    }
+    alone = run("reproduce", "recall", "--workers", 1, "--output", tmp_path / "alone")
+    assert beside.stdout.replace("/beside/", "/alone/") == alone.stdout
+    assert run("reproduce", "recall", "--workers", 0, "--output", tmp_path / "none").exit_code == 2
 
 
 @pytest.mark.usefixtures("small")
