@@ -64,7 +64,7 @@ def test_an_experiment_ends_with_its_table(run: Run, tmp_path: Path) -> None:
     linked = re.findall(r"\((figures/[^)]+)\)", report)
     assert linked
     assert {tmp_path / path for path in linked} == set((tmp_path / "figures").iterdir())
-    assert "4 trainings; " in result.stderr
+    assert "4 trainings; less than a minute left." in result.stderr
 
     fails(run("reproduce", "recall", "--output", tmp_path), "There are results in", "--resume", "--overwrite")
     resumed = run("reproduce", "recall", "--output", tmp_path, "--resume")
@@ -83,7 +83,7 @@ def test_trainings_go_side_by_side(run: Run, tmp_path: Path) -> None:
     """Every line of a log names the training; --workers 1 has the same numbers."""
     beside = run("reproduce", "recall", "--workers", 2, "--output", tmp_path / "beside")
     assert beside.exit_code == 0
-    assert "There are 4 trainings; they take less than a minute, 2 at a time" in beside.stderr
+    assert "4 trainings, 2 at a time; less than a minute left." in beside.stderr
     lines = [line for line in beside.stderr.splitlines() if ": step " in line]
     assert {line.split(" · learning")[0] for line in lines} == {
         f"{variant} · seed {seed}" for variant in ("diff", "softmax") for seed in (0, 1)

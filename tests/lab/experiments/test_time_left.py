@@ -86,6 +86,25 @@ def test_earlier_runs_tell_beforehand_and_more_trainings_may_come() -> None:
     assert len(heard.messages) == 1
 
 
+def test_what_was_timed_is_told_with_what_may_come() -> None:
+    clock, heard, timed = Clock(), Counted(), []
+
+    def step_seconds(cost: Cost) -> float:
+        timed.append(cost.kind)
+        clock.now += 6.0
+        return 30.0
+
+    trainings = ManyTrainings(heard, 2, clock, step_seconds, may_grow=True)
+    for kind in ("a", "b", "c"):
+        trainings.expect(Cost(kind, 1.0, 10))
+    trainings.announce()
+    assert timed == ["a", "b"], "for ten seconds at most"
+    assert heard.messages == [
+        "3 trainings, 2 at a time; about 8 min left, and more where the best learning rate is the smallest or the "
+        "largest tried."
+    ]
+
+
 def test_nothing_is_said_where_all_is_done_and_each_message_once() -> None:
     heard = Counted()
     trainings = ManyTrainings(heard, 1)

@@ -240,7 +240,8 @@ class ExperimentRunner:
             recipe = by_kind.get(cost.kind) if self._times_steps else None
             return None if recipe is None else seconds_of_step(recipe, self._build_data(recipe), threads)
 
-        progress = ManyTrainings(self.progress, workers, step_seconds=step_seconds)
+        may_grow = preset.tries_rates and preset.more_rates > 0
+        progress = ManyTrainings(self.progress, workers, step_seconds=step_seconds, may_grow=may_grow)
         for cost in expected:
             progress.expect(cost)
         plans = {

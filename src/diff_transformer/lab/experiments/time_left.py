@@ -9,6 +9,7 @@ from diff_transformer.train import Progress
 from diff_transformer.train.training_progress import Silent
 
 _STEPS = 3  # after the first one, before its speed is told
+_TIMING = 10.0  # seconds after which no more kinds of steps are timed: the others follow from their operations
 _SECONDS = 1.0  # between two looks at the time that is left
 
 
@@ -27,7 +28,7 @@ class ManyTrainings(Silent):
     What is known to come is announced by `expect`, and by `plan` when its name is known; a finished one by `finish`.
     The time that is left follows from the steps that were done so far, for a kind without any by its operations, and
     before there are any from what the same steps took in earlier commands, or else from `step_seconds`, if it is given
-    and knows what a step of a training takes.
+    and knows what a step of a training takes. `may_grow` says that sweeps of learning rates may widen.
     """
 
     def __init__(
@@ -36,7 +37,10 @@ class ManyTrainings(Silent):
         workers: int,
         clock: Callable[[], float] = time.monotonic,
         step_seconds: Callable[[Cost], float | None] = lambda _: None,
+        *,
+        may_grow: bool = False,
     ) -> None:
+        self._may_grow = may_grow
         self._progress, self.workers, self._clock, self._step_seconds = progress, workers, clock, step_seconds
         self._expected: Counter[Cost] = Counter()
         self._going: dict[str, _Training] = {}  # those that go, wait, or stopped short of their end
@@ -72,8 +76,10 @@ class ManyTrainings(Silent):
         """Say how many trainings there are, before the first of them."""
         total, left = self._total(), self._total() - self._finished
         if left:
+            end = self._clock() + _TIMING
             for cost in dict.fromkeys([*(one.cost for one in self._going.values()), *(+self._expected)]):
-                if cost.kind not in self._earlier and (seconds := self._step_seconds(cost)) is not None:
+                is_known = cost.kind in self._earlier or self._clock() >= end
+                if not is_known and (seconds := self._step_seconds(cost)) is not None:
                     self._earlier[cost.kind] = (cost.operations, seconds)
             sentence = f"{total} trainings" if total > 1 else "1 training"
             done = f", of which {self._finished} {'is' if self._finished == 1 else 'are'} finished" * bool(
@@ -83,7 +89,8 @@ class ManyTrainings(Silent):
             takes = "the first steps will tell how long they take" if seconds is None else f"{in_words(seconds)} left"
             self._has_told_time = seconds is not None
             beside = f", {self.workers} at a time" if self.workers > 1 else ""
-            self._progress.tell(f"{sentence}{done}{beside}; {takes}.")
+            more = ", and more where the best learning rate is the smallest or the largest tried" * self._may_grow
+            self._progress.tell(f"{sentence}{done}{beside}; {takes}{more}.")
         self._show()
 
     def finish(self, name: str) -> None:
