@@ -1,6 +1,7 @@
 """Every experiment's gpu preset from its checks to its report, small and on the CPU; and what a rehearsal keeps."""
 
 import math
+import re
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
@@ -194,6 +195,11 @@ def test_an_experiment_tells_it_before_training_and_in_its_results(
     (note,) = [message for message in heard.messages if "learned by heart" in message]
     assert note in results.notes
     assert heard.messages.index(note) == 0
+
+
+def test_a_rehearsal_tells_it_of_the_preset_itself(text: Path) -> None:
+    (note,) = rehearsal.check_preset(requested("table5", text))
+    assert re.search(r"[\d,]+ tokens \d\d+ times", note)
 
 
 def test_gradients_do_not_go_through_what_validation_has_cast(monkeypatch: pytest.MonkeyPatch) -> None:

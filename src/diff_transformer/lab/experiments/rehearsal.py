@@ -22,6 +22,7 @@ from diff_transformer.lab.experiments.experiment import (
     count,
     heads_of,
     section,
+    text_notes,
 )
 from diff_transformer.lab.experiments.request import ExperimentRequest
 from diff_transformer.lab.experiments.runner import run_experiment
@@ -77,7 +78,9 @@ def rehearse(request: ExperimentRequest, folder: Path, progress: Progress | None
     Raises whatever the experiment itself would raise.
     """
     began = time.monotonic()
-    check_preset(request)
+    for note in check_preset(request):
+        if progress is not None:
+            progress.tell(f"At full size: {note}")
     minutes = minutes_of_training(request)
     checked = time.monotonic()
     results = run_experiment(rehearsed(request), folder, progress=progress, resume=True)
@@ -99,9 +102,10 @@ class _DataOnce:
         return self._built[key]
 
 
-def check_preset(request: ExperimentRequest) -> None:
+def check_preset(request: ExperimentRequest) -> list[str]:
     """All that an experiment checks before its first training: variants that are alike, data that is there, and
-    measurements that the data can serve. Raises ValueError or OSError where one of these fails.
+    measurements that the data can serve. Raises ValueError or OSError where one of these fails. Returns what is to be
+    known of the text.
     """
     preset, data = request.preset, _DataOnce()
     recipes = {variant: preset.variant_recipe(variant) for variant in preset.variants}
@@ -112,6 +116,7 @@ def check_preset(request: ExperimentRequest) -> None:
         counts[variant] = count(build_config(recipe, built.batches.vocab_size, built.tokenizer))
     check_counts(counts, preset)
     _check_measurements(request, data)
+    return list(dict.fromkeys(note for one in recipes.values() for note in text_notes(one, data.of(one).batches)))
 
 
 def _check_measurements(request: ExperimentRequest, data: _DataOnce) -> None:
