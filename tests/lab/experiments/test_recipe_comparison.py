@@ -124,6 +124,9 @@ def test_rates_and_evaluations_that_the_recipe_leaves_open() -> None:
 
     assert preset().learning_rates == (0.00067, 0.002, 0.006)
     assert preset(learning_rates=(1e-2, 1e-3)).learning_rates == (1e-3, 1e-2)
+    one = preset(learning_rates=(1e-2,))
+    assert one.learning_rates == ()
+    assert {one.variant_recipe(variant).train.learning_rate for variant in one.variants} == {1e-2}
     for steps, given, every in (
         (400, "null", 20),
         (400, "200", 20),
@@ -170,6 +173,8 @@ def test_a_recipe_is_compared_as_an_experiment_is(done: tuple[Path, ResultsFile,
     request = results.settings["request"]
     assert (request["experiment"], request["preset"], request["recipe"]["name"]) == ("recipe_mine", OWN, "mine")
     assert load_recipe(request["recipe"]).data == load_recipe(RETRIEVAL).data
+    assert [variant["learning_rate"] for variant in results.settings["variants"]] == [2e-3, 2e-3]
+    assert [variant["tried"] for variant in results.settings["variants"]] == [{}, {}]
     # The file alone tells what the definition says of it.
     file = read_results(folder / "recipe_mine.json")
     assert as_defined(replace(file, headline=None, baselines=())) == file

@@ -106,8 +106,8 @@ def compare_recipe(
     Args:
         variants: two or more, as `variant_of` reads them. The others are compared with "softmax", or with the first
             where that is not among them.
-        learning_rates: those that are tried for each variant; unless given, the recipe's, a third and three times of
-            it.
+        learning_rates: those that are tried for each variant, or the one that all have; unless given, the recipe's, a
+            third and three times of it.
         unmatched: whether to leave the sizes of variants as they are. Otherwise the feed-forward networks of a variant
             whose attention has more or fewer parameters than the Transformer's make up for it.
 
@@ -129,6 +129,8 @@ def compare_recipe(
         if not 0 < rate < float("inf") or rates.count(rate) > 1:
             given = ", ".join(f"{one:g}" for one in rates)
             raise ValueError(f"Learning rates are above 0, each given once, got {given}.")
+    if len(rates) == 1:  # no choice
+        settings["train"]["learning_rate"] = rates.pop()
     preset = Preset(
         recipe=settings,
         variants=tuple(map(variant_of, variants)),
