@@ -133,7 +133,7 @@ class RunOfSeveral:
         if task is None:
             return
         self._remarks = _remarks(loss, tokens_per_second) + self._validation
-        self._bars.update(task, step, self._remarks)
+        self._bars.update(task, step, f"loss {loss:.3f}")  # a name and steps leave no room for more
         if self._bars.is_log and (monotonic() >= self._next_line or step == task.total):
             self._next_line = monotonic() + _SECONDS
             self.tell(_line(task, step, self._remarks))
