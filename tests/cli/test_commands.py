@@ -1,5 +1,7 @@
 import io
 import json
+import re
+import shlex
 import shutil
 import stat
 import sys
@@ -10,10 +12,12 @@ from typing import Any
 import pytest
 
 from commands import fails
+from diff_transformer.lab.experiments.experiment import EXPERIMENTS
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.results_files import capture_results, read_results, write_json
 from diff_transformer.lab.statistics import compare
 from diff_transformer.storage.files import read_metrics
+from tiny_demo import TINY
 
 Run = Callable[..., Any]
 
@@ -344,7 +348,13 @@ def test_info_says_what_is_not_installed(run: Run, monkeypatch: pytest.MonkeyPat
     assert 'not installed: pip install ".[train]"' in run("info").stdout
 
 
-def test_demo_ends_with_a_table_a_page_and_models(run: Run, text_file: Path, tmp_path: Path) -> None:
+def test_demo_ends_with_a_table_a_page_and_models(
+    run: Run, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import diff_transformer.lab.experiments.demo as module
+
+    monkeypatch.setattr(module, "FAST", TINY)
+    monkeypatch.setattr(module, "default_workers", lambda *_, **__: 1)
     folder = tmp_path / "demo"
     result = run("demo", "--fast", "--output", folder, "--text", text_file, "--seed", 1)
     assert result.exit_code == 0
@@ -352,11 +362,28 @@ def test_demo_ends_with_a_table_a_page_and_models(run: Run, text_file: Path, tmp
         assert text in result.stdout
     assert str(folder / "language-softmax" / "model") in result.stdout
     assert "\x1b" not in result.stdout + result.stderr
+    expected = (
+        "What to expect",
+        "one seed and no proof",
+        "Finding needles: 6 steps",
+        "In all about 10 s",
+        "Language: 6 steps",
+    )
+    assert [words for words in expected if words not in result.stderr] == []
+    assert result.stderr.index("What to expect") < result.stderr.index("Finding needles: DIFF not begun")
+    assert "At the end" in result.stderr, "what the curves show"
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "is missing" not in page
     assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]["seed"] == 1
     fails(run("demo", "--fast", "--output", folder), "--overwrite")
-    assert run("generate", folder / "language-diff", "--prompt", "to", "--max-new-tokens", 2).exit_code == 0
+    commands = re.findall(r"^  diff-transformer (.*)$", result.stdout, flags=re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["generate", "compare", "reproduce"]
+    generate, compare, reproduce = map(shlex.split, commands)
+    assert run(*generate, "--max-new-tokens", 2).exit_code == 0
+    assert str(text_file) in compare
+    assert reproduce[1] in EXPERIMENTS
+    for command in (compare, reproduce):
+        assert run(command[0], "--help").exit_code == 0
 
 
 def test_a_broken_model_folder_names_the_file(run: Run, text_run: Path, tmp_path: Path) -> None:

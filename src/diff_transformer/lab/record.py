@@ -1,7 +1,7 @@
 """Defines the records of a measured number, of a comparison of two variants, and of the file that holds both."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
@@ -186,6 +186,7 @@ class AttentionExample(FileRecord):
     """The content of an `attention.json`: the maps of one head of every variant, for one example.
 
     `maps[variant][map]` is an (N, N) matrix, rows are queries; positions count from 0, `layers` and `heads` from 1.
+    `answered` says which variants answer the query right; it is empty in files of earlier versions.
     """
 
     tokens: tuple[str, ...]
@@ -196,6 +197,7 @@ class AttentionExample(FileRecord):
     needle_positions: tuple[int, ...]
     maps: dict[str, dict[str, list[list[Number]]]]
     lambda_: Number
+    answered: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.layers.keys() == self.heads.keys() == self.maps.keys():

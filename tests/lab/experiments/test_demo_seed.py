@@ -8,14 +8,16 @@ import diff_transformer.lab.experiments.demo as demo
 from diff_transformer.lab.experiments.demo import run_demo
 from diff_transformer.storage.files import read_metrics
 from diff_transformer.train import load_recipe
+from tiny_demo import TINY
 
 
 def test_the_seed_reaches_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shorter = {
         task: [*overrides, "train.steps=2", "train.log_every=1", "model.num_hidden_layers=1"]
-        for task, overrides in demo.FAST.items()
+        for task, overrides in TINY.items()
     }
     monkeypatch.setattr(demo, "FAST", shorter)
+    monkeypatch.setattr(demo, "default_workers", lambda *_, **__: 1)
     text = tmp_path / "corpus.txt"
     text.write_text("".join(f"Line {line} is about {line**2}, not {line**3}.\n" for line in range(400)))
     losses = []

@@ -118,10 +118,8 @@ def _attention(noise: random.Random) -> AttentionExample:
 
     first, second = rows(1.0), rows(0.05)
     difference = [[a - 0.7 * b for a, b in zip(*pair, strict=True)] for pair in zip(first, second, strict=True)]
-    tokens = [
-        f"k{position}" if position in needles[::2] else f"v{position}" if position in needles else "·"
-        for position in range(size)
-    ]
+    keys = (*needles[::2], query - 3, query)
+    tokens = [f"k{at}" if at in keys else f"v{at}" if at in needles else "·" for at in range(size)]
     maps = {"diff": {"A1": first, "A2": second, "difference": difference}, "softmax": {"A": rows(0.2)}}
     return AttentionExample(
         tokens=tuple(tokens),
@@ -132,6 +130,7 @@ def _attention(noise: random.Random) -> AttentionExample:
         needle_positions=needles,
         maps=maps,
         lambda_=0.7,
+        answered={"diff": True, "softmax": False},
     )
 
 

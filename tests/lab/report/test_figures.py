@@ -96,22 +96,25 @@ def test_running_mean_is_a_mean_and_keeps_the_length() -> None:
 
 
 def test_a_map_blanks_what_is_hidden_and_centres_its_colours_on_zero() -> None:
-    rows = [[1.0, 0.0, 0.0], [-0.2, 0.7, 0.0], [0.1, 0.3, 0.1]]
+    rows = [[1.0, 0.0, 0.0, 0.0], [0.3, 0.7, 0.0, 0.0], [-0.2, 0.7, 0.5, 0.0], [0.1, 0.3, 0.1, 0.5]]
     positions = {"query_position": 2, "answer_positions": (1,), "needle_positions": (0, 1)}
-    example = AttentionExample(tokens=("a", "b", "c"), layers={}, heads={}, maps={}, lambda_=0.5, **positions)
+    tokens = ("k0", "v1", "k0", "k2")
+    example = AttentionExample(tokens=tokens, layers={}, heads={}, maps={}, lambda_=0.5, **positions)
     figure = figures.attention_map(rows, example, title="A", largest=1.0)
-    image = figure.axes[0].images[0]
+    axes = figure.axes[0]
+    image = axes.images[0]
     shown = image.get_array()
-    assert math.isnan(shown.filled(math.nan)[0, 1])
-    assert shown[1, 0] == -0.2
+    assert shown.shape == (2, 4), "the rows of the keys that are asked for"
+    assert math.isnan(shown.filled(math.nan)[0, 3])
+    assert shown[0, 0] == -0.2
     assert image.norm(0.0) == pytest.approx(0.5)
     # Where the weight is 0 the page shows through; the largest of either sign covers it.
     assert [image.cmap(image.norm(value))[3] for value in (-1.0, 0.0, 1.0)] == pytest.approx([1.0, 0.0, 1.0], abs=0.01)
     assert image.norm(-0.25) + image.norm(0.25) == pytest.approx(1.0)
     assert image.norm(0.25) == pytest.approx(0.75)
-    markers = {tuple(line.get_xdata()) for line in figure.axes[0].lines}
-    assert (1,) in markers
-    assert (0, 1) in markers
+    assert [tuple(line.get_xdata()) for line in axes.lines] == [(1,)], "the answer is marked"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["k0 v1"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["▸ k0?", "k2?"]
 
 
 def test_lambdas_label_their_layers_without_covering_each_other() -> None:

@@ -73,6 +73,7 @@ def test_the_page_holds_everything_the_demo_measured(demo_page: Path) -> None:
         "head 2 of layer 3 of DIFF (λ = 0.700)",
         "head 5 of layer 4 of Transformer",
         "“v31” (position 31)",
+        "DIFF answers right and Transformer answers wrong",
         "Attention noise",
         "return self.self",
         '"steps": 600',
@@ -115,11 +116,15 @@ def test_ids_are_the_pages_own_and_what_refers_to_one_finds_it_in_its_figure(dem
 
 def test_what_one_query_attends_to_comes_first(demo_page: Path) -> None:
     page = Page(demo_page)
-    assert page.labels[0].startswith("DIFF: the marked query's weights")
+    titles = ["DIFF: A1", "DIFF: λA2", "DIFF: A1 − λA2", "Transformer: A"]
+    assert [label.partition(": every query's")[0] for label in page.labels[:4]] == titles
+    assert page.labels[4].startswith("DIFF: the marked query's weights")
     source = demo_page.read_text(encoding="utf-8")
-    first = source[source.index("<figure") : source.index("</figure>")]
+    first, *_, fifth, _ = re.findall(r"<figure.*?</figure>", source, flags=re.DOTALL)[:6]
+    for token in ("k10 v11", "k30 v31", "▸ k90?", "k87?"):
+        assert f">{token}</text>" in first, "tokens are named"
     for name in ("A1", "λA2", "A1 − λA2"):
-        assert f">{name}</text>" in first
+        assert f">{name}</text>" in fifth
     assert source.index("<figure") < source.index("<table")
 
 

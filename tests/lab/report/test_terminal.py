@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from diff_transformer.lab.report.run_watch import WatchedRun, compact, duration, picture, watched
+from diff_transformer.lab.report.run_watch import TerminalPanel, WatchedRun, compact, duration, picture, watched
 
 NOW = 2_000_000_000.0
 DOTS = {0x01: (0, 0), 0x02: (0, 1), 0x04: (0, 2), 0x40: (0, 3), 0x08: (1, 0), 0x10: (1, 1), 0x20: (1, 2), 0x80: (1, 3)}
@@ -51,6 +51,21 @@ def dots(lines: list[str]) -> set[tuple[int, int]]:
                     (2 * column + x, 4 * row + y) for bit, (x, y) in DOTS.items() if ord(letter) - 0x2800 & bit
                 }
     return drawn_dots
+
+
+def test_a_panel_of_ones_own_has_limits_and_levels_over_all_steps(write: Callable[..., Path]) -> None:
+    """One panel of 11 lines: from 1 at the top to 0 at the bottom, .1 to a line."""
+    run = WatchedRun(write("run", [{"step": step, "score": 0.5} for step in (10, 50)], 200), "run")
+    run.read()
+    panel = TerminalPanel("score", "score", limits=(0.0, 1.0), levels=(("floor", 0.5), ("elimination", 0.3)))
+    *_, heading = drawn_panel = picture([run], 80, 14, NOW, [panel], to_the_end=True).plain.split("\n")
+    assert heading.strip() == "steps 0 … 200"
+    lines = drawn_panel[2:13]
+    assert [line[:9].strip(" │") for line in lines] == ["1", *[""] * 4, "floor", "", "eliminat", "", "", "0"]
+    assert lines[7][9:] == "╌" * 71
+    columns = [column for column, _ in dots(lines)]
+    assert [round(200 * end / 141) for end in (min(columns), max(columns))] == [10, 50]
+    assert lines[5][9:].count("╌") == 71 - len({column // 2 for column in columns}), "the curve covers its level"
 
 
 def test_a_line_is_drawn_from_corner_to_corner(write: Callable[..., Path]) -> None:

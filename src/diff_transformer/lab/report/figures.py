@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import FuncNorm, LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from diff_transformer.lab.record import AttentionExample
@@ -120,10 +121,20 @@ class Drawing:
 
 @styled
 def curves(
-    series: Sequence[Series], *, checks: Sequence[Series] = (), title: str, ylabel: str, noisy: bool = True
+    series: Sequence[Series],
+    *,
+    checks: Sequence[Series] = (),
+    levels: Mapping[str, float] | None = None,
+    title: str,
+    ylabel: str,
+    xlabel: str = "training step",
+    noisy: bool = True,
 ) -> Figure:
-    """Measures over training steps, `noisy` ones with a running mean; `checks`, made now and then, have markers."""
-    figure, axes = axes_of(title, "training step", ylabel)
+    """Measures over training steps, `noisy` ones with a running mean; `checks`, made now and then, have markers.
+
+    `levels` are named lines across the figure.
+    """
+    figure, axes = axes_of(title, xlabel, ylabel)
     for number, (line, colour) in enumerate(zip(series, colours_of(series), strict=True)):
         y = line.y
         if noisy and len(y) > MANY:
@@ -135,6 +146,8 @@ def curves(
     for line, colour in zip(checks, colours_of(checks), strict=True):
         style = {"color": colour, "linestyle": "--", "linewidth": 1, "marker": line.marker, "markersize": 4}
         axes.plot(line.x, line.y, label=line.label, **style)
+    for (label, height), dash in zip((levels or {}).items(), itertools.cycle((":", "-.", "--"))):
+        axes.axhline(height, color=MUTED, linewidth=1.2, linestyle=dash, label=label, zorder=1)
     legend(axes)
     return figure
 
@@ -159,28 +172,47 @@ def lambdas(steps: Sequence[int], layers: Sequence[Sequence[float]], initial: Se
     return figure
 
 
+def asked_positions(example: AttentionExample) -> list[int]:
+    """The positions of keys that are asked for, which stand behind all needles; the marked query is one of them."""
+    keys = (position for position, token in enumerate(example.tokens) if token.startswith("k"))
+    return sorted({example.query_position, *keys} - set(example.needle_positions))
+
+
 @styled
 def attention_map(rows: Sequence[Sequence[float]], example: AttentionExample, *, title: str, largest: float) -> Figure:
-    """One causal map (N, N) on a scale from −`largest` to `largest`, growing as the square root; zero is the page."""
-    figure, axes = axes_of("", "position attended to", "position attending", height=4.3)
+    """The rows of a causal map (N, N) at `asked_positions`, on a scale from −`largest` to `largest`, growing as the
+    square root; zero is the page. Needles are named below it, a key with its value, and queries left of it; the marked
+    query and its answer stand out.
+    """
+    figure, axes = axes_of("", "attends to: pairs in noise, then the queries", height=2.7)
     signed_root = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * np.square(x))
     norm = FuncNorm(signed_root, vmin=-largest, vmax=largest)
-    visible = np.tril(np.ones((len(rows), len(rows)), dtype=bool))
-    image = axes.imshow(np.where(visible, rows, np.nan), cmap=_SIGNED, norm=norm, interpolation="nearest")
+    asked, size = asked_positions(example), len(rows)
+    shown = [[weight if at <= row else math.nan for at, weight in enumerate(rows[row])] for row in asked]
+    image = axes.imshow(shown, cmap=_SIGNED, norm=norm, interpolation="nearest", aspect="auto")
     ticks = [share * largest for share in (-1, -0.25, 0, 0.25, 1)]
-    bar = figure.colorbar(image, ax=axes, ticks=ticks, shrink=0.8)
+    bar = figure.colorbar(image, ax=axes, ticks=ticks)
     bar.ax.set_yticklabels([f"{tick:.2f}".replace("-", "−") for tick in ticks])
-    size = len(rows)
-    above = -0.02 * size
-    for positions, colour in ((example.needle_positions, MUTED), (example.answer_positions, INK)):
-        marks: dict[str, Any] = {"linestyle": "", "marker": "v", "markersize": 5, "clip_on": False}
-        axes.plot(positions, [above] * len(positions), color=colour, **marks)
-    axes.plot([above], [example.query_position], linestyle="", marker=">", color=INK, clip_on=False)
-    axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5))
+    marked = asked.index(example.query_position)
+    mark: dict[str, Any] = {"linestyle": "", "color": INK, "markersize": 5, "clip_on": False}
+    answers = example.answer_positions
+    axes.plot(answers, [1.04] * len(answers), marker="v", transform=axes.get_xaxis_transform(), **mark)
+    for answer in answers:
+        around = Rectangle((answer - 0.5, marked - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=1.2)
+        axes.add_patch(around)
+    axes.set(xlim=(-0.5, size - 0.5), ylim=(len(asked) - 0.5, -0.5))
     axes.set_title(title, pad=12)
     axes.grid(visible=False)
-    for along in (axes.xaxis, axes.yaxis):
-        along.set_major_locator(MaxNLocator(5, integer=True))
+    needles = sorted(example.needle_positions)
+    keys = [at for at, after in itertools.pairwise(needles) if after == at + 1 and example.tokens[at].startswith("k")]
+    axes.set_xticks([key + 0.5 for key in keys])
+    axes.set_xticklabels([f"{example.tokens[key]} {example.tokens[key + 1]}" for key in keys], rotation=90)
+    axes.set_yticks(range(len(asked)))
+    axes.set_yticklabels([f"{'▸ ' if row == marked else ''}{example.tokens[at]}?" for row, at in enumerate(asked)])
+    stands_out = [key + 1 in answers for key in keys], [row == marked for row in range(len(asked))]
+    for along, which in zip((axes.xaxis, axes.yaxis), stands_out, strict=True):
+        for label, is_marked in zip(along.get_ticklabels(), which, strict=True):
+            label.set(fontsize=8, color=INK if is_marked else MUTED, fontweight="bold" if is_marked else "normal")
     return figure
 
 

@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
+from diff_transformer.lab.learning import ACCURACY_CURVE, CURVES, LOSS_CURVE
 from diff_transformer.lab.record import Result, ResultsFile
 from diff_transformer.lab.report import wording
 from diff_transformer.lab.report.documents import Table
@@ -30,6 +31,8 @@ LABELS = {
     "language/seconds": "training time",
     "language/parameters": "parameters",
     "validation/accuracy": "accuracy of the labels",
+    ACCURACY_CURVE: "validation accuracy",
+    LOSS_CURVE: "validation loss",
 }
 NOTE = f"{wording.DIRECTIONS} [low, high]: 95 % interval"
 UNPAIRED = (
@@ -86,16 +89,27 @@ def rows_of(records: Sequence[Result], *, by_coordinates: bool = True) -> list[M
     return rows
 
 
-def demo_table(results: ResultsFile) -> Table:
-    """All measures, the variants side by side, accuracies with their levels; several depths are a row with a range."""
-    variants = wording.variants_of(results.records)
+# What the demo's table has in a terminal, where the page is to be looked at next.
+_SHORT = ("accuracy", "first_query_accuracy", "bits_per_byte", "validation_loss", "parameters", "seconds")
+
+
+def demo_table(results: ResultsFile, *, short: bool = False) -> Table:
+    """All measures but the validation curves, the variants side by side, accuracies with their levels; several depths
+    are a row with a range. A `short` one has no measures of parts and of attention."""
+    records = [
+        record
+        for record in results.records
+        if record.name not in CURVES and (not short or record.name.partition("/")[2] in _SHORT)
+    ]
+    variants = wording.variants_of(records)
     levels = {level.name: f" ({wording.levels_text(level)})" for level in results.baselines if level.is_accuracy}
     rows: list[list[str]] = []
-    for section, block in groupby(rows_of(results.records, by_coordinates=False), key=lambda row: row.section):
+    for section, block in groupby(rows_of(records, by_coordinates=False), key=lambda row: row.section):
         rows.append([section.capitalize()])
         rows += [[row.label + levels.get(row.name, ""), *row.texts(variants)] for row in block]
     names = list(map(wording.variant_label, variants))
-    notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else []), *([wording.LEVELS] if results.baselines else [])]
+    notes = [f"{NOTE}.", *([UNPAIRED] if len(variants) > 1 else [])]
+    notes += [wording.LEVELS] if results.baselines and not short else []
     caption = "\n".join([*notes, f"Measured on {results.device}."])
     return Table.of_rows(["Measure", *names], rows, title=results.title, caption=caption, one_line=tuple(names))
 

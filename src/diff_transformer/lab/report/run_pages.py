@@ -10,9 +10,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from diff_transformer.lab.learning import ACCURACY_CURVE
 from diff_transformer.lab.record import AttentionExample, Baseline, Result, ResultsFile, Samples
 from diff_transformer.lab.report import figures
 from diff_transformer.lab.report.coordinate_figures import bands, panel_along
+from diff_transformer.lab.report.demo_findings import (
+    learning_sentences,
+    loss_curves,
+    loss_differences,
+    loss_sentences,
+    steps_table,
+)
 from diff_transformer.lab.report.documents import HTML_MARK, Table, fill_page, refuse_others
 from diff_transformer.lab.report.figures import Drawing, Series, variant_style
 from diff_transformer.lab.report.measured_tables import LABELS, demo_table, every_number
@@ -33,7 +41,7 @@ CURVES = {
 }
 ATTENTION_MEASURES = [name for name in LABELS if name.startswith("retrieval/attention_")]
 # Attention map of a head → what its title says.
-MAPS = {"A1": "A1", "A2": "A2", "difference": "A1 − λA2", "A": "A"}
+MAPS = {"A1": "A1", "λA2": "λA2", "difference": "A1 − λA2", "A": "A"}
 
 
 @dataclass(frozen=True)
@@ -182,13 +190,17 @@ def _demo_page(run_dir: Path) -> str:
     example = _read_existing(run_dir / "attention.json", AttentionExample)
     records, baselines = (results.records, results.baselines) if results else ((), ())
     runs = _demo_runs(run_dir)
+    tokens_per_step = _tokens_per_step(results.settings.get("language")) if results else None
     maps = {
-        f"{variant_label(variant)}: {words}": example.maps[variant][name]
+        f"{variant_label(variant)}: {words}": of_variant[name]
         for variant in ATTENTION_TYPES
+        for of_variant in [_maps_of(example, variant)]
         for name, words in MAPS.items()
-        if example and name in example.maps.get(variant, {})
+        if name in of_variant
     }
-    sizes = [abs(weight) for rows in maps.values() for row in rows for weight in row if math.isfinite(weight)]
+    asked = figures.asked_positions(example) if example else []
+    of_queries = (weight for rows in maps.values() for position in asked for weight in rows[position])
+    sizes = [abs(weight) for weight in of_queries if math.isfinite(weight)]
     largest = max(sizes, default=0.0)
     accuracy = _by_depth(records, baselines, "retrieval/accuracy_by_depth", "Accuracy")
     weights = [_by_depth(records, baselines, name, LABELS[name].capitalize()) for name in ATTENTION_MEASURES]
@@ -201,11 +213,14 @@ def _demo_page(run_dir: Path) -> str:
         one_seed=len({record.seed for record in records} - {None}) <= 1,
         example=example,
         query_rows=list(_row_figures(example)) if example else [],
+        steps=steps_table(records, baselines),
+        learning=learning_sentences(records, baselines),
+        losses=loss_sentences(records, tokens_per_step),
         types=ATTENTION_TYPES,
         maps=[_map_figure(example, rows, name, largest or 1.0) for name, rows in maps.items() if example],
         largest=largest,
-        retrieval=[*_task_curves("retrieval", runs), *accuracy],
-        language=list(_task_curves("language", runs)),
+        retrieval=[*_task_curves("retrieval", runs, baselines), *accuracy],
+        language=[*_loss_difference(records, tokens_per_step), *_task_curves("language", runs)],
         weights=list(itertools.chain(*weights)),
         samples=_read_existing(run_dir / "samples.json", Samples),
         lambdas=[figure for run in runs for figure in _lambda_figures(run, f"λ, {run.task}")],
@@ -216,8 +231,64 @@ def _read_existing(path: Path, kind: type[T]) -> T | None:
     return read_record(path, kind) if path.is_file() else None
 
 
-def _task_curves(task: str, demo_runs: Sequence[LoggedRun]) -> Iterator[Drawing]:
+def _maps_of(example: AttentionExample | None, variant: str) -> dict[str, list[list[float]]]:
+    """The maps of a variant's head by name, with λA2 in place of A2."""
+    maps = dict(example.maps.get(variant, {})) if example else {}
+    if example and "A2" in maps:
+        maps["λA2"] = [[example.lambda_ * weight for weight in row] for row in maps.pop("A2")]
+    return maps
+
+
+def _tokens_per_step(recipe: Any) -> int | None:
+    """The tokens of a step by a recipe among the settings of results; None where they have none."""
+    data = recipe.get("data") if isinstance(recipe, dict) else None
+    if not isinstance(data, dict):
+        return None
+    count, length = data.get("batch_size"), data.get("length")
+    return count * length if isinstance(count, int) and isinstance(length, int) else None
+
+
+def _loss_difference(records: Sequence[Result], tokens_per_step: int | None) -> Iterator[Drawing]:
+    """DIFF's validation loss less the Transformer's over training."""
+    if (curves := loss_curves(records)) is None:
+        return
+    steps, differences = loss_differences(*curves)
+    if len(steps) < 2:
+        return
+    title, unit = "DIFF's validation loss less the Transformer's", "nats per token"
+    x: Sequence[float] = [step * tokens_per_step / 1e6 for step in steps] if tokens_per_step else steps
+    line = Series("DIFF − Transformer", x, differences, **variant_style("diff"))
+    figure = figures.curves(
+        [],
+        checks=[line],
+        levels={"equal": 0.0},
+        title=title,
+        ylabel=f"difference ({unit})",
+        xlabel="million tokens" if tokens_per_step else "training step",
+    )
+    yield Drawing(
+        figure,
+        f"{title}, in {unit}, over training: {_ends_in_words([line])}.",
+        "Above the line the Transformer is better, below it DIFF.",
+    )
+
+
+def _task_curves(task: str, demo_runs: Sequence[LoggedRun], baselines: Sequence[Baseline] = ()) -> Iterator[Drawing]:
+    """The curves of a task: its validation first, beside the accuracies that need no learning, then its losses."""
     runs = [run for run in demo_runs if run.task == task]
+    levels = {
+        f"{name} {format_number(value)}": value
+        for one in baselines
+        if one.name == ACCURACY_CURVE
+        for name, value in one.levels().items()
+    }
+    for key, checks in _validation(runs):
+        if key != "validation/loss":
+            name = key.removeprefix("validation/").replace("_", " ")
+            shown = levels if name == "accuracy" else {}
+            figure = figures.curves([], checks=checks, levels=shown, title=f"Validation: {name}", ylabel=name)
+            words = "; ".join([_ends_in_words(checks), *shown])
+            yield Drawing(figure, f"{name} of the {task} task over training: {words}.")
     loss, checks = _series(runs, "loss"), _series(runs, "validation/loss", ", validation")
     if loss or checks:
         faint = any(len(line.x) > figures.MANY for line in loss)
@@ -226,11 +297,6 @@ def _task_curves(task: str, demo_runs: Sequence[LoggedRun]) -> Iterator[Drawing]
             f"Loss of the {task} task over training: {_ends_in_words([*loss, *checks])}.",
             "Training loss: faint as logged, bold its running mean." if faint else "Training loss as logged.",
         )
-    for key, checks in _validation(runs):
-        if key != "validation/loss":
-            name = key.removeprefix("validation/").replace("_", " ")
-            figure = figures.curves([], checks=checks, title=f"Validation: {name}", ylabel=name)
-            yield Drawing(figure, f"{name} of the {task} task over training: {_ends_in_words(checks)}.")
 
 
 def _by_depth(records: Sequence[Result], baselines: Sequence[Baseline], name: str, title: str) -> Iterator[Drawing]:
@@ -263,13 +329,12 @@ def _row_figures(example: AttentionExample) -> Iterator[Drawing]:
     """The marked query's row of each map as lines, both models on one scale."""
     seen = example.query_position + 1
     diff, softmax = (
-        {name: rows[example.query_position][:seen] for name, rows in example.maps.get(variant, {}).items()}
+        {name: rows[example.query_position][:seen] for name, rows in _maps_of(example, variant).items()}
         for variant in ("diff", "softmax")
     )
     lines: dict[str, dict[str, list[float]]] = {}
-    if {"A1", "A2", "difference"} <= diff.keys():
-        subtracted = [example.lambda_ * weight for weight in diff["A2"]]
-        lines["DIFF"] = {"A1": diff["A1"], "λA2": subtracted, "A1 − λA2": diff["difference"]}
+    if {"A1", "λA2", "difference"} <= diff.keys():
+        lines["DIFF"] = {MAPS[name]: diff[name] for name in ("A1", "λA2", "difference")}
     if "A" in softmax:
         lines["Transformer"] = {"A": softmax["A"]}
     weights = [weight for maps in lines.values() for row in maps.values() for weight in row]

@@ -4,7 +4,7 @@ import contextlib
 import io
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -130,13 +130,16 @@ class TerminalPanel:
     """What is drawn together: a number of `metrics.jsonl`, or a list with one for each layer.
 
     The numbers of the same name in validation are drawn as points over the curve. Of numbers that fall together the
-    largest is drawn (`peaks`), or their mean. With `ratios` equal distances are equal ratios.
+    largest is drawn (`peaks`), or their mean. With `ratios` equal distances are equal ratios. `limits` are the ends of
+    the axis, by default those of the numbers. `levels`, each with its name, are lines across the panel.
     """
 
     key: str
     title: str
     peaks: bool = False
     ratios: bool = False
+    limits: tuple[float, float] | None = None
+    levels: tuple[tuple[str, float], ...] = ()
 
 
 PANELS = (
@@ -164,19 +167,32 @@ class Curve:
     as_points: bool
 
 
-def picture(runs: Sequence[WatchedRun], width: int, height: int, now: float) -> Text:
-    """Runs in `width` × `height` characters: a line or two for each, and below them as many panels as fit."""
+def picture(
+    runs: Sequence[WatchedRun],
+    width: int,
+    height: int,
+    now: float,
+    panels: Sequence[TerminalPanel] = PANELS,
+    *,
+    to_the_end: bool = False,
+) -> Text:
+    """Runs in `width` × `height` characters: a line or two for each, and below them as many of the panels as fit.
+
+    The steps are those that were logged, or with `to_the_end` all that the runs are to have.
+    """
     lines = [line for number, run in enumerate(runs, 1) for line in _heading(number, run, len(runs), width, now)]
-    drawn = [(panel, curves) for panel in PANELS if (curves := list(_curves(panel, runs)))]
+    drawn = [(panel, curves) for panel in panels if (curves := list(_curves(panel, runs)))]
     steps = [step for _, curves in drawn for curve in curves for step in curve.steps]
     rows = height - len(lines) - 1  # the last line is that of the steps
     if drawn and rows >= _LEAST_HEIGHT:
         columns, each = _grid(len(drawn), width, rows)
         first, last = min(steps), max(steps)
+        if to_the_end:
+            first, last = 0, max([last, *(run.steps or 0 for run in runs)])
         across = (width - 2 * (columns - 1)) // columns
-        panels = [_panel(*panel, across, each, first, last) for panel in drawn[: columns * (rows // each)]]
-        for start in range(0, len(panels), columns):
-            lines += [Text("  ").join(parts) for parts in zip(*panels[start : start + columns], strict=True)]
+        shown = [_panel(*panel, across, each, first, last) for panel in drawn[: columns * (rows // each)]]
+        for start in range(0, len(shown), columns):
+            lines += [Text("  ").join(parts) for parts in zip(*shown[start : start + columns], strict=True)]
         lines.append(Text(f"{'':{_AXIS}} steps {first:,} … {last:,}", style="dim"))
     for line in lines:
         line.truncate(width, overflow="ellipsis")
@@ -248,7 +264,7 @@ def _panel(panel: TerminalPanel, curves: Sequence[Curve], width: int, height: in
     marks = min(len(runs), _NAMED) if runs else max(len(curve.mark) for curve in curves)
     across, down = max(1, width - _AXIS - 1 - marks), height - 1
     numbers = [value for curve in curves for value in curve.values if value is not None]
-    low, high = min(numbers), max(numbers)
+    low, high = panel.limits or (min(numbers), max(numbers))
     scale: Callable[[float], float] = math.log if panel.ratios and low > 0 else float
     least, most = scale(low), scale(high)
     if most - least <= 1e-9 * max(abs(most), 1e-30):  # a flat curve stands in the middle
@@ -264,9 +280,12 @@ def _panel(panel: TerminalPanel, curves: Sequence[Curve], width: int, height: in
             height = (max(heights) if panel.peaks else fmean(heights)) if heights else None
             yield None if height is None else (column, round((1 - height) * (4 * down - 1)))
 
+    levels = {round((1 - (scale(value) - least) / (most - least)) * (down - 1)): name for name, value in panel.levels}
+    labels = {row: name[:_AXIS] for row, name in levels.items()} | {0: compact(high), down - 1: compact(low)}
     lines = [_title(panel, curves, width)]
-    for row, cells in enumerate(_braille([(curve, list(dots(curve))) for curve in curves], across, down, marks)):
-        label = compact(high) if row == 0 else compact(low) if row == down - 1 else ""
+    paths = [(curve, list(dots(curve))) for curve in curves]
+    for row, cells in enumerate(_braille(paths, across, down, marks, levels)):
+        label = labels.get(row, "")
         lines.append(Text.assemble((f"{label:>{_AXIS}}│", "dim"), cells))
     return lines
 
@@ -286,9 +305,16 @@ def _title(panel: TerminalPanel, curves: Sequence[Curve], width: int) -> Text:
 
 
 def _braille(
-    curves: Sequence[tuple[Curve, Sequence[tuple[int, int] | None]]], across: int, down: int, marks: int
+    curves: Sequence[tuple[Curve, Sequence[tuple[int, int] | None]]],
+    across: int,
+    down: int,
+    marks: int,
+    levels: Collection[int] = (),
 ) -> Iterator[Text]:
-    """Lines of braille characters, 2 by 4 dots and a colour each, which join a curve's dots; right of them marks."""
+    """Lines of braille characters, 2 by 4 dots and a colour each, which join a curve's dots; right of them marks.
+
+    The lines with a level are dashed where there is no curve.
+    """
     dots: defaultdict[tuple[int, int], int] = defaultdict(int)  # of each character (row, column)
     points: set[tuple[int, int]] = set()
     colours: dict[tuple[int, int], str] = {}
@@ -309,8 +335,8 @@ def _braille(
     for row in range(down):
         line = Text()
         for cell in ((row, column) for column in range(across)):
-            letter = chr(_BRAILLE + dots[cell]) if cell in dots else " "
-            line.append("o" if cell in points else letter, colours.get(cell))
+            letter = chr(_BRAILLE + dots[cell]) if cell in dots else "╌" if row in levels else " "
+            line.append("o" if cell in points else letter, colours.get(cell, "dim" if row in levels else None))
         for mark, colour in ends[row].items():
             line.append(mark, colour)
         line.truncate(across + marks, pad=True)
