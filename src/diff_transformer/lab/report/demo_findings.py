@@ -20,6 +20,7 @@ from diff_transformer.lab.report.wording import variant_label
 
 # Two values that are no further apart than this count as equal: about what another validation would change.
 _SAME_ACCURACY, _SAME_LOSS = 0.01, 0.01
+_TOLD_RATIO = 1.05  # a smaller ratio would be written as 1.0
 
 
 def steps_table(records: Sequence[Result], baselines: Sequence[Baseline]) -> Table | None:
@@ -151,7 +152,8 @@ def _who_reaches(level: float, first: Curve, second: Curve, labels: tuple[str, s
     if math.isnan(late):
         end = (first, second)[order[1]].steps[-1]
         return f"{sentence}; {_in_sentence(names[1])} does not within {end:,}."
-    return f"{sentence}, {_in_sentence(names[1])} after {late:,.0f} ({late / soon:.1f} times as many)."
+    times = f" ({late / soon:.1f} times as many)" if late / soon >= _TOLD_RATIO else ""
+    return f"{sentence}, {_in_sentence(names[1])} after {late:,.0f}{times}."
 
 
 def _extent(steps: int, tokens_per_step: int | None) -> str:
