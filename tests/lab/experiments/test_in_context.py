@@ -75,21 +75,23 @@ def test_of_tokens(folder: Path) -> None:
         "2 needles, 2 queried",
         "4 needles, 1 queried",
         "4 needles, 2 queried",
+        "6 needles, 2 queried",
     ]
     assert comparisons["4 needles, 2 queried"].paper == (0.84, 0.62)
     assert comparisons["1 needle, 1 queried"].verdict is None
     assert comparisons["2 needles, 2 queried"].verdict is not None
-    assert list(by_coordinates(table, "needles/joint_accuracy")) == ["2 needles, 2 queried", "4 needles, 2 queried"]
+    pairs = [f"{needles} needles, 2 queried" for needles in (2, 4, 6)]
+    assert list(by_coordinates(table, "needles/joint_accuracy")) == pairs
     joint = {record.coordinates.label for record in table.records if record.name == "needles/joint_accuracy"}
-    assert joint == {"2 needles, 2 queried", "4 needles, 2 queried"}, "of one needle asked for it is the accuracy"
+    assert joint == set(pairs), "of one needle asked for it is the accuracy"
 
     figure = run("fig5", "cpu", folder, samples=4)
     comparisons = by_coordinates(figure, "needles/accuracy")
-    assert list(comparisons) == ["all lengths", "10 tokens", "16 tokens", "22 tokens", "28 tokens"]
+    assert list(comparisons) == ["all lengths", "14 tokens", "28 tokens", "42 tokens", "56 tokens"]
     assert comparisons["all lengths"].paper == pytest.approx((0.886, 0.72), abs=1e-3)
-    means = [comparisons[f"{length} tokens"].ours[0] for length in (10, 16, 22, 28)]
+    means = [comparisons[f"{length} tokens"].ours[0] for length in (14, 28, 42, 56)]
     assert comparisons["all lengths"].ours[0] == pytest.approx(sum(means) / 4)
-    assert "28 tokens, depth 50 %" in by_coordinates(figure, "needles/accuracy_by_depth")
+    assert "56 tokens, depth 50 %" in by_coordinates(figure, "needles/accuracy_by_depth")
 
     masses = run("table3", "cpu", folder, samples=10)
     comparisons = by_coordinates(masses, "needles/attention_noise_share")

@@ -39,8 +39,8 @@ LANGUAGE_GPU = (
 
 
 def language_preset(*overrides: str, steps: int, evaluate_every: int | None = None, **more: Any) -> Preset:
-    """A preset of the recipe "language", whose models are validated at the end of training unless told otherwise."""
-    training = section("train", steps=steps, evaluate_every=evaluate_every or steps)
+    """A preset of the recipe "language", whose models are validated ten times in training unless told otherwise."""
+    training = section("train", steps=steps, evaluate_every=evaluate_every or steps // 10)
     return Preset(recipe="language", overrides=(*overrides, *training), **more)
 
 
