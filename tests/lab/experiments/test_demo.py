@@ -13,6 +13,7 @@ from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.data import RetrievalBatches
 from diff_transformer.lab.experiments.demo import DemoPart, DemoProgress, run_demo
 from diff_transformer.lab.learning import ACCURACY_CURVE, LOSS_CURVE, curves_of
+from diff_transformer.lab.measure import standard
 from diff_transformer.lab.measure.retrieval import FIRST_QUERY
 from diff_transformer.lab.record import AttentionExample, Result, Samples
 from diff_transformer.lab.report.measured_tables import demo_table
@@ -28,7 +29,7 @@ def _tiny() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "FAST", TINY)
         patch.setattr(demo, "SEQUENCES", 16)
-        patch.setattr(demo, "VALIDATED", 16)
+        patch.setattr(standard, "VALIDATION_SEQUENCES", 16)
         patch.setattr(demo, "default_workers", lambda *_, **__: 1)
         yield
 

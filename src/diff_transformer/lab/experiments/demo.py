@@ -5,7 +5,7 @@ files; a page and a table are made from these alone.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from diff_transformer.data import Batches, RetrievalBatches, RetrievalSample, TextBatches
+from diff_transformer.data import RetrievalBatches, RetrievalSample, TextBatches
 from diff_transformer.lab.experiments.experiment import section
 from diff_transformer.lab.experiments.side_by_side import Job, SideBySide, cores, default_workers
 from diff_transformer.lab.experiments.step_timing import seconds_of_step
-from diff_transformer.lab.learning import ACCURACY_CURVE
 from diff_transformer.lab.measure.measurement import EvalInput
-from diff_transformer.lab.measure.retrieval import FIRST_QUERY, retrieval_answers, retrieval_baselines
-from diff_transformer.lab.measure.standard import LABEL_ACCURACY, Standard, curve_records, validation_callback
+from diff_transformer.lab.measure.retrieval import retrieval_answers, retrieval_baselines
+from diff_transformer.lab.measure.standard import Standard, curve_baselines, curve_records, validation_callback
 from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.results_files import capture_results, write_json
 from diff_transformer.model import DiffTransformerForCausalLM, attention_maps
@@ -40,8 +39,9 @@ SAMPLES = "samples.json"
 # What a demo leaves beside its runs; the page is the report's, made from the rest.
 LEFTOVERS = (RESULTS, ATTENTION, SAMPLES, "report.html")
 
-# Every number of the demo's size, in place of the recipes' own. Text: as the experiments on language have it, where
-# first weights of 0.1 give so narrow a model activations of the scale that 0.02 gives a wide one (docs/log.md).
+# Every number of the demo's size, in place of the recipes' own. Text: as the experiment `language` has it, where first
+# weights of 0.1 give so narrow a model activations of the scale that 0.02 gives a wide one, and small ones of what is
+# added to the residual stream let DIFF begin sooner (docs/log.md).
 SETTINGS = {
     "retrieval": (
         *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=2, head_dim=16),
@@ -52,7 +52,7 @@ SETTINGS = {
     ),
     "language": (
         *section("model", hidden_size=64, intermediate_size=172, num_hidden_layers=4, head_dim=8),
-        *section("model", tie_word_embeddings=True, initializer_range=0.1),
+        *section("model", tie_word_embeddings=True, initializer_range=0.1, residual_initializer_range=0.01),
         *section("data", tokenizer="bpe", vocab_size=1024, length=128, batch_size=16),
         *section("data", isolate_documents=False, validation_tokens=20000),
         *section("train", learning_rate=0.0125, schedule="cosine", steps=1200, evaluate_every=60),
@@ -63,7 +63,7 @@ FAST = {
     "retrieval": section("train", steps=300, evaluate_every=20),
     "language": section("train", steps=80, evaluate_every=10, warmup_steps=10),
 }
-SEQUENCES, VALIDATED = 512, 1024  # of retrieval: measured at the end, and by each validation
+SEQUENCES = 512  # of retrieval, measured at the end
 EXAMPLES = 64  # sequences among which a query is looked for whose maps are shown
 SAMPLE_PROMPT, SAMPLE_LENGTH = 48, 120  # tokens
 
@@ -211,25 +211,14 @@ def _part(task: str, recipes: Mapping[str, Recipe], runs: Mapping[str, Path], da
     left = [recipe.train.steps * seconds_of_step(recipe, data, threads) for recipe in unfinished]
     recipe = recipes["diff"]
     seconds = max(left, default=0.0) if workers > 1 else sum(left)
-    baselines = [replace(one, name=ACCURACY_CURVE) for one in retrieval_baselines(recipe) if one.name == FIRST_QUERY]
-    return DemoPart(task, recipe, runs, baselines, recipe.data.describe(), seconds)
+    return DemoPart(task, recipe, runs, curve_baselines(recipe), recipe.data.describe(), seconds)
 
 
 def _train(recipe: Recipe, folder: Path, existing: Mapping[str, Any], progress: Progress) -> tuple[int, float]:
     """Train one model: its number of parameters, and the seconds that it took."""
     data = build_data(recipe)
-    run = train(recipe, folder, progress=progress, on_evaluate=_validation(data.batches), data=data, **existing)
+    run = train(recipe, folder, progress=progress, on_evaluate=validation_callback(data.batches), data=data, **existing)
     return run.parameters, run.seconds
-
-
-def _validation(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
-    """What training logs about its validation data: of retrieval the accuracy of first queries, as an answer that is in
-    view helps with those that follow.
-    """
-    if not isinstance(batches, RetrievalBatches):
-        return validation_callback(batches)
-    sample = batches.asking(batches.num_pairs, 1).sample(VALIDATED, seed=0)
-    return lambda model, step: {LABEL_ACCURACY: retrieval_answers(model, sample).float().mean().item()}
 
 
 def _load(recipe: Recipe, folder: Path) -> DiffTransformerForCausalLM:

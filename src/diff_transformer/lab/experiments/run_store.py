@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from diff_transformer.data import Batches
+from diff_transformer.data import Batches, RetrievalBatches
 from diff_transformer.lab.results_files import capture_environment, write_json
 from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.storage.files import read_json, read_metrics
@@ -141,6 +141,8 @@ def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: s
     # A key that earlier versions had not is left out where it says nothing.
     if settings["model"]["residual_initializer_range"] is None:
         del settings["model"]["residual_initializer_range"]
+    # Earlier versions logged the accuracy of all queries, which is not to be mixed with that of the first.
+    logs = logs or ("first queries" if isinstance(batches, RetrievalBatches) else "")
     digest = hashlib.sha256(json.dumps([settings, logs, batches.source], sort_keys=True).encode())
     for batch in (batches.train_batch(1), next(iter(batches.validation_batches()))):
         for name, tensor in sorted(batch.items()):

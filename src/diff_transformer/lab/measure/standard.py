@@ -16,8 +16,12 @@ from diff_transformer.lab.learning import ACCURACY_CURVE, LOSS_CURVE
 from diff_transformer.lab.measure.arithmetic import Arithmetic
 from diff_transformer.lab.measure.many_shot import guessing
 from diff_transformer.lab.measure.measurement import Count, EvalInput, Measurement
-from diff_transformer.lab.measure.retrieval import ACCURACY as RETRIEVAL_ACCURACY
-from diff_transformer.lab.measure.retrieval import retrieval_answers, retrieval_baselines, retrieval_records
+from diff_transformer.lab.measure.retrieval import (
+    FIRST_QUERY,
+    retrieval_answers,
+    retrieval_baselines,
+    retrieval_records,
+)
 from diff_transformer.lab.record import Baseline, Better, Result
 from diff_transformer.lab.results_files import number_of
 from diff_transformer.model import DiffTransformerForCausalLM, attends_by_document
@@ -26,6 +30,7 @@ LANGUAGE_LOSS = "language/validation_loss"
 LABEL_ACCURACY = "validation/accuracy"
 VALIDATION_LOSS = "validation/loss"
 GUESS = "sensitivity/loss_of_a_guess"
+VALIDATION_SEQUENCES = 1024  # of the retrieval task, in training
 # What training logs → the name of the curve, its direction and unit.
 _LOGGED: dict[str, tuple[str, Better, str]] = {
     LABEL_ACCURACY: (ACCURACY_CURVE, "higher", ""),
@@ -107,16 +112,20 @@ def text_part(batches: Batches | None) -> TextBatches:
 
 
 def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, float]]:
-    """What training logs about its validation data: a function of the model and the step."""
+    """What training logs about its validation data: a function of the model and the step.
+
+    Of the retrieval task it is the accuracy of first queries: an answer that is in view helps with those that follow.
+    """
+    retrieval = None
+    if isinstance(batches, RetrievalBatches):
+        retrieval = batches.asking(batches.num_pairs, 1).sample(VALIDATION_SEQUENCES, seed=0)
 
     def on_evaluate(model: Any, step: int) -> dict[str, float]:
-        match batches:
-            case TextBatches():
-                loss = language_loss(model, batches)
-                return {VALIDATION_LOSS: loss.per_token, "validation/bits_per_byte": loss.bits_per_byte}
-            case RetrievalBatches():
-                answers = retrieval_answers(model, batches.sample(256, seed=0))
-                return {LABEL_ACCURACY: answers.float().mean().item()}
+        if isinstance(batches, TextBatches):
+            loss = language_loss(model, batches)
+            return {VALIDATION_LOSS: loss.per_token, "validation/bits_per_byte": loss.bits_per_byte}
+        if retrieval is not None:
+            return {LABEL_ACCURACY: retrieval_answers(model, retrieval).float().mean().item()}
         right, labels = label_answers(model, batches)
         return {LABEL_ACCURACY: right / labels}
 
@@ -149,7 +158,7 @@ def curve_baselines(recipe: Any) -> list[Baseline]:
     """What the validation accuracy during training comes to without learning; nothing is known of text."""
     match recipe.data.kind:
         case "retrieval":
-            levels = next(one for one in retrieval_baselines(recipe) if one.name == RETRIEVAL_ACCURACY)
+            levels = next(one for one in retrieval_baselines(recipe) if one.name == FIRST_QUERY)
             return [replace(levels, name=ACCURACY_CURVE)]
         case "many_shot":
             return [guessing(ACCURACY_CURVE, NOWHERE, recipe)]
