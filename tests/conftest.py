@@ -103,6 +103,7 @@ def keep_what_is_loaded() -> None:
 def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of a machine with two cores, forked off a process that has imported everything, and not begun anew."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(forked.PRELOADED)
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])  # where workers find the jobs of a test: tests.lab…
     monkeypatch.setattr("diff_transformer.lab.experiments.side_by_side.START", "forkserver")
     # Each of two has one thread, as every test.
     monkeypatch.setattr("diff_transformer.lab.experiments.side_by_side.cores", lambda: 2)

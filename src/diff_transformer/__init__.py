@@ -1,6 +1,6 @@
 """Gives the operator of differential attention (arXiv 2410.05258), the modules, and the model and its twin.
 
-The public names that need torch are loaded when they are first used, so that importing the package costs nothing.
+The public names are loaded when they are first used, so that importing the package costs nothing.
 """
 
 import importlib
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from diff_transformer._registration import register_with_other_packages
 from diff_transformer._version import __version__
-from diff_transformer.shipped_models import pretrained, pretrained_names
 
 if TYPE_CHECKING:
     from diff_transformer.model import (
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     )
     from diff_transformer.nn import DiffAttention, DiffAttentionV2, SoftmaxAttention
     from diff_transformer.ops import diff_attention, diff_attention_maps
+    from diff_transformer.shipped_models import pretrained, pretrained_names
 
 __all__ = [
     "DiffAttention",
@@ -44,7 +44,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        for package in ("ops", "nn", "model"):  # each imports those before it
+        for package in ("shipped_models", "ops", "nn", "model"):  # the last two import those before them
             module = importlib.import_module(f"diff_transformer.{package}")
             if hasattr(module, name):
                 return getattr(module, name)

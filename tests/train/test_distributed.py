@@ -30,6 +30,7 @@ from diff_transformer.train import (
 from diff_transformer.train.distributed import DistributedContext
 from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.run_setup import draw_weights
+from diff_transformer.train.training_progress import Silent
 
 KINDS = ("diff", "diff_v2", "softmax")
 WAYS = ("ddp", "fsdp", "tensor")
@@ -56,18 +57,14 @@ def recipe(kind: str, way: str, text: Path, **settings: Any) -> Recipe:
     )
 
 
-class MessageRecorder:
+class MessageRecorder(Silent):
     """A progress that keeps what it is told."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
-    def start(self, total: int, description: str) -> None: ...
-    def update(self, step: int, loss: float, tokens_per_second: float) -> None: ...
     def tell(self, message: str) -> None:
         self.messages.append(message)
-
-    def stop(self) -> None: ...
 
 
 def evaluate(model: Any, step: int) -> dict[str, float]:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from diff_transformer.train import Data, DivergenceError, Recipe, TrainingInterrupted, parse_recipe, read_metrics, train
+from diff_transformer.train.training_progress import Silent
 
 STEPS = 60
 
@@ -37,15 +38,13 @@ class Text:
         yield self.train_batch(0)
 
 
-class MessageRecorder:
+class MessageRecorder(Silent):
     """A progress that keeps what it is told, and presses Ctrl-C after a step."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:
         self.interrupt_after = interrupt_after
         self.messages: list[str] = []
 
-    def start(self, total: int, description: str) -> None: ...
-    def stop(self) -> None: ...
     def tell(self, message: str) -> None:
         self.messages.append(message)
 

@@ -35,6 +35,7 @@ from diff_transformer.train.checkpoint import load_checkpoint
 from diff_transformer.train.distributed import DistributedContext
 from diff_transformer.train.process_errors import Interrupt
 from diff_transformer.train.run_folder import locked
+from diff_transformer.train.training_progress import Silent
 
 # What a line has that is another one each time.
 TIMES = {"tokens_per_second", "seconds", "mfu", "memory"}
@@ -77,7 +78,7 @@ def checkpoint_names(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-class Watcher:
+class Watcher(Silent):
     """A progress that can press Ctrl-C after a step."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:

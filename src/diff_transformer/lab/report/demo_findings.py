@@ -17,6 +17,7 @@ from diff_transformer.lab.learning import (
 from diff_transformer.lab.record import Baseline, Result
 from diff_transformer.lab.report.documents import Table
 from diff_transformer.lab.report.wording import variant_label
+from diff_transformer.variants import ATTENTION_TYPES
 
 # Two values that are no further apart than this count as equal: about what another validation would change.
 _SAME_ACCURACY, _SAME_LOSS = 0.01, 0.01
@@ -99,7 +100,11 @@ def loss_differences(first: Curve, second: Curve) -> tuple[list[int], list[float
 def _curves(records: Sequence[Result], name: str) -> list[tuple[VariantCurves, Curve]]:
     """The curve of each variant, of the first seed that it has; DIFF stands before the Transformer."""
     found = [one for one in curves_of(records) if one.name == name]
-    return [(one, next(iter(one.by_seed.values()))) for one in sorted(found, key=lambda one: one.variant != "diff")]
+    return [(one, next(iter(one.by_seed.values()))) for one in sorted(found, key=_is_plain)]
+
+
+def _is_plain(curves: VariantCurves) -> bool:
+    return not ATTENTION_TYPES[curves.variant].differential
 
 
 def _beyond(baselines: Sequence[Baseline]) -> list[float]:
