@@ -263,7 +263,7 @@ def test_a_package_without_models_says_so(run: Run, no_weights: None) -> None:
 
 def test_a_program_needs_one_import_and_the_name(weights: Path) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nimport diff_transformer\n"
+        "import sys\nfrom pathlib import Path\nimport diff_transformer\nimport diff_transformer.shipped_models\n"
         "diff_transformer.shipped_models.WEIGHTS = Path(sys.argv[1])\n"
         "from transformers import pipeline\n"
         "writer = pipeline('text-generation', model=diff_transformer.pretrained('novels-diff'))\n"
