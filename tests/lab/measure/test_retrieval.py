@@ -96,4 +96,7 @@ def test_all_wrong_still_has_an_interval_with_a_width() -> None:
     sample = TASK.sample(8, 0)
     model = Oracle(torch.ones(1, TASK.length, dtype=torch.bool))
     assert not retrieval_answers(model, sample).any()
-    assert validation_callback(TASK)(model, 1) == {"validation/accuracy": 0.0}
+    first_queries = TASK.asking(TASK.num_pairs, 1)
+    for is_wrong in (True, False):
+        oracle = Oracle(torch.full((1, first_queries.length), is_wrong))
+        assert validation_callback(TASK)(oracle, 1) == {"validation/accuracy": 0.0 if is_wrong else 1.0}
