@@ -219,7 +219,12 @@ def test_a_run_is_known_by_all_that_made_it() -> None:
     keys.add(run_store.run_key(recipe, batches, logs="other"))
     assert len(keys) == 7
     assert SMALL.logs == ""
-    # Runs of earlier versions are found by it.
+    # Runs of earlier versions are found by it: this was a run's key before recipes had residual_initializer_range.
+    arithmetic = load_recipe("arithmetic")
+    sums = build_data(arithmetic).batches
+    assert run_store.run_key(arithmetic, sums) == "671fd0a088da30c0"
+    small_start = load_recipe("arithmetic", ["model.residual_initializer_range=0.01"])
+    assert run_store.run_key(small_start, sums) != "671fd0a088da30c0"
     assert find_experiment("appendix_g").logs == "diff_transformer.experiments.appendix_g._on_evaluate"
 
 

@@ -15,6 +15,8 @@ from diff_transformer.lab.experiments.experiment import (
 )
 from diff_transformer.lab.experiments.paper_preset import LONG_CONTEXTS, THREE_BILLION, PaperPreset, Stage, evaluation
 from diff_transformer.lab.measure.document_losses import CUMULATIVE_LOSS, REPEAT_COLUMNS, WHOLE, position_marks
+from diff_transformer.lab.measure.measurement import MeasurementRequest
+from diff_transformer.lab.measure.standard import LANGUAGE_LOSS
 from diff_transformer.lab.record import Headline
 
 FIXED_TEXT = "Intervals are over seeds on one fixed text, and say nothing of other text."
@@ -42,6 +44,14 @@ def language_preset(*overrides: str, steps: int, evaluate_every: int | None = No
     """A preset of the recipe "language", whose models are validated ten times in training unless told otherwise."""
     training = section("train", steps=steps, evaluate_every=evaluate_every or steps // 10)
     return Preset(recipe="language", overrides=(*overrides, *training), **more)
+
+
+def loss_and_repeats(preset: Preset) -> list[MeasurementRequest]:
+    """The validation loss, and the loss on whole documents in Table 6's columns, by the preset's options."""
+    return [
+        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
+        MeasurementRequest(name="repeats", options=preset.options),
+    ]
 
 
 FIG_4 = Experiment(

@@ -19,11 +19,10 @@ from diff_transformer.lab.experiments.language_experiments import (
     NO_NORM,
     TRANSFORMER,
     language_preset,
+    loss_and_repeats,
 )
 from diff_transformer.lab.experiments.recall_experiments import W_LAMBDA, variants_v2
 from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
-from diff_transformer.lab.measure.measurement import MeasurementRequest
-from diff_transformer.lab.measure.standard import LANGUAGE_LOSS
 from diff_transformer.lab.record import Headline
 
 CONSTANT, V2 = "diff, λ_init 0.8", "diff_v2"
@@ -112,11 +111,11 @@ LANGUAGE = Experiment(
                 *variants_of_size(*_MEDIUM, *training(10400, 256, 16, 2048)),
             ),
             learning_rates=_RATES,
-            sweep=section("train", steps=500, evaluate_every=500),
+            sweep=section("train", steps=2000, evaluate_every=2000),
             seeds=3,
             parameter_tolerance=W_LAMBDA,
             options={"documents": 60, "longest": 2048, "frequent": 100},
-            minutes=660,
+            minutes=780,
         ),
         # One H200: 120M tokens for 3M parameters.
         "gpu": language_preset(
@@ -134,10 +133,7 @@ LANGUAGE = Experiment(
         ),
     },
     options=Repeats,
-    measurements=lambda preset: [
-        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
-        MeasurementRequest(name="repeats", options=preset.options),
-    ],
+    measurements=loss_and_repeats,
     compare=compared_by(
         *(
             ComparisonRule(name=name, variant=variant, against=against, exploratory=True)

@@ -260,10 +260,7 @@ V2 = Experiment(
         ),
     },
     options=Repeats,
-    measurements=lambda preset: [
-        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
-        MeasurementRequest(name="repeats", options=preset.options),
-    ],
+    measurements=language.loss_and_repeats,
     compare=compared_by(
         *(
             ComparisonRule(name=name, variant=variant, against=against, exploratory=True)

@@ -23,7 +23,6 @@ from diff_transformer.lab.experiments.experiment import (
 from diff_transformer.lab.experiments.paper_preset import PaperPreset, Stage, evaluation
 from diff_transformer.lab.learning import LOSS_CURVE, curves_of, steps_ratio
 from diff_transformer.lab.measure.document_losses import AR_HIT, OTHER, WHOLE, Repeats
-from diff_transformer.lab.measure.measurement import MeasurementRequest
 from diff_transformer.lab.measure.standard import LANGUAGE_LOSS
 from diff_transformer.lab.record import Comparison, Headline, Interval, Result
 from diff_transformer.lab.statistics import mean_interval, seeds_needed, t_quantile, verdict
@@ -282,10 +281,7 @@ FIG_3 = Experiment(
         ),
     },
     options=Repeats,
-    measurements=lambda preset: [
-        MeasurementRequest(name="standard", numbers=(LANGUAGE_LOSS,)),
-        MeasurementRequest(name="repeats", options=preset.options),
-    ],
+    measurements=language.loss_and_repeats,
     compare=_compare,
     headline=lambda _: Headline(name=PARAMETERS),
     notes=(
