@@ -100,10 +100,12 @@ class Headline(FileRecord):
     variant: str = "diff"
     against: str = "softmax"
     coordinates: Coordinates = NOWHERE
+    claim: str = ""  # what it claims, in words; results of earlier versions do not tell
 
     def names(self, row: "Comparison") -> bool:
         """Whether `row` is that comparison."""
-        return all(getattr(row, name) == value for name, value in vars(self).items())
+        fields = ("name", "variant", "against", "coordinates")
+        return all(getattr(row, name) == getattr(self, name) for name in fields)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,31 +212,6 @@ def test_orders_do_not_matter_to_one_that_guesses(means: dict[str, tuple[float, 
     assert {c.verdict for c in comparisons if c.name != many_shot.ORDER_VARIANCE} == {None}
 
 
-def test_what_is_asked_of_the_control_is_no_claim_of_the_papers() -> None:
-    experiment = find_experiment("table2")
-    preset = experiment.presets["cpu"]
-    records = [
-        Result(
-            name=name,
-            variant=variant.name,
-            value=0.5 + 0.1 * seed,
-            seed=seed,
-            better="higher",
-            coordinates=Coordinates(needles=n, queries=queried),
-        )
-        for variant in preset.variants
-        for seed in range(2)
-        for n, queried in preset.options["cells"]
-        for name in ("needles/accuracy", "needles/joint_accuracy")
-    ]
-    comparisons = experiment.compare(records, preset)
-    assert {(c.against, c.exploratory) for c in comparisons} == {
-        ("softmax", False),
-        ("softmax, half the heads, headwise norm", True),
-    }
-    assert {c.paper for c in comparisons if c.exploratory} == {None}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_presets_are_valid_recipes(name: str) -> None:
     for preset in ("cpu", "gpu"):

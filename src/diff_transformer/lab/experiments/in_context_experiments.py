@@ -72,7 +72,9 @@ FIG_6 = Experiment(
     compare=compared_by(ComparisonRule(name=many_shot.ACCURACY)),
     # With as many demonstrations as there are, the fewest of them wrong.
     headline=lambda options: Headline(
-        name=many_shot.ACCURACY, coordinates=Coordinates(noise=min(options["noises"]), shots=max(options["shots"]))
+        name=many_shot.ACCURACY,
+        coordinates=Coordinates(noise=min(options["noises"]), shots=max(options["shots"])),
+        claim=f"DIFF classifies by {max(options['shots'])} demonstrations better than the Transformer",
     ),
     notes=(
         *NOTES,
@@ -121,7 +123,9 @@ FIG_7 = Experiment(
         ComparisonRule(name=many_shot.ORDER_MEAN, claimed=False),
     ),
     headline=lambda options: Headline(
-        name=many_shot.ORDER_VARIANCE, coordinates=Coordinates(orders=many_shot.ORDERS[0], noise=options["noises"][0])
+        name=many_shot.ORDER_VARIANCE,
+        coordinates=Coordinates(orders=many_shot.ORDERS[0], noise=options["noises"][0]),
+        claim="DIFF's answers depend less on the order of demonstrations than the Transformer's",
     ),
     notes=(
         *NOTES,

@@ -76,7 +76,7 @@ RECALL = Experiment(
         )
     ),
     measurements="standard",
-    headline=lambda _: Headline(name=FIRST_QUERY),
+    headline=lambda _: Headline(name=FIRST_QUERY, claim="DIFF answers the first query more often than the Transformer"),
     notes=(
         f"{ALL} is over all queries, whose answers stay in view. The cpu preset asks for each of 8 pairs once, so a "
         "model that knows which values occur can leave out those already given and finds nothing (by elimination, "
@@ -110,7 +110,10 @@ LENGTH_GENERALISATION = Experiment(
     compare=compared_by(ComparisonRule(name=LENGTH_ACCURACY, exploratory=True)),
     # The longest context: what was trained on is Table 2's and Figure 5's.
     headline=lambda options: Headline(
-        name=LENGTH_ACCURACY, coordinates=Coordinates(context_factor=max(options["factors"]))
+        name=LENGTH_ACCURACY,
+        coordinates=Coordinates(context_factor=max(options["factors"])),
+        claim=f"DIFF finds more needles than the Transformer in contexts {max(options['factors'])} times as long as "
+        "in training",
     ),
     notes=(
         "Whether DIFF recalls more than its twin is an open question: the paper says so of contexts that were trained "
@@ -195,7 +198,9 @@ LR_SENSITIVITY = Experiment(
         MeasurementRequest(name="loss_of_a_guess"),
     ],
     compare=lambda records, preset: LR_RULES([*records, *derived(records)], preset),
-    headline=lambda _: Headline(name=EXCESS),
+    headline=lambda _: Headline(
+        name=EXCESS, claim="DIFF loses less than the Transformer with learning rates that are not its best"
+    ),
     notes=(
         "The paper trains both with one learning rate and argues that their gradients are of one size (Appendix G); it "
         f"shows no sweep. {BEST} is the loss at the variant's best rate, {EXCESS} the mean over the rates of the loss "
@@ -268,7 +273,9 @@ V2 = Experiment(
             for variant, against in PAIRS
         )
     ),
-    headline=lambda _: Headline(name=WHOLE, variant="diff_v2"),
+    headline=lambda _: Headline(
+        name=WHOLE, variant="diff_v2", claim="DIFF V2 has a lower loss on text than the Transformer"
+    ),
     notes=(
         "DIFF V2 has twice the queries; here its feed-forward network is narrower by as many parameters. Its authors "
         "save them by sharing keys and values instead, and publish no table to compare with.",

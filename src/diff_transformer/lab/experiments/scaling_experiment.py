@@ -283,7 +283,9 @@ FIG_3 = Experiment(
     options=Repeats,
     measurements=language.loss_and_repeats,
     compare=_compare,
-    headline=lambda _: Headline(name=PARAMETERS),
+    headline=lambda _: Headline(
+        name=PARAMETERS, claim="DIFF needs fewer parameters than the Transformer for the same loss"
+    ),
     notes=(
         f"{PARAMETERS} is read at the middle of the sizes (their geometric mean), with all parameters but λ and norms "
         f"counted; the paper reads it at 6.8B. Where {APART}, for one seed, for all, or for "

@@ -13,6 +13,7 @@ from diff_transformer.lab.report.documents import HTML_MARK, MARKDOWN_MARK, fill
 from diff_transformer.lab.report.figures import FIGURE_MARK, svg_file
 from diff_transformer.lab.report.forest_figures import forest_figures, overview_figure
 from diff_transformer.lab.report.learning_figures import learning_figures
+from diff_transformer.lab.report.summary import certainty, summary
 from diff_transformer.lab.results_files import write_text
 from diff_transformer.lab.verdicts import judge
 
@@ -43,7 +44,7 @@ def build_results_report(
         refuse_others(document, MARKDOWN_MARK)
     refuse_others(page, HTML_MARK)
     often = Counter(results.name for results in all_results)
-    summary = overview_figure(all_results)
+    overview = overview_figure(all_results)
     has_experiments = not all(results.is_own for results in all_results)
     sections: list[dict[str, Any]] = []
     for results in all_results:
@@ -54,17 +55,19 @@ def build_results_report(
     values = {
         "title": "Results beside the paper's" if has_experiments else "Variants of a recipe side by side",
         "has_experiments": has_experiments,
+        "findings": summary(all_results),
+        "certainty": certainty(all_results),
         "wording": wording,
         "tables": experiment_tables,
         "learning": learning_tables,
-        "overview": summary,
+        "overview": overview,
         "verdicts": experiment_tables.overview(all_results),
         "sections": sections,
     }
     if document == page:
         return (write_text(page, fill_page("results.html", **values)),)
     kinds = ("learning", "wide", "narrow")
-    figures = [summary, *(figure for section in sections for kind in kinds for figure in section[kind])]
+    figures = [overview, *(figure for section in sections for kind in kinds for figure in section[kind])]
     folder = document.parent / FIGURES
     files = {folder / f"{figure.name}.svg": figure for figure in figures}
     for path in files:

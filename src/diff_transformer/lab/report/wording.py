@@ -226,20 +226,27 @@ def verdict_words(verdict: Verdict | None, kinds: Iterable[bool] = (False, True)
 def verdict_text(row: Comparison, *, needs: bool = True) -> str:
     """The verdict with what limits its meaning and, of an inconclusive one, what it needs: "inconclusive: one seed"."""
     word = verdict_word(row.verdict, row.exploratory)
-    if needs and row.verdict == "inconclusive":
-        if row.reason:
-            word += f": {row.reason}"
-        elif len(row.differences) < 2:
-            word += ": one seed"
-        elif row.documents_needed:
-            word += ": needs more documents"
-        elif row.seeds_needed is not None:
-            word += f": 80 % power needs {row.seeds_needed:,} seeds"
+    limits = "" if row.verdict == "inconclusive" and not needs else verdict_limits(row)
+    if not limits:
+        return word
+    return f"{word} {limits}" if row.verdict == "still learning" else f"{word}: {limits}"
+
+
+def verdict_limits(row: Comparison) -> str:
+    """Why a verdict does not decide, or what it would take: "80 % power needs 12 seeds"; "" of one that decides."""
     if row.verdict == "still learning":
-        word += f" at {row.steps:,} steps; {so_far(row)}"
+        return f"at {row.steps:,} steps; {so_far(row)}"
     if row.verdict == "not comparable":
-        word += f": {not_begun(row)}"
-    return word
+        return not_begun(row)
+    if row.verdict != "inconclusive":
+        return ""
+    if row.reason:
+        return row.reason
+    if len(row.differences) < 2:
+        return "one seed"
+    if row.documents_needed:
+        return "needs more documents"
+    return "" if row.seeds_needed is None else f"80 % power needs {row.seeds_needed:,} seeds"
 
 
 def with_article(variant: str) -> str:

@@ -1,0 +1,131 @@
+"""Says in plain words what a report found: what holds, what does not, what is open, and how sure that is."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from diff_transformer.lab.learning import (
+    ACCURACY_CURVE,
+    StepsRatio,
+    VariantCurves,
+    compared_curves,
+    reported_accuracies,
+    steps_ratio,
+)
+from diff_transformer.lab.record import Comparison, Verdict
+from diff_transformer.lab.report import wording
+from diff_transformer.lab.report.experiment_tables import ExperimentResults
+from diff_transformer.lab.report.learning_tables import ratio_text
+
+# In the order of the report.
+_TITLES: dict[Verdict, str] = {
+    "reproduced": "Holds at this size",
+    "contrary": "Does not hold: the other variant is ahead",
+    "inconclusive": "Open: the interval holds 0",
+    "still learning": "Open: training ended while one of the two was still learning",
+    "not comparable": "Not comparable: one of the two has not begun to learn",
+}
+_SOONER = "How soon: the steps that one variant needs, divided by the other's"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence of the summary, and the experiment that it is about."""
+
+    results: ExperimentResults
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Findings of one kind, under a title."""
+
+    title: str
+    findings: tuple[Finding, ...]
+
+
+def summary(all_results: Sequence[ExperimentResults]) -> list[Findings]:
+    """The comparison that each experiment is about, by verdict, and how soon the two variants learn; no empty part.
+
+    Experiments of which no comparison stands for the whole have no sentence.
+    """
+    rows = [(results, results.headline) for results in all_results if results.file.headline is not None]
+    parts = [
+        Findings(title, tuple(Finding(results, _sentence(results, row)) for results, row in rows if _is(row, verdict)))
+        for verdict, title in _TITLES.items()
+    ]
+    parts.append(Findings(_SOONER, tuple(_speeds(all_results))))
+    return [part for part in parts if part.findings]
+
+
+def certainty(all_results: Sequence[ExperimentResults]) -> str:
+    """How many seeds and how large models the findings are of, and how many comparisons they were picked from."""
+    trained = [variant for results in all_results for variant in results.variants]
+    judged = sum(row.verdict is not None for results in all_results for row in results.file.comparisons)
+    if not trained or not judged:
+        return ""
+    seeds = {len(row.differences) for results in all_results for row in results.file.comparisons if row.differences}
+    sizes = [variant["parameters"] for variant in trained]
+    return (
+        f"The models have {_range(min(sizes), max(sizes))} parameters and the comparisons "
+        f"{_range(min(seeds), max(seeds))} seeds, so they say nothing of large models. Each line above is the one "
+        f"comparison that the definition of its experiment names, out of {judged:,} with a verdict. "
+        f"{wording.UNCORRECTED}"
+    )
+
+
+def _is(row: Comparison | None, verdict: Verdict) -> bool:
+    return row is not None and row.verdict == verdict
+
+
+def _sentence(results: ExperimentResults, row: Comparison | None) -> str:
+    """The claim, the two values, their difference, and what limits the verdict."""
+    assert row is not None
+    assert results.file.headline is not None
+    claim = results.file.headline.claim or _claim(row)
+    text = f"{claim}: {' against '.join(map(wording.format_number, row.ours))}{row.unit and f' {row.unit}'}"
+    if row.verdict != "not comparable":
+        text += f", {wording.format_difference(row, results.variants)}"
+    limits = wording.verdict_limits(row)
+    return f"{text} ({limits})." if limits else f"{text}."
+
+
+def _claim(row: Comparison) -> str:
+    """Of a comparison that no sentence was written for."""
+    first, second = map(wording.variant_label, (row.variant, row.against))
+    part = f", {row.coordinates.label}" if row.coordinates else ""
+    return f"{first} has a {row.better or 'different'} {wording.measure_words(row.name)}{part} than {second}"
+
+
+def _speeds(all_results: Sequence[ExperimentResults]) -> Iterator[Finding]:
+    """A sentence for each two variants that an experiment is about, and each size; runs that experiments share once."""
+    seen: set[tuple[tuple[float, ...], ...]] = set()
+    for results in all_results:
+        row = results.headline
+        if results.file.headline is None or row is None:
+            continue
+        levels = reported_accuracies(results.file.baselines)
+        for first, second in compared_curves(results.file.records, results.file.comparisons):
+            if (first.variant, second.variant) != (row.variant, row.against):
+                continue
+            ratio = steps_ratio(first, second, max(levels, default=None) if first.name == ACCURACY_CURVE else None)
+            if ratio is None or not math.isfinite(ratio.ratio) or ratio.steps in seen:
+                continue
+            seen.add(ratio.steps)
+            yield Finding(results, _speed(first, second, ratio))
+
+
+def _speed(first: VariantCurves, second: VariantCurves, ratio: StepsRatio) -> str:
+    size = f" ({first.coordinates.label})" if first.coordinates else ""
+    what = "accuracy" if first.name == ACCURACY_CURVE else "loss"
+    target = f"a validation {what} of {wording.format_number(ratio.level)}"
+    if ratio.level_of:
+        target += f", with which {wording.with_article(ratio.level_of)} ends"
+    return (
+        f"{wording.variant_label(first.variant)} / {wording.variant_label(second.variant)}{size}, to {target}: "
+        f"{ratio_text(ratio)}."
+    )
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
