@@ -11,7 +11,9 @@ of the trained models that come with the package (benchmarks/pack_weights.py). W
 (`bench … --device cuda`), the places named "cuda …" are filled as well.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +25,33 @@ from diff_transformer.lab.bench.bench_pages import (
     replace_sections,
     write_page,
 )
+from diff_transformer.lab.coordinates import Coordinates
+from diff_transformer.lab.experiments.language_over_training import LARGE_START
 from diff_transformer.lab.experiments.request import as_defined
-from diff_transformer.lab.learning import curves_of
-from diff_transformer.lab.record import CardRecord, Comparison
+from diff_transformer.lab.learning import compared_curves, curves_of, reported_accuracies, steps_ratio
+from diff_transformer.lab.measure.document_losses import WHOLE
+from diff_transformer.lab.measure.needles import ACCURACY as NEEDLES
+from diff_transformer.lab.measure.retrieval import LENGTH_ACCURACY
+from diff_transformer.lab.record import CardRecord, Comparison, Interval
 from diff_transformer.lab.report.experiment_tables import ExperimentResults, read_experiments
 from diff_transformer.lab.report.figures import svg, svg_file
-from diff_transformer.lab.report.forest_figures import ForestRow, forest
+from diff_transformer.lab.report.learning_tables import ratio_text
 from diff_transformer.lab.report.measured_tables import rows_of
+from diff_transformer.lab.report.panel_figure import Dot, Panel, PanelRow, panels
 from diff_transformer.lab.report.wording import (
     LEVELS,
     format_difference,
     format_number,
     level_cells,
-    levels_mark,
     levels_of,
     measure_label,
     variant_label,
     variants_of,
-    verdict_mark,
     verdict_text,
+    verdict_words,
 )
 from diff_transformer.lab.results_files import read_record, read_results, write_text
+from diff_transformer.lab.statistics import mean_interval
 from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
 from diff_transformer.storage.files import files_in
 
@@ -53,7 +61,51 @@ RESULTS, FIGURE = ROOT / "results" / "cpu", ROOT / "docs" / "results.svg"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
-ALT = "DIFF's advantage over the Transformer in each experiment, with 95 % intervals and the paper's"
+ALT = (
+    "DIFF, DIFF V2 and the Transformer: needles found after training with chance and floor, steps of training that "
+    "finding them takes, and losses on text, with 95 % intervals"
+)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A comparison with the Transformer that the figure shows where it was measured."""
+
+    label: str
+    experiment: str
+    name: str
+    coordinates: Coordinates
+    variant: str = "diff"
+    preset: str = "cpu"
+
+    def find(self, by_name: "Experiments") -> Iterator[tuple[ExperimentResults, Comparison]]:
+        """It, with its results, or nothing."""
+        results = by_name.get((self.experiment, self.preset))
+        wanted = (self.name, self.variant, "softmax", self.coordinates)
+        for row in results.file.comparisons if results is not None else ():
+            if results is not None and (row.name, row.variant, row.against, row.coordinates) == wanted:
+                yield results, row
+
+
+Experiments = Mapping[tuple[str, str], ExperimentResults]
+SHOWN_ACCURACIES = (
+    Shown("2 needles, both asked for", "table2", NEEDLES, Coordinates(needles=2, queries=2)),
+    Shown("6 needles, more than in training", "table2", NEEDLES, Coordinates(needles=6, queries=2)),
+    Shown(
+        "contexts 4 times as long as in training",
+        "length_generalisation",
+        LENGTH_ACCURACY,
+        Coordinates(context_factor=4),
+    ),
+)
+_SMALL = Coordinates(parameters=260000)
+SHOWN_LOSSES = (
+    Shown("1M tokens, first weights of one size", "language", WHOLE, Coordinates(_SMALL, part=LARGE_START)),
+    Shown("1M tokens, small first W_O and W_down", "language", WHOLE, _SMALL),
+    Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2"),
+    Shown("11M tokens, small first W_O and W_down", "language", WHOLE, _SMALL, preset="night"),
+    Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2", preset="night"),
+)
 # What the README shows of the operator's times.
 SELECTION = {
     "lengths": (512, 2048),
@@ -114,43 +166,64 @@ def _moments(experiments: Sequence[ExperimentResults]) -> str:
     )
 
 
-def headline_rows(experiments: Sequence[ExperimentResults]) -> list[ForestRow]:
-    """The same rows for a figure: the first one's advantage in per cent of the second's value, which puts all on one
-    axis.
-
-    One whose values are not above 0, such as a variance that chance explains, has no such share and is left out.
-    """
-    rows = []
-    for results, row in headlines(experiments):
-        if min(row.ours) <= 0:
-            continue
-        share = (100 if row.better == "higher" else -100) / row.ours[1]
-        ends = None if row.interval is None else sorted(share * end for end in row.interval)
-        paper = row.paper
-        variant = "" if row.variant == "diff" else f", {variant_label(row.variant)}"
-        rows.append(
-            ForestRow(
-                label=f"{results.title}{variant}: {row.name.split('/')[-1].replace('_', ' ')}{levels_mark(row)}",
-                difference=share * row.difference,
-                interval=None if ends is None else (ends[0], ends[1]),
-                verdict=row.verdict,
-                exploratory=row.exploratory,
-                paper=None if paper is None else abs(share) / share * 100 * (paper[0] - paper[1]) / abs(paper[1]),
-                remark=verdict_mark(row),
-            )
-        )
-    return rows
-
-
 def draw(experiments: Sequence[ExperimentResults]) -> None:
-    """DIFF (or DIFF V2, where it says so) against the Transformer, a row of each experiment."""
-    figure = forest(
-        headline_rows(experiments),
-        title="DIFF or V2 against the Transformer (chance, floor)",
-        xlabel="better by, in % of the Transformer's value; shaded: better",
-        better="higher",
-    )
-    write_text(FIGURE, svg_file(svg(figure), ALT))
+    """What is found in the end, how soon, and the losses of language: few rows, on a scale for each."""
+    by_name = {(results.name, results.preset): results for results in experiments}
+    needles = by_name["table2", "cpu"]
+    all_panels = [
+        Panel("Needles found after training", tuple(accuracy_rows(by_name)), limits=(0.0, 1.0)),
+        Panel(
+            "Steps to find them, divided by the Transformer's",
+            tuple(speed_rows(needles)),
+            is_ratio=True,
+            neutral=1.0,
+            better="left",
+        ),
+        Panel(
+            "Loss on text less the Transformer's, nats a token", tuple(loss_rows(by_name)), neutral=0.0, better="left"
+        ),
+    ]
+    drawn = {dot.variant for panel in all_panels for row in panel.rows for dot in row.dots}
+    labels = {str(variant): variant_label(variant) for variant in ("diff", "softmax", "diff_v2") if variant in drawn}
+    write_text(FIGURE, svg_file(svg(panels(all_panels, labels)), ALT))
+
+
+def accuracy_rows(by_name: Experiments) -> Iterator[PanelRow]:
+    """Both variants of a comparison of accuracies, with chance, floor and elimination."""
+    for shown in SHOWN_ACCURACIES:
+        for results, row in shown.find(by_name):
+            dots = [
+                Dot(variant, value, _interval(results, row, variant))
+                for variant, value in zip((row.variant, row.against), row.ours, strict=True)
+            ]
+            yield PanelRow(shown.label, tuple(dots), levels_of(row), verdict_words(row.verdict, [row.exploratory]))
+
+
+def speed_rows(results: ExperimentResults) -> Iterator[PanelRow]:
+    """How much sooner or later DIFF is there than the Transformer, for each accuracy that is reported."""
+    for first, second in compared_curves(results.file.records, results.file.comparisons):
+        for level in reported_accuracies(results.file.baselines):
+            ratio = steps_ratio(first, second, level)
+            if ratio is not None and ratio.bound is None and math.isfinite(ratio.ratio):
+                dot = Dot(first.variant, ratio.ratio, ratio.interval)
+                yield PanelRow(f"to an accuracy of {level:g}", (dot,), remark=ratio_text(ratio))
+            elif ratio is not None:
+                yield PanelRow(f"to an accuracy of {level:g}", (), remark=ratio_text(ratio))
+
+
+def loss_rows(by_name: Experiments) -> Iterator[PanelRow]:
+    """Differences to the Transformer's loss."""
+    for shown in SHOWN_LOSSES:
+        for _, row in shown.find(by_name):
+            is_open = row.verdict in ("inconclusive", "still learning")
+            dot = Dot(row.variant.partition(",")[0], row.difference, row.interval, is_open=is_open)
+            yield PanelRow(shown.label, (dot,), remark=verdict_words(row.verdict, [row.exploratory]))
+
+
+def _interval(results: ExperimentResults, row: Comparison, variant: str) -> Interval | None:
+    """Of a variant's mean over seeds."""
+    at = (row.name, variant, row.coordinates)
+    return mean_interval([one.value for one in results.file.records if (one.name, one.variant, one.coordinates) == at])
 
 
 def _pair(values: tuple[float, float]) -> str:
