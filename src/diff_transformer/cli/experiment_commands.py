@@ -73,10 +73,10 @@ def reproduce(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Say which experiments there are, and stop.")] = False,
     preset: Annotated[
-        Literal["cpu", "night", "gpu", "paper"],
+        Literal["cpu", "evening", "night", "gpu", "paper"],
         typer.Option(
-            help="Two processor cores for minutes, for hours (night), one H200, or the paper's own size, which is "
-            "checked and not run."
+            help="Two processor cores for minutes (cpu) or hours (evening, night), one H200 (gpu), or the paper's own "
+            "size, which is checked and not run."
         ),
     ] = "cpu",
     seeds: Annotated[int | None, optional("How many seeds.", "the preset's", min=1)] = None,
@@ -200,14 +200,14 @@ def _listing() -> "Table":
     from diff_transformer.lab.experiments.experiment import EXPERIMENTS, find_experiment
     from diff_transformer.lab.report.documents import Table
 
+    sizes = ("cpu", "evening", "night", "gpu", "paper")
     rows = []
     for experiment in map(find_experiment, EXPERIMENTS):
-        cells = dict.fromkeys(("cpu", "night", "gpu", "paper"), "–")
+        cells = dict.fromkeys(sizes, "–")
         for name, preset in experiment.presets.items():
             cells[name] = "checked" if name == "paper" else _duration(preset.minutes)
         rows.append((experiment.name, experiment.shows, *cells.values()))
-    caption = "cpu, night: on two processor cores. gpu: planned for one H200, not timed yet."
-    sizes = ("cpu", "night", "gpu", "paper")
+    caption = "cpu, evening, night: on two processor cores. gpu: planned for one H200, not timed yet."
     head, one_line = ("name", "what it shows", *sizes), ("name", *sizes)
     return Table.of_rows(head, rows, caption=caption, right=sizes[:-1], one_line=one_line)
 
@@ -216,7 +216,7 @@ def _duration(minutes: float | None) -> str:
     """About how long an experiment takes: "7.5 min", "11 h"; "?" where nobody knows."""
     if minutes is None:
         return "?"
-    return f"{minutes:g} min" if minutes < 90 else f"{minutes / 60:.0f} h"
+    return f"{minutes:g} min" if minutes < 90 else f"{minutes / 60:g} h"
 
 
 def show_results(results: ResultsFile, path: Path) -> None:

@@ -144,7 +144,7 @@ def test_every_experiment_of_the_register_is_complete(name: str) -> None:
     assert bool(experiment.measurements) != (experiment.measure_once is not None)
     # What it logs has a name where it is not the usual: the keys of its runs hold it.
     assert bool(experiment.logs) != (experiment.on_evaluate is validation_callback)
-    assert {"cpu", "gpu"} <= experiment.presets.keys() <= {"cpu", "night", "gpu", PAPER}
+    assert {"cpu", "gpu"} <= experiment.presets.keys() <= {"cpu", "evening", "night", "gpu", PAPER}
     assert experiment.presets["cpu"].minutes
     for preset in experiment.presets.values():
         recipes = {variant: preset.variant_recipe(variant, *preset.sweep) for variant in preset.variants}

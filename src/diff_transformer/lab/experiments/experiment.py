@@ -23,7 +23,7 @@ from diff_transformer.train.recipe import differences
 from diff_transformer.train.step_costs import meta_model
 from diff_transformer.variants import ATTENTION_TYPES, head_dim
 
-# The preset that is counted on the meta device and never run; the others are "cpu", "night" and "gpu".
+# The preset that is counted on the meta device and never run; the others are "cpu", "evening", "night" and "gpu".
 PAPER = "paper"
 
 
@@ -259,7 +259,7 @@ class Experiment:
 
     name: str  # as it is typed: "table6"
     shows: str  # one line
-    # "cpu", "gpu", for hours on two cores "night", and but for questions beyond the paper "paper".
+    # "cpu", "gpu", for hours on two cores "evening" and "night", and but for questions beyond the paper "paper".
     presets: Mapping[str, Preset]
     # What the records of all variants and seeds say; see `compared_by`.
     compare: Callable[[Sequence[Result], Preset], list[Comparison]]

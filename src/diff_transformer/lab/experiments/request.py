@@ -82,8 +82,9 @@ def request_experiment(
 ) -> ExperimentRequest:
     """Check what is requested, and put it into the preset.
 
-    The preset is "cpu", "night" or "gpu"; "paper" is only checked, see `diff_transformer.lab.experiments.paper_preset`.
-    Seeds and options stand in place of the preset's, text (files or folders) in place of the standard library's source.
+    The preset is "cpu", "evening", "night" or "gpu"; "paper" is only checked, see
+    `diff_transformer.lab.experiments.paper_preset`. Seeds and options stand in place of the preset's, text (files or
+    folders) in place of the standard library's source.
     A rehearsal of the gpu preset needs no GPU.
 
     Raises:
