@@ -268,6 +268,12 @@ def test_tied_weights_are_resumed(tmp_path: Path) -> None:
     assert_identical(uninterrupted.model_folder, resumed.model_folder)
 
 
+def test_a_signal_in_the_last_step_leaves_the_model_and_is_not_lost(tmp_path: Path) -> None:
+    with pytest.raises(TrainingInterrupted, match=r"Stopped after the last step; .*model holds the trained model"):
+        train(recipe(), tmp_path / "run", progress=Watcher(interrupt_after=6))
+    assert_identical(tmp_path / "run" / "model", train(recipe(), tmp_path / "other").model_folder)
+
+
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     train(recipe(checkpoint_every=1, keep_checkpoints=2), tmp_path / "run")
     assert checkpoint_names(tmp_path / "run") == [

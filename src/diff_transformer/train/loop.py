@@ -148,7 +148,13 @@ class TrainingRun:
             finally:
                 self.limit.end()
                 self.progress.stop()
-        return self._finish()
+            stopping = self.context.any(interrupt.requested)
+        run = self._finish()
+        if stopping:  # nothing is left to do here, but whoever trains several runs must not begin the next
+            raise TrainingInterrupted(
+                f"Stopped after the last step; {run.model_folder} holds the trained model.", interrupt.signal
+            )
+        return run
 
     def _start_or_resume(self, data: Data, progress: Progress | None, on_evaluate: Evaluate | None) -> None:
         settings, context = self.settings, self.context
