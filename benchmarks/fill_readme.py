@@ -1,7 +1,8 @@
 """Copy measured numbers into README.md and docs/, so that none is typed by hand.
 
     diff-transformer reproduce all --output results/cpu --resume
-    diff-transformer report results/cpu --output results/RESULTS.md --overwrite
+    diff-transformer reproduce language --preset evening --text novels --output results/evening --resume
+    diff-transformer report results --output results/RESULTS.md --overwrite
     diff-transformer bench operator --output benchmarks --overwrite
     diff-transformer bench model --output benchmarks --overwrite
     python benchmarks/fill_readme.py
@@ -54,10 +55,11 @@ from diff_transformer.lab.results_files import read_record, read_results, write_
 from diff_transformer.lab.statistics import mean_interval
 from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
 from diff_transformer.storage.files import files_in
+from diff_transformer.variants import ATTENTION_TYPES
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-RESULTS, FIGURE = ROOT / "results" / "cpu", ROOT / "docs" / "results.svg"
+RESULTS, FIGURE = ROOT / "results", ROOT / "docs" / "results.svg"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
@@ -103,8 +105,8 @@ SHOWN_LOSSES = (
     Shown("1M tokens, first weights of one size", "language", WHOLE, Coordinates(_SMALL, part=LARGE_START)),
     Shown("1M tokens, small first W_O and W_down", "language", WHOLE, _SMALL),
     Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2"),
-    Shown("11M tokens, small first W_O and W_down", "language", WHOLE, _SMALL, preset="night"),
-    Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2", preset="night"),
+    Shown("11M tokens, small first W_O and W_down", "language", WHOLE, _SMALL, preset="evening"),
+    Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2", preset="evening"),
 )
 # What the README shows of the operator's times.
 SELECTION = {
@@ -119,7 +121,7 @@ CUDA_SELECTION = {
 
 
 def measured_experiments() -> list[ExperimentResults]:
-    """All results, each with what the definition of its experiment says of it, in the order of a report."""
+    """All results, of every preset, each with what the definition of its experiment says of it, in a report's order."""
     return read_experiments([RESULTS], as_defined)
 
 
@@ -142,14 +144,16 @@ def results_table(experiments: Sequence[ExperimentResults]) -> str:
         levels = "; ".join(level_cells(row)) if levels_of(row) else "–"
         here = f"{_pair(row.ours)} | {levels} | {format_difference(row)} | {verdict_text(row)}"
         pair = f"{variant_label(row.variant)} − {variant_label(row.against)}"
-        lines.append(f"| {results.title} | {pair} | {measure_label(row)} | {paper} | {here} |")
+        several = sum(other.name == results.name for other in experiments) > 1
+        lines.append(
+            f"| {results.heading if several else results.title} | {pair} | {measure_label(row)} | {paper} | {here} |"
+        )
     files = [results.file for results in experiments]
     commits = ", ".join(dict.fromkeys(str(file.commit)[:12] for file in files))
     devices = ", ".join(dict.fromkeys(file.device for file in files))
     note = (
         "One row per experiment, the comparison that its definition names. All comparisons, with figures: "
-        f"[results](results/RESULTS.md). {LEVELS} In the figure both stand in brackets behind an accuracy. "
-        f"{_moments(experiments)}{devices}, "
+        f"[results](results/RESULTS.md). {LEVELS} {_moments(experiments)}{devices}, "
         f"torch {files[0].versions['torch']}, commit {commits}, `diff-transformer reproduce all --output results/cpu`."
     )
     return "\n".join(lines) + "\n\n" + note
@@ -166,26 +170,26 @@ def _moments(experiments: Sequence[ExperimentResults]) -> str:
     )
 
 
-def draw(experiments: Sequence[ExperimentResults]) -> None:
-    """What is found in the end, how soon, and the losses of language: few rows, on a scale for each."""
+def figure_panels(experiments: Sequence[ExperimentResults]) -> list[Panel]:
+    """What is found in the end, how soon, and losses on text: few rows, on a scale for each; nothing not measured."""
     by_name = {(results.name, results.preset): results for results in experiments}
-    needles = by_name["table2", "cpu"]
-    all_panels = [
+    title = "Steps to find them, divided by the Transformer's"
+    found = [
         Panel("Needles found after training", tuple(accuracy_rows(by_name)), limits=(0.0, 1.0)),
-        Panel(
-            "Steps to find them, divided by the Transformer's",
-            tuple(speed_rows(needles)),
-            is_ratio=True,
-            neutral=1.0,
-            better="left",
-        ),
+        Panel(title, tuple(speed_rows(by_name)), is_ratio=True, neutral=1.0, better="left"),
         Panel(
             "Loss on text less the Transformer's, nats a token", tuple(loss_rows(by_name)), neutral=0.0, better="left"
         ),
     ]
-    drawn = {dot.variant for panel in all_panels for row in panel.rows for dot in row.dots}
-    labels = {str(variant): variant_label(variant) for variant in ("diff", "softmax", "diff_v2") if variant in drawn}
-    write_text(FIGURE, svg_file(svg(panels(all_panels, labels)), ALT))
+    return [panel for panel in found if panel.rows]
+
+
+def draw(experiments: Sequence[ExperimentResults]) -> None:
+    """Write the figure."""
+    shown = figure_panels(experiments)
+    drawn = {dot.variant for panel in shown for row in panel.rows for dot in row.dots}
+    labels = {variant: variant_label(variant) for variant in map(str, ATTENTION_TYPES) if variant in drawn}
+    write_text(FIGURE, svg_file(svg(panels(shown, labels)), ALT))
 
 
 def accuracy_rows(by_name: Experiments) -> Iterator[PanelRow]:
@@ -199,16 +203,18 @@ def accuracy_rows(by_name: Experiments) -> Iterator[PanelRow]:
             yield PanelRow(shown.label, tuple(dots), levels_of(row), verdict_words(row.verdict, [row.exploratory]))
 
 
-def speed_rows(results: ExperimentResults) -> Iterator[PanelRow]:
-    """How much sooner or later DIFF is there than the Transformer, for each accuracy that is reported."""
+def speed_rows(by_name: Experiments) -> Iterator[PanelRow]:
+    """How much sooner or later DIFF finds them than the Transformer, for each accuracy that is reported."""
+    results = by_name.get(("table2", "cpu"))
+    if results is None:
+        return
     for first, second in compared_curves(results.file.records, results.file.comparisons):
         for level in reported_accuracies(results.file.baselines):
             ratio = steps_ratio(first, second, level)
-            if ratio is not None and ratio.bound is None and math.isfinite(ratio.ratio):
-                dot = Dot(first.variant, ratio.ratio, ratio.interval)
-                yield PanelRow(f"to an accuracy of {level:g}", (dot,), remark=ratio_text(ratio))
-            elif ratio is not None:
-                yield PanelRow(f"to an accuracy of {level:g}", (), remark=ratio_text(ratio))
+            if ratio is not None:
+                is_known = ratio.bound is None and math.isfinite(ratio.ratio)
+                dots = (Dot(first.variant, ratio.ratio, ratio.interval),) if is_known else ()
+                yield PanelRow(f"to an accuracy of {level:g}", dots, remark=ratio_text(ratio))
 
 
 def loss_rows(by_name: Experiments) -> Iterator[PanelRow]:

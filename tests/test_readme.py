@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,15 @@ def test_numbers_are_those_that_were_measured(filler: Any) -> None:
     # The pages beside the files are made by the same program from the same numbers.
     for path, document in ((filler.OPERATOR, operator), (filler.MODEL, model)):
         assert path.with_suffix(".md").read_text(encoding="utf-8") == page(document)
+
+
+def test_the_figure_shows_what_was_measured(filler: Any) -> None:
+    shown = filler.figure_panels(filler.measured_experiments())
+    drawn = filler.FIGURE.read_text(encoding="utf-8")
+    for text in (text for panel in shown for row in panel.rows for text in (panel.title, row.label, row.remark)):
+        assert escape(text, quote=False) in drawn
+    names = {dot.variant for panel in shown for row in panel.rows for dot in row.dots}
+    assert names >= {"diff", "softmax", "diff_v2"}
 
 
 def test_numbers_of_a_gpu_are_those_that_were_measured(filler: Any) -> None:

@@ -82,6 +82,7 @@ def test_what_is_said_of_learning_rates_is_said_once() -> None:
     assert shorter[:2] == alike
     assert shorter[2:] == ["Learning rates were chosen by runs of 1 steps for runs of 2, whose best may differ."]
     assert sweep_notes(replace(TINY, sweep=("train.steps=1",), learning_rates=(1e-3,)), {}) == []
+    assert "mean validation of 2 seeds" in sweep_notes(replace(TINY, seeds=3, sweep_seeds=2), {})[0]
 
 
 def experiment_with(*overrides: str) -> ExperimentRequest:

@@ -115,8 +115,8 @@ class Run:
         return [{"validation/accuracy": self.accuracy}]
 
 
-def outcome_of(preset: Preset, accuracy_at: Mapping[float, float]) -> tuple[TrainedVariant, list[list[str]]]:
-    """What comes of a variant whose runs validate so, and what it asked for at a time."""
+def outcome_of(preset: Preset, accuracy_at: Mapping[Any, float]) -> tuple[TrainedVariant, list[list[str]]]:
+    """What comes of a variant whose runs validate so, by rate or (rate, seed), and what it asked for at a time."""
     plan = TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], Counts(1, 1)).plan(
         "validation/accuracy", "higher", ManyTrainings(Silent(), 1)
     )
@@ -127,7 +127,9 @@ def outcome_of(preset: Preset, accuracy_at: Mapping[float, float]) -> tuple[Trai
         except StopIteration as end:
             return end.value, asked
         asked.append([training.name for training in wanted])
-        runs: Any = [Run(accuracy_at.get(training.recipe.train.learning_rate, 0.0)) for training in wanted]
+        settings = [training.recipe.train for training in wanted]
+        keys: list[Any] = [((one.learning_rate, one.seed), one.learning_rate) for one in settings]
+        runs: Any = [Run(accuracy_at.get(both, accuracy_at.get(rate, 0.0))) for both, rate in keys]
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,26 @@ def test_a_sweep_widens_until_the_best_rate_lies_inside(
     assert len(asked[0]) == 3, "the planned rates at a time"
     assert [len(one) for one in asked[1:-1]] == [1] * (len(tried) - 3), "each further one when the best is known"
     assert asked[-1] == [f"diff · seed {seed} · learning rate {best:g}" for seed in (0, 1)]
+
+
+def test_the_mean_over_several_seeds_decides_where_rates_are_tried_with_them() -> None:
+    accuracies = {(1e-3, 0): 0.99, (1e-3, 1): 0.3, 3e-3: 0.9, (1e-2, 0): 0.95, (1e-2, 1): math.nan}
+    preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), sweep_seeds=2, seeds=3)
+    outcome, asked = outcome_of(preset, accuracies)
+    assert outcome.learning_rate == 3e-3
+    assert outcome.tried[1e-3] == pytest.approx(0.645)
+    assert math.isnan(outcome.tried[1e-2])
+    assert asked[0][:2] == [f"diff · trying the learning rate 0.001 with seed {seed}" for seed in (0, 1)]
+    assert len(asked[0]) == 6
+    assert len(asked[1]) == 3
+    one = replace(preset, seeds=1)
+    assert outcome_of(one, accuracies)[0].learning_rate == 1e-3, "no more seeds than are compared"
+
+
+@pytest.mark.parametrize(("sweep", "trainings"), [((), 7), (("train.steps=1",), 9)])
+def test_trials_of_full_length_are_runs_of_the_first_seeds(sweep: tuple[str, ...], trainings: int) -> None:
+    preset = replace(TINY, learning_rates=(1e-3, 3e-3, 1e-2), sweep_seeds=2, seeds=3, sweep=sweep)
+    assert len(TrainingOfVariant(preset, DIFF_AND_SOFTMAX[0], Counts(1, 1)).costs()) == trainings
 
 
 def test_one_rate_is_not_swept_and_a_diverged_run_has_no_second_stage() -> None:

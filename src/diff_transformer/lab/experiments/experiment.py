@@ -73,12 +73,14 @@ class Preset:
     recipe: str | Mapping[str, Any] = ""
     overrides: tuple[str, ...] = ()  # settings of the recipe that are others here, for all variants
     variants: tuple[Variant, ...] = DIFF_AND_SOFTMAX  # none in an experiment that trains nothing
-    # Tried for each variant with the first seed, ascending: the one with the best validation is the variant's. The
-    # recipe's own where there are none.
+    # Tried for each variant, ascending: the one with the best validation is the variant's. The recipe's own where there
+    # are none.
     learning_rates: tuple[float, ...] = ()
+    # With how many seeds each is tried, from 0, and no more than are compared: the mean of their validations decides.
+    sweep_seeds: int = 1
     # How many more are tried beyond the smallest or the largest of two or more, as long as that one is the best.
     more_rates: int = 4
-    # More overrides for these trials, such as fewer steps; without any, the best trial is also the first seed's run.
+    # More overrides for these trials, such as fewer steps; without any, the best trials are also the first seeds' runs.
     sweep: tuple[str, ...] = ()
     # Overrides of a second stage of training, which begins with the model of the first.
     extension: tuple[str, ...] = ()
@@ -96,6 +98,11 @@ class Preset:
     def tries_rates(self) -> bool:
         """Whether there are learning rates to choose from."""
         return len(self.learning_rates) > 1
+
+    @property
+    def trials_per_rate(self) -> int:
+        """With how many seeds each learning rate is tried."""
+        return min(self.sweep_seeds, self.seeds)
 
     @property
     def trains_on_text(self) -> bool:

@@ -45,9 +45,11 @@ def next_rate(tried: Mapping[float, float], better: Better) -> float | None:
 
 def sweep_notes(preset: Preset, remarks: Mapping[str, Sequence[str]]) -> list[str]:
     """What a reader must know of how learning rates were chosen: each remark of `choose_rate` once, with the variants
-    that it is about, and whether rates were tried in shorter runs than those that are compared.
+    that it is about, with how many seeds rates were tried, and whether in shorter runs than those that are compared.
     """
     notes = [f"{'; '.join(variants)}: {remark}" for remark, variants in remarks.items()]
+    if preset.tries_rates and preset.trials_per_rate > 1:
+        notes.append(f"Learning rates were chosen by the mean validation of {preset.trials_per_rate} seeds.")
     if preset.tries_rates and preset.variants:
         tried, trained = (preset.variant_recipe(preset.variants[0], *more).train.steps for more in (preset.sweep, ()))
         if tried < trained:

@@ -43,9 +43,10 @@ RECALL = Experiment(
             overrides=NEEDLE_CPU.overrides,
             variants=(*DIFF_AND_SOFTMAX, *language.table_6_variants(4, 16, language.HALF_NORM, language.NO_NORM)),
             learning_rates=NEEDLE_CPU.learning_rates,
+            sweep_seeds=NEEDLE_CPU.sweep_seeds,
             seeds=3,
             options={"sequences": 2048},
-            minutes=45,
+            minutes=60,
         ),
         # With Table 6's controls: half the heads of twice the width, headwise norm on and off.
         "gpu": Preset(

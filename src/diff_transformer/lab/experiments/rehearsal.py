@@ -137,9 +137,10 @@ def minutes_of_training(request: ExperimentRequest) -> float | None:
     preset = request.preset
     if not preset.variants or (request.preset_name == "gpu" and not torch.accelerator.is_available()):
         return None
-    trials = len(preset.learning_rates) if preset.tries_rates else 0
-    # How often each stage is trained. Without a sweep of its own, the best trial is the first seed's run.
-    runs: dict[tuple[str, ...], int] = {(): preset.seeds if preset.sweep else preset.seeds + max(0, trials - 1)}
+    trials = len(preset.learning_rates) * preset.trials_per_rate if preset.tries_rates else 0
+    # How often each stage is trained. Without a sweep of its own, the best trials are the first seeds' runs.
+    others = max(0, trials - preset.trials_per_rate)
+    runs: dict[tuple[str, ...], int] = {(): preset.seeds if preset.sweep else preset.seeds + others}
     if preset.sweep:
         runs[preset.sweep] = trials
     if preset.extension:

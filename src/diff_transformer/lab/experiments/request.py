@@ -68,6 +68,8 @@ class ExperimentRequest:
         settings: dict[str, Any] = json.loads(json.dumps({**request, **asdict(self.preset)}, default=dict))
         del settings["minutes"]  # what it is thought to take decides nothing
         del settings["more_rates"]  # results of earlier versions, which tried none, are kept
+        if self.preset.sweep_seeds == 1:  # as in earlier versions
+            del settings["sweep_seeds"]
         return settings
 
 

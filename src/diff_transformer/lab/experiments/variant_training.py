@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from diff_transformer.lab.experiments.experiment import Counts, Preset, Variant, section
 from diff_transformer.lab.experiments.learning_rates import choose_rate, next_rate
@@ -19,7 +20,7 @@ from diff_transformer.train import Recipe
 class TrainedVariant:
     """What came of a variant.
 
-    Its learning rate; the validation at each that was tried, NaN where the run diverged or there was no choice; what is
+    Its learning rate; the validation at each that was tried, NaN where a run diverged or there was no choice; what is
     to be told of the choice. With each seed, the runs of its stages, each with its recipe: where the first one diverged
     there is no second.
     """
@@ -40,9 +41,9 @@ class TrainingOfVariant:
     def costs(self) -> list[Cost]:
         """What its trainings cost, as far as they are known beforehand: more rates may have to be tried."""
         preset = self._preset
-        trials = len(preset.learning_rates) if preset.tries_rates else 0
-        # The best of trials of full length is the run of the first seed.
-        seeds = preset.seeds - (1 if trials and not preset.sweep else 0)
+        trials = len(preset.learning_rates) * preset.trials_per_rate if preset.tries_rates else 0
+        # The best of trials of full length are runs of the first seeds.
+        seeds = preset.seeds - (preset.trials_per_rate if trials and not preset.sweep else 0)
         stages = [self._cost(*preset.extension)] * preset.seeds if preset.extension else []
         return [self._cost(*preset.sweep)] * trials + [self._cost()] * seeds + stages
 
@@ -73,16 +74,23 @@ class TrainingOfVariant:
         untried = list(tried)
         most = len(tried) + self._preset.more_rates
         while untried:
-            runs: Sequence[Stored] = yield [self._trial(rate) for rate in untried]
-            for rate, run in zip(untried, runs, strict=True):
-                tried[rate] = math.nan if run.diverged is not None else number_of(run.metrics()[-1][validation])
+            seeds = range(self._preset.trials_per_rate)
+            runs: Sequence[Stored] = yield [self._trial(rate, seed) for rate in untried for seed in seeds]
+            for number, rate in enumerate(untried):
+                of_rate = runs[number * len(seeds) : (number + 1) * len(seeds)]
+                tried[rate] = fmean(
+                    math.nan if run.diverged is not None else number_of(run.metrics()[-1][validation])
+                    for run in of_rate
+                )
             further = next_rate(tried, better)
             untried = [further] if further is not None and len(tried) < most else []
 
-    def _trial(self, rate: float) -> Training:
+    def _trial(self, rate: float, seed: int) -> Training:
         sweep = self._preset.sweep
-        recipe = self._recipe(*sweep, *section("train", learning_rate=rate, seed=0))
-        return Training(f"{self._variant.label} · trying the learning rate {rate:g}", recipe, self._cost(*sweep))
+        recipe = self._recipe(*sweep, *section("train", learning_rate=rate, seed=seed))
+        which = f" with seed {seed}" if self._preset.trials_per_rate > 1 else ""
+        name = f"{self._variant.label} · trying the learning rate {rate:g}{which}"
+        return Training(name, recipe, self._cost(*sweep))
 
     def _training(self, rate: float, seed: int) -> Training:
         recipe = self._recipe(*section("train", learning_rate=rate, seed=seed))
