@@ -15,7 +15,7 @@ MANY_SHOT_CPU = Preset(
     overrides=(
         *SYNTHETIC_TASK,
         "model.initializer_range=0.05",
-        "train.steps=5000",
+        *section("train", steps=5000, schedule="cosine", evaluate_every=100),
         "data={kind: many_shot, shots: 24, classes: 4, labels: 8, words: 8, item_length: 1, vary: true}",
         "data.batch_size=64",
     ),
