@@ -212,8 +212,8 @@ def speed_rows(by_name: Experiments) -> Iterator[PanelRow]:
         for level in reported_accuracies(results.file.baselines):
             ratio = steps_ratio(first, second, level)
             if ratio is not None:
-                is_known = ratio.bound is None and math.isfinite(ratio.ratio)
-                dots = (Dot(first.variant, ratio.ratio, ratio.interval),) if is_known else ()
+                dot = Dot(first.variant, ratio.ratio, ratio.interval, ratio.bound)
+                dots = (dot,) if math.isfinite(ratio.ratio) else ()
                 yield PanelRow(f"to an accuracy of {level:g}", dots, remark=ratio_text(ratio))
 
 

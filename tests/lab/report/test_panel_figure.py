@@ -47,6 +47,27 @@ def test_the_better_side_of_the_neutral_line_is_shaded() -> None:
     assert panels([ACCURACY], NAMES).axes[0].collections[:] == []
 
 
+def test_a_bound_is_an_arrow_to_its_side() -> None:
+    row = PanelRow("to .5", (Dot("diff", 0.5, bound="below"),))
+    axes = panels([Panel("steps", (row,), is_ratio=True, neutral=1.0, better="left")], NAMES).axes[0]
+    low = axes.get_xlim()[0]
+    arrows = [line for line in axes.lines if line.get_marker() == "<"]
+    assert [float(line.get_xdata()[0]) for line in arrows] == [low]
+    assert [0.5, low] in [[float(x) for x in line.get_xdata()] for line in axes.lines]
+    assert not [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
+
+
+def test_names_of_levels_stand_where_there_is_space() -> None:
+    row = PanelRow("6 needles", BOTH, {"chance": 0.06, "floor": 0.28, "by elimination": 0.3})
+    axes = panels([Panel("found", (row,), limits=(0, 1))], NAMES).axes[0]
+    sides = {text.get_text(): text.get_ha() for text in axes.texts if text.get_text() in row.levels}
+    assert sides == {"chance": "left", "floor": "right", "by elimination": "left"}
+    crowded = PanelRow("6 needles", BOTH, {"chance": 0.8, "floor": 0.88, "by elimination": 0.9})
+    axes = panels([Panel("found", (crowded,), limits=(0, 1))], NAMES).axes[0]
+    assert "floor" not in {text.get_text() for text in axes.texts}
+    assert [0.88, 0.88] in [list(line.get_xdata()) for line in axes.lines], "its line is there"
+
+
 def test_an_interval_that_is_not_known_is_not_drawn() -> None:
     lines = [list(line.get_xdata()) for line in panels([LOSS], NAMES).axes[0].lines]
     assert not any(math.isnan(x) for line in lines for x in line)

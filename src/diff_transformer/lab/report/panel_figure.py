@@ -19,15 +19,23 @@ _TICKS_OF_RATIOS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10)
 _FONT = 9
 # Heights in a row, from its top.
 _LABEL, _LINE = 0.25, 0.72
+# Dots of a row are so far apart.
+_APART = 0.16
+# The share of a scale that a letter of a level's name takes.
+_LETTER = 0.0135
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A number with its 95 % interval; `variant` decides its colour and its mark."""
+    """A number with its 95 % interval; `variant` decides its colour and its mark.
+
+    Of a number that is only known to lie below or above `value`, an arrow is drawn that way.
+    """
 
     variant: str
     value: float
     interval: Interval | None = None
+    bound: Literal["below", "above"] | None = None
     is_open: bool = False  # of a verdict that does not decide
 
 
@@ -74,6 +82,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     if panel.is_ratio:
         axes.set_xscale("log")
     low, high = panel.limits or _limits(panel)
+    axes.set(xlim=(low, high), ylim=(len(panel.rows) + 0.05, -0.05), yticks=[])
     for number, row in enumerate(panel.rows):
         _draw_row(axes, row, float(number))
         if panel.neutral is not None:
@@ -81,7 +90,6 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             axes.plot([panel.neutral] * 2, [y - 0.24, y + 0.24], color=INK, linewidth=1.2, zorder=1)
             side = {"left": (low, panel.neutral), "right": (panel.neutral, high), "": (low, low)}[panel.better]
             axes.fill_between(side, y - 0.24, y + 0.24, color=RULE, alpha=0.45, linewidth=0, zorder=0)
-    axes.set(xlim=(low, high), ylim=(len(panel.rows) + 0.05, -0.05), yticks=[])
     if panel.is_ratio:
         axes.xaxis.set_major_locator(FixedLocator([tick for tick in _TICKS_OF_RATIOS if low <= tick <= high]))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -98,18 +106,42 @@ def _draw_row(axes: Axes, row: PanelRow, top: float) -> None:
     axes.text(0.0, top + _LABEL, row.label, color=INK, **style)
     axes.text(1.0, top + _LABEL, row.remark, color=MUTED, ha="right", **style)
     y = top + _LINE
-    for name, level in row.levels.items():
-        axes.plot([level, level], [y - 0.2, y + 0.2], color=MUTED, linewidth=1.4, zorder=2)
-        # Nearest to what lies beyond it, but for the leftmost, which may stand at the edge.
-        is_first = level == min(row.levels.values())
-        place: dict[str, Any] = {"xytext": (3 if is_first else -3, 0), "ha": "left" if is_first else "right"}
-        axes.annotate(name, (level, y), textcoords="offset points", color=MUTED, fontsize=8, va="center", **place)
-    for dot in row.dots:
+    low, high = axes.get_xlim()
+    _draw_levels(axes, row, y)
+    for number, dot in enumerate(row.dots):
+        # Two that are equal do not hide each other.
+        height = y + _APART * (number - (len(row.dots) - 1) / 2)
         mark = _mark(dot.variant)
         if dot.interval is not None and all(map(math.isfinite, dot.interval)):
-            axes.plot(dot.interval, [y, y], color=mark["color"], linewidth=1.8, solid_capstyle="butt", zorder=3)
+            axes.plot(dot.interval, [height] * 2, color=mark["color"], linewidth=1.8, solid_capstyle="butt", zorder=3)
+        if dot.bound is not None:
+            edge, arrow = (low, "<") if dot.bound == "below" else (high, ">")
+            axes.plot([dot.value, edge], [height] * 2, color=mark["color"], linewidth=1.8, linestyle=":", zorder=3)
+            axes.plot([edge], [height], marker=arrow, markersize=6, color=mark["color"], clip_on=False, zorder=4)
+            axes.plot([dot.value] * 2, [height - 0.15, height + 0.15], color=mark["color"], linewidth=1.8, zorder=4)
+            continue
         face = {"markerfacecolor": PAGE} if dot.is_open else {}
-        axes.plot([dot.value], [y], linestyle="", markersize=6.5, zorder=4, **{**mark, **face})
+        axes.plot([dot.value], [height], linestyle="", markersize=6.5, clip_on=False, zorder=4, **{**mark, **face})
+
+
+def _draw_levels(axes: Axes, row: PanelRow, y: float) -> None:
+    """Ticks with their names, on the right of them where there is space, else on the left, else without."""
+    low, high = axes.get_xlim()
+    taken = [(end, end) for dot in row.dots for end in (dot.value, *(dot.interval or ())) if math.isfinite(end)]
+    taken += [(level, level) for level in row.levels.values()]
+    for name, level in sorted(row.levels.items(), key=lambda item: item[1]):
+        axes.plot([level, level], [y - 0.2, y + 0.2], color=MUTED, linewidth=1.4, zorder=2)
+        width = (0.02 + _LETTER * len(name)) * (high - low)
+        for offset, align, place in ((3, "left", (level, level + width)), (-3, "right", (level - width, level))):
+            others = [one for one in taken if one != (level, level)]
+            if (
+                all(end <= place[0] or start >= place[1] for start, end in others)
+                and low <= place[0] < place[1] <= high
+            ):
+                style: dict[str, Any] = {"color": MUTED, "fontsize": 8, "va": "center", "ha": align}
+                axes.annotate(name, (level, y), xytext=(offset, 0), textcoords="offset points", **style)
+                taken.append(place)
+                break
 
 
 def _mark(variant: str) -> dict[str, Any]:
