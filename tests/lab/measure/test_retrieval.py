@@ -9,9 +9,11 @@ from torch import Tensor
 
 import diff_transformer.lab.measure.retrieval as room
 from diff_transformer.data import RetrievalBatches
+from diff_transformer.lab.measure.accuracy import ratio_samples
 from diff_transformer.lab.measure.measurement import EvalInput
 from diff_transformer.lab.measure.retrieval import attention_mass, retrieval_answers, retrieval_records
 from diff_transformer.lab.measure.standard import validation_callback
+from diff_transformer.lab.statistics import bootstrap_interval, mean_interval
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 
 TASK = RetrievalBatches(num_pairs=3, length=40, num_keys=8, num_values=8, num_noise=8)
@@ -85,11 +87,24 @@ def test_records_of_a_real_model() -> None:
     assert mean == pytest.approx(by_name["retrieval/accuracy"][0].value, abs=1e-6)
     for record in records:
         assert record.interval is not None
-        assert record.interval[0] <= record.value + 0.1
+        assert record.interval[0] - 1e-6 <= record.value <= record.interval[1] + 1e-6
         if "accuracy" in record.name:
             assert 0 <= record.interval[0] <= record.interval[1] <= 1
     assert by_name["retrieval/attention_noise_signed"][0].better == "lower"
     assert by_name["retrieval/attention_to_answer_share"][0].better == "higher"
+
+
+def test_the_interval_of_a_depth_is_of_the_mean_over_its_queries() -> None:
+    """As wide as resampling sequences makes it, where those with more queries at a depth answer otherwise."""
+    random = torch.Generator().manual_seed(0)
+    counts = torch.randint(1, 5, (400,), generator=random)
+    sums = counts * 0.1 + torch.rand(400, generator=random) * counts**2 / 10
+    samples = ratio_samples(sums, counts)
+    assert samples.mean().item() == pytest.approx((sums.sum() / counts.sum()).item())
+    low, high = mean_interval(samples.tolist()) or (0.0, 0.0)
+    expected = bootstrap_interval(list(zip(sums.tolist(), counts.tolist(), strict=True)))
+    assert (low, high) == pytest.approx(expected, abs=0.1 * (high - low))
+    assert ratio_samples(counts.double(), counts).tolist() == [1.0] * 400
 
 
 def test_all_wrong_still_has_an_interval_with_a_width() -> None:

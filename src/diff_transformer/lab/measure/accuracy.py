@@ -29,6 +29,16 @@ def share_interval(means: Tensor) -> Interval | None:
     return None if interval is None else (max(0.0, interval[0]), min(1.0, interval[1]))
 
 
+def ratio_samples(sums: Tensor, counts: Tensor) -> Tensor:
+    """For each sequence (n,) a number, so that their mean is Σ `sums` / Σ `counts` and their spread that of this ratio.
+
+    To first order: the ratio plus what the sequence adds to it. Sequences with more counts weigh more, as in the ratio.
+    """
+    sums, counts = sums.double(), counts.double()
+    ratio = sums.sum() / counts.sum()
+    return ratio + (sums - ratio * counts) * len(counts) / counts.sum()
+
+
 def share_record(measured: EvalInput, name: str, right: Tensor, coordinates: Coordinates = NOWHERE) -> Result:
     """The share of right answers among `right`, (sequences, answers) boolean, with its interval over sequences.
 

@@ -14,6 +14,7 @@ from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.measure.accuracy import (
     BY_SEQUENCE,
     proportion_record,
+    ratio_samples,
     share_interval,
     share_record,
     token_levels,
@@ -160,7 +161,7 @@ def _by_depth(
     interval: Callable[[Tensor], Interval | None],
     better: Better,
 ) -> list[Result]:
-    """One record for each depth at which there are needles."""
+    """One record for each depth at which there are needles: the mean over its queries, with its interval."""
     fifths = fifth_of(sample.depth)
     records = []
     for index, depth in enumerate(FIFTHS):
@@ -168,9 +169,9 @@ def _by_depth(
         counts = chosen.sum(1)
         if not counts.any():
             continue
-        of_sequences = ((values * chosen).sum(1) / counts.clamp(min=1))[counts > 0]
+        interval_ends = interval(ratio_samples((values * chosen).sum(1)[counts > 0], counts[counts > 0]))
         details = {"n": int(counts.sum()), "better": better, "coordinates": depth, "method": BY_SEQUENCE}
-        records.append(measured.record(name, values[chosen].mean().item(), interval=interval(of_sequences), **details))
+        records.append(measured.record(name, values[chosen].mean().item(), interval=interval_ends, **details))
     return records
 
 
