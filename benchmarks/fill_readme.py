@@ -296,7 +296,7 @@ def measured_on_cuda() -> dict[Path, dict[str, str]]:
 def shipped_models() -> str:
     """What the README says of the trained models that come with the package; nothing where there are none."""
     folders = {name: Path(pretrained(name)) for name in pretrained_names()}
-    if LANGUAGE_MODEL not in folders:
+    if not folders:
         return ""
     lines = ["| | | measured | MB |", "|---|---|---|---|"]
     for name, folder in folders.items():
@@ -305,22 +305,23 @@ def shipped_models() -> str:
         numbers = "; ".join(" ".join([row.label, *row.texts(variants_of(overall))]) for row in rows_of(overall))
         card = f"[{name}]({(folder / 'README.md').relative_to(ROOT)})"
         lines.append(f"| {card} | {record.summary} | {numbers} | {_megabytes([folder])} |")
+    writes = LANGUAGE_MODEL in folders
     code = [
         "```python",
         "import diff_transformer",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if writes else ''}",
         "",
-        f'folder = diff_transformer.pretrained("{LANGUAGE_MODEL}")',
+        f'folder = diff_transformer.pretrained("{LANGUAGE_MODEL if writes else next(iter(folders))}")',
         "model = AutoModelForCausalLM.from_pretrained(folder)",
-        "tokenizer = AutoTokenizer.from_pretrained(folder)",
+        *(["tokenizer = AutoTokenizer.from_pretrained(folder)"] if writes else []),
         "```",
     ]
+    prompt = '`diff-transformer generate --prompt "It was"` writes with this one; ' if writes else ""
     parts = [
         f"Trained models come with the package, {_megabytes(folders.values())} MB together:",
         "\n".join(code),
-        '`diff-transformer generate --prompt "It was"` writes with this one; `generate`, `eval` and `export` take all '
-        "these names, and `diff-transformer eval NAME` measures the numbers again. Each model was trained once, so "
-        "that they do not tell which kind of attention is better.",
+        f"{prompt}`generate`, `eval` and `export` take these names, and `diff-transformer eval NAME` measures the numbers "
+        "again. Each model was trained once, so that they do not tell which kind of attention is better.",
         "\n".join(lines),
     ]
     return "\n\n".join(parts)
