@@ -320,8 +320,8 @@ def shipped_models() -> str:
     parts = [
         f"Trained models come with the package, {_megabytes(folders.values())} MB together:",
         "\n".join(code),
-        f"{prompt}`generate`, `eval` and `export` take these names, and `diff-transformer eval NAME` measures the numbers "
-        "again. Each model was trained once, so that they do not tell which kind of attention is better.",
+        f"{prompt}`generate`, `eval` and `export` take these names, and `diff-transformer eval NAME` measures the "
+        "numbers again. Each model was trained once, so that they do not tell which kind of attention is better.",
         "\n".join(lines),
     ]
     return "\n\n".join(parts)
