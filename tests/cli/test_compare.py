@@ -86,6 +86,7 @@ def test_a_report_shows_a_comparison_beside_an_experiment(run: Run, recipe: Path
     assert "# Results beside the paper's" in report
     assert [line for line in report.splitlines() if line.startswith("## ")] == [
         "## Overview",
+        "## How to read the tables",
         "## Recall, preset cpu",
         "## Recipe mine",
     ]

@@ -335,6 +335,7 @@ def test_where_the_report_goes(tmp_path: Path) -> None:
     assert build_results_report([tmp_path / "all"])[0] == tmp_path / "all" / "RESULTS.md"
     assert re.findall("^## (.*)", document(tmp_path / "all"), re.MULTILINE) == [
         "Overview",
+        "How to read the tables",
         "Table 6, preset cpu",
         "Table 6, preset gpu",
     ]
