@@ -82,7 +82,7 @@ def train(
     Raises:
         FileExistsError, FileNotFoundError, ValueError: the folder or the input is not right; nothing has been written.
         DivergenceError: the loss or its gradient is not finite, or the loss jumped; the weights are those before.
-        TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was saved.
+        TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was saved, and after the last step the model as well.
         OSError: the disk is full, or the folder was removed; none of the checkpoints to resume from is complete; or, as
             ConnectionError, another process has ended. One that hangs ends this process with a sentence on stderr.
     """

@@ -88,7 +88,7 @@ def test_all_experiments_are_in_it_in_their_order() -> None:
 
 def test_a_comparison_without_a_sentence_is_described() -> None:
     part = summary([found(WON, headline=Headline(name="x"))])[0]
-    assert part.findings[0].sentence.startswith("DIFF has a higher x than Transformer: 0.700")
+    assert part.findings[0].sentence.startswith("DIFF has a higher x than the Transformer: 0.700")
 
 
 def test_what_no_comparison_stands_for_is_left_out() -> None:

@@ -88,7 +88,7 @@ class Preset:
     # The share by which counts may differ, where variants cannot be made equal; None where they need not be equal.
     parameter_tolerance: float | None = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)  # of the measurement; `--option` replaces them
-    minutes: float | None = None  # about what it takes: two processor cores (cpu, night), one H200 (gpu)
+    minutes: float | None = None  # about what it takes: two processor cores (cpu, evening, night), one H200
 
     def variant_recipe(self, variant: Variant, *more: str) -> Recipe:
         """The recipe of a variant. Raises as `load_recipe` does."""

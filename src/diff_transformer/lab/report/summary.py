@@ -68,8 +68,8 @@ def certainty(all_results: Sequence[ExperimentResults]) -> str:
     sizes = [variant["parameters"] for variant in trained]
     return (
         f"The models have {_range(min(sizes), max(sizes))} parameters and the comparisons "
-        f"{_range(min(seeds), max(seeds))} seeds, so they say nothing of large models. Each line above is the one "
-        f"comparison that the definition of its experiment names, out of {judged:,} with a verdict. "
+        f"{_range(min(seeds), max(seeds))} seeds, so they say nothing of large models. The definition of each "
+        f"experiment names the one comparison that stands for it above, out of {judged:,} with a verdict. "
         f"{wording.UNCORRECTED}"
     )
 
@@ -92,9 +92,9 @@ def _sentence(results: ExperimentResults, row: Comparison | None) -> str:
 
 def _claim(row: Comparison) -> str:
     """Of a comparison that no sentence was written for."""
-    first, second = map(wording.variant_label, (row.variant, row.against))
     part = f", {row.coordinates.label}" if row.coordinates else ""
-    return f"{first} has a {row.better or 'different'} {wording.measure_words(row.name)}{part} than {second}"
+    number = f"a {row.better or 'different'} {wording.measure_words(row.name)}{part}"
+    return f"{wording.variant_label(row.variant)} has {number} than {wording.with_article(row.against)}"
 
 
 def _speeds(all_results: Sequence[ExperimentResults]) -> Iterator[Finding]:
