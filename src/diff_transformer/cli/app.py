@@ -25,6 +25,7 @@ COMMANDS = {
     "watch": "train_commands:watch",
     "plan": "plan_command:plan",
     "generate": "generate_command:generate",
+    "explore": "explore_command:explore",
     "eval": "eval_command:evaluate",
     "reproduce": "experiment_commands:reproduce",
     "compare": "compare_command:compare",

@@ -20,7 +20,8 @@ TRAIN_EXTRA = {
 }
 ONNX_EXTRA = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"}
 HARNESS_EXTRA = {"lm_eval": "lm-eval"}
-EXTRAS = {"train": TRAIN_EXTRA, "onnx": ONNX_EXTRA, "harness": HARNESS_EXTRA}
+EXPLORE_EXTRA = {"starlette": "starlette", "uvicorn": "uvicorn", "anywidget": "anywidget"}
+EXTRAS = {"train": TRAIN_EXTRA, "onnx": ONNX_EXTRA, "harness": HARNESS_EXTRA, "explore": EXPLORE_EXTRA}
 
 
 def require_extra(extra: str, without: Collection[str] = ()) -> None:

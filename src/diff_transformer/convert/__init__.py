@@ -3,6 +3,7 @@
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE, Converted, Progress, convert_from, convert_to
 from diff_transformer.convert.layout import Layout, Row
 from diff_transformer.convert.layout_tables import LAYOUTS
+from diff_transformer.convert.loaded_models import as_our_model
 from diff_transformer.convert.shared_folder import export_folder, export_onnx
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Layout",
     "Progress",
     "Row",
+    "as_our_model",
     "convert_from",
     "convert_to",
     "export_folder",

@@ -101,6 +101,11 @@ class RetrievalBatches(GeneratedBatches):
         vocabulary = ["?", *keys, *values, *["·"] * self.num_noise]
         return [vocabulary[token] for token in input_ids.tolist()]
 
+    def words(self) -> list[str]:
+        """The word of each token, all different: "?" for the marker, "k0" …, "v0" …, and "n0" … for noise."""
+        kinds = (("k", self.num_keys), ("v", self.num_values), ("n", self.num_noise))
+        return ["?", *(f"{kind}{i}" for kind, count in kinds for i in range(count))]
+
     def _draw(self, n: int, stream: Stream) -> RetrievalSample:
         random = np.random.default_rng(stream)
         rows = np.arange(n)[:, None]

@@ -1,0 +1,31 @@
+"""Converts a model that is loaded already, without writing a folder."""
+
+from pathlib import Path
+from typing import Any
+
+from diff_transformer.convert.layout import Header, plan
+from diff_transformer.convert.layout_tables import LAYOUTS
+from diff_transformer.model import DiffTransformerForCausalLM
+
+
+def as_our_model(model: Any) -> DiffTransformerForCausalLM:
+    """One of our models that computes what transformers' DiffLlama does, on the same device and in the same dtype.
+
+    λ is in float32 at least. The weights are copied.
+
+    Raises:
+        ValueError: the model is no DiffLlama, or has settings that ours cannot have, such as biases.
+    """
+    if model.config.model_type != "diffllama":
+        raise ValueError(f"Only a DiffLlama is converted without a folder, got {type(model).__name__}.")
+    layout = LAYOUTS["diffllama"]["diff"]
+    config = layout.read(model.config.to_dict())
+    weights = model.state_dict()
+    headers = {key: Header(Path(key), tuple(weight.shape), weight.dtype) for key, weight in weights.items()}
+    converted = {
+        output.key: output.make(*(weights[key].cpu() for key in output.inputs))
+        for output in plan(layout, config, headers, backwards=False)
+    }
+    ours = DiffTransformerForCausalLM(config)
+    ours.to(model.dtype).load_state_dict(converted)
+    return ours.to(model.device).eval()

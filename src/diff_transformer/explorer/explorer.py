@@ -1,0 +1,260 @@
+"""Answers the page's questions about one or two models. Each question carries all that it depends on.
+
+A question is an object as JSON has it, from anybody: whatever does not fit is refused with a sentence (ValueError).
+Recent runs are kept, so that a question about another head of the same text does not run the model again.
+"""
+
+import base64
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from diff_transformer.explorer.explored_model import ExploredModel
+from diff_transformer.explorer.head_numbers import Answer, answer_shares, head_numbers
+from diff_transformer.explorer.lambda_settings import LEARNED, LambdaSettings
+from diff_transformer.explorer.map_format import encode_maps
+from diff_transformer.explorer.trace import Trace
+from diff_transformer.explorer.vocabulary import Vocabulary, check_text
+
+SIDES = ("left", "right")
+SHOWN_TOKENS = 10  # of a distribution
+_KEPT_BYTES = 1 << 29  # of traces
+_KEPT_TRACES = 64
+_LARGEST_TEMPERATURE = 10.0
+_LARGEST_PICTURE = 128
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model and what it reads."""
+
+    model: ExploredModel
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text to begin with, and where the answer to its question stands, if it asks one."""
+
+    title: str
+    text: str
+    answer: Answer | None = None
+
+
+class Explorer:
+    """One or two models side by side: a differential one on the left, any causal language model on the right.
+
+    All methods may be called from several threads; the models run one at a time.
+
+    Args:
+        left: the model whose λ the reader moves.
+        right: the model beside it, or None.
+        examples: texts that the page offers, the first of which it opens with.
+        draw_example: the example of a seed, where new ones can be drawn, such as needles of the retrieval task.
+    """
+
+    def __init__(
+        self,
+        left: Side,
+        right: Side | None = None,
+        examples: Sequence[Example] = (),
+        draw_example: Callable[[int], Example] | None = None,
+    ) -> None:
+        self.sides = {"left": left} | ({} if right is None else {"right": right})
+        self.examples, self.draw_example = tuple(examples), draw_example
+        self._running = threading.RLock()
+        self._kept: OrderedDict[object, Trace] = OrderedDict()
+
+    def describe(self) -> dict[str, Any]:
+        """What the page needs to know first: the models, their sizes, and the examples."""
+        shared = "right" in self.sides and self.sides["left"].vocabulary == self.sides["right"].vocabulary
+        models = {
+            name: {
+                "name": side.model.name,
+                "label": side.model.label,
+                "layers": side.model.layers,
+                "heads": side.model.heads,
+                "kv_heads": side.model.kv_heads,
+                "subtracts": side.model.subtracts,
+                "lambda_per_token": side.model.lambda_per_token,
+                "most_tokens": side.model.most_tokens,
+            }
+            for name, side in self.sides.items()
+        }
+        return {
+            "models": models,
+            "shared_vocabulary": shared,
+            "examples": [_example_json(example) for example in self.examples],
+            "draws_examples": self.draw_example is not None,
+        }
+
+    def example(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Another example: {"seed": 3}."""
+        seed = _whole(question, "seed", 0, (1 << 31) - 1)
+        if self.draw_example is None:
+            raise ValueError("There are no further examples for this model.")
+        return _example_json(self.draw_example(seed))
+
+    def run(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a model, and say what it predicts with the given λ and with the learned one.
+
+        {"side": "left", "text": … or "tokens": […], "append": […], "lambdas": {…}, "answer": {…}, "picture": 32}: all
+        but the text is optional, and "append" are tokens after it. With "picture" the answer has the numbers of all
+        heads, and a picture of each of so many pixels a side; without it comes sooner.
+        """
+        name, side, tokens, settings = self._read(question)
+        answer = Answer.read(question.get("answer"), len(tokens))
+        picture = _whole(question, "picture", 1, _LARGEST_PICTURE) if question.get("picture") is not None else None
+        with self._running:
+            learned = self._trace(name, tokens, LEARNED)
+            now = self._trace(name, tokens, settings)
+            result = {
+                "side": name,
+                "tokens": tokens,
+                "pieces": side.vocabulary.pieces(tokens),
+                "next": self._next(side, tokens, learned, now),
+                "divergence": divergence(learned, now),
+                "loss": now.loss,
+                "learned_loss": learned.loss,
+                "lambdas": None if now.lambdas is None else now.lambdas.tolist(),
+                "learned_lambdas": None if learned.lambdas is None else learned.lambdas.tolist(),
+            }
+            if answer is not None:
+                layers = side.model.layers
+                result["answer_share"] = answer_shares(now.maps, layers, answer).mean().item()
+                result["learned_answer_share"] = answer_shares(learned.maps, layers, answer).mean().item()
+                if answer.query == len(tokens) - 1:
+                    token = tokens[answer.begin]
+                    result["answer_probability"] = now.next_log_probabilities[token].exp().item()
+                    result["learned_answer_probability"] = learned.next_log_probabilities[token].exp().item()
+            if picture is not None:
+                result["heads"] = self._heads(side, now, answer, picture)
+        return result
+
+    def head_map(self, question: Mapping[str, Any]) -> bytes:
+        """The maps of one head in the form of :mod:`diff_transformer.explorer.map_format`.
+
+        The question is one of :meth:`run` with "layer" and "head", counted from 1, and optionally "first_row", the
+        first row to send, counted from 0.
+        """
+        name, side, tokens, settings = self._read(question)
+        layer = _whole(question, "layer", 1, side.model.layers)
+        head = _whole(question, "head", 1, side.model.heads)
+        first_row = _whole(question, "first_row", 0, len(tokens) - 1) if question.get("first_row") is not None else 0
+        with self._running:
+            trace = self._trace(name, tokens, settings)
+            maps = trace.maps.of(layer - 1, slice(head - 1, head), slice(first_row, len(tokens)))
+            return encode_maps(maps, first_row)
+
+    def next_token(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """The token that the model writes next: the most likely one, or with "temperature" above 0 a drawn one.
+
+        The draw depends on "seed" and the number of tokens alone, so that a link gives the same text again.
+        """
+        name, side, tokens, settings = self._read(question)
+        temperature, seed = question.get("temperature", 0), 0
+        if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+            raise ValueError(f"temperature must be a number, got {temperature!r:.40}.")
+        if not 0 <= temperature <= _LARGEST_TEMPERATURE:
+            raise ValueError(f"temperature must lie in 0 … {_LARGEST_TEMPERATURE:g}, got {temperature}.")
+        if question.get("seed") is not None:
+            seed = _whole(question, "seed", 0, (1 << 31) - 1)
+        with self._running:
+            known = self._trace(name, tokens, settings).next_log_probabilities
+        if temperature:
+            generator = torch.Generator().manual_seed(seed * 4096 + len(tokens))
+            weights = ((known - known.max()) / temperature).exp()
+            token = int(torch.multinomial(weights, 1, generator=generator))
+        else:
+            token = int(known.argmax())
+        return {"token": token, "piece": side.vocabulary.piece_after(tokens, token)}
+
+    def _read(self, question: Mapping[str, Any]) -> tuple[str, Side, list[int], LambdaSettings]:
+        if not isinstance(question, Mapping):
+            raise ValueError("A question must be a JSON object.")
+        name = question.get("side", "left")
+        if not isinstance(name, str) or name not in self.sides:
+            raise ValueError(f"side must be {' or '.join(map(repr, self.sides))}, got {name!r:.40}.")
+        side = self.sides[name]
+        text, tokens = question.get("text"), question.get("tokens")
+        if (text is None) == (tokens is None):
+            raise ValueError('A question has either "text" or "tokens".')
+        if tokens is None:
+            check_text(text)
+            tokens = side.vocabulary.encode(str(text))
+        elif not isinstance(tokens, list):
+            raise ValueError('"tokens" must be a list of numbers.')
+        append = question.get("append", [])
+        if not isinstance(append, list):
+            raise ValueError('"append" must be a list of numbers.')
+        tokens = [*tokens, *append]
+        side.model.check_tokens(tokens)
+        settings = LambdaSettings.read(question.get("lambdas"))
+        if settings and not side.model.subtracts:
+            raise ValueError(f"{side.model.name} subtracts nothing, so it has no λ to set.")
+        settings.check(side.model.layers, side.model.heads)
+        return name, side, tokens, settings
+
+    def _trace(self, name: str, tokens: Sequence[int], settings: LambdaSettings) -> Trace:
+        """The run, from those that are kept where it is among them."""
+        key = name, tuple(tokens), settings.key
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        trace = self.sides[name].model.trace(tokens, settings)
+        self._kept[key] = trace
+        while len(self._kept) > 2 and (
+            len(self._kept) > _KEPT_TRACES or sum(kept.bytes for kept in self._kept.values()) > _KEPT_BYTES
+        ):
+            self._kept.popitem(last=False)
+        return trace
+
+    def _next(self, side: Side, tokens: list[int], learned: Trace, now: Trace) -> list[dict[str, Any]]:
+        """The most likely tokens with the given λ, and after them those that were with the learned one."""
+        before, after = learned.next_log_probabilities.exp(), now.next_log_probabilities.exp()
+        count = min(SHOWN_TOKENS, before.numel())
+        chosen = list(dict.fromkeys([*after.topk(count).indices.tolist(), *before.topk(count).indices.tolist()]))
+        return [
+            {
+                "token": token,
+                "piece": side.vocabulary.piece_after(tokens, token),
+                "probability": after[token].item(),
+                "learned_probability": before[token].item(),
+            }
+            for token in chosen
+        ]
+
+    def _heads(self, side: Side, trace: Trace, answer: Answer | None, picture: int) -> dict[str, Any]:
+        numbers = head_numbers(trace, side.model.layers, side.model.heads, answer, picture)
+        return {
+            "removed": None if numbers.removed is None else numbers.removed.tolist(),
+            "on_answer": None if numbers.on_answer is None else numbers.on_answer.tolist(),
+            "picture_size": numbers.pictures.shape[-1],
+            "scales": numbers.scales.tolist(),
+            "pictures": base64.b64encode(numbers.pictures.numpy().tobytes()).decode(),
+        }
+
+
+def divergence(learned: Trace, now: Trace) -> float:
+    """KL(learned ‖ now) of the next token's distributions, in nats."""
+    before, after = learned.next_log_probabilities.double(), now.next_log_probabilities.double()
+    terms = before.exp() * (before - after)
+    return max(0.0, terms.where(before > -math.inf, torch.zeros_like(terms)).sum().item())
+
+
+def _example_json(example: Example) -> dict[str, Any]:
+    answer = example.answer
+    places = None if answer is None else {"query": answer.query, "begin": answer.begin, "end": answer.end}
+    return {"title": example.title, "text": example.text, "answer": places}
+
+
+def _whole(question: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    value = question.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number in {least} … {most}, got {value!r:.40}.")
+    return value

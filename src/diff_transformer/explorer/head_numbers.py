@@ -1,0 +1,121 @@
+"""Measures each head of a trace, and makes the small picture of its map."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from diff_transformer.explorer.trace import HeadMaps, Maps, Trace
+
+_MAPS_AT_ONCE = 1 << 24  # weights of each map that are in memory at the same time
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where the answer to a question stands.
+
+    Attributes:
+        query: the position whose prediction is the answer, counted from 0.
+        begin, end: the answer's tokens in the context, the end not included.
+    """
+
+    query: int
+    begin: int
+    end: int
+
+    @classmethod
+    def read(cls, raw: object, length: int) -> "Answer | None":
+        """From JSON, {"query": 9, "begin": 3, "end": 4}, in a text of so many tokens.
+
+        Raises:
+            ValueError: other keys, or positions that do not fit each other or the text.
+        """
+        if raw is None:
+            return None
+        if not isinstance(raw, dict) or set(raw) != {"query", "begin", "end"}:
+            raise ValueError('answer must be an object with "query", "begin" and "end".')
+        query, begin, end = raw["query"], raw["begin"], raw["end"]
+        if any(isinstance(x, bool) or not isinstance(x, int) for x in (query, begin, end)):
+            raise ValueError(
+                f"The positions of an answer are whole numbers, got {query!r:.20}, {begin!r:.20}, {end!r:.20}."
+            )
+        if not 0 <= begin < end <= query + 1 <= length:
+            raise ValueError(
+                f"An answer at tokens {begin} … {end - 1} cannot be seen from token {query} of a text of {length}; "
+                "they are counted from 0, and a token sees itself and those before it."
+            )
+        return cls(query, begin, end)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNumbers:
+    """What the grid of heads shows.
+
+    Attributes:
+        removed: (layers, H), the part of A1's weight that the subtraction takes away: the mean over rows of
+            Σ min(A1, λA2), where the row sums of A1 are 1. None for ordinary attention.
+        on_answer: (layers, H), the share of the row's absolute weights that lie on the answer; None without one.
+        pictures: (layers, H, P, P) int8, the map pooled to P × P and scaled to −127 … 127; P = min(size, N).
+        scales: (layers, H), the weight that 127 stands for.
+    """
+
+    removed: Tensor | None
+    on_answer: Tensor | None
+    pictures: Tensor
+    scales: Tensor
+
+
+def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, size: int) -> HeadNumbers:
+    """Measure all heads of a trace, a few at a time. ``size`` is the side of a picture in pixels at most."""
+    length = len(trace.tokens)
+    step = max(1, _MAPS_AT_ONCE // length**2)
+    removed, pictures, scales = [], [], []
+    for layer in range(layers):
+        for start in range(0, heads, step):
+            maps = trace.maps.of(layer, slice(start, min(heads, start + step)), slice(None))
+            if maps.second is not None:
+                removed.append(removed_weight(maps).cpu())
+            picture, scale = pooled(maps.difference, size)
+            pictures.append(picture.cpu())
+            scales.append(scale.cpu())
+    shape = (layers, heads)
+    return HeadNumbers(
+        removed=torch.cat(removed).view(shape) if removed else None,
+        on_answer=None if answer is None else answer_shares(trace.maps, layers, answer),
+        pictures=torch.cat(pictures).unflatten(0, shape),
+        scales=torch.cat(scales).view(shape),
+    )
+
+
+def removed_weight(maps: HeadMaps) -> Tensor:
+    """The part of A1's weight that λA2 takes away, mean over the rows, (H,): in 0 … 1; 0 where λ is not positive."""
+    assert maps.second is not None and maps.lam is not None  # noqa: PT018  # one says the other
+    taken = torch.minimum(maps.first, maps.lam.unsqueeze(-1) * maps.second).clamp(min=0)
+    return taken.sum(-1).mean(-1)
+
+
+def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
+    """The share of the absolute weights of the query's row that lie on the answer, (layers, H), in 0 … 1.
+
+    This is the measure "attention_to_answer_share" of `diff-transformer reproduce table3`, head by head. A row without
+    any weight, as λ = 1 can leave, gives 0.
+    """
+    rows = [maps.of(layer, slice(None), slice(answer.query, answer.query + 1)) for layer in range(layers)]
+    sizes = torch.stack([row.difference[:, 0].abs().cpu() for row in rows])
+    whole = sizes.sum(-1)
+    return sizes[..., answer.begin : answer.end].sum(-1) / whole.where(whole > 0, torch.ones_like(whole))
+
+
+def pooled(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """(H, N, N) → pictures (H, P, P) int8 with P = min(size, N), and the weight (H,) that 127 stands for.
+
+    A pixel is the weight of largest size within it: a mean would hide the single bright token that a head looks at.
+    The scale goes by the square root, as most weights are small: a pixel is ±127 · √(weight / scale).
+    """
+    side = min(size, maps.shape[-1])
+    highest = torch.nn.functional.adaptive_max_pool2d(maps, side)
+    lowest = -torch.nn.functional.adaptive_max_pool2d(-maps, side)
+    extreme = torch.where(highest >= -lowest, highest, lowest)
+    scale = extreme.abs().amax((-1, -2))
+    relative = extreme / scale.where(scale > 0, torch.ones_like(scale))[:, None, None]
+    return (relative.sign() * relative.abs().sqrt() * 127).round().to(torch.int8), scale

@@ -1,0 +1,170 @@
+"""Serves the page and answers its questions on this machine alone, to who knows the token in the address."""
+
+import json
+import secrets
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from diff_transformer.explorer.explorer import Explorer
+from diff_transformer.explorer.page import page_html
+
+LARGEST_QUESTION = 2_000_000  # bytes
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",  # beside the page's own
+    "Referrer-Policy": "no-referrer",  # the address has the token in it
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def make_app(explorer: Explorer, token: str, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Starlette:
+    """The server's application.
+
+    Args:
+        explorer: what answers.
+        token: what the address begins with; any other address is answered as one that does not exist.
+        hosts: names that the browser may call this server by. A page of somebody else, whose name is made to lead
+            here, uses its own.
+    """
+    page = page_html({"mode": "server", **explorer.describe()}, title="Attention explorer", may_ask=True)
+    answers: dict[str, Callable[[Any], Any]] = {
+        "run": explorer.run,
+        "map": explorer.head_map,
+        "next": explorer.next_token,
+        "example": explorer.example,
+    }
+
+    def check(request: Request) -> None:
+        host = request.headers.get("host", "").rpartition("@")[2]
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        given = request.path_params["token"]
+        if name.strip("[]") not in hosts or not secrets.compare_digest(given.encode(), token.encode()):
+            raise HTTPException(404)
+
+    async def show(request: Request) -> Response:
+        check(request)
+        return HTMLResponse(page)
+
+    async def answer(request: Request) -> Response:
+        check(request)
+        ask = answers.get(request.path_params["question"])
+        if ask is None:
+            raise HTTPException(404)
+        try:
+            question = _parsed(await _body(request))
+            found = await run_in_threadpool(ask, question)
+        except ValueError as error:
+            return JSONResponse({"error": str(error)}, status_code=400)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception:
+            traceback.print_exc()
+            message = "The explorer failed at this; the terminal that it was started from shows why."
+            return JSONResponse({"error": message}, status_code=500)
+        if isinstance(found, bytes):
+            return Response(found, media_type="application/octet-stream")
+        return JSONResponse(found)
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        return JSONResponse({"error": "There is nothing at this address."}, status_code=status)
+
+    app = Starlette(
+        routes=[
+            Route("/{token}/", show, methods=["GET"]),
+            Route("/{token}/api/{question}", answer, methods=["POST"]),
+        ],
+        exception_handlers={HTTPException: refuse},
+    )
+    app.add_middleware(_Headers)
+    return app
+
+
+class _Headers:
+    """Adds headers to every answer."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > LARGEST_QUESTION:
+            raise ValueError(f"A question has {LARGEST_QUESTION:,} bytes at most.")
+    return body
+
+
+def _parsed(body: bytes) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON.")
+
+    try:
+        return json.loads(body, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"A question must be JSON: {error}") from None
+
+
+class ExplorerServer:
+    """A server that listens from the moment it is made.
+
+    Args:
+        explorer: what answers.
+        host: the address to listen on; "127.0.0.1" is reachable from this machine alone.
+        port: 0 for a free one.
+
+    Attributes:
+        address: of the page, with the token.
+
+    Raises:
+        OSError: the port is taken, or the host is none of this machine's.
+    """
+
+    def __init__(self, explorer: Explorer, host: str = "127.0.0.1", port: int = 0) -> None:
+        token = secrets.token_urlsafe(16)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise OSError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.") from None
+        self._socket.listen()
+        self.port: int = self._socket.getsockname()[1]
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/{token}/"
+        app = make_app(explorer, token, (host, "127.0.0.1", "localhost", "::1"))
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        )
+
+    def serve(self) -> None:
+        """Answer until Ctrl-C, SIGTERM or :meth:`stop`. In the main thread Ctrl-C ends in a KeyboardInterrupt."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """End :meth:`serve`, which another thread is in."""
+        self._server.should_exit = True

@@ -1,0 +1,109 @@
+"""Turns text into tokens and tokens into what a page shows, and refuses text that is not usable with a sentence."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from diff_transformer.suggestions import did_you_mean
+
+LONGEST_TEXT = 200_000  # characters; a text of more has more tokens than can be shown
+_CONTEXT = 4  # tokens before a token with which it is decoded, as spaces and letters of several bytes need them
+
+
+class Vocabulary(Protocol):
+    """What a model reads and writes."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text. Raises ValueError, with a sentence, for a text that has none."""
+        ...
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """What each token adds to the text."""
+        ...
+
+    def piece_after(self, tokens: Sequence[int], token: int) -> str:
+        """What a token adds to the text of others."""
+        ...
+
+    def __eq__(self, other: object) -> bool: ...
+
+
+class TokenizerVocabulary:
+    """A tokenizer of transformers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        check_text(text)
+        return list(self.tokenizer(text)["input_ids"])
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        return [self.piece_after(tokens[max(0, i - _CONTEXT) : i], tokens[i]) for i in range(len(tokens))]
+
+    def piece_after(self, tokens: Sequence[int], token: int) -> str:
+        before = [int(other) for other in tokens[-_CONTEXT:]]
+        start, whole = self._decode(before), self._decode([*before, int(token)])
+        # A letter of several bytes is "�" until its last byte is there, and a strip of tokens shows it so.
+        piece = whole[len(start) :] if whole.startswith(start) else self._decode([int(token)])
+        return piece or str(self.tokenizer.convert_ids_to_tokens(int(token)))
+
+    def _decode(self, tokens: list[int]) -> str:
+        if not tokens:
+            return ""
+        return self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenizerVocabulary) and self.tokenizer.get_vocab() == other.tokenizer.get_vocab()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class WordVocabulary:
+    """Words with white space between them, one for each token: what a model without a tokenizer reads.
+
+    Args:
+        words: the word of each token, all different and without white space.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = tuple(words)
+        self._tokens = {word: token for token, word in enumerate(self.words)}
+
+    def encode(self, text: str) -> list[int]:
+        check_text(text)
+        words = text.split()
+        for word in words:
+            if word not in self._tokens:
+                hint = did_you_mean(word[:40], self.words)
+                shown = word if len(word) <= 40 else f"{word[:40]}…"
+                raise ValueError(
+                    f"The model has no token {shown!r}: it reads words of {self.words[0]!r} … {self.words[-1]!r}, "
+                    f"{len(self.words)} in all, with spaces between them{hint}"
+                )
+        return [self._tokens[word] for word in words]
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        return [self.words[token] for token in tokens]
+
+    def piece_after(self, tokens: Sequence[int], token: int) -> str:
+        # The output layer may have more rows than the task has tokens.
+        return self.words[token] if token < len(self.words) else f"#{token}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WordVocabulary) and self.words == other.words
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def check_text(text: object) -> None:
+    """Refuse what is no text, too long a text, and text that is no Unicode, each with a sentence."""
+    if not isinstance(text, str):
+        raise ValueError(f"text must be a string, got {type(text).__name__}.")
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"The text has {len(text):,} characters; the explorer takes {LONGEST_TEXT:,} at most.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"The text has half of a surrogate pair at character {error.start + 1}, which is no Unicode."
+        ) from None

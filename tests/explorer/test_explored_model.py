@@ -1,0 +1,169 @@
+"""Runs of every kind of model: maps and predictions with the learned λ and with another."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.explorer import ExploredModel, LambdaSettings
+from diff_transformer.explorer.trace import Trace
+from diff_transformer.nn import DiffAttention, DiffAttentionV2
+
+TOKENS = [3, 7, 1, 12, 7, 9, 3, 7, 20, 11, 3, 5]
+EVERYTHING = slice(None)
+Make = Callable[..., DiffTransformerForCausalLM]
+
+
+def check_maps(trace: Trace, model: DiffTransformerForCausalLM, tokens: list[int] = TOKENS) -> None:
+    """Every head's maps are those of `attention_maps`, whole and from a row on."""
+    for layer, expected in enumerate(attention_maps(model, torch.tensor([tokens]))):
+        maps = trace.maps.of(layer, EVERYTHING, EVERYTHING)
+        torch.testing.assert_close(maps.difference, expected.difference[0], rtol=0, atol=1e-6)
+        if expected.first is None or expected.second is None:
+            assert maps.second is None
+            continue
+        torch.testing.assert_close(maps.first, expected.first[0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(maps.second, expected.second[0], rtol=0, atol=1e-6)
+        some = trace.maps.of(layer, slice(1, 3), slice(4, 6))
+        torch.testing.assert_close(some.difference, expected.difference[0, 1:3, 4:6], rtol=0, atol=1e-6)
+
+
+def check_predictions(trace: Trace, model: Any, tokens: list[int] = TOKENS, atol: float = 1e-9) -> None:
+    logits = model(torch.tensor([tokens])).logits[0].detach()
+    torch.testing.assert_close(trace.next_log_probabilities, logits[-1].log_softmax(-1), rtol=0, atol=atol)
+    expected = F.cross_entropy(logits[:-1], torch.tensor(tokens[1:]), reduction="none")
+    torch.testing.assert_close(trace.token_losses, expected, rtol=0, atol=atol)
+    assert trace.loss == pytest.approx(expected.mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["diff", "diff_v2", "softmax", "dex"])
+@pytest.mark.parametrize("config", [{}, {"sliding_window": 4}], ids=["causal", "window"])
+def test_the_learned_lambda(make: Make, kind: str, config: dict[str, Any]) -> None:
+    model = make(kind, **config)
+    explored = ExploredModel(model, kind)
+    trace = explored.trace(TOKENS)
+    check_maps(trace, model)
+    check_predictions(trace, model)
+    assert explored.subtracts == (kind in ("diff", "diff_v2")) == (trace.lambdas is not None)
+    if kind == "diff":
+        learned = model.lambdas()
+        assert trace.lambdas is not None
+        assert learned is not None
+        torch.testing.assert_close(trace.lambdas, torch.tensor(learned).double().unsqueeze(1).expand(2, 4))
+
+
+@pytest.mark.parametrize(
+    "settings", [LambdaSettings(every=0.3), LambdaSettings(layers={2: -0.5})], ids=["all", "layer"]
+)
+def test_another_lambda_of_layers_is_what_the_parameters_would_give(make: Make, settings: LambdaSettings) -> None:
+    """λ = exp(0) − exp(0) + λ_init with vectors of zeros, whatever the factor of the norm was made with."""
+    trace = ExploredModel(make("diff"), "diff").trace(TOKENS, settings)
+    model = make("diff")
+    for number, layer in enumerate(model.model.layers, start=1):
+        value = settings.of_layer(number, 1)[0]
+        if value is not None:
+            for vector in layer.self_attn.lam.parameters():
+                torch.nn.init.zeros_(vector)
+            layer.self_attn.lam.lambda_init = value
+    check_maps(trace, model)
+    check_predictions(trace, model)
+
+
+@pytest.mark.parametrize(("kind", "cls"), [("diff", DiffAttention), ("diff_v2", DiffAttentionV2)])
+@pytest.mark.parametrize("implementation", ["diff_attention_reference", "eager", "sdpa"])
+def test_another_lambda_of_one_head(
+    make: Make, monkeypatch: pytest.MonkeyPatch, kind: str, cls: type, implementation: str
+) -> None:
+    """Whatever attention implementation the model is set to."""
+    model = make(kind)
+    model.set_attn_implementation(implementation)
+    settings = LambdaSettings(every=0.9, layers={1: 0.2}, heads={(2, 3): 0.0})
+    trace = ExploredModel(model, kind).trace(TOKENS, settings)
+    heads = 4 if kind == "diff" else 8
+    assert trace.lambdas is not None
+    assert trace.lambdas[0].tolist() == pytest.approx([0.2] * heads)
+    assert trace.lambdas[1].tolist() == pytest.approx([0.9, 0.9, 0.0] + [0.9] * (heads - 3))
+
+    def lambdas(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+        value = hidden_states.new_full((1, heads, hidden_states.shape[1]), 0.2 if self.layer_idx == 0 else 0.9)
+        if self.layer_idx == 1:
+            value[:, 2] = 0.0
+        return value
+
+    monkeypatch.setattr(cls, "lambdas", lambdas)
+    check_maps(trace, model)
+    # transformers' eager attention rounds its weights to float32.
+    check_predictions(trace, make(kind), atol=1e-4 if implementation == "eager" else 1e-9)
+
+
+def test_the_learned_lambda_is_back_afterwards(make: Make) -> None:
+    """After an error, too."""
+    model = make("diff")
+    explored = ExploredModel(model, "diff")
+    before = explored.trace(TOKENS)
+    explored.trace(TOKENS, LambdaSettings(every=0.1))
+    model.model.norm.forward = lambda x: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        explored.trace(TOKENS, LambdaSettings(every=0.1))
+    del model.model.norm.forward
+    assert all("lambdas" not in vars(layer.self_attn) for layer in model.model.layers)
+    assert torch.equal(before.token_losses, explored.trace(TOKENS).token_losses)
+
+
+def test_lambda_zero_is_attention_with_the_first_map(make: Make) -> None:
+    trace = ExploredModel(make("diff"), "diff").trace(TOKENS, LambdaSettings(every=0.0))
+    maps = trace.maps.of(1, EVERYTHING, EVERYTHING)
+    assert torch.equal(maps.difference, maps.first)
+
+
+def test_diffllama_stands_on_the_left(diffllama: Any) -> None:
+    explored = ExploredModel(diffllama, "diffllama")
+    assert (explored.label, explored.subtracts, explored.heads) == ("DIFF", True, 4)
+    trace = explored.trace(TOKENS)
+    check_predictions(trace, diffllama, atol=1e-4)  # its λ is in float32
+    diffllama.set_attn_implementation("eager")
+    both = diffllama(torch.tensor([TOKENS]), output_attentions=True).attentions
+    for layer, maps in enumerate(both):
+        first, second = maps[0].detach().chunk(2)
+        shown = trace.maps.of(layer, EVERYTHING, EVERYTHING)
+        torch.testing.assert_close(shown.first, first, rtol=0, atol=1e-5)
+        assert shown.second is not None
+        torch.testing.assert_close(shown.second, second, rtol=0, atol=1e-5)
+    assert explored.trace(TOKENS, LambdaSettings(every=0.0)).loss != pytest.approx(trace.loss)
+
+
+def test_any_model_of_transformers_stands_on_the_right(llama: Any) -> None:
+    explored = ExploredModel(llama, "llama")
+    assert (explored.label, explored.subtracts, explored.heads, explored.kv_heads) == ("Llama", False, 8, 4)
+    trace = explored.trace(TOKENS)
+    check_predictions(trace, llama, atol=1e-4)  # eager weights are
+    assert llama.config._attn_implementation == "sdpa"
+    maps = trace.maps.of(0, slice(2, 3), slice(5, 6))
+    assert maps.first.shape == (1, 1, len(TOKENS))
+    assert maps.first.sum().item() == pytest.approx(1.0)
+    assert maps.first[0, 0, 6:].abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "settings", "message"),
+    [
+        ([], {}, "The text has no tokens"),
+        ([1] * 65, {}, "has 65 tokens, and the context of tiny holds 64"),
+        ([29], {}, "numbers in 0 … 28, got 29"),
+        ([-1], {}, "numbers in 0 … 28, got -1"),
+        ([True], {}, "numbers in 0 … 28, got True"),
+        ([1], {"layers": {3: 0.1}}, "head 1 of layer 3, but the model has layers 1 … 2 with heads 1 … 4"),
+        ([1], {"heads": {(1, 5): 0.1}}, "head 5 of layer 1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Make, tokens: list[int], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ExploredModel(make("diff"), "tiny").trace(tokens, LambdaSettings(**settings))
+
+
+def test_ordinary_attention_has_no_lambda_to_set(make: Make) -> None:
+    with pytest.raises(ValueError, match="tiny subtracts nothing"):
+        ExploredModel(make("softmax"), "tiny").trace(TOKENS, LambdaSettings(every=0.0))

@@ -1,0 +1,204 @@
+"""Questions of the page and their answers: numbers, refusals, and two readers at once."""
+
+import base64
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.data import byte_tokenizer
+from diff_transformer.explorer import ExploredModel, Explorer, Side, TokenizerVocabulary, WordVocabulary
+from diff_transformer.explorer.map_format import decode_maps
+
+TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
+TOKENS = [int(word[1:]) for word in TEXT.split()]
+ANSWER = {"query": 10, "begin": 1, "end": 2}
+
+
+def probabilities(model: Any, tokens: list[int]) -> torch.Tensor:
+    return model(torch.tensor([tokens])).logits[0, -1].detach().softmax(-1)
+
+
+def test_what_the_page_reads_first(explorer: Explorer) -> None:
+    described = explorer.describe()
+    assert json.loads(json.dumps(described)) == described
+    left = described["models"]["left"]
+    assert (left["label"], left["layers"], left["heads"], left["kv_heads"]) == ("DIFF", 2, 4, 2)
+    assert described["models"]["right"]["label"] == "Transformer"
+    assert described["shared_vocabulary"]
+    assert described["examples"] == [{"title": "an example", "text": TEXT, "answer": ANSWER}]
+    assert explorer.example({"seed": 2})["title"] == "example 2"
+
+
+def test_a_run_with_the_learned_lambda(explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]) -> None:
+    answer = explorer.run({"text": TEXT})
+    assert answer["tokens"] == TOKENS
+    assert answer["pieces"] == TEXT.split()
+    assert answer["divergence"] == 0
+    assert answer["loss"] == answer["learned_loss"]
+    expected = probabilities(make("diff"), TOKENS)
+    assert len(answer["next"]) == 10
+    for entry, token in zip(answer["next"], expected.topk(10).indices.tolist(), strict=True):
+        assert (entry["token"], entry["piece"]) == (token, f"w{token}")
+        assert entry["probability"] == entry["learned_probability"] == pytest.approx(expected[token].item(), rel=1e-6)
+    assert "heads" not in answer
+    assert "answer_share" not in answer
+
+
+def test_a_run_with_another_lambda(explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]) -> None:
+    question = {"tokens": TOKENS, "lambdas": {"layers": {"1": 0.1}}, "answer": ANSWER, "picture": 8}
+    answer = explorer.run(question)
+    model = make("diff")
+    learned = probabilities(model, TOKENS)
+    for vector in model.model.layers[0].self_attn.lam.parameters():
+        torch.nn.init.zeros_(vector)
+    model.model.layers[0].self_attn.lam.lambda_init = 0.1
+    now = probabilities(model, TOKENS)
+    assert answer["divergence"] == pytest.approx((learned * (learned / now).log()).sum().item(), rel=1e-6)
+    assert len(answer["next"]) >= 10
+    for entry in answer["next"]:
+        assert entry["probability"] == pytest.approx(now[entry["token"]].item(), rel=1e-6)
+        assert entry["learned_probability"] == pytest.approx(learned[entry["token"]].item(), rel=1e-6)
+    rows = torch.stack([maps.difference[0, :, 10].abs() for maps in attention_maps(model, torch.tensor([TOKENS]))])
+    shares = rows[..., 1] / rows.sum(-1)
+    assert answer["answer_share"] == pytest.approx(shares.mean().item(), rel=1e-5)
+    assert answer["answer_share"] != pytest.approx(answer["learned_answer_share"])
+    assert torch.tensor(answer["heads"]["on_answer"]) == pytest.approx(shares, rel=1e-5)
+    assert answer["heads"]["picture_size"] == 8
+    assert len(base64.b64decode(answer["heads"]["pictures"])) == 2 * 4 * 8 * 8
+    assert answer["lambdas"][0] == pytest.approx([0.1] * 4)
+    assert json.loads(json.dumps(answer)) == answer
+
+
+def test_the_map_of_a_head(explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]) -> None:
+    question = {"text": TEXT, "layer": 2, "head": 3}
+    maps, _ = decode_maps(explorer.head_map(question))
+    expected = attention_maps(make("diff"), torch.tensor([TOKENS]))[1]
+    torch.testing.assert_close(maps.difference[0].double(), expected.difference[0, 2], rtol=0, atol=1e-3)
+    row, first = decode_maps(explorer.head_map({**question, "first_row": 9}))
+    assert first == 9
+    torch.testing.assert_close(row.first, maps.first[:, 9:])
+    single, _ = decode_maps(explorer.head_map({**question, "side": "right"}))
+    assert single.second is None
+
+
+def test_generation(explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]) -> None:
+    """The most likely token; a drawn one is the same for the same seed."""
+    tokens = list(TOKENS)
+    for _ in range(3):
+        tokens.append(explorer.next_token({"side": "left", "tokens": tokens})["token"])
+    model = make("diff")
+    expected = model.generate(torch.tensor([TOKENS]), max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert tokens == expected[0].tolist()
+    drawn = [explorer.next_token({"tokens": TOKENS, "temperature": 3.0, "seed": seed}) for seed in range(20)]
+    assert drawn == [explorer.next_token({"tokens": TOKENS, "temperature": 3.0, "seed": seed}) for seed in range(20)]
+    assert len({each["token"] for each in drawn}) > 3
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ([], "must be a JSON object"),
+        ({}, 'either "text" or "tokens"'),
+        ({"text": TEXT, "tokens": [1]}, 'either "text" or "tokens"'),
+        ({"text": 7}, "text must be a string, got int"),
+        ({"text": " "}, "no tokens"),
+        ({"text": "w3 <script>alert(1)</script>"}, "no token '<script>alert"),
+        ({"text": "w" * 200_001}, "200,001 characters"),
+        ({"text": "w3 " * 65}, "65 tokens, and the context of tiny-diff holds 64"),
+        ({"text": "w3 \ud800"}, "surrogate pair at character 4"),
+        ({"tokens": "w3"}, "must be a list"),
+        ({"tokens": [29]}, "numbers in 0 … 28, got 29"),
+        ({"text": TEXT, "side": "middle"}, "side must be 'left' or 'right', got 'middle'"),
+        ({"text": TEXT, "side": ["left"]}, "side must be"),
+        ({"text": TEXT, "lambdas": {"heads": {"2": 0}}}, "named by its layer and its number"),
+        ({"text": TEXT, "lambdas": {"layers": {"x": 0}}}, "named by its number"),
+        ({"text": TEXT, "lambdas": {"all": "0"}}, "λ of all layers must be a number"),
+        ({"text": TEXT, "lambdas": {"all": float("nan")}}, "λ of all layers must be a number"),
+        ({"text": TEXT, "lambdas": {"all": 11}}, "at most 10 in size, got 11"),
+        ({"text": TEXT, "lambdas": {"every": 1}}, "lambdas must be an object"),
+        ({"text": TEXT, "lambdas": {"layers": {"3": 1}}}, "the model has layers 1 … 2"),
+        ({"text": TEXT, "side": "right", "lambdas": {"all": 1}}, "tiny-softmax subtracts nothing"),
+        ({"text": TEXT, "picture": 1000}, "picture must be a whole number in 1 … 128"),
+        ({"text": TEXT, "answer": {"query": 99, "begin": 0, "end": 1}}, "a text of 11"),
+    ],
+)
+def test_what_a_run_refuses(explorer: Explorer, question: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        explorer.run(question)
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ({"layer": 0, "head": 1}, "layer must be a whole number in 1 … 2, got 0"),
+        ({"layer": 1, "head": 9}, "head must be a whole number in 1 … 4, got 9"),
+        ({"layer": 1}, "head must be a whole number in 1 … 4, got None"),
+        ({"layer": 1, "head": 1, "first_row": 11}, "first_row must be a whole number in 0 … 10"),
+    ],
+)
+def test_what_a_map_refuses(explorer: Explorer, question: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        explorer.head_map({"text": TEXT, **question})
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [({"temperature": -1}, "lie in 0 … 10"), ({"temperature": "1"}, "a number"), ({"seed": -1}, "seed must be")],
+)
+def test_what_generation_refuses(explorer: Explorer, question: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        explorer.next_token({"text": TEXT, **question})
+
+
+def test_readers_at_once_do_not_disturb_each_other(explorer: Explorer) -> None:
+    settings = [None, {"all": 0.0}, {"layers": {"2": 0.7}}, {"heads": {"1.1": -0.3}}]
+    expected = [explorer.run({"text": TEXT, "lambdas": each})["loss"] for each in settings]
+    assert len(set(expected)) == len(expected)
+    explorer._kept.clear()
+    seen: dict[int, list[float]] = {index: [] for index in range(len(settings))}
+
+    def read(index: int) -> None:
+        for _ in range(5):
+            seen[index].append(explorer.run({"text": TEXT, "lambdas": settings[index]})["loss"])
+            explorer._kept.clear()
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in seen]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [set(losses) for losses in seen.values()] == [{loss} for loss in expected]
+
+
+def test_few_runs_are_kept(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diff_transformer.explorer.explorer._KEPT_TRACES", 3)
+    for token in range(6):
+        explorer.run({"tokens": [token]})
+    assert len(explorer._kept) == 3
+
+
+@pytest.mark.parametrize("text", ["<script>alert('é')</script>", "a\x00\x07\x1b[31m\u202e", "\U0001f600 ¿", "\ufffd"])
+def test_hostile_text_comes_back_as_it_was(make: Callable[..., DiffTransformerForCausalLM], text: str) -> None:
+    tokenizer = byte_tokenizer()
+    model = ExploredModel(make("diff", vocab_size=len(tokenizer)), "bytes")
+    answer = Explorer(Side(model, TokenizerVocabulary(tokenizer))).run({"text": text})
+    assert tokenizer.decode(answer["tokens"]) == text
+    assert len(answer["pieces"]) == len(answer["tokens"])
+    assert all(answer["pieces"])
+
+
+def test_vocabularies() -> None:
+    tokenizer = byte_tokenizer()
+    bytes_ = TokenizerVocabulary(tokenizer)
+    assert bytes_ == TokenizerVocabulary(byte_tokenizer())
+    assert bytes_ != WordVocabulary(["a"])
+    assert "".join(bytes_.pieces(bytes_.encode("two words"))) == "two words"
+    assert WordVocabulary(["a", "b"]) == WordVocabulary(["a", "b"])
+    assert WordVocabulary(["a", "b"]).piece_after([0], 5) == "#5"
+    with pytest.raises(ValueError, match="no token 'key'"):
+        WordVocabulary(["?", "k1"]).encode("key")

@@ -1,0 +1,112 @@
+"""The numbers and pictures of heads, against loops over the maps of `attention_maps`; the binary form of maps."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.explorer import Answer, ExploredModel, head_numbers
+from diff_transformer.explorer.map_format import decode_maps, encode_maps
+from diff_transformer.explorer.trace import HeadMaps
+
+TOKENS = [3, 7, 1, 12, 7, 9, 3, 7, 20, 11, 3, 5]
+Make = Callable[..., DiffTransformerForCausalLM]
+
+
+@pytest.mark.parametrize("kind", ["diff", "diff_v2"])
+def test_numbers_of_heads(make: Make, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Whether all heads of a layer are in memory at once or one at a time."""
+    model = make(kind)
+    explored = ExploredModel(model, kind)
+    trace = explored.trace(TOKENS)
+    answer = Answer(query=10, begin=3, end=5)
+    numbers = head_numbers.head_numbers(trace, explored.layers, explored.heads, answer, 32)
+    monkeypatch.setattr(head_numbers, "_MAPS_AT_ONCE", 1)
+    one_by_one = head_numbers.head_numbers(trace, explored.layers, explored.heads, answer, 32)
+    assert torch.equal(numbers.pictures, one_by_one.pictures)
+    assert numbers.removed is not None
+    assert numbers.on_answer is not None
+    for layer, maps in enumerate(attention_maps(model, torch.tensor([TOKENS]))):
+        assert maps.first is not None
+        for head in range(explored.heads):
+            first, left = maps.first[0, head], maps.difference[0, head]
+            removed = [
+                sum(min(a.item(), max(0.0, (a - d).item())) for a, d in zip(first[i], left[i], strict=True))
+                for i in range(len(TOKENS))
+            ]
+            assert numbers.removed[layer, head].item() == pytest.approx(sum(removed) / len(removed), abs=1e-6)
+            row = left[10].abs()
+            assert numbers.on_answer[layer, head].item() == pytest.approx((row[3:5].sum() / row.sum()).item(), abs=1e-6)
+            assert numbers.scales[layer, head].item() == pytest.approx(left.abs().max().item(), abs=1e-6)
+            picture = (left.sign() * (left.abs() / left.abs().max()).sqrt() * 127).round()
+            assert (numbers.pictures[layer, head] - picture).abs().max() <= 1
+
+
+def test_a_picture_keeps_what_is_bright_in_a_pixel() -> None:
+    maps = torch.zeros(1, 8, 8)
+    maps[0, 1, 0], maps[0, 1, 1] = 0.25, -1.0
+    maps[0, 7, 6] = 0.25
+    pictures, scale = head_numbers.pooled(maps, 4)
+    assert scale.tolist() == [1.0]
+    assert pictures[0].tolist() == [[-127, 0, 0, 0], [0] * 4, [0] * 4, [0, 0, 0, 64]]
+    empty, scale = head_numbers.pooled(torch.zeros(1, 3, 3), 4)
+    assert not empty.any()
+    assert scale.tolist() == [0.0]
+
+
+def test_a_head_whose_maps_are_equal_removes_lambda() -> None:
+    same = torch.rand(2, 5, 5).tril().double()
+    same /= same.sum(-1, keepdim=True)
+    lam = torch.tensor([[0.4] * 5, [-0.4] * 5]).double()
+    assert head_numbers.removed_weight(HeadMaps(same, same, lam)).tolist() == pytest.approx([0.4, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"query": 3}, "must be an object"),
+        ({"query": 3, "begin": 1.0, "end": 2}, "whole numbers"),
+        ({"query": 3, "begin": True, "end": 2}, "whole numbers"),
+        ({"query": 3, "begin": 4, "end": 5}, "cannot be seen from token 3"),
+        ({"query": 5, "begin": 1, "end": 2}, "a text of 5"),
+        ({"query": 3, "begin": 2, "end": 2}, "cannot be seen"),
+    ],
+)
+def test_answers_that_do_not_fit(raw: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Answer.read(raw, 5)
+
+
+def round_trip(maps: HeadMaps, first_row: int) -> HeadMaps:
+    decoded, row = decode_maps(encode_maps(maps, first_row))
+    assert row == first_row
+    return decoded
+
+
+def close(decoded: Tensor | None, maps: Tensor | None) -> None:
+    assert decoded is not None
+    assert maps is not None
+    torch.testing.assert_close(decoded.double(), maps, rtol=2**-11, atol=3e-8)
+
+
+@pytest.mark.parametrize("first_row", [0, 4, 11])
+def test_the_binary_form_of_maps(make: Make, first_row: int) -> None:
+    trace = ExploredModel(make("diff_v2"), "v2").trace(TOKENS)
+    maps = trace.maps.of(1, slice(2, 3), slice(first_row, None))
+    decoded = round_trip(maps, first_row)
+    close(decoded.first, maps.first)
+    close(decoded.second, maps.second)
+    torch.testing.assert_close(decoded.lam, None if maps.lam is None else maps.lam.float())
+    single = round_trip(HeadMaps(maps.first, None, None), first_row)
+    close(single.first, maps.first)
+    assert single.second is None
+
+
+def test_other_bytes_are_refused() -> None:
+    data = encode_maps(HeadMaps(torch.ones(1, 1, 1), None, None), 0)
+    with pytest.raises(ValueError, match="Maps begin with"):
+        decode_maps(b"PNG!" + data[4:])
+    with pytest.raises(ValueError, match="take 18 bytes, got 19"):
+        decode_maps(data + b"\0")

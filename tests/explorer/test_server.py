@@ -1,0 +1,160 @@
+"""The server: what it answers, to whom, and what it refuses."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from diff_transformer.explorer import Explorer
+from diff_transformer.explorer.map_format import decode_maps
+from diff_transformer.explorer.server import LARGEST_QUESTION, ExplorerServer
+
+TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
+
+
+@contextmanager
+def serving(explorer: Explorer, **where: Any) -> Iterator[ExplorerServer]:
+    server = ExplorerServer(explorer, **where)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def server(explorer: Explorer) -> Iterator[ExplorerServer]:
+    with serving(explorer) as server:
+        yield server
+
+
+def request(address: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
+    """The status, the body and the headers of the answer."""
+    asked = urllib.request.Request(address, data=body, headers=headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return answer.status, answer.read(), answer.headers
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(), error.headers
+
+
+def ask(server: ExplorerServer, name: str, question: Any) -> tuple[int, Any]:
+    status, body, _ = request(f"{server.address}api/{name}", json.dumps(question).encode())
+    return status, json.loads(body)
+
+
+def test_the_page_and_its_questions(server: ExplorerServer, explorer: Explorer) -> None:
+    status, page, headers = request(server.address)
+    assert status == 200
+    assert headers.get_content_type() == "text/html"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cache-Control"] == "no-store"
+    assert b"tiny-diff" in page
+    assert ask(server, "run", {"text": TEXT}) == (200, explorer.run({"text": TEXT}))
+    assert ask(server, "next", {"text": TEXT, "side": "right"})[0] == 200
+    assert ask(server, "example", {"seed": 3})[1]["title"] == "example 3"
+    status, body, headers = request(
+        f"{server.address}api/map", json.dumps({"text": TEXT, "layer": 1, "head": 1}).encode()
+    )
+    assert (status, headers.get_content_type()) == (200, "application/octet-stream")
+    assert decode_maps(body)[0].first.shape == (1, 11, 11)
+
+
+def test_only_the_address_with_the_token_exists(server: ExplorerServer) -> None:
+    root = f"http://127.0.0.1:{server.port}"
+    token = server.address.removeprefix(root).strip("/")
+    assert len(token) >= 20
+    wrong = [
+        "/",
+        f"/{token[:-1]}/",
+        f"/{token}x/",
+        "/x/",
+        "/%C3%A9/",
+        f"/{token}/../../../../etc/passwd",
+        f"/{token}/%2e%2e/%2e%2e/etc/passwd",
+        f"/{token}//etc/passwd",
+        f"/{token}/model.safetensors",
+        f"/{token}/bundle/explorer.js",
+        "/favicon.ico",
+        "/docs",
+        "/openapi.json",
+    ]
+    for path in wrong:
+        status, body, _ = request(root + path)
+        assert (path, status) == (path, 404)
+        assert json.loads(body) == {"error": "There is nothing at this address."}
+    assert request(f"{root}/wrong/api/run", b"{}")[0] == 404
+    assert request(f"{server.address}api/__init__", b"{}")[0] == 404
+    assert request(f"{server.address}api/run")[0] == 405  # a link to it does nothing
+
+
+def test_a_page_of_somebody_else_gets_nothing(server: ExplorerServer) -> None:
+    """One whose own name was made to lead to this machine, and one that asks from elsewhere."""
+    assert request(server.address, Host=f"evil.example:{server.port}")[0] == 404
+    assert request(server.address, Host="127.0.0.1.evil.example")[0] == 404
+    assert request(server.address.replace("127.0.0.1", "localhost"))[0] == 200
+    _, _, headers = request(server.address, Origin="http://evil.example")
+    assert "Access-Control-Allow-Origin" not in headers
+    assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "must be JSON"),
+        (b"\xff\xfe{", "must be JSON"),
+        (b'{"text": NaN}', "NaN is no JSON"),
+        (b"[" * 100_000, "must be JSON"),
+        (b'{"seed": 1' + b"0" * 5000 + b"}", "must be JSON"),
+        (b"[]", "must be a JSON object"),
+        (b'{"text": "w3 \\ud800"}', "surrogate pair"),
+        (b'{"text": "' + b"w3 " * (LARGEST_QUESTION // 3) + b'"}', "2,000,000 bytes at most"),
+        (b'{"text": "' + b"w3 " * 340_000 + b'"}', "1,020,000 characters"),
+        (b'{"text": "w3 \\u0000"}', "no token"),
+        (b'{"tokens": [1e400]}', "numbers in 0"),
+    ],
+)
+def test_hostile_questions_get_a_sentence(server: ExplorerServer, body: bytes, message: str) -> None:
+    for name in ("run", "map", "next"):
+        status, answer, _ = request(f"{server.address}api/{name}", body)
+        assert status == 400
+        assert message in json.loads(answer)["error"]
+    assert ask(server, "run", {"text": TEXT})[0] == 200
+
+
+def test_a_bug_is_told_without_its_details(explorer: Explorer, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(explorer, "run", lambda _: {}["secret"])
+    with serving(explorer) as server:
+        status, answer = ask(server, "run", {})
+    assert status == 500
+    assert "secret" not in answer["error"]
+    assert "KeyError: 'secret'" in capfd.readouterr().err
+
+
+def test_it_listens_on_this_machine_alone(explorer: Explorer) -> None:
+    server = ExplorerServer(explorer)
+    try:
+        assert server._socket.getsockname()[0] == "127.0.0.1"
+        assert server.address.startswith("http://127.0.0.1:")
+        with pytest.raises(OSError, match=f"Cannot listen on 127.0.0.1, port {server.port}: Address already in use"):
+            ExplorerServer(explorer, port=server.port)
+    finally:
+        server._socket.close()
+
+
+def test_every_server_has_its_own_token(explorer: Explorer) -> None:
+    servers = [ExplorerServer(explorer) for _ in range(2)]
+    for server in servers:
+        server._socket.close()
+    assert len({server.address.rstrip("/").rpartition("/")[2] for server in servers}) == 2

@@ -1,0 +1,173 @@
+// The whole page: what the reader looks at, the answers that belong to it, and the parts that show them.
+import { html } from "htm/preact";
+import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { themeNow } from "./colour.js";
+import { decodeMaps } from "./decode.js";
+import { Generation } from "./generation.js";
+import { HeadGrid } from "./head_grid.js";
+import { HeadView } from "./head_view.js";
+import { LambdaPanel } from "./lambda_panel.js";
+import { Predictions } from "./predictions.js";
+import { Latest } from "./sources.js";
+import { TextPanel } from "./text_panel.js";
+import { FIRST_VIEW, changed, fromHash, toHash } from "./view_state.js";
+
+const PICTURE = { few: 48, many: 32 };
+
+function useTheme() {
+  const [theme, setTheme] = useState(themeNow);
+  useEffect(() => {
+    const query = matchMedia("(prefers-color-scheme: dark)");
+    const follow = () => setTheme(themeNow());
+    query.addEventListener("change", follow);
+    return () => query.removeEventListener("change", follow);
+  }, []);
+  return theme;
+}
+
+function firstView(data) {
+  const example = data.examples[0];
+  const view = { ...FIRST_VIEW, text: example?.text ?? "", answer: example?.answer ?? null };
+  return fromHash(location.hash, view, data.models);
+}
+
+// The head that is worth a first look: of which most lies on the answer, or from which most is removed.
+function striking({ on_answer: onAnswer, removed }) {
+  const numbers = onAnswer ?? removed;
+  if (!numbers) return null;
+  let best = { layer: 1, head: 1, number: -1 };
+  numbers.forEach((row, layer) =>
+    row.forEach((number, head) => {
+      if (number > best.number) best = { layer: layer + 1, head: head + 1, number };
+    }),
+  );
+  return { layer: best.layer, head: best.head };
+}
+
+export function App({ data, source }) {
+  const { models } = data;
+  const sides = Object.keys(models);
+  const theme = useTheme();
+  const [view, setView] = useState(() => firstView(data));
+  const [runs, setRuns] = useState({});
+  const [maps, setMaps] = useState({});
+  const [refusal, setRefusal] = useState(null);
+  const [hovered, setHovered] = useState(null);
+  const latest = useMemo(
+    () => Object.fromEntries(["left", "right"].map((side) => [side, { run: new Latest(), map: new Latest() }])),
+    [],
+  );
+  const shownMaps = useRef({});
+  const isChosen = useRef(location.hash.length > 1 ? { left: true, right: true } : {});
+
+  const change = useCallback((part) => setView((now) => ({ ...now, ...(part instanceof Function ? part(now) : part) })), []);
+
+  const question = (side) => {
+    const asked = { side, text: view.text };
+    if (view.added[side].length) asked.append = view.added[side];
+    if (side === "left" && changed(view.lambdas)) asked.lambdas = view.lambdas;
+    return asked;
+  };
+  const answered = (side) => (view.answer && (side === "left" || data.shared_vocabulary) ? { answer: view.answer } : {});
+
+  for (const side of sides) {
+    const asked = question(side);
+    const run = { ...asked, ...answered(side) };
+    useEffect(() => {
+      if (!view.text.trim()) return;
+      const size = models[side].layers * models[side].heads > 64 ? PICTURE.many : PICTURE.few;
+      latest[side].run.ask(async () => {
+        try {
+          const quick = await source.run(run);
+          setRefusal((now) => (now?.side === side ? null : now));
+          // The pictures of the heads before stay until there are new ones.
+          setRuns((now) => ({ ...now, [side]: { heads: now[side]?.heads, ...quick } }));
+          if (latest[side].run.waits || quick.heads) return;
+          const whole = await source.run({ ...run, picture: size });
+          setRuns((now) => ({ ...now, [side]: whole }));
+          const first = isChosen.current[side] ? null : striking(whole.heads);
+          isChosen.current[side] = true;
+          if (first) change({ [side]: first });
+        } catch (error) {
+          setRefusal({ side, message: error.message });
+        }
+      });
+    }, [JSON.stringify(run)]);
+
+    const head = view[side];
+    useEffect(() => {
+      if (!view.text.trim()) return;
+      latest[side].map.ask(async () => {
+        try {
+          const { append, ...base } = asked;
+          const key = JSON.stringify([base, head]);
+          const before = shownMaps.current[side];
+          const grows = before?.key === key && before.append.every((token, i) => append?.[i] === token);
+          const firstRow = grows && append?.length > before.append.length ? before.maps.length : 0;
+          const wanted = { ...asked, layer: head.layer, head: head.head };
+          if (firstRow) wanted.first_row = firstRow;
+          const decoded = decodeMaps(await source.map(wanted), before?.maps);
+          shownMaps.current[side] = { key, append: append ?? [], maps: decoded };
+          setMaps((now) => ({ ...now, [side]: { ...decoded, head, firstRow } }));
+        } catch (error) {
+          setRefusal({ side, message: error.message });
+        }
+      });
+    }, [JSON.stringify([asked, head])]);
+  }
+
+  const left = runs.left;
+  const length = left?.tokens.length ?? 0;
+  // Without a pinned token the row that was generated last is shown, or that of the question.
+  const ownRow = view.added.left.length ? length - 1 : view.answer?.query ?? length - 1;
+  const row = Math.max(0, Math.min(hovered ?? view.row ?? ownRow, length - 1));
+
+  useEffect(() => {
+    document.documentElement.dataset.ready = String(Boolean(left?.heads && maps.left));
+    history.replaceState(null, "", toHash(view));
+  });
+
+  const choose = (side) => (place) => change({ [side]: place });
+  const setLambdas = (lambdas) => change({ lambdas });
+
+  return html`
+    <header class="top">
+      <h1>See the noise cancel</h1>
+      <p class="lead">
+        Each head of a Differential Transformer looks at the text twice, and takes the second look, times${" "}
+        <i>λ</i>, away from the first: <span class="formula">A<sub>1</sub> − λA<sub>2</sub></span>.${" "}
+        What both looks share is noise, and it cancels; what only the first one sees is left.${" "}
+        <strong>Move λ</strong> and watch what the model attends to and what it would write next.
+      </p>
+    </header>
+    ${refusal && html`<p class="refusal" role="alert">${refusal.message}</p>`}
+    <main class="layout">
+      <div class="controls">
+        <${LambdaPanel} model=${models.left} run=${left} place=${view.left} lambdas=${view.lambdas} onChange=${setLambdas} />
+        <${Predictions} run=${left} right=${runs.right} models=${models} />
+        <${TextPanel} data=${data} source=${source} view=${view} onChange=${change} onRefusal=${setRefusal} />
+        ${source.live && html`<${Generation} models=${models} runs=${runs} view=${view} source=${source} question=${question}
+            onChange=${change} onRefusal=${setRefusal} />`}
+      </div>
+      <div class="pictures">
+        <${HeadView} models=${models} runs=${runs} maps=${maps} view=${view} theme=${theme} row=${row} hovered=${hovered}
+          shared=${data.shared_vocabulary} onHover=${setHovered} onChange=${change} live=${source.live} />
+        <div class="grids">
+          ${sides.map((side) => html`<${HeadGrid} key=${side} side=${side} model=${models[side]} run=${runs[side]}
+              chosen=${view[side]} theme=${theme} onChoose=${choose(side)} />`)}
+        </div>
+      </div>
+    </main>
+    <footer>
+      <p>
+        Differential attention: <a href="https://arxiv.org/abs/2410.05258" rel="noreferrer">arXiv 2410.05258</a>.${" "}
+        ${sides.map((side) => `${models[side].name}: ${models[side].label}, ${sizes(models[side])}`).join("; ")}.
+      </p>
+    </footer>
+  `;
+}
+
+function sizes({ layers, heads, kv_heads: kvHeads }) {
+  const grouped = kvHeads !== heads ? ` over ${kvHeads} key/value heads` : "";
+  return `${layers} ${layers === 1 ? "layer" : "layers"} of ${heads} ${heads === 1 ? "head" : "heads"}${grouped}`;
+}

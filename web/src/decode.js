@@ -1,0 +1,69 @@
+// Reads the binary form of a head's maps, which src/diff_transformer/explorer/map_format.py describes.
+
+const HALVES = new Float32Array(1 << 16);
+for (let bits = 0; bits < HALVES.length; bits++) {
+  const exponent = (bits >> 10) & 31;
+  const fraction = bits & 1023;
+  const size = exponent === 0 ? fraction * 2 ** -24 : (1 + fraction / 1024) * 2 ** (exponent - 15);
+  HALVES[bits] = bits >> 15 ? -size : size;
+}
+
+// Weights before row i of a lower triangle.
+export const triangle = (i) => (i * (i + 1)) / 2;
+
+// → { length, lam, first, second }: λ of each row, and lower triangles row by row. Without λ `second` is null.
+// `earlier`, maps of the same head for the rows before, is what rows that were not sent are taken from.
+export function decodeMaps(buffer, earlier = null) {
+  const view = new DataView(buffer);
+  if (view.getUint32(0) !== 0x44544d31) throw new Error("These are no attention maps.");
+  const length = view.getUint32(4, true);
+  const firstRow = view.getUint32(8, true);
+  const count = view.getUint32(12, true);
+  const skipped = triangle(firstRow);
+  let offset = 16;
+  let lam = null;
+  if (count === 2) {
+    lam = new Float32Array(length);
+    if (firstRow) lam.set(earlier.lam.subarray(0, firstRow));
+    for (let row = firstRow; row < length; row++, offset += 4) lam[row] = view.getFloat32(offset, true);
+  }
+  const maps = ["first", "second"].slice(0, count).map((name) => {
+    const weights = new Float32Array(triangle(length));
+    if (firstRow) weights.set(earlier[name].subarray(0, skipped));
+    for (let i = skipped; i < weights.length; i++, offset += 2) weights[i] = HALVES[view.getUint16(offset, true)];
+    return weights;
+  });
+  return { length, lam, first: maps[0], second: maps[1] ?? null };
+}
+
+// A1 − λA2, or the one map; λ is each row's own unless a number replaces it.
+export function difference(maps, lam = null) {
+  if (!maps.second) return maps.first;
+  const result = new Float32Array(maps.first.length);
+  for (let row = 0, i = 0; row < maps.length; row++) {
+    const value = lam ?? maps.lam[row];
+    for (let column = 0; column <= row; column++, i++) result[i] = maps.first[i] - value * maps.second[i];
+  }
+  return result;
+}
+
+// Row `i` of a triangle.
+export const rowOf = (weights, i) => weights.subarray(triangle(i), triangle(i + 1));
+
+export function largest(...triangles) {
+  let size = 0;
+  for (const weights of triangles) {
+    for (let i = 0; i < weights.length; i++) {
+      const weight = Math.abs(weights[i]);
+      if (weight > size) size = weight;
+    }
+  }
+  return size || 1;
+}
+
+export function fromBase64(text) {
+  const bytes = atob(text);
+  const result = new Uint8Array(bytes.length);
+  for (let i = 0; i < bytes.length; i++) result[i] = bytes.charCodeAt(i);
+  return result.buffer;
+}

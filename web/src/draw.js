@@ -1,0 +1,42 @@
+// Draws maps on canvases.
+import { coloursOf, indexOf } from "./colour.js";
+
+// A lower triangle of N rows → indices of colours, side × side. A pixel is the weight of largest size within it, so that
+// one bright token is not lost where a pixel has many.
+export function pooledIndices(weights, length, side, scale) {
+  const extremes = new Float32Array(side * side);
+  for (let row = 0, i = 0; row < length; row++) {
+    const line = side * Math.floor((row * side) / length);
+    for (let column = 0; column <= row; column++, i++) {
+      const pixel = line + Math.floor((column * side) / length);
+      if (Math.abs(weights[i]) > Math.abs(extremes[pixel])) extremes[pixel] = weights[i];
+    }
+  }
+  return Uint16Array.from(extremes, (weight) => indexOf(weight, scale));
+}
+
+// Puts side × side indices of colours on a canvas, which the page scales without smoothing.
+export function paint(canvas, indices, side, theme) {
+  if (canvas.width !== side || canvas.height !== side) canvas.width = canvas.height = side;
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(side, side);
+  const colours = coloursOf(theme);
+  for (let pixel = 0; pixel < indices.length; pixel++) {
+    const colour = 3 * indices[pixel];
+    image.data[4 * pixel] = colours[colour];
+    image.data[4 * pixel + 1] = colours[colour + 1];
+    image.data[4 * pixel + 2] = colours[colour + 2];
+    image.data[4 * pixel + 3] = 255;
+  }
+  context.putImageData(image, 0, 0);
+}
+
+export function paintMap(canvas, weights, length, scale, theme, most = 640) {
+  const side = Math.min(length, most);
+  paint(canvas, pooledIndices(weights, length, side, scale), side, theme);
+}
+
+// The small pictures come from the server as ±127 · √(weight / scale).
+export function paintPicture(canvas, picture, side, theme) {
+  paint(canvas, Uint16Array.from(picture, (value) => 255 + Math.round((255 * value) / 127)), side, theme);
+}

@@ -1,0 +1,74 @@
+// The models write on, a token at a time and in step.
+import { html } from "htm/preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { visible } from "./words.js";
+
+const PAUSE = 450; // milliseconds between tokens while it plays
+
+export function Generation({ models, runs, view, source, question, onChange, onRefusal }) {
+  const [isPlaying, setPlaying] = useState(false);
+  const [temperature, setTemperature] = useState(0);
+  const isBusy = useRef(false);
+  const sides = Object.keys(models);
+  const isReady = sides.every(
+    (side) => runs[side] && runs[side].tokens.length < models[side].most_tokens,
+  );
+
+  const step = async () => {
+    if (isBusy.current) return;
+    isBusy.current = true;
+    try {
+      const written = await Promise.all(
+        sides.map((side) => source.next({ ...question(side), temperature, seed: 0 })),
+      );
+      onChange((now) => {
+        const added = { ...now.added };
+        sides.forEach((side, i) => (added[side] = [...added[side], written[i].token]));
+        return { added, row: null };
+      });
+    } catch (error) {
+      setPlaying(false);
+      onRefusal({ side: "left", message: error.message });
+    } finally {
+      isBusy.current = false;
+    }
+  };
+
+  useEffect(() => {
+    if (!isPlaying) return undefined;
+    if (!isReady) {
+      if (sides.every((side) => runs[side])) setPlaying(false);
+      return undefined;
+    }
+    const timer = setTimeout(step, PAUSE);
+    return () => clearTimeout(timer);
+  });
+
+  const restart = () => {
+    setPlaying(false);
+    onChange({ added: { left: [], right: [] }, row: null });
+  };
+  const written = (side) => runs[side]?.pieces.slice(runs[side].pieces.length - view.added[side].length) ?? [];
+
+  return html`
+    <section class="card generation" aria-labelledby="generation-title">
+      <h2 id="generation-title">Token by token</h2>
+      <div class="buttons">
+        <button type="button" disabled=${!isReady} onClick=${step}>Step</button>
+        <button type="button" disabled=${!isReady && !isPlaying} aria-pressed=${isPlaying}
+          onClick=${() => setPlaying(!isPlaying)}>${isPlaying ? "Pause" : "Play"}</button>
+        <button type="button" disabled=${!view.added.left.length} onClick=${restart}>Begin again</button>
+        <label class="temperature">Temperature
+          <select value=${temperature} onChange=${(event) => setTemperature(Number(event.target.value))}>
+            ${[0, 0.5, 0.8, 1, 1.5].map((value) => html`<option key=${value} value=${value}>${value || "0, most likely"}</option>`)}
+          </select>
+        </label>
+      </div>
+      ${sides.map((side) => view.added[side].length > 0 && html`
+        <p class="written" key=${side}><span class="quiet">${models[side].label} </span>
+          ${written(side).map((piece, i, all) => html`<span class=${i === all.length - 1 ? "last" : ""}>${visible(piece)}</span>${
+            view.text.split(/\s+/).includes(piece) && !/^\s/.test(piece) ? " " : ""}`)}
+        </p>`)}
+      <p class="quiet">Each token adds a row to every map, at the bottom; both models write one at a time.</p>
+    </section>`;
+}

@@ -1,0 +1,94 @@
+// One head in full: its maps side by side on one scale, the tokens, and the row of one token as a curve.
+import { html } from "htm/preact";
+import { useMemo } from "preact/hooks";
+import { difference, largest, rowOf } from "./decode.js";
+import { MapPanel } from "./map_panel.js";
+import { RowCurve } from "./row_curve.js";
+import { saveHead } from "./save.js";
+import { Scale } from "./scale.js";
+import { TokenFlow } from "./token_flow.js";
+import { useWidth } from "./use_width.js";
+import { lambdaOf } from "./view_state.js";
+import { number, place } from "./words.js";
+
+// GQA: which heads use the same keys and values.
+function group({ heads, kv_heads: kvHeads }, { head }) {
+  if (kvHeads === heads) return "";
+  const size = heads / kvHeads;
+  const number = Math.ceil(head / size);
+  return `shares key/value head ${number} with heads ${(number - 1) * size + 1}–${number * size}`.replace(
+    /heads (\d+)–\1$/,
+    "head $1",
+  );
+}
+
+export function HeadView({ models, runs, maps, view, theme, row, hovered, shared, onHover, onChange, live }) {
+  const [container, width] = useWidth();
+  const [left, right] = [maps.left, maps.right];
+  const isOfHead = left && left.head.layer === view.left.layer && left.head.head === view.left.head;
+  const set = models.left.subtracts ? lambdaOf(view.lambdas, view.left) : null;
+  // While the server computes, the difference follows the slider with the maps that are there.
+  const lam = isOfHead ? set : null;
+  const net = useMemo(() => (left ? difference(left, lam) : null), [left, lam]);
+  const scale = useMemo(
+    () => (left ? largest(left.first, left.second ?? left.first, net, right?.first ?? net) : 1),
+    [left, right, net],
+  );
+  const pieces = { left: runs.left?.pieces ?? [], right: runs.right?.pieces ?? [] };
+  const shown = left ? lam ?? left.lam?.[Math.min(row, left.length - 1)] : null;
+  const headName = place(view.left.layer, view.left.head);
+
+  const panels = [];
+  if (left?.second) {
+    panels.push({ key: "first", name: "A₁", side: "left", maps: left, weights: left.first });
+    panels.push({ key: "second", name: "A₂", side: "left", maps: left, weights: left.second });
+    panels.push({ key: "net", name: "A₁ − λA₂", side: "left", maps: left, weights: net, strong: true });
+  }
+  if (right) {
+    const name = `${models.right.label} ${place(right.head.layer, right.head.head)}`;
+    panels.push({ key: "right", name, side: "right", maps: right, weights: right.first });
+  }
+
+  const columns = width >= 860 ? panels.length : Math.min(2, panels.length);
+  const gap = width >= 860 ? 20 : 12;
+  const side = Math.max(0, Math.floor((width - gap * (columns - 1)) / Math.max(1, columns)));
+  const pin = (token) => onChange((now) => ({ row: now.row === token ? null : token }));
+  const notes = [group(models.left, view.left)];
+  if (models.left.lambda_per_token) notes.push("DIFF V2: a λ for every token");
+  const details = { models, view, panels, pieces, row, scale, lam: shown, theme, left, net, right };
+
+  return html`
+    <section class="card head-view" aria-labelledby="head-title">
+      <div class="card-head">
+        <h2 id="head-title">
+          Layer ${view.left.layer}, head ${view.left.head}
+          ${shown !== null && shown !== undefined && html` <span class="quiet">λ = ${number(shown, 2)}</span>`}
+          ${notes.filter(Boolean).map((note) => html` <span class="quiet note">${note}</span>`)}
+        </h2>
+        <span class="buttons">
+          <button type="button" class="link" onClick=${() => navigator.clipboard?.writeText(location.href)}>Copy link</button>
+          <button type="button" class="link" disabled=${!left} onClick=${() => saveHead(details, "png")}>PNG</button>
+          <button type="button" class="link" disabled=${!left} onClick=${() => saveHead(details, "svg")}>SVG</button>
+        </span>
+      </div>
+      <div ref=${container} class="panels" style=${{ gridTemplateColumns: `repeat(${columns || 1}, 1fr)`, gap: `${gap}px` }}>
+        ${side > 0 && panels.map((panel) => html`
+          <${MapPanel} key=${panel.key} panel=${panel} pieces=${pieces[panel.side]} size=${side} scale=${scale} theme=${theme}
+            row=${Math.min(row, panel.maps.length - 1)} answer=${panel.side === "left" || shared ? view.answer : null}
+            added=${view.added[panel.side].length} head=${panel.side === "left" ? headName : null}
+            onHover=${onHover} onPin=${pin} />`)}
+      </div>
+      <${Scale} scale=${scale} theme=${theme} />
+      ${left && html`
+        <${TokenFlow} pieces=${pieces.left.slice(0, left.length)} values=${rowOf(net, Math.min(row, left.length - 1))} scale=${scale} theme=${theme}
+          row=${Math.min(row, left.length - 1)} pinned=${view.row} answer=${view.answer} added=${view.added.left.length}
+          onHover=${onHover} onPin=${pin} />
+        <${RowCurve} maps=${left} net=${net} lam=${lam} pieces=${pieces.left} row=${Math.min(row, left.length - 1)}
+          isPinned=${view.row !== null && hovered === null} />`}
+      ${!live && changedNote(set)}
+    </section>`;
+}
+
+const changedNote = (set) =>
+  set !== null &&
+  html`<p class="quiet">In this saved page A₁ and A₂ are those of the learned λ; the explorer’s server computes them anew.</p>`;

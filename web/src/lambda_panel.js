@@ -1,0 +1,80 @@
+// Sliders for the λ of all layers, of one layer and of one head.
+import { html } from "htm/preact";
+import { changed, lambdaOf } from "./view_state.js";
+import { number } from "./words.js";
+
+const LOWEST = -0.5;
+const HIGHEST = 1.5;
+
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+function Slider({ id, name, note, value, learned, isSet, inherited, main, onInput, onLearned }) {
+  const low = Math.min(LOWEST, Math.floor(10 * learned) / 10);
+  const high = Math.max(HIGHEST, Math.ceil(10 * learned) / 10);
+  const part = (x) => (x - low) / (high - low);
+  const shown = Math.max(low, Math.min(high, value));
+  return html`
+    <div class=${`slider ${main ? "main" : ""} ${isSet ? "set" : ""}`}>
+      <div class="slider-head">
+        <label for=${id}>${name}${note && html` <span class="quiet">${note}</span>`}</label>
+        <output for=${id}>λ = ${number(value, 2)}</output>
+      </div>
+      <div class="track" style=${`--zero-part:${part(0)};--learned-part:${part(learned)}`}>
+        <input id=${id} type="range" min=${low} max=${high} step="0.01" value=${shown}
+          aria-valuetext=${`λ ${number(value, 2)}; learned ${number(learned, 2)}`}
+          onInput=${(event) => onInput(Number(event.target.value))} />
+        <span class="mark zero" aria-hidden="true"></span>
+        <span class="mark learned" aria-hidden="true"></span>
+      </div>
+      <div class="slider-foot">
+        <span class="quiet">${isSet ? `learned ${number(learned, 2)}` : inherited ? "as set above" : "as learned"}</span>
+        <span class="buttons">
+          <button type="button" disabled=${!isSet} onClick=${onLearned}
+            aria-label=${`${name}: back to ${inherited ? "what is set above" : "the learned λ"}`}>
+            ${inherited ? "As above" : "Learned"}
+          </button>
+          <button type="button" onClick=${() => onInput(0)} aria-label=${`${name}: set λ to 0`}>0</button>
+        </span>
+      </div>
+    </div>`;
+}
+
+const without = (object, key) => Object.fromEntries(Object.entries(object).filter(([name]) => name !== String(key)));
+
+export function LambdaPanel({ model, run, place, lambdas, onChange }) {
+  if (!run?.learned_lambdas) return html`<section class="card lambda" aria-busy="true"><h2>λ</h2></section>`;
+  const learned = run.learned_lambdas;
+  const { layer, head } = place;
+  const headName = `${layer}.${head}`;
+  const { all, layers, heads } = lambdas;
+  const learnedOfLayer = mean(learned[layer - 1]);
+  const note = all === null ? (model.lambda_per_token ? "mean of layers and tokens" : "mean of the layers") : "";
+  return html`
+    <section class="card lambda" aria-labelledby="lambda-title">
+      <div class="card-head">
+        <h2 id="lambda-title">Move λ</h2>
+        <button type="button" class="link" disabled=${!changed(lambdas)}
+          onClick=${() => onChange({ all: null, layers: {}, heads: {} })}>All as learned</button>
+      </div>
+      <${Slider} id="lambda-all" main name="All layers" note=${note} value=${all ?? mean(learned.flat())}
+        learned=${mean(learned.flat())} isSet=${all !== null}
+        onInput=${(value) => onChange({ all: value, layers: {}, heads: {} })}
+        onLearned=${() => onChange({ ...lambdas, all: null })} />
+      <details class="finer" open=${Object.keys(layers).length + Object.keys(heads).length > 0 || undefined}>
+        <summary>One layer, one head</summary>
+        <${Slider} id="lambda-layer" name=${`Layer ${layer}`} value=${layers[layer] ?? all ?? learnedOfLayer}
+          learned=${learnedOfLayer} isSet=${layer in layers} inherited=${all !== null}
+          onInput=${(value) => onChange({ ...lambdas, layers: { ...layers, [layer]: value } })}
+          onLearned=${() => onChange({ ...lambdas, layers: without(layers, layer) })} />
+        <${Slider} id="lambda-head" name=${`Head ${headName}`} value=${lambdaOf(lambdas, place) ?? learned[layer - 1][head - 1]}
+          learned=${learned[layer - 1][head - 1]} isSet=${headName in heads} inherited=${all !== null || layer in layers}
+          onInput=${(value) => onChange({ ...lambdas, heads: { ...heads, [headName]: value } })}
+          onLearned=${() => onChange({ ...lambdas, heads: without(heads, headName) })} />
+      </details>
+      <p class="quiet hint">
+        λ = 0 leaves A<sub>1</sub>: ordinary attention.
+        ${model.lambda_per_token ? " DIFF V2 computes a λ for every token; a slider gives all of them the same." : ""}
+        ${run.recorded_at !== undefined ? ` What the model predicts was recorded at λ = ${number(run.recorded_at, 2)}.` : ""}
+      </p>
+    </section>`;
+}

@@ -1,0 +1,63 @@
+// What the model would write next, before and after λ was moved, and what that does to the loss.
+import { html } from "htm/preact";
+import { label, number, percent } from "./words.js";
+
+function Measure({ name, value, before, title }) {
+  return html`
+    <tr title=${title}>
+      <th scope="row">${name}</th>
+      <td><b>${value}</b></td>
+      <td class="before">${before ?? ""}</td>
+    </tr>`;
+}
+
+export function Predictions({ run, right, models }) {
+  if (!run) return html`<section class="card predictions" aria-busy="true"><h2>Next token</h2></section>`;
+  const entries = run.next.slice(0, 10);
+  const most = Math.max(...run.next.flatMap((entry) => [entry.probability, entry.learned_probability]), 1e-9);
+  const width = (share) => ({ width: `${(100 * share) / most}%` });
+  const isMoved = run.divergence > 0;
+  return html`
+    <section class="card predictions" aria-labelledby="next-title">
+      <h2 id="next-title">Next token</h2>
+      <table class="bars">
+        <caption class="hidden">The ten most likely next tokens, with λ as set and as learned</caption>
+        <thead class="hidden"><tr><th>token</th><th>bar</th><th>probability</th><th>with the learned λ</th></tr></thead>
+        <tbody>
+          ${entries.map((entry) => html`
+            <tr key=${entry.token}>
+              <th scope="row">${label(entry.piece)}</th>
+              <td class="bar" aria-hidden="true">
+                <span class="now" style=${width(entry.probability)}></span>
+                <span class="was" style=${{ left: `${(100 * entry.learned_probability) / most}%` }}></span>
+              </td>
+              <td class="value">${percent(entry.probability, 1)}</td>
+              <td class="value was-value">${isMoved ? percent(entry.learned_probability, 1) : ""}</td>
+            </tr>`)}
+        </tbody>
+      </table>
+      ${isMoved && html`<p class="quiet key"><span class="was-key"></span> with the learned λ</p>`}
+      <table class="measures" aria-live="polite">
+        <thead><tr><td></td><th scope="col">now</th><th scope="col">learned λ</th></tr></thead>
+        <tbody>
+          <${Measure} name="KL to the learned λ" value=${`${number(run.divergence)} nats`}
+            title="KL(learned ‖ now) of the next token’s distributions" />
+          <${Measure} name="Loss on the text" value=${number(run.loss)} before=${number(run.learned_loss)}
+            title="Mean over the tokens from the second on, in nats" />
+          ${run.answer_probability !== undefined && html`<${Measure} name="Probability of the answer"
+            value=${percent(run.answer_probability, 1)} before=${percent(run.learned_answer_probability, 1)} />`}
+          ${run.answer_share !== undefined && html`<${Measure} name="Attention on the answer" value=${percent(run.answer_share, 1)}
+            before=${percent(run.learned_answer_share, 1)}
+            title="Mean over heads of the share of the absolute weights in the row of the question" />`}
+        </tbody>
+        ${right && html`<tbody class="beside">
+          <tr><th scope="rowgroup" colspan="3">${models.right.label}</th></tr>
+          <${Measure} name="Loss on the text" value=${number(right.loss)} />
+          ${right.answer_probability !== undefined && html`<${Measure} name="Probability of the answer" value=${percent(right.answer_probability, 1)} />`}
+          ${right.answer_share !== undefined && html`<${Measure} name="Attention on the answer" value=${percent(right.answer_share, 1)} />`}
+          <tr><th scope="row">Next token</th><td colspan="2">${right.next.slice(0, 2)
+            .map((entry) => `${label(entry.piece)} ${percent(entry.probability)}`).join(", ")}</td></tr>
+        </tbody>`}
+      </table>
+    </section>`;
+}

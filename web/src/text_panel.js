@@ -1,0 +1,44 @@
+// The text to look at, and examples.
+import { html } from "htm/preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+export function TextPanel({ data, source, view, onChange, onRefusal }) {
+  const [draft, setDraft] = useState(view.text);
+  const seed = useRef(0);
+  const waiting = useRef(null);
+  useEffect(() => setDraft(view.text), [view.text]);
+
+  const show = (text, answer = null) => {
+    clearTimeout(waiting.current);
+    onChange({ text, answer, added: { left: [], right: [] }, row: null });
+  };
+  const type = (text) => {
+    setDraft(text);
+    clearTimeout(waiting.current);
+    waiting.current = setTimeout(() => show(text), 350);
+  };
+  const draw = async () => {
+    try {
+      seed.current += 1;
+      const example = await source.example({ seed: seed.current });
+      show(example.text, example.answer);
+    } catch (error) {
+      onRefusal({ side: "left", message: error.message });
+    }
+  };
+
+  return html`
+    <section class="card text" aria-labelledby="text-title">
+      <div class="card-head">
+        <h2 id="text-title"><label for="text">Text</label></h2>
+        ${source.live && data.draws_examples && html`<button type="button" class="link" onClick=${draw}>New needles</button>`}
+      </div>
+      <textarea id="text" rows="4" spellcheck="false" readonly=${!source.live} value=${draft}
+        onInput=${(event) => type(event.target.value)}></textarea>
+      ${source.live && data.examples.length > 0 && html`<p class="examples">
+        ${data.examples.map((example) => html`<button type="button" class="chip" key=${example.title}
+            onClick=${() => show(example.text, example.answer)}>${example.title}</button>`)}
+      </p>`}
+      ${!source.live && html`<p class="quiet">This page was saved with its text; <code>diff-transformer explore</code> takes any other.</p>`}
+    </section>`;
+}

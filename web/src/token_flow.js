@@ -1,0 +1,53 @@
+// The text as tokens, each coloured by how much the chosen token attends to it.
+import { html } from "htm/preact";
+import { useRef } from "preact/hooks";
+import { cssColour, inkOn } from "./colour.js";
+import { number, visible } from "./words.js";
+
+export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, added, onHover, onPin }) {
+  const list = useRef(null);
+  const move = (event) => {
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, Home: -pieces.length, End: pieces.length };
+    const step = steps[event.key];
+    if (event.key === "Escape" && pinned !== null) {
+      onPin(pinned);
+    } else if (step !== undefined) {
+      event.preventDefault();
+      const token = Math.max(0, Math.min(pieces.length - 1, row + step));
+      onHover(null);
+      if (token !== pinned) onPin(token);
+    }
+  };
+  const tokenOf = (event) => {
+    const token = event.target.closest("[data-token]");
+    return token ? Number(token.dataset.token) : null;
+  };
+  const spaced = pieces.slice(0, 8).every((piece) => !/^\s|\s$/.test(piece)) && pieces.some((piece) => piece.length > 1);
+  const classes = (token) =>
+    [
+      "token",
+      token === row && "on",
+      token === pinned && "pinned",
+      answer && token >= answer.begin && token < answer.end && "answer",
+      token >= pieces.length - added && "new",
+    ]
+      .filter(Boolean)
+      .join(" ");
+  return html`
+    <div class="flow-head">
+      <span class="quiet">What token <b>${row + 1}</b> attends to. Hover a token or use the arrow keys; a click pins it${pinned !== null ? ", Esc lets go" : ""}.</span>
+    </div>
+    <div class=${`flow ${spaced ? "spaced" : ""}`} role="listbox" tabindex="0" aria-label="Tokens of the text" ref=${list}
+      aria-activedescendant=${`token-${row}`} onKeyDown=${move} onPointerOver=${(event) => onHover(tokenOf(event))}
+      onPointerLeave=${() => onHover(null)} onClick=${(event) => tokenOf(event) !== null && onPin(tokenOf(event))}>
+      ${pieces.map((piece, token) => {
+        const weight = token < values.length ? values[token] : 0;
+        const style = token < values.length
+          ? { background: cssColour(weight, scale, theme), color: inkOn(weight, scale, theme) }
+          : {};
+        return html`<span key=${token} id=${`token-${token}`} class=${classes(token)} style=${style} role="option"
+          data-token=${token} aria-selected=${token === row} title=${`token ${token + 1}: ${number(weight)}`}>${visible(piece)}</span>${
+          piece.includes("\n") ? html`<br />` : ""}`;
+      })}
+    </div>`;
+}

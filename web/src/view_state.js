@@ -1,0 +1,72 @@
+// What the reader looks at, and the part of the address after "#" that says so.
+
+export const FIRST_VIEW = {
+  text: "",
+  added: { left: [], right: [] }, // tokens that were generated after the text
+  answer: null,
+  lambdas: { all: null, layers: {}, heads: {} },
+  left: { layer: 1, head: 1 },
+  right: { layer: 1, head: 1 },
+  row: null, // the pinned token, counted from 0
+};
+
+const two = ({ layer, head }) => `${layer}.${head}`;
+const numbers = (text) => text.split(",").filter(Boolean).map(Number);
+
+export function toHash(view) {
+  const parameters = new URLSearchParams();
+  parameters.set("text", view.text);
+  for (const side of ["left", "right"]) {
+    parameters.set(side, two(view[side]));
+    if (view.added[side].length) parameters.set(`${side}-added`, view.added[side].join(","));
+  }
+  const { all, layers, heads } = view.lambdas;
+  const lambdas = [
+    ...(all === null ? [] : [["all", all]]),
+    ...Object.entries(layers),
+    ...Object.entries(heads),
+  ];
+  if (lambdas.length) parameters.set("lambda", lambdas.map(([where, value]) => `${where}:${value}`).join(","));
+  if (view.answer) parameters.set("answer", [view.answer.query, view.answer.begin, view.answer.end].join(","));
+  if (view.row !== null) parameters.set("row", view.row);
+  return `#${parameters}`;
+}
+
+// The view of an address; whatever in it makes no sense is left out. `models` are those that there are.
+export function fromHash(hash, first, models) {
+  const parameters = new URLSearchParams(hash.slice(1));
+  if (!parameters.has("text")) return first;
+  const view = { ...first, text: parameters.get("text"), answer: null, added: { left: [], right: [] } };
+  for (const side of ["left", "right"]) {
+    const [layer, head] = (parameters.get(side) ?? "").split(".").map(Number);
+    const sizes = models[side];
+    if (sizes && layer >= 1 && layer <= sizes.layers && head >= 1 && head <= sizes.heads) {
+      view[side] = { layer: Math.floor(layer), head: Math.floor(head) };
+    }
+    const added = numbers(parameters.get(`${side}-added`) ?? "");
+    if (added.every(Number.isInteger)) view.added[side] = added;
+  }
+  view.lambdas = { all: null, layers: {}, heads: {} };
+  for (const entry of (parameters.get("lambda") ?? "").split(",")) {
+    const [where, text] = entry.split(":");
+    const value = Number(text);
+    if (text === undefined || !Number.isFinite(value)) continue;
+    if (where === "all") view.lambdas.all = value;
+    else if (/^\d+$/.test(where)) view.lambdas.layers[where] = value;
+    else if (/^\d+\.\d+$/.test(where)) view.lambdas.heads[where] = value;
+  }
+  const answer = numbers(parameters.get("answer") ?? "");
+  if (answer.length === 3 && answer.every(Number.isInteger)) {
+    view.answer = { query: answer[0], begin: answer[1], end: answer[2] };
+  }
+  const row = Number(parameters.get("row") ?? NaN);
+  if (Number.isInteger(row) && row >= 0) view.row = row;
+  return view;
+}
+
+// λ of a head as the view sets it, or null for the learned one.
+export const lambdaOf = ({ all, layers, heads }, { layer, head }) =>
+  heads[`${layer}.${head}`] ?? layers[layer] ?? all;
+
+export const changed = ({ all, layers, heads }) =>
+  all !== null || Object.keys(layers).length > 0 || Object.keys(heads).length > 0;

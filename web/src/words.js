@@ -1,0 +1,56 @@
+// Text of the page that depends on numbers and tokens.
+import { rowOf } from "./decode.js";
+
+const NAMES = { "\n": "⏎", "\t": "⇥", "\r": "␍" };
+
+// A piece of text with everything that cannot be seen replaced by something that can.
+export const visible = (piece) =>
+  [...piece]
+    .map((letter) => {
+      if (letter in NAMES) return NAMES[letter];
+      const code = letter.codePointAt(0);
+      if (code < 32) return String.fromCodePoint(0x2400 + code);
+      if (code === 127) return "␡";
+      // Controls of direction and width could reorder or hide what stands beside them.
+      if (/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}]/u.test(letter)) return `⟨${code.toString(16).toUpperCase()}⟩`;
+      return letter;
+    })
+    .join("");
+
+// The same for a label, where a space is shown too and long pieces are cut.
+export function label(piece, most = 14) {
+  const text = visible(piece).replace(/^ +/, (spaces) => "␣".repeat(Math.min(3, spaces.length)));
+  const letters = [...text];
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text || "∅";
+}
+
+export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
+
+export function number(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const text = Math.abs(value) >= 0.001 || value === 0 ? value.toFixed(digits) : value.toExponential(1);
+  return text.replace("-", "−");
+}
+
+export const place = (layer, head) => `${layer}.${head}`;
+
+// What a screen reader says of a map: where its largest weights lie.
+export function describeMap(name, weights, maps, pieces) {
+  const found = [];
+  for (let row = 1; row < maps.length; row++) {
+    const values = rowOf(weights, row);
+    let best = 0;
+    for (let column = 1; column < values.length; column++) {
+      if (Math.abs(values[column]) > Math.abs(values[best])) best = column;
+    }
+    found.push([Math.abs(values[best]), row, best, values[best]]);
+  }
+  found.sort((one, other) => other[0] - one[0]);
+  const sentences = found
+    .slice(0, 3)
+    .map(([, row, column, weight]) => {
+      const [from, to] = [row, column].map((i) => `token ${i + 1} “${label(pieces[i] ?? "")}”`);
+      return `${from} gives ${number(weight, 2)} to ${to}`;
+    });
+  return `${name}, ${maps.length} by ${maps.length} weights. The largest after the first row: ${sentences.join("; ")}.`;
+}
