@@ -10,6 +10,7 @@ from diff_transformer._registration import register_with_other_packages
 from diff_transformer._version import __version__
 
 if TYPE_CHECKING:
+    from diff_transformer.explorer import explore
     from diff_transformer.model import (
         DiffTransformerConfig,
         DiffTransformerForCausalLM,
@@ -37,6 +38,7 @@ __all__ = [
     "attention_maps",
     "diff_attention",
     "diff_attention_maps",
+    "explore",
     "pretrained",
     "pretrained_names",
 ]
@@ -44,7 +46,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        for package in ("shipped_models", "ops", "nn", "model"):  # the last two import those before them
+        for package in ("shipped_models", "ops", "nn", "model", "explorer"):  # the last three import those before them
             module = importlib.import_module(f"diff_transformer.{package}")
             if hasattr(module, name):
                 return getattr(module, name)

@@ -25,10 +25,10 @@ function useTheme() {
   return theme;
 }
 
-function firstView(data) {
+function firstView(data, hash) {
   const example = data.examples[0];
   const view = { ...FIRST_VIEW, text: example?.text ?? "", answer: example?.answer ?? null };
-  return fromHash(location.hash, view, data.models);
+  return fromHash(hash, view, data.models);
 }
 
 // The head that is worth a first look: of which most lies on the answer, or from which most is removed.
@@ -44,11 +44,12 @@ function striking({ on_answer: onAnswer, removed }) {
   return { layer: best.layer, head: best.head };
 }
 
-export function App({ data, source }) {
+export function App({ data, source, root }) {
   const { models } = data;
   const sides = Object.keys(models);
   const theme = useTheme();
-  const [view, setView] = useState(() => firstView(data));
+  const hash = source.hasAddress ? location.hash : "";
+  const [view, setView] = useState(() => firstView(data, hash));
   const [runs, setRuns] = useState({});
   const [maps, setMaps] = useState({});
   const [refusal, setRefusal] = useState(null);
@@ -58,7 +59,7 @@ export function App({ data, source }) {
     [],
   );
   const shownMaps = useRef({});
-  const isChosen = useRef(location.hash.length > 1 ? { left: true, right: true } : {});
+  const isChosen = useRef(hash.length > 1 ? { left: true, right: true } : {});
 
   const change = useCallback((part) => setView((now) => ({ ...now, ...(part instanceof Function ? part(now) : part) })), []);
 
@@ -123,8 +124,9 @@ export function App({ data, source }) {
   const row = Math.max(0, Math.min(hovered ?? view.row ?? ownRow, length - 1));
 
   useEffect(() => {
-    document.documentElement.dataset.ready = String(Boolean(left?.heads && maps.left));
-    history.replaceState(null, "", toHash(view));
+    root.dataset.theme = theme;
+    root.dataset.ready = String(Boolean(left?.heads && maps.left));
+    if (source.hasAddress) history.replaceState(null, "", toHash(view));
   });
 
   const choose = (side) => (place) => change({ [side]: place });
@@ -151,7 +153,7 @@ export function App({ data, source }) {
       </div>
       <div class="pictures">
         <${HeadView} models=${models} runs=${runs} maps=${maps} view=${view} theme=${theme} row=${row} hovered=${hovered}
-          shared=${data.shared_vocabulary} onHover=${setHovered} onChange=${change} live=${source.live} />
+          shared=${data.shared_vocabulary} onHover=${setHovered} onChange=${change} live=${source.live} hasAddress=${source.hasAddress} />
         <div class="grids">
           ${sides.map((side) => html`<${HeadGrid} key=${side} side=${side} model=${models[side]} run=${runs[side]}
               chosen=${view[side]} theme=${theme} onChoose=${choose(side)} />`)}

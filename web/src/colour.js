@@ -28,7 +28,15 @@ function table(theme) {
 
 const TABLES = { light: table("light"), dark: table("dark") };
 
-export const themeNow = () => (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+// The theme of the notebook, if the page is a widget of one that says it (Jupyter, marimo), else the reader's own.
+export function themeNow() {
+  const { jpThemeLight } = document.body.dataset;
+  if (jpThemeLight !== undefined) return jpThemeLight === "true" ? "light" : "dark";
+  if (document.querySelector("marimo-island, #root.marimo, marimo-app, [data-marimo]")) {
+    return document.documentElement.classList.contains("dark") || document.body.classList.contains("dark") ? "dark" : "light";
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+}
 
 // Most weights are small, so that the scale goes by the square root: −1 … 1 → 0 … 510.
 export const indexOf = (weight, scale) =>

@@ -1,9 +1,9 @@
 // Draws maps on canvases.
 import { coloursOf, indexOf } from "./colour.js";
 
-// A lower triangle of N rows → indices of colours, side × side. A pixel is the weight of largest size within it, so that
-// one bright token is not lost where a pixel has many.
-export function pooledIndices(weights, length, side, scale) {
+// A lower triangle of N rows → side × side. A pixel is the weight of largest size within it, so that one bright token is
+// not lost where a pixel has many.
+export function pooledExtremes(weights, length, side) {
   const extremes = new Float32Array(side * side);
   for (let row = 0, i = 0; row < length; row++) {
     const line = side * Math.floor((row * side) / length);
@@ -12,7 +12,7 @@ export function pooledIndices(weights, length, side, scale) {
       if (Math.abs(weights[i]) > Math.abs(extremes[pixel])) extremes[pixel] = weights[i];
     }
   }
-  return Uint16Array.from(extremes, (weight) => indexOf(weight, scale));
+  return extremes;
 }
 
 // Puts side × side indices of colours on a canvas, which the page scales without smoothing.
@@ -33,7 +33,8 @@ export function paint(canvas, indices, side, theme) {
 
 export function paintMap(canvas, weights, length, scale, theme, most = 640) {
   const side = Math.min(length, most);
-  paint(canvas, pooledIndices(weights, length, side, scale), side, theme);
+  const extremes = pooledExtremes(weights, length, side);
+  paint(canvas, Uint16Array.from(extremes, (weight) => indexOf(weight, scale)), side, theme);
 }
 
 // The small pictures come from the server as ±127 · √(weight / scale).

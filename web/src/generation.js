@@ -66,8 +66,7 @@ export function Generation({ models, runs, view, source, question, onChange, onR
       </div>
       ${sides.map((side) => view.added[side].length > 0 && html`
         <p class="written" key=${side}><span class="quiet">${models[side].label} </span>
-          ${written(side).map((piece, i, all) => html`<span class=${i === all.length - 1 ? "last" : ""}>${visible(piece)}</span>${
-            view.text.split(/\s+/).includes(piece) && !/^\s/.test(piece) ? " " : ""}`)}
+          ${written(side).map((piece, i, all) => html`<span class=${i === all.length - 1 ? "last" : ""}>${visible(piece)}</span>${models[side].between}`)}
         </p>`)}
       <p class="quiet">Each token adds a row to every map, at the bottom; both models write one at a time.</p>
     </section>`;

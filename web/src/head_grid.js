@@ -21,7 +21,7 @@ export function HeadGrid({ side, model, run, chosen, theme, onChoose }) {
   const heads = run?.heads;
   const pictures = useMemo(() => {
     if (!heads) return null;
-    const all = new Int8Array(fromBase64(heads.pictures));
+    const all = typeof heads.pictures === "string" ? new Int8Array(fromBase64(heads.pictures)) : heads.pictures;
     const size = heads.picture_size ** 2;
     return (layer, head) => all.subarray(((layer - 1) * model.heads + head - 1) * size, ((layer - 1) * model.heads + head) * size);
   }, [heads?.pictures]);

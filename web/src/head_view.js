@@ -22,7 +22,7 @@ function group({ heads, kv_heads: kvHeads }, { head }) {
   );
 }
 
-export function HeadView({ models, runs, maps, view, theme, row, hovered, shared, onHover, onChange, live }) {
+export function HeadView({ models, runs, maps, view, theme, row, hovered, shared, onHover, onChange, live, hasAddress }) {
   const [container, width] = useWidth();
   const [left, right] = [maps.left, maps.right];
   const isOfHead = left && left.head.layer === view.left.layer && left.head.head === view.left.head;
@@ -66,7 +66,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
           ${notes.filter(Boolean).map((note) => html` <span class="quiet note">${note}</span>`)}
         </h2>
         <span class="buttons">
-          <button type="button" class="link" onClick=${() => navigator.clipboard?.writeText(location.href)}>Copy link</button>
+          ${hasAddress && html`<button type="button" class="link" onClick=${() => navigator.clipboard?.writeText(location.href)}>Copy link</button>`}
           <button type="button" class="link" disabled=${!left} onClick=${() => saveHead(details, "png")}>PNG</button>
           <button type="button" class="link" disabled=${!left} onClick=${() => saveHead(details, "svg")}>SVG</button>
         </span>
@@ -81,7 +81,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
       <${Scale} scale=${scale} theme=${theme} />
       ${left && html`
         <${TokenFlow} pieces=${pieces.left.slice(0, left.length)} values=${rowOf(net, Math.min(row, left.length - 1))} scale=${scale} theme=${theme}
-          row=${Math.min(row, left.length - 1)} pinned=${view.row} answer=${view.answer} added=${view.added.left.length}
+          between=${models.left.between} row=${Math.min(row, left.length - 1)} pinned=${view.row} answer=${view.answer} added=${view.added.left.length}
           onHover=${onHover} onPin=${pin} />
         <${RowCurve} maps=${left} net=${net} lam=${lam} pieces=${pieces.left} row=${Math.min(row, left.length - 1)}
           isPinned=${view.row !== null && hovered === null} />`}

@@ -1,18 +1,27 @@
-// Begins the page: with the data that stand in it, or as a widget of a notebook.
-import { render } from "preact";
+// Begins the page: with the data that stand in it, or as a widget of a notebook (anywidget calls `render`).
+import { render as renderInto } from "preact";
 import { html } from "htm/preact";
 import { App } from "./app.js";
-import { RecordedSource, ServerSource } from "./sources.js";
+import { RecordedSource } from "./recorded_source.js";
+import { ServerSource } from "./sources.js";
+import { WidgetSource } from "./widget_source.js";
 import "./style.css";
 
-export function show(element, data, source) {
+function show(element, data, source) {
   element.classList.add("explorer");
-  render(html`<${App} data=${data} source=${source} />`, element);
+  renderInto(html`<${App} data=${data} source=${source} root=${element} />`, element);
 }
+
+function render({ model, el }) {
+  show(el, model.get("described"), new WidgetSource(model));
+  return () => renderInto(null, el);
+}
+
+export default { render };
 
 const embedded = document.getElementById("explorer-data");
 if (embedded) {
   const data = JSON.parse(embedded.textContent);
-  const source = data.mode === "recorded" ? new RecordedSource(data.recorded) : new ServerSource();
+  const source = data.mode === "recorded" ? new RecordedSource(data.recorded, data.models) : new ServerSource();
   show(document.getElementById("explorer"), data, source);
 }

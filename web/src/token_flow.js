@@ -4,7 +4,7 @@ import { useRef } from "preact/hooks";
 import { cssColour, inkOn } from "./colour.js";
 import { number, visible } from "./words.js";
 
-export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, added, onHover, onPin }) {
+export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, added, between, onHover, onPin }) {
   const list = useRef(null);
   const move = (event) => {
     const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, Home: -pieces.length, End: pieces.length };
@@ -22,7 +22,6 @@ export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, a
     const token = event.target.closest("[data-token]");
     return token ? Number(token.dataset.token) : null;
   };
-  const spaced = pieces.slice(0, 8).every((piece) => !/^\s|\s$/.test(piece)) && pieces.some((piece) => piece.length > 1);
   const classes = (token) =>
     [
       "token",
@@ -37,7 +36,7 @@ export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, a
     <div class="flow-head">
       <span class="quiet">What token <b>${row + 1}</b> attends to. Hover a token or use the arrow keys; a click pins it${pinned !== null ? ", Esc lets go" : ""}.</span>
     </div>
-    <div class=${`flow ${spaced ? "spaced" : ""}`} role="listbox" tabindex="0" aria-label="Tokens of the text" ref=${list}
+    <div class=${`flow ${between ? "spaced" : ""}`} role="listbox" tabindex="0" aria-label="Tokens of the text" ref=${list}
       aria-activedescendant=${`token-${row}`} onKeyDown=${move} onPointerOver=${(event) => onHover(tokenOf(event))}
       onPointerLeave=${() => onHover(null)} onClick=${(event) => tokenOf(event) !== null && onPin(tokenOf(event))}>
       ${pieces.map((piece, token) => {

@@ -4,6 +4,7 @@ from diff_transformer.explorer.explored_model import ExploredModel
 from diff_transformer.explorer.explorer import Example, Explorer, Side
 from diff_transformer.explorer.head_numbers import Answer
 from diff_transformer.explorer.lambda_settings import LambdaSettings
+from diff_transformer.explorer.notebook import explore
 from diff_transformer.explorer.vocabulary import TokenizerVocabulary, Vocabulary, WordVocabulary
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "TokenizerVocabulary",
     "Vocabulary",
     "WordVocabulary",
+    "explore",
 ]

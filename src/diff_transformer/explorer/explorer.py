@@ -70,6 +70,11 @@ class Explorer:
         self._running = threading.RLock()
         self._kept: OrderedDict[object, Trace] = OrderedDict()
 
+    @property
+    def questions(self) -> dict[str, Callable[[Any], Any]]:
+        """What answers each kind of question, by the name that the page has for it."""
+        return {"run": self.run, "map": self.head_map, "next": self.next_token, "example": self.example}
+
     def describe(self) -> dict[str, Any]:
         """What the page needs to know first: the models, their sizes, and the examples."""
         shared = "right" in self.sides and self.sides["left"].vocabulary == self.sides["right"].vocabulary
@@ -83,6 +88,7 @@ class Explorer:
                 "subtracts": side.model.subtracts,
                 "lambda_per_token": side.model.lambda_per_token,
                 "most_tokens": side.model.most_tokens,
+                "between": side.vocabulary.between,
             }
             for name, side in self.sides.items()
         }

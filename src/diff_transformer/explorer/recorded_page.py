@@ -12,9 +12,9 @@ from diff_transformer.explorer.explorer import Explorer
 from diff_transformer.explorer.page import page_html
 
 LARGEST_PAGE = 32_000_000  # characters of maps
-STEPS = tuple(step / 10 for step in range(-5, 16))  # λ of all layers
+STEPS = tuple(step / 20 for step in range(-10, 31))  # λ of all layers
 LAYER_STEPS = (-0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5)  # λ of one layer
-_PICTURE = 48
+_PICTURE = 48  # pixels of a side, of a head's picture
 # What differs between runs of one text with different λ.
 _VARYING = ("next", "divergence", "loss", "lambdas", "answer_share", "answer_probability")
 
@@ -41,7 +41,7 @@ def recorded_page(explorer: Explorer) -> str:
             f"{layer}.{head}": base64.b64encode(explorer.head_map({**question, "layer": layer, "head": head})).decode()
             for layer, head in places
         }
-        recorded["runs"][side] = {"learned": explorer.run({**question, "picture": _PICTURE})}
+        recorded["runs"][side] = {"learned": explorer.run({**question, "picture": min(_PICTURE, length)})}
         if model["subtracts"]:
             layers = range(1, model["layers"] + 1)
             recorded["runs"][side] |= {

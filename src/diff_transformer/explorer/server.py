@@ -4,7 +4,6 @@ import json
 import secrets
 import socket
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -37,12 +36,6 @@ def make_app(explorer: Explorer, token: str, hosts: tuple[str, ...] = ("127.0.0.
             here, uses its own.
     """
     page = page_html({"mode": "server", **explorer.describe()}, title="Attention explorer", may_ask=True)
-    answers: dict[str, Callable[[Any], Any]] = {
-        "run": explorer.run,
-        "map": explorer.head_map,
-        "next": explorer.next_token,
-        "example": explorer.example,
-    }
 
     def check(request: Request) -> None:
         host = request.headers.get("host", "").rpartition("@")[2]
@@ -57,7 +50,7 @@ def make_app(explorer: Explorer, token: str, hosts: tuple[str, ...] = ("127.0.0.
 
     async def answer(request: Request) -> Response:
         check(request)
-        ask = answers.get(request.path_params["question"])
+        ask = explorer.questions.get(request.path_params["question"])
         if ask is None:
             raise HTTPException(404)
         try:

@@ -10,7 +10,13 @@ _CONTEXT = 4  # tokens before a token with which it is decoded, as spaces and le
 
 
 class Vocabulary(Protocol):
-    """What a model reads and writes."""
+    """What a model reads and writes.
+
+    Attributes:
+        between: what stands between the pieces of a text, which are nothing but the tokens' own.
+    """
+
+    between: str
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text. Raises ValueError, with a sentence, for a text that has none."""
@@ -29,6 +35,8 @@ class Vocabulary(Protocol):
 
 class TokenizerVocabulary:
     """A tokenizer of transformers."""
+
+    between = ""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -64,6 +72,8 @@ class WordVocabulary:
     Args:
         words: the word of each token, all different and without white space.
     """
+
+    between = " "
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)

@@ -1,0 +1,63 @@
+"""The widget of notebooks: what it shows, answers and refuses, without a notebook."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import diff_transformer
+from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.explorer.map_format import decode_maps
+
+pytest.importorskip("anywidget")
+
+TEXT = "w3 w7 w1 w12 w7 w9"
+WORDS = [f"w{number}" for number in range(29)]
+
+
+@pytest.fixture
+def asked(
+    make: Callable[..., DiffTransformerForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, Any], tuple[dict[str, Any], list[bytes]]]:
+    """(name, question) → what the widget sends back."""
+    widget = diff_transformer.explore(make("diff"), WORDS, TEXT, compare=make("softmax"), answer=(5, 1, 2))
+    sent: list[Any] = []
+    monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append((content, buffers or [])))
+
+    def ask(name: str, question: Any) -> Any:
+        widget._handle_custom_msg({"id": "7", "name": name, "question": question}, [])
+        return sent.pop()
+
+    assert widget.described["examples"][0]["text"] == TEXT
+    assert widget.described["examples"][0]["answer"] == {"query": 5, "begin": 1, "end": 2}
+    assert widget.described["models"]["right"]["label"] == "Transformer"
+    assert "render" in widget._esm
+    return ask
+
+
+def test_it_answers_as_the_server_does(asked: Any, make: Callable[..., DiffTransformerForCausalLM]) -> None:
+    content, buffers = asked("run", {"text": TEXT, "picture": 6})
+    assert content["id"] == "7"
+    assert content["answer"]["pieces"] == TEXT.split()
+    assert not buffers
+    content, buffers = asked("map", {"text": TEXT, "layer": 2, "head": 1})
+    assert content == {"id": "7"}
+    maps, _ = decode_maps(buffers[0])
+    tokens = [int(word[1:]) for word in TEXT.split()]
+    expected = attention_maps(make("diff"), torch.tensor([tokens]))[1].difference[0, 0]
+    torch.testing.assert_close(maps.difference[0].double(), expected, rtol=0, atol=1e-3)
+
+
+def test_it_refuses_with_a_sentence(asked: Any) -> None:
+    assert "no token 'x'" in asked("run", {"text": "x"})[0]["error"]
+    assert asked("open", {})[0]["error"] == "There is no question 'open'."
+
+
+def test_what_explore_refuses(make: Callable[..., DiffTransformerForCausalLM]) -> None:
+    with pytest.raises(ValueError, match="subtracts nothing; give it as compare"):
+        diff_transformer.explore(make("softmax"), WORDS, TEXT)
+    with pytest.raises(ValueError, match="no token 'x'"):
+        diff_transformer.explore(make("diff"), WORDS, "x")
+    with pytest.raises(ValueError, match="a text of 6"):
+        diff_transformer.explore(make("diff"), WORDS, TEXT, answer=(9, 1, 2))

@@ -1,0 +1,441 @@
+"""The page in a real browser: every feature, its numbers, and that it asks nobody but its own server."""
+
+import re
+import shutil
+import threading
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from diff_transformer.data import byte_tokenizer
+from diff_transformer.explorer import (
+    Example,
+    ExploredModel,
+    Explorer,
+    Side,
+    TokenizerVocabulary,
+    WordVocabulary,
+    explore,
+)
+from diff_transformer.explorer.recorded_page import recorded_page
+
+pytest.importorskip("uvicorn")
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium")]
+
+from diff_transformer.explorer.server import ExplorerServer  # noqa: E402  # after the checks of what it needs
+
+TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
+TOKENS = [int(word[1:]) for word in TEXT.split()]
+ANSWER = {"query": 10, "begin": 1, "end": 2}
+READY = ".explorer[data-ready=true]"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Watch:
+    """Opens pages, and knows what went wrong in them and whom they asked."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser, self.wrong, self.asked = browser, [], set()
+        self.contexts: list[Any] = []
+
+    def open(self, address: str, width: int = 1280, height: int = 900, wait: bool = True, **settings: Any) -> Any:
+        context = self.browser.new_context(viewport={"width": width, "height": height}, **settings)
+        self.contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: self.wrong.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("dialog", lambda dialog: self.wrong.append(f"dialog {dialog.message}"))
+        page.on("request", lambda request: self.asked.add(request.url))
+        page.goto(address)
+        if wait:
+            page.wait_for_selector(READY)
+        return page
+
+
+@pytest.fixture
+def watch(browser: Any) -> Iterator[Watch]:
+    """At the end of a test nothing may have gone wrong, and nothing beyond this machine may have been asked."""
+    watch = Watch(browser)
+    yield watch
+    for context in watch.contexts:
+        context.close()
+    assert watch.wrong == []
+    assert {url for url in watch.asked if not re.match(r"http://127\.0\.0\.1:\d+/|file://|data:|blob:", url)} == set()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Callable[[Explorer], str]]:
+    """(explorer) → the address of its page."""
+    running = []
+
+    def serve(explorer: Explorer) -> str:
+        server = ExplorerServer(explorer)
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        running.append((server, thread))
+        return server.address
+
+    yield serve
+    for server, thread in running:
+        server.stop()
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def address(served: Callable[[Explorer], str], explorer: Explorer) -> str:
+    return served(explorer)
+
+
+def percents(page: Any, selector: str) -> list[float]:
+    return [float(text.replace("%", "").replace("−", "-")) for text in page.locator(selector).all_inner_texts()]
+
+
+def measure(page: Any, name: str) -> tuple[str, str]:
+    """A measure of the left model: now, and with the learned λ."""
+    row = page.locator(".measures tr", has_text=name).first
+    return row.locator("td").nth(0).inner_text(), row.locator("td").nth(1).inner_text()
+
+
+def weights(page: Any) -> list[float]:
+    """The weights that the strip of tokens shows, of the row that is chosen."""
+    titles = page.locator(".flow .token").evaluate_all("tokens => tokens.map(token => token.title)")
+    return [float(title.rpartition(": ")[2].replace("−", "-")) for title in titles]
+
+
+def chosen_row(page: Any) -> int:
+    return int(page.locator(".flow .token.on").get_attribute("data-token"))
+
+
+def settled(page: Any, check: Callable[[], bool], message: str = "") -> None:
+    for _ in range(100):
+        if check():
+            return
+        page.wait_for_timeout(50)
+    pytest.fail(message or "the page did not come to show what it should")
+
+
+def test_it_opens_with_the_first_example_and_its_numbers(
+    watch: Watch, address: str, explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    page = watch.open(address)
+    expected = explorer.run({"text": TEXT, "answer": ANSWER, "picture": 16})
+    assert page.locator("textarea").input_value() == TEXT
+    grids = page.locator(".grid-card")
+    assert grids.count() == 2
+    assert grids.nth(0).locator(".head").count() == 8
+    assert grids.nth(1).locator(".head").count() == 16
+    removed = [round(100 * number) for row in expected["heads"]["removed"] for number in row]
+    shown = [abs(number) for number in percents(page, ".grid-card:first-child .numbers span:first-child")]
+    assert shown == removed
+    probabilities = [entry["probability"] for entry in expected["next"][:10]]
+    assert percents(page, ".bars .value:nth-child(3)") == [pytest.approx(100 * p, abs=0.051) for p in probabilities]
+    assert page.locator(".bars th[scope=row]").all_inner_texts() == [e["piece"] for e in expected["next"][:10]]
+    assert float(measure(page, "Loss on the text")[0]) == pytest.approx(expected["loss"], abs=6e-4)
+
+    # The head that is opened is the one of which most lies on the answer, and its row is the question's.
+    shares = torch.tensor(expected["heads"]["on_answer"])
+    layer, head = divmod(int(shares.argmax()), 4)
+    settled(page, lambda: page.locator("h2#head-title").inner_text().startswith(f"Layer {layer + 1}, head {head + 1}"))
+    maps = attention_maps(make("diff"), torch.tensor([TOKENS]))[layer].difference[0, head]
+    settled(page, lambda: weights(page) == [pytest.approx(weight, abs=1.1e-3) for weight in maps[10].tolist()])
+    assert chosen_row(page) == 10
+    assert page.locator("figure.map figcaption").all_inner_texts()[:3] == ["A₁", "A₂", "A₁ − λA₂"]
+    labels = page.locator("canvas[role=img]").evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
+    assert len(labels) == 4
+    assert all("11 by 11 weights. The largest after the first row: token" in label for label in labels)
+
+
+@pytest.mark.parametrize(
+    ("slider", "settings"),
+    [("all", {"all": 0.3}), ("layer", {"layers": {"2": 0.3}}), ("head", {"heads": {"2.3": 0.3}})],
+)
+def test_lambda_moves_everything(
+    watch: Watch, address: str, explorer: Explorer, slider: str, settings: dict[str, Any]
+) -> None:
+    page = watch.open(address)
+    page.locator('[data-head="2.3"]').first.click()
+    if slider != "all":
+        page.locator("summary").click()
+    page.fill(f"#lambda-{slider}", "0.3")
+    expected = explorer.run({"text": TEXT, "lambdas": settings, "answer": ANSWER, "picture": 16})
+    settled(page, lambda: measure(page, "KL to")[0] == f"{expected['divergence']:.3f} nats")
+    now, learned = measure(page, "Loss on the text")
+    assert float(now) == pytest.approx(expected["loss"], abs=6e-4)
+    assert float(learned) == pytest.approx(expected["learned_loss"], abs=6e-4)
+    now, learned = measure(page, "Attention on the answer")
+    assert float(now.strip(" %")) == pytest.approx(100 * expected["answer_share"], abs=0.051)
+    assert float(learned.strip(" %")) == pytest.approx(100 * expected["learned_answer_share"], abs=0.051)
+    removed = [round(100 * number) for row in expected["heads"]["removed"] for number in row]
+    cells = ".grid-card:first-child .numbers span:first-child"
+    settled(page, lambda: [abs(number) for number in percents(page, cells)] == removed)
+    trace = explorer.sides["left"].model
+    from diff_transformer.explorer import LambdaSettings
+
+    maps = trace.trace(TOKENS, LambdaSettings.read(settings)).maps.of(1, slice(2, 3), slice(10, 11)).difference[0, 0]
+    settled(page, lambda: weights(page) == [pytest.approx(weight, abs=1.1e-3) for weight in maps.tolist()])
+
+    page.locator(f".slider:has(#lambda-{slider})").get_by_role("button", name="set λ to 0").click()
+    settled(page, lambda: page.locator(f".slider:has(#lambda-{slider}) output").inner_text() == "λ = 0.00")
+    page.locator(f".slider:has(#lambda-{slider})").get_by_role("button", name="back to").click()
+    settled(page, lambda: measure(page, "KL to")[0] == "0.000 nats")
+    assert "lambda" not in page.url
+
+
+def test_tokens_by_mouse_and_keyboard(watch: Watch, address: str) -> None:
+    page = watch.open(address)
+    page.locator(".flow .token").nth(4).hover()
+    assert chosen_row(page) == 4
+    assert "Row of token 5 w7" in page.locator(".curve figcaption").inner_text()
+    page.mouse.move(0, 0)
+    assert chosen_row(page) == 10
+    page.locator(".flow .token").nth(6).click()
+    page.mouse.move(0, 0)
+    assert chosen_row(page) == 6
+    assert "row=6" in page.url
+    page.locator(".flow").focus()
+    page.keyboard.press("ArrowLeft")
+    assert chosen_row(page) == 5
+    page.keyboard.press("Home")
+    assert chosen_row(page) == 0
+    page.keyboard.press("Escape")
+    assert chosen_row(page) == 10
+    canvas = page.locator('canvas[data-map="net"]')
+    box = canvas.bounding_box()
+    canvas.click(position={"x": 5, "y": box["height"] * 2.5 / 11})
+    page.mouse.move(0, 0)
+    assert chosen_row(page) == 2
+    page.locator('.grid-card:first-child [aria-selected="true"]').focus()
+    before = page.locator("#head-title").inner_text()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#head-title").inner_text() != before
+    assert page.evaluate_handle("document.activeElement").get_attribute("aria-selected") == "true"
+
+
+def test_both_models_write_on_in_step(
+    watch: Watch, address: str, make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    page = watch.open(address)
+    expected = {
+        kind: [f"w{token}" for token in make(kind).generate(
+            torch.tensor([TOKENS]), max_new_tokens=8, do_sample=False, pad_token_id=0
+        )[0, 11:].tolist()]
+        for kind in ("diff", "softmax")
+    }  # fmt: skip
+
+    def written(side: int) -> list[str]:
+        return page.locator(".written").nth(side).inner_text().split()[1:]
+
+    page.get_by_role("button", name="Step").click()
+    settled(page, lambda: page.locator(".flow .token").count() == 12 and page.locator(".written").count() == 2)
+    assert (written(0), written(1)) == (expected["diff"][:1], expected["softmax"][:1])
+    settled(page, lambda: chosen_row(page) == 11)
+    page.get_by_role("button", name="Play").click()
+    settled(page, lambda: page.locator(".flow .token").count() >= 14)
+    page.get_by_role("button", name="Pause").click()
+    page.wait_for_timeout(700)
+    count = page.locator(".flow .token").count() - 11
+    assert written(0) == expected["diff"][:count]
+    assert written(1) == expected["softmax"][:count]
+    page.wait_for_timeout(700)
+    assert page.locator(".flow .token").count() - 11 == count
+    assert page.locator(".flow .token.new").count() == count
+    again = watch.open(page.url)
+    settled(again, lambda: again.locator(".flow .token").count() == 11 + count)
+    page.get_by_role("button", name="Begin again").click()
+    settled(page, lambda: page.locator(".flow .token").count() == 11)
+
+
+def test_a_link_gives_the_same_view_again(watch: Watch, address: str) -> None:
+    page = watch.open(address)
+    page.fill("textarea", "w5 w6 w5 w6 w8 w5")
+    settled(page, lambda: page.locator(".flow .token").count() == 6)
+    page.locator('.grid-card:nth-child(1) [data-head="1.4"]').click()
+    page.locator('.grid-card:nth-child(2) [data-head="2.7"]').click()
+    page.locator("summary").click()
+    page.fill("#lambda-layer", "0.15")
+    page.fill("#lambda-head", "-0.2")
+    page.locator(".flow .token").nth(3).click()
+    page.mouse.move(0, 0)
+    settled(page, lambda: measure(page, "KL to")[0] != "0.000 nats")
+    page.wait_for_timeout(500)
+    again = watch.open(page.url)
+    settled(again, lambda: again.locator("main").inner_text() == page.locator("main").inner_text())
+    assert again.url == page.url
+    assert again.locator("textarea").input_value() == "w5 w6 w5 w6 w8 w5"
+    # A link that makes no sense opens the page all the same.
+    watch.open(f"{address}#text=w1+w2&left=99.x&lambda=all:x,7&row=-3&answer=1&left-added=x")
+
+
+@pytest.mark.parametrize("part", ["head-view", "grid-card"])
+def test_views_are_saved_as_images(watch: Watch, address: str, tmp_path: Path, part: str) -> None:
+    page = watch.open(address)
+    for kind in ("SVG", "PNG"):
+        with page.expect_download() as download:
+            page.locator(f".{part}").first.get_by_role("button", name=kind).click()
+        file = tmp_path / download.value.suggested_filename
+        download.value.save_as(file)
+        if kind == "SVG":
+            root = ElementTree.parse(file).getroot()
+            images = root.findall(".//{http://www.w3.org/2000/svg}image")
+            assert len(images) == (4 if part == "head-view" else 8)
+        else:
+            data = file.read_bytes()
+            assert data[:8] == b"\x89PNG\r\n\x1a\n"
+            assert int.from_bytes(data[16:20], "big") > 400
+
+
+def test_needles_and_refusals(watch: Watch, address: str) -> None:
+    page = watch.open(address)
+    page.get_by_role("button", name="New needles").click()
+    settled(page, lambda: page.locator(".flow .token").count() == 8)
+    page.fill("textarea", "w5 <script>alert(1)</script>")
+    page.wait_for_selector(".refusal")
+    assert "no token '<script>alert(1)</script>'" in page.locator(".refusal").inner_text()
+    page.fill("textarea", "w5 w6")
+    settled(page, lambda: page.locator(".refusal").count() == 0 and page.locator(".flow .token").count() == 2)
+    # The browser notes each answer that refuses.
+    assert all("400 (Bad Request)" in message for message in watch.wrong)
+    watch.wrong.clear()
+
+
+def test_hostile_text_is_shown_as_text(
+    watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    tokenizer = byte_tokenizer()
+    text = "<img src=x onerror=alert(1)>\x00\u202eé"
+    side = Side(ExploredModel(make("diff", vocab_size=len(tokenizer)), "<b>bytes"), TokenizerVocabulary(tokenizer))
+    page = watch.open(served(Explorer(side, None, [Example("<i>", text)])))
+    assert page.locator(".flow").inner_text().startswith("<img src=x onerror=alert(1)>␀")
+    assert "\u202e" not in page.locator(".flow").inner_text()
+    assert page.locator(".flow img, .explorer b b, .chip i").count() == 0
+    assert "<b>bytes" in page.locator("footer").inner_text()
+
+
+def test_two_readers_do_not_disturb_each_other(watch: Watch, address: str, explorer: Explorer) -> None:
+    pages = [watch.open(address), watch.open(address)]
+    for round_ in range(3):
+        for page, value in zip(pages, (0.1 + round_ / 10, 0.9), strict=True):
+            page.fill("#lambda-all", f"{value:.1f}")
+    for page, value in zip(pages, (0.3, 0.9), strict=True):
+        loss = explorer.run({"text": TEXT, "lambdas": {"all": value}})["loss"]
+        settled(page, lambda page=page, loss=loss: measure(page, "Loss on the text")[0] == f"{loss:.3f}")
+
+
+@pytest.mark.parametrize("width", [390, 820, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_every_window(watch: Watch, address: str, width: int, scheme: str) -> None:
+    page = watch.open(address, width, 900, color_scheme=scheme)
+    assert page.evaluate_handle("document.documentElement.scrollWidth").json_value() <= width
+    background = page.locator(".explorer").evaluate("one => getComputedStyle(one).backgroundColor")
+    assert background == {"light": "rgb(251, 250, 247)", "dark": "rgb(18, 20, 25)"}[scheme]
+    # 0 has the colour of the page, so that no theme makes noise of it: the corner above the diagonal.
+    corner = page.locator('canvas[data-map="net"]').evaluate(
+        "canvas => [...canvas.getContext('2d').getImageData(canvas.width - 1, 0, 1, 1).data]"
+    )
+    assert corner[:3] == {"light": [250, 249, 246], "dark": [22, 24, 29]}[scheme]
+
+
+def test_v2_and_grouped_heads_are_named(
+    watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM], llama: Any
+) -> None:
+    words = WordVocabulary([f"w{number}" for number in range(29)])
+    left = Side(ExploredModel(make("diff_v2"), "v2"), words)
+    page = watch.open(served(Explorer(left, Side(ExploredModel(llama, "a-llama"), words), [Example("one", TEXT)])))
+    title = page.locator("#head-title").inner_text()
+    assert "shares key/value head" in title
+    assert "DIFF V2: a λ for every token" in title
+    assert "Llama" in page.locator(".grid-card").nth(1).inner_text()
+    assert "8 heads over 4 key/value heads" in page.locator("footer").inner_text()
+
+
+def test_the_saved_page_works_without_a_server(
+    watch: Watch, explorer: Explorer, tmp_path: Path, make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(recorded_page(explorer), encoding="utf-8")
+    page = watch.open(file.as_uri())
+    page.locator('[data-head="2.3"]').first.click()
+    page.fill("#lambda-all", "0.35")
+    expected = explorer.run({"text": TEXT, "lambdas": {"all": 0.35}, "answer": ANSWER})
+    settled(page, lambda: measure(page, "Loss on the text")[0] == f"{expected['loss']:.3f}")
+    maps = attention_maps(make("diff"), torch.tensor([TOKENS]))[1]
+    assert maps.first is not None
+    assert maps.second is not None
+    row = maps.first[0, 2, 10] - 0.35 * maps.second[0, 2, 10]
+    settled(page, lambda: weights(page) == [pytest.approx(weight, abs=1.1e-3) for weight in row.tolist()])
+    overlap = torch.minimum(maps.first[0], 0.35 * maps.second[0]).sum(-1).mean(-1)
+    cells = ".grid-card:first-child .grid-row:nth-child(2) .numbers span:first-child"
+    settled(page, lambda: [abs(x) for x in percents(page, cells)] == [round(100 * x) for x in overlap.tolist()])
+    assert page.get_by_role("button", name="Step").count() == 0
+    assert watch.asked == {file.as_uri()}
+
+
+WIDGET = """
+<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">
+<body data-jp-theme-light="false"><style id="css"></style><div id="cell"></div>
+<script>
+async function begin(esm, css, described) {
+  document.getElementById("css").textContent = css;
+  const { default: widget } = await import(URL.createObjectURL(new Blob([esm], { type: "text/javascript" })));
+  const listeners = [];
+  const model = {
+    get: (name) => ({ described })[name],
+    on: (event, listener) => event === "msg:custom" && listeners.push(listener),
+    send: async (message) => {
+      const { content, bytes } = await window.kernel(message);
+      const buffers = bytes ? [new DataView(Uint8Array.from([0, 0, 0, ...bytes]).buffer, 3)] : [];
+      listeners.forEach((listener) => listener(content, buffers));
+    },
+  };
+  window.clean = widget.render({ model, el: document.getElementById("cell") });
+}
+</script>
+"""
+
+
+def test_the_widget_of_a_notebook(
+    watch: Watch, tmp_path: Path, make: Callable[..., DiffTransformerForCausalLM], explorer: Explorer
+) -> None:
+    """In a page that does what anywidget does: it hands over the code, the state and messages with buffers."""
+    pytest.importorskip("anywidget")
+    widget = explore(make("diff"), [f"w{number}" for number in range(29)], TEXT, compare=make("softmax"))
+    sent: list[Any] = []
+    widget.send = lambda content, buffers=(): sent.append({"content": content, "bytes": [*b"".join(buffers)]})
+
+    def kernel(message: Any) -> Any:
+        widget._handle_custom_msg(message, [])
+        answer = sent.pop()
+        return answer if answer["bytes"] else {"content": answer["content"]}
+
+    file = tmp_path / "cell.html"
+    file.write_text(WIDGET, encoding="utf-8")
+    page = watch.open(file.as_uri(), wait=False)
+    page.expose_function("kernel", kernel)
+    page.evaluate("([esm, css, described]) => begin(esm, css, described)", [widget._esm, widget._css, widget.described])
+    page.wait_for_selector(READY)
+    page.fill("#lambda-all", "0.3")
+    expected = explorer.run({"text": TEXT, "lambdas": {"all": 0.3}})
+    settled(page, lambda: measure(page, "Loss on the text")[0] == f"{expected['loss']:.3f}")
+    page.get_by_role("button", name="Step").click()
+    settled(page, lambda: page.locator(".flow .token").count() == 12)
+    assert page.url == file.as_uri()  # the address is the notebook's
+    assert page.locator("#cell").get_attribute("data-theme") == "dark"
+    page.fill("textarea", "nothing")
+    page.wait_for_selector(".refusal")
+    page.evaluate("clean()")
+    assert page.locator("#cell").inner_text() == ""
