@@ -68,8 +68,8 @@ def test_a_run_with_another_lambda(explorer: Explorer, make: Callable[..., DiffT
     assert answer["answer_share"] == pytest.approx(shares.mean().item(), rel=1e-5)
     assert answer["answer_share"] != pytest.approx(answer["learned_answer_share"])
     assert torch.tensor(answer["heads"]["on_answer"]) == pytest.approx(shares, rel=1e-5)
-    assert answer["heads"]["picture_size"] == 8
-    assert len(base64.b64decode(answer["heads"]["pictures"])) == 2 * 4 * 8 * 8
+    assert answer["heads"]["picture_size"] == 6
+    assert len(base64.b64decode(answer["heads"]["pictures"])) == 2 * 4 * 6 * 6
     assert answer["lambdas"][0] == pytest.approx([0.1] * 4)
     assert json.loads(json.dumps(answer)) == answer
 

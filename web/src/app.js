@@ -87,8 +87,14 @@ export function App({ data, source, root }) {
           const whole = await source.run({ ...run, picture: size });
           setRuns((now) => ({ ...now, [side]: whole }));
           const first = isChosen.current[side] ? null : striking(whole.heads);
-          isChosen.current[side] = true;
-          if (first) change({ [side]: first });
+          if (first) isChosen.current[side] = true;
+          if (!first) return;
+          change({ [side]: first });
+          // A Transformer without an answer to look at has no such head: the one in the same place stands beside.
+          if (side === "left" && models.right && !view.answer && !isChosen.current.right) {
+            const { layers, heads } = models.right;
+            change({ right: { layer: Math.min(first.layer, layers), head: Math.min(first.head, heads) } });
+          }
         } catch (error) {
           setRefusal({ side, message: error.message });
         }
@@ -129,7 +135,10 @@ export function App({ data, source, root }) {
     if (source.hasAddress) history.replaceState(null, "", toHash(view));
   });
 
-  const choose = (side) => (place) => change({ [side]: place });
+  const choose = (side) => (place) => {
+    isChosen.current[side] = true;
+    change({ [side]: place });
+  };
   const setLambdas = (lambdas) => change({ lambdas });
 
   return html`

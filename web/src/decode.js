@@ -50,10 +50,13 @@ export function difference(maps, lam = null) {
 // Row `i` of a triangle.
 export const rowOf = (weights, i) => weights.subarray(triangle(i), triangle(i + 1));
 
-export function largest(...triangles) {
+// The weight that a scale ends at: the largest one, but for the first quarter of the rows. These have few tokens to
+// attend to, and their weights, up to 1, would leave no colours for the others.
+export function scaleOf(length, ...triangles) {
+  const first = triangle(Math.floor(length / 4));
   let size = 0;
   for (const weights of triangles) {
-    for (let i = 0; i < weights.length; i++) {
+    for (let i = first; i < weights.length; i++) {
       const weight = Math.abs(weights[i]);
       if (weight > size) size = weight;
     }

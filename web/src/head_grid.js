@@ -76,7 +76,7 @@ export function HeadGrid({ side, model, run, chosen, theme, onChoose }) {
                       ${onAnswer(layer, head) !== undefined && html`<span class="on-answer">◎ ${percent(onAnswer(layer, head))}</span>`}
                     </span>`}
                     ${dense && removed(layer, head) !== undefined &&
-                    html`<span class="gauge" aria-hidden="true" style=${{ width: percent(removed(layer, head)) }}></span>`}
+                    html`<span class="gauge" aria-hidden="true" style=${{ width: `${100 * removed(layer, head)}%` }}></span>`}
                   </button>`;
               })}
             </div>`)}

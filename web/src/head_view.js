@@ -1,7 +1,7 @@
 // One head in full: its maps side by side on one scale, the tokens, and the row of one token as a curve.
 import { html } from "htm/preact";
 import { useMemo } from "preact/hooks";
-import { difference, largest, rowOf } from "./decode.js";
+import { difference, rowOf, scaleOf } from "./decode.js";
 import { MapPanel } from "./map_panel.js";
 import { RowCurve } from "./row_curve.js";
 import { saveHead } from "./save.js";
@@ -31,7 +31,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
   const lam = isOfHead ? set : null;
   const net = useMemo(() => (left ? difference(left, lam) : null), [left, lam]);
   const scale = useMemo(
-    () => (left ? largest(left.first, left.second ?? left.first, net, right?.first ?? net) : 1),
+    () => (left ? Math.max(scaleOf(left.length, left.first, left.second ?? [], net), right ? scaleOf(right.length, right.first) : 0) : 1),
     [left, right, net],
   );
   const pieces = { left: runs.left?.pieces ?? [], right: runs.right?.pieces ?? [] };

@@ -56,7 +56,7 @@ export function Predictions({ run, right, models }) {
           ${right.answer_probability !== undefined && html`<${Measure} name="Probability of the answer" value=${percent(right.answer_probability, 1)} />`}
           ${right.answer_share !== undefined && html`<${Measure} name="Attention on the answer" value=${percent(right.answer_share, 1)} />`}
           <tr><th scope="row">Next token</th><td colspan="2">${right.next.slice(0, 2)
-            .map((entry) => `${label(entry.piece)} ${percent(entry.probability)}`).join(", ")}</td></tr>
+            .map((entry) => `“${label(entry.piece)}” ${percent(entry.probability)}`).join(", ")}</td></tr>
         </tbody>`}
       </table>
     </section>`;

@@ -1,6 +1,6 @@
 // Answers that a saved page holds itself: for one text, the maps with the learned λ, and what the model predicts with the
 // learned λ, with steps of λ of all layers, and with steps of each layer.
-import { decodeMaps, difference, fromBase64, largest, rowOf } from "./decode.js";
+import { decodeMaps, difference, fromBase64, rowOf, scaleOf } from "./decode.js";
 import { pooledExtremes } from "./draw.js";
 import { changed, lambdaOf } from "./view_state.js";
 
@@ -53,9 +53,9 @@ export class RecordedSource {
           const sum = (weights) => weights.reduce((total, weight) => total + weight, 0);
           result.on_answer.at(-1).push(sum(sizes.subarray(answer.begin, answer.end)) / (sum(sizes) || 1));
         }
-        const scale = largest(net);
+        const scale = scaleOf(maps.length, net);
         const extremes = pooledExtremes(net, maps.length, size);
-        const picture = extremes.map((weight) => Math.round(127 * Math.sign(weight) * Math.sqrt(Math.abs(weight) / scale)));
+        const picture = extremes.map((weight) => Math.round(127 * Math.sign(weight) * Math.sqrt(Math.min(1, Math.abs(weight) / scale))));
         result.pictures.set(picture, index * size * size);
       }
     }

@@ -22,7 +22,7 @@ export function Scale({ scale, theme }) {
       <canvas ref=${canvas} width="511" height="1"></canvas>
       <div class="ticks" aria-hidden="true">
         ${ticks.map((tick) => html`<span key=${tick} style=${{ left: `${50 + 50 * Math.sign(tick) * Math.sqrt(Math.abs(tick))}%` }}>${
-          number(tick * scale, 2)}</span>`)}
+          Math.abs(tick) === 1 ? `${tick < 0 ? "≤ " : "≥ "}${number(tick * scale, 2)}` : number(tick * scale, 2)}</span>`)}
       </div>
     </div>`;
 }

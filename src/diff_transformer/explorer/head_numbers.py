@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diff_transformer.explorer.trace import HeadMaps, Maps, Trace
 
-_MAPS_AT_ONCE = 1 << 24  # weights of each map that are in memory at the same time
+_WEIGHTS_AT_ONCE = 1 << 18  # of each map
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class HeadNumbers:
         removed: (layers, H), the part of A1's weight that the subtraction takes away: the mean over rows of
             Σ min(A1, λA2), where the row sums of A1 are 1. None for ordinary attention.
         on_answer: (layers, H), the share of the row's absolute weights that lie on the answer; None without one.
-        pictures: (layers, H, P, P) int8, the map pooled to P × P and scaled to −127 … 127; P = min(size, N).
+        pictures: (layers, H, P, P) int8, the map pooled to P × P and scaled to −127 … 127; P ≤ size.
         scales: (layers, H), the weight that 127 stands for.
     """
 
@@ -66,32 +66,40 @@ class HeadNumbers:
 
 
 def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, size: int) -> HeadNumbers:
-    """Measure all heads of a trace, a few at a time. ``size`` is the side of a picture in pixels at most."""
-    length = len(trace.tokens)
-    step = max(1, _MAPS_AT_ONCE // length**2)
-    removed, pictures, scales = [], [], []
-    for layer in range(layers):
-        for start in range(0, heads, step):
-            maps = trace.maps.of(layer, slice(start, min(heads, start + step)), slice(None))
-            if maps.second is not None:
-                removed.append(removed_weight(maps).cpu())
-            picture, scale = pooled(maps.difference, size)
-            pictures.append(picture.cpu())
-            scales.append(scale.cpu())
+    """Measure all heads of a trace. ``size`` is the side of a picture in pixels at most."""
+    each = [_measured(trace, layer, head, size) for layer in range(layers) for head in range(heads)]
     shape = (layers, heads)
+    pictures, scales = pictures_of(torch.stack([extremes for _, extremes in each]))
+    removed = [removed for removed, _ in each if removed is not None]
     return HeadNumbers(
-        removed=torch.cat(removed).view(shape) if removed else None,
+        removed=torch.stack(removed).view(shape) if removed else None,
         on_answer=None if answer is None else answer_shares(trace.maps, layers, answer),
-        pictures=torch.cat(pictures).unflatten(0, shape),
-        scales=torch.cat(scales).view(shape),
+        pictures=pictures.unflatten(0, shape),
+        scales=scales.view(shape),
     )
 
 
+def _measured(trace: Trace, layer: int, head: int, size: int) -> tuple[Tensor | None, Tensor]:
+    """What the subtraction removes, a scalar, and the pooled map (P, P) of one head.
+
+    Some rows at a time: what fits into the processor's cache takes half the time.
+    """
+    length = len(trace.tokens)
+    pixel = -(-length // size)
+    rows = pixel * max(1, _WEIGHTS_AT_ONCE // (pixel * length))
+    removed, extremes = [], []
+    for start in range(0, length, rows):
+        maps = trace.maps.of(layer, slice(head, head + 1), slice(start, min(length, start + rows)))
+        extremes.append(pooled(maps.difference[0], pixel).cpu())
+        if maps.second is not None:
+            removed.append(removed_weight(maps)[0].cpu())
+    return torch.cat(removed).mean() if removed else None, torch.cat(extremes)
+
+
 def removed_weight(maps: HeadMaps) -> Tensor:
-    """The part of A1's weight that λA2 takes away, mean over the rows, (H,): in 0 … 1; 0 where λ is not positive."""
+    """The part of A1's weight that λA2 takes away in each row, (H, R): in 0 … 1; 0 where λ is not positive."""
     assert maps.second is not None and maps.lam is not None  # noqa: PT018  # one says the other
-    taken = torch.minimum(maps.first, maps.lam.unsqueeze(-1) * maps.second).clamp(min=0)
-    return taken.sum(-1).mean(-1)
+    return torch.minimum(maps.first, maps.lam.unsqueeze(-1) * maps.second).clamp(min=0).sum(-1)
 
 
 def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
@@ -106,16 +114,26 @@ def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
     return sizes[..., answer.begin : answer.end].sum(-1) / whole.where(whole > 0, torch.ones_like(whole))
 
 
-def pooled(maps: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """(H, N, N) → pictures (H, P, P) int8 with P = min(size, N), and the weight (H,) that 127 stands for.
+def pooled(rows: Tensor, pixel: int) -> Tensor:
+    """(R, N) → (⌈R / pixel⌉, ⌈N / pixel⌉): of each pixel × pixel weights the one of largest size, with its sign.
 
-    A pixel is the weight of largest size within it: a mean would hide the single bright token that a head looks at.
-    The scale goes by the square root, as most weights are small: a pixel is ±127 · √(weight / scale).
+    A mean would hide the single bright token that a head looks at.
     """
-    side = min(size, maps.shape[-1])
-    highest = torch.nn.functional.adaptive_max_pool2d(maps, side)
-    lowest = -torch.nn.functional.adaptive_max_pool2d(-maps, side)
-    extreme = torch.where(highest >= -lowest, highest, lowest)
-    scale = extreme.abs().amax((-1, -2))
-    relative = extreme / scale.where(scale > 0, torch.ones_like(scale))[:, None, None]
+    high, wide = (-(-count // pixel) for count in rows.shape)
+    padded = torch.nn.functional.pad(rows, (0, wide * pixel - rows.shape[1], 0, high * pixel - rows.shape[0]))
+    blocks = padded.view(high, pixel, wide, pixel)
+    highest, lowest = blocks.amax(1).amax(-1), blocks.amin(1).amin(-1)
+    return torch.where(highest >= -lowest, highest, lowest)
+
+
+def pictures_of(extremes: Tensor) -> tuple[Tensor, Tensor]:
+    """Pooled maps (H, P, P) → pictures of int8, and the weight (H,) that 127 stands for in each.
+
+    The scale goes by the square root, as most weights are small: a pixel is ±127 · √(weight / scale), and ±127 where
+    the weight is larger still. It ends at the largest weight but for the first quarter of the rows: these have few
+    tokens to attend to, and their weights, up to 1, would leave no shades for the others.
+    """
+    scale = extremes[:, extremes.shape[1] // 4 :].abs().amax((-1, -2))
+    relative = extremes / scale.where(scale > 0, torch.ones_like(scale))[:, None, None]
+    relative = relative.clamp(-1, 1)
     return (relative.sign() * relative.abs().sqrt() * 127).round().to(torch.int8), scale

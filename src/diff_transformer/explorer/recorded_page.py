@@ -41,7 +41,7 @@ def recorded_page(explorer: Explorer) -> str:
             f"{layer}.{head}": base64.b64encode(explorer.head_map({**question, "layer": layer, "head": head})).decode()
             for layer, head in places
         }
-        recorded["runs"][side] = {"learned": explorer.run({**question, "picture": min(_PICTURE, length)})}
+        recorded["runs"][side] = {"learned": explorer.run({**question, "picture": _PICTURE})}
         if model["subtracts"]:
             layers = range(1, model["layers"] + 1)
             recorded["runs"][side] |= {

@@ -5,7 +5,7 @@ received, which is small, and computes a head's maps from it with ``diff_attenti
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -92,11 +92,12 @@ class RecomputedMaps:
     normed: Sequence[Tensor]
     lambdas: Sequence[Tensor | None]
     position_embeddings: tuple[Tensor, Tensor]
+    _last: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
     def of(self, layer: int, heads: slice, rows: slice) -> HeadMaps:
         attention, lam = self.attentions[layer], self.lambdas[layer]
-        queries, keys, _ = attention.project(self.normed[layer], self.position_embeddings)
+        queries, keys = self._projected(layer)
         if lam is None:
             q = queries.transpose(1, 2).unsqueeze(2)  # (1, A, 1, N, d)
             k = keys.unsqueeze(2)
@@ -122,6 +123,14 @@ class RecomputedMaps:
         )
         first, second = (torch.nn.functional.pad(a[0], (0, length - last_row)) for a in maps[:2])
         return HeadMaps(first, None, None) if lam is None else HeadMaps(first, second, lam[0])
+
+    def _projected(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys of a layer; those of the last one are kept, as one head after another is asked for."""
+        if layer not in self._last:
+            queries, keys, _ = self.attentions[layer].project(self.normed[layer], self.position_embeddings)
+            self._last.clear()
+            self._last[layer] = queries, keys
+        return self._last[layer]
 
     @property
     def bytes(self) -> int:
