@@ -358,7 +358,7 @@ def test_demo_ends_with_a_table_a_page_and_models(
     folder = tmp_path / "demo"
     result = run("demo", "--fast", "--output", folder, "--text", text_file, "--seed", 1)
     assert result.exit_code == 0
-    for text in ("accuracy ↑", "bits per byte ↓", "Transformer", f"page:    {folder / 'report.html'}\n"):
+    for text in ("accuracy ↑", "bits per byte ↓", "Transformer", f"page:     {folder / 'report.html'}\n"):
         assert text in result.stdout
     assert str(folder / "language-softmax" / "model") in result.stdout
     assert "\x1b" not in result.stdout + result.stderr
@@ -377,8 +377,13 @@ def test_demo_ends_with_a_table_a_page_and_models(
     assert json.loads((folder / "results.json").read_text(encoding="utf-8"))["settings"]["seed"] == 1
     fails(run("demo", "--fast", "--output", folder), "--overwrite")
     commands = re.findall(r"^  diff-transformer (.*)$", result.stdout, flags=re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["generate", "compare", "reproduce"]
-    generate, compare, reproduce = map(shlex.split, commands)
+    assert [command.split()[0] for command in commands] == ["explore", "generate", "compare", "reproduce"]
+    explore, generate, compare, reproduce = map(shlex.split, commands)
+    assert run(*explore, "--output", tmp_path / "page.html").exit_code == 0
+    assert 'href="explorer.html"' in page
+    embedded = re.findall(r'id="explorer-data">(.*?)</script>', (folder / "explorer.html").read_text(encoding="utf-8"))
+    labels = [model["label"] for model in json.loads(embedded[0])["models"].values()]
+    assert labels == ["DIFF", "Transformer"]
     assert run(*generate, "--max-new-tokens", 2).exit_code == 0
     assert str(text_file) in compare
     assert reproduce[1] in EXPERIMENTS

@@ -65,6 +65,18 @@ def test_a_model_of_the_retrieval_task(retrieval_run: Path) -> None:
         assert 0 <= explorer.run({"text": example["text"], "answer": answer})["answer_probability"] <= 1
 
 
+def test_needles_that_the_model_finds_come_first(retrieval_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from diff_transformer.cli import explore_command
+
+    found = iter([False, False, True])
+    monkeypatch.setattr(explore_command, "_is_answered", lambda *_: next(found))
+    first = build_explorer(retrieval_run, None, None, "cpu").describe()["examples"][0]
+    monkeypatch.setattr(explore_command, "_is_answered", lambda *_: False)
+    explorer = build_explorer(retrieval_run, None, None, "cpu")
+    assert first == explorer.example({"seed": 2})
+    assert explorer.describe()["examples"][0] == explorer.example({"seed": 0})
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -32,8 +32,8 @@ const TABLES = { light: table("light"), dark: table("dark") };
 export function themeNow() {
   const { jpThemeLight } = document.body.dataset;
   if (jpThemeLight !== undefined) return jpThemeLight === "true" ? "light" : "dark";
-  if (document.querySelector("marimo-island, #root.marimo, marimo-app, [data-marimo]")) {
-    return document.documentElement.classList.contains("dark") || document.body.classList.contains("dark") ? "dark" : "light";
+  for (const theme of ["light", "dark"]) {
+    if (document.body.classList.contains(`${theme}-theme`)) return theme;
   }
   return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }

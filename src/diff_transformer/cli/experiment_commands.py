@@ -37,7 +37,8 @@ def demo(
     minutes on two processor cores and ends with a table and a page to open in a browser.
     """
     from diff_transformer.cli.demo_display import DemoDisplay
-    from diff_transformer.lab.experiments.demo import run_demo
+    from diff_transformer.cli.explore_command import write_recorded_page
+    from diff_transformer.lab.experiments.demo import EXPLORER_PAGE, run_demo
     from diff_transformer.lab.report.measured_tables import demo_table
     from diff_transformer.lab.report.run_pages import build_run_report
     from diff_transformer.lab.results_files import read_results
@@ -52,13 +53,17 @@ def demo(
             overwrite=overwrite,
             progress=display,
         )
+    explorer = folder / EXPLORER_PAGE
+    write_recorded_page(folder / "retrieval-diff", folder / "retrieval-softmax", explorer)
     page, numbers = build_run_report([folder]), folder / "results.json"
     results = read_results(numbers)
     console.output().print(demo_table(results, short=True))
     models = sorted(path for path in folder.glob("*/model") if path.is_dir())
-    for name, paths in {"page": [page], "numbers": [numbers], "models": models}.items():
-        console.print_line(f"{name + ':':<9}{' '.join(map(str, paths))}")
+    for name, paths in {"page": [page], "explorer": [explorer], "numbers": [numbers], "models": models}.items():
+        console.print_line(f"{name + ':':<10}{' '.join(map(str, paths))}")
     next_steps = {
+        "retrieval": shlex.quote(str(folder / "retrieval-diff")),
+        "twin": shlex.quote(str(folder / "retrieval-softmax")),
         "language": shlex.quote(str(folder / "language-diff")),
         "prompt": "Once" if text else "def ",
         "text": " --text ".join(shlex.quote(str(path)) for path in text or [Path("FOLDER")]),

@@ -21,6 +21,7 @@ FIRST_TEXT = (
     "twenty years, and nobody in the village remembered who had planted the row of black"
 )
 LOOPBACK = "127.0.0.1"
+_TRIED = 32  # needles, of which the first that the model finds is shown first
 
 
 def explore(
@@ -60,15 +61,12 @@ def explore(
     if checkpoint is None:
         checkpoint, compare = _shipped_pair(compare)
 
-    explorer = build_explorer(checkpoint, compare, text, device)
     if output is not None:
-        from diff_transformer.explorer.recorded_page import recorded_page
-        from diff_transformer.storage.files import write_atomically
-
-        write_atomically(output, recorded_page(explorer))
+        write_recorded_page(checkpoint, compare, output, text=text, device=device)
         console.print_line(f"{output} shows the maps without a server or a network.")
         return
 
+    explorer = build_explorer(checkpoint, compare, text, device)
     from diff_transformer.explorer.server import ExplorerServer
 
     server = ExplorerServer(explorer, host, port or 0)
@@ -89,6 +87,16 @@ def _shipped_pair(compare: Path | None) -> tuple[Path, Path]:
             "example by `diff-transformer demo`, and name its folder."
         )
     return Path(left), compare or Path(right)
+
+
+def write_recorded_page(
+    checkpoint: Path, compare: Path | None, output: Path, *, text: str | None = None, device: str | None = None
+) -> None:
+    """Write the page of two models as one file, over a file that is there. Raises ValueError as `build_explorer`."""
+    from diff_transformer.explorer.recorded_page import recorded_page
+    from diff_transformer.storage.files import write_atomically
+
+    write_atomically(output, recorded_page(build_explorer(checkpoint, compare, text, device)))
 
 
 def build_explorer(checkpoint: Path, compare: Path | None, text: str | None, device: str | None) -> "Explorer":
@@ -168,4 +176,11 @@ def _examples(folder: Path, side: "Side") -> tuple[list["Example"], Any]:
         title = f"Needles {seed + 1}: what was the value of {side.vocabulary.pieces(tokens[-1:])[0]}?"
         return Example(title, " ".join(side.vocabulary.pieces(tokens)), Answer(query, place, place + 1))
 
-    return [draw(0)], draw
+    return [next((example for example in map(draw, range(_TRIED)) if _is_answered(side, example)), draw(0))], draw
+
+
+def _is_answered(side: "Side", example: "Example") -> bool:
+    """Whether the model finds the value that an example asks for."""
+    assert example.answer is not None
+    trace = side.model.trace(side.vocabulary.encode(example.text))
+    return int(trace.next_log_probabilities.argmax()) == trace.tokens[example.answer.begin]

@@ -37,7 +37,8 @@ RESULTS = "results.json"
 ATTENTION = "attention.json"
 SAMPLES = "samples.json"
 # What a demo leaves beside its runs; the page is the report's, made from the rest.
-LEFTOVERS = (RESULTS, ATTENTION, SAMPLES, "report.html")
+EXPLORER_PAGE = "explorer.html"  # which the command line writes
+LEFTOVERS = (RESULTS, ATTENTION, SAMPLES, EXPLORER_PAGE, "report.html")
 
 # Every number of the demo's size, in place of the recipes' own. Text: as the experiment `language` has it, where first
 # weights of 0.1 give so narrow a model activations of the scale that 0.02 gives a wide one, and small ones of what is

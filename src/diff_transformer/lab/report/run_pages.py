@@ -222,6 +222,7 @@ def _demo_page(run_dir: Path) -> str:
         retrieval=[*_task_curves("retrieval", runs, baselines), *accuracy],
         language=[*_loss_difference(records, tokens_per_step), *_task_curves("language", runs)],
         weights=list(itertools.chain(*weights)),
+        has_explorer=(run_dir / "explorer.html").is_file(),
         samples=_read_existing(run_dir / "samples.json", Samples),
         lambdas=[figure for run in runs for figure in _lambda_figures(run, f"λ, {run.task}")],
     )
