@@ -198,6 +198,7 @@ def test_vocabularies() -> None:
     assert bytes_ == TokenizerVocabulary(byte_tokenizer())
     assert bytes_ != WordVocabulary(["a"])
     assert "".join(bytes_.pieces(bytes_.encode("two words"))) == "two words"
+    assert bytes_.pieces(bytes_.encode("é☃x")) == ["�", "é", "�", "�", "☃", "x"]
     assert WordVocabulary(["a", "b"]) == WordVocabulary(["a", "b"])
     assert WordVocabulary(["a", "b"]).piece_after([0], 5) == "#5"
     with pytest.raises(ValueError, match="no token 'key'"):

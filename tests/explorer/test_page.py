@@ -195,7 +195,7 @@ def test_lambda_moves_everything(
     assert "lambda" not in page.url
 
 
-def test_tokens_by_mouse_and_keyboard(watch: Watch, address: str) -> None:
+def test_tokens_by_mouse_and_keyboard(watch: Watch, address: str, explorer: Explorer) -> None:
     page = watch.open(address)
     page.locator(".flow .token").nth(4).hover()
     assert chosen_row(page) == 4
@@ -213,6 +213,15 @@ def test_tokens_by_mouse_and_keyboard(watch: Watch, address: str) -> None:
     assert chosen_row(page) == 0
     page.keyboard.press("Escape")
     assert chosen_row(page) == 10
+    assert "Attention on the answer" in page.locator(".measures").inner_text()
+    page.locator(".flow .token").nth(1).click()
+    page.get_by_role("button", name="No longer the answer").click()
+    settled(page, lambda: "Attention on the answer" not in page.locator(".measures").inner_text())
+    page.locator(".flow .token").nth(5).click()
+    page.get_by_role("button", name="Mark as the answer").click()
+    share = explorer.run({"text": TEXT, "answer": {"query": 10, "begin": 5, "end": 6}})["answer_share"]
+    settled(page, lambda: measure(page, "Attention on the answer")[0] == f"{100 * share:.1f} %")
+    assert "answer=10%2C5%2C6" in page.url
     canvas = page.locator('canvas[data-map="net"]')
     box = canvas.bounding_box()
     canvas.click(position={"x": 5, "y": box["height"] * 2.5 / 11})

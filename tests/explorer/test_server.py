@@ -153,6 +153,13 @@ def test_it_listens_on_this_machine_alone(explorer: Explorer) -> None:
         server._socket.close()
 
 
+def test_other_machines_reach_it_by_any_name_where_that_is_asked_for(explorer: Explorer) -> None:
+    with serving(explorer, host="0.0.0.0") as server:
+        address = server.address.replace("0.0.0.0", "127.0.0.1")
+        assert request(address, Host="workstation.local")[0] == 200
+        assert request(f"http://127.0.0.1:{server.port}/", Host="workstation.local")[0] == 404
+
+
 def test_every_server_has_its_own_token(explorer: Explorer) -> None:
     servers = [ExplorerServer(explorer) for _ in range(2)]
     for server in servers:

@@ -82,7 +82,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
       ${left && html`
         <${TokenFlow} pieces=${pieces.left.slice(0, left.length)} values=${rowOf(net, Math.min(row, left.length - 1))} scale=${scale} theme=${theme}
           between=${models.left.between} row=${Math.min(row, left.length - 1)} pinned=${view.row} answer=${view.answer} added=${view.added.left.length}
-          onHover=${onHover} onPin=${pin} />
+          onHover=${onHover} onPin=${pin} onAnswer=${(answer) => onChange({ answer })} />
         <${RowCurve} maps=${left} net=${net} lam=${lam} pieces=${pieces.left} row=${Math.min(row, left.length - 1)}
           isPinned=${view.row !== null && hovered === null} />`}
       ${!live && changedNote(set)}

@@ -48,7 +48,7 @@ export function LambdaPanel({ model, run, place, lambdas, onChange }) {
   const headName = `${layer}.${head}`;
   const { all, layers, heads } = lambdas;
   const learnedOfLayer = mean(learned[layer - 1]);
-  const note = all === null ? (model.lambda_per_token ? "mean of layers and tokens" : "mean of the layers") : "";
+  const note = all === null ? "on average" : "";
   return html`
     <section class="card lambda" aria-labelledby="lambda-title">
       <div class="card-head">

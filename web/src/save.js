@@ -64,7 +64,7 @@ export function headSvg({ models, view, panels, pieces, row, scale, lam, theme, 
   parts.push(...curve.labelled.map((i) => text(curve.x(i), curve.y(Math.max(0, curve.left[i])) - 7, label(pieces.left[i] ?? "", 12), { size: 11, colour: ink, anchor: "middle" })));
   parts.push(text(38, curve.y(curve.high) + 4, number(curve.high, 2), { size: 10, colour: quiet, anchor: "end" }), "</g>");
   const foot = base + 200;
-  parts.push(...legend(20, foot, scale, theme));
+  parts.push(...legend(36, foot, scale, theme));
   if (left.second) {
     parts.push(text(width - 20, foot + 10, "blue line A₁, orange line λA₂, bars A₁ − λA₂", { size: 11, colour: quiet, anchor: "end" }));
   }

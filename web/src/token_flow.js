@@ -4,8 +4,9 @@ import { useRef } from "preact/hooks";
 import { cssColour, inkOn } from "./colour.js";
 import { number, visible } from "./words.js";
 
-export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, added, between, onHover, onPin }) {
+export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, added, between, onHover, onPin, onAnswer }) {
   const list = useRef(null);
+  const isAnswer = answer !== null && pinned >= answer.begin && pinned < answer.end;
   const move = (event) => {
     const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -10, ArrowDown: 10, Home: -pieces.length, End: pieces.length };
     const step = steps[event.key];
@@ -34,6 +35,9 @@ export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, a
       .join(" ");
   return html`
     <div class="flow-head">
+      ${pinned !== null && pinned < pieces.length - 1 && html`<button type="button" class="link"
+          onClick=${() => onAnswer(isAnswer ? null : { query: pieces.length - 1, begin: pinned, end: pinned + 1 })}>${
+          isAnswer ? "No longer the answer" : "Mark as the answer"}</button>`}
       <span class="quiet">What token <b>${row + 1}</b> attends to. Hover a token or use the arrow keys; a click pins it${pinned !== null ? ", Esc lets go" : ""}.</span>
     </div>
     <div class=${`flow ${between ? "spaced" : ""}`} role="listbox" tabindex="0" aria-label="Tokens of the text" ref=${list}

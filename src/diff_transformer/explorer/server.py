@@ -18,6 +18,7 @@ from diff_transformer.explorer.explorer import Explorer
 from diff_transformer.explorer.page import page_html
 
 LARGEST_QUESTION = 2_000_000  # bytes
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",  # beside the page's own
@@ -26,14 +27,14 @@ _HEADERS = {
 }
 
 
-def make_app(explorer: Explorer, token: str, hosts: tuple[str, ...] = ("127.0.0.1", "localhost")) -> Starlette:
+def make_app(explorer: Explorer, token: str, hosts: tuple[str, ...] | None = _LOOPBACK) -> Starlette:
     """The server's application.
 
     Args:
         explorer: what answers.
         token: what the address begins with; any other address is answered as one that does not exist.
-        hosts: names that the browser may call this server by. A page of somebody else, whose name is made to lead
-            here, uses its own.
+        hosts: names that the browser may call this server by; None for any. A page of somebody else, whose name is
+            made to lead here, uses its own.
     """
     page = page_html({"mode": "server", **explorer.describe()}, title="Attention explorer", may_ask=True)
 
@@ -41,7 +42,8 @@ def make_app(explorer: Explorer, token: str, hosts: tuple[str, ...] = ("127.0.0.
         host = request.headers.get("host", "").rpartition("@")[2]
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         given = request.path_params["token"]
-        if name.strip("[]") not in hosts or not secrets.compare_digest(given.encode(), token.encode()):
+        is_ours = hosts is None or name.strip("[]") in hosts
+        if not is_ours or not secrets.compare_digest(given.encode(), token.encode()):
             raise HTTPException(404)
 
     async def show(request: Request) -> Response:
@@ -146,7 +148,8 @@ class ExplorerServer:
         self._socket.listen()
         self.port: int = self._socket.getsockname()[1]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/{token}/"
-        app = make_app(explorer, token, (host, "127.0.0.1", "localhost", "::1"))
+        # Whoever listens to others has told them a name or an address of this machine that is not known here.
+        app = make_app(explorer, token, _LOOPBACK if host in _LOOPBACK else None)
         self._server = uvicorn.Server(
             uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
         )

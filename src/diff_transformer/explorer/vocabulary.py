@@ -51,8 +51,9 @@ class TokenizerVocabulary:
     def piece_after(self, tokens: Sequence[int], token: int) -> str:
         before = [int(other) for other in tokens[-_CONTEXT:]]
         start, whole = self._decode(before), self._decode([*before, int(token)])
-        # A letter of several bytes is "�" until its last byte is there, and a strip of tokens shows it so.
-        piece = whole[len(start) :] if whole.startswith(start) else self._decode([int(token)])
+        # A letter of several bytes is "�" until its last byte is there: the token of that byte shows the letter.
+        same = next((i for i, pair in enumerate(zip(start, whole, strict=False)) if len(set(pair)) > 1), len(start))
+        piece = whole[same:] or self._decode([int(token)])
         return piece or str(self.tokenizer.convert_ids_to_tokens(int(token)))
 
     def _decode(self, tokens: list[int]) -> str:
