@@ -60,7 +60,9 @@ export function LambdaPanel({ model, run, place, lambdas, onChange }) {
         learned=${mean(learned.flat())} isSet=${all !== null}
         onInput=${(value) => onChange({ all: value, layers: {}, heads: {} })}
         onLearned=${() => onChange({ ...lambdas, all: null })} />
-      <details class="finer" open=${Object.keys(layers).length + Object.keys(heads).length > 0 || undefined}>
+    </section>
+    <div class="finer">
+      <details open=${Object.keys(layers).length + Object.keys(heads).length > 0 || undefined}>
         <summary>One layer, one head</summary>
         <${Slider} id="lambda-layer" name=${`Layer ${layer}`} value=${layers[layer] ?? all ?? learnedOfLayer}
           learned=${learnedOfLayer} isSet=${layer in layers} inherited=${all !== null}
@@ -76,5 +78,5 @@ export function LambdaPanel({ model, run, place, lambdas, onChange }) {
         ${model.lambda_per_token ? " DIFF V2 computes a λ for every token; a slider gives all of them the same." : ""}
         ${run.recorded_at !== undefined ? ` What the model predicts was recorded at λ = ${number(run.recorded_at, 2)}.` : ""}
       </p>
-    </section>`;
+    </div>`;
 }
