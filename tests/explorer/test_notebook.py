@@ -1,5 +1,6 @@
 """The widget of notebooks: what it shows, answers and refuses, without a notebook."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,15 @@ def test_it_answers_as_the_server_does(asked: Any, make: Callable[..., DiffTrans
 def test_it_refuses_with_a_sentence(asked: Any) -> None:
     assert "no token 'x'" in asked("run", {"text": "x"})[0]["error"]
     assert asked("open", {})[0]["error"] == "There is no question 'open'."
+
+
+def test_it_says_what_is_not_installed(
+    make: Callable[..., DiffTransformerForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    monkeypatch.delitem(sys.modules, "diff_transformer.explorer.widget", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r'explore needs anywidget, .* pip install "\.\[explore\]"'):
+        diff_transformer.explore(make("diff"), WORDS, TEXT)
 
 
 def test_what_explore_refuses(make: Callable[..., DiffTransformerForCausalLM]) -> None:

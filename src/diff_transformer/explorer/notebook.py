@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from diff_transformer._version import CHECKOUT
 from diff_transformer.explorer.explored_model import ExploredModel
 from diff_transformer.explorer.explorer import Example, Explorer, Side
 from diff_transformer.explorer.head_numbers import Answer
@@ -37,8 +38,11 @@ def explore(
         ValueError: a model that subtracts nothing, or a text that it cannot read.
         ModuleNotFoundError: anywidget, of the extra ``explore``, is not installed.
     """
-    from diff_transformer.explorer.widget import ExplorerWidget
-
+    try:
+        from diff_transformer.explorer.widget import ExplorerWidget
+    except ModuleNotFoundError as error:
+        message = f'explore needs {error.name}, which is not installed: pip install ".[explore]" {CHECKOUT}'
+        raise ModuleNotFoundError(message, name=error.name) from None
     left = Side(ExploredModel(model, "model"), _vocabulary(tokenizer))
     if not left.model.subtracts:
         raise ValueError(
