@@ -192,7 +192,7 @@ def test_lambda_moves_everything(
     settled(page, lambda: page.locator(f".slider:has(#lambda-{slider}) output").inner_text() == "λ = 0.00")
     page.locator(f".slider:has(#lambda-{slider})").get_by_role("button", name="back to").click()
     settled(page, lambda: measure(page, "KL to")[0] == "0.000 nats")
-    assert "lambda" not in page.url
+    settled(page, lambda: "lambda" not in page.url)
 
 
 def test_tokens_by_mouse_and_keyboard(watch: Watch, address: str, explorer: Explorer) -> None:
@@ -205,7 +205,7 @@ def test_tokens_by_mouse_and_keyboard(watch: Watch, address: str, explorer: Expl
     page.locator(".flow .token").nth(6).click()
     page.mouse.move(0, 0)
     assert chosen_row(page) == 6
-    assert "row=6" in page.url
+    settled(page, lambda: "row=6" in page.url)
     page.locator(".flow").focus()
     page.keyboard.press("ArrowLeft")
     assert chosen_row(page) == 5
@@ -221,7 +221,7 @@ def test_tokens_by_mouse_and_keyboard(watch: Watch, address: str, explorer: Expl
     page.get_by_role("button", name="Mark as the answer").click()
     share = explorer.run({"text": TEXT, "answer": {"query": 10, "begin": 5, "end": 6}})["answer_share"]
     settled(page, lambda: measure(page, "Attention on the answer")[0] == f"{100 * share:.1f} %")
-    assert "answer=10%2C5%2C6" in page.url
+    settled(page, lambda: "answer=10%2C5%2C6" in page.url)
     canvas = page.locator('canvas[data-map="net"]')
     box = canvas.bounding_box()
     canvas.click(position={"x": 5, "y": box["height"] * 2.5 / 11})
@@ -263,6 +263,7 @@ def test_both_models_write_on_in_step(
     page.wait_for_timeout(700)
     assert page.locator(".flow .token").count() - 11 == count
     assert page.locator(".flow .token.new").count() == count
+    settled(page, lambda: len(page.url.split("left-added=")[-1].split("&")[0].split("%2C")) == count)
     again = watch.open(page.url)
     settled(again, lambda: again.locator(".flow .token").count() == 11 + count)
     page.get_by_role("button", name="Begin again").click()
@@ -281,10 +282,13 @@ def test_a_link_gives_the_same_view_again(watch: Watch, address: str) -> None:
     page.locator(".flow .token").nth(3).click()
     page.mouse.move(0, 0)
     settled(page, lambda: measure(page, "KL to")[0] != "0.000 nats")
-    page.wait_for_timeout(500)
+    settled(page, lambda: "row=3" in page.url)
     again = watch.open(page.url)
     settled(again, lambda: again.locator("main").inner_text() == page.locator("main").inner_text())
-    assert again.url == page.url
+    settled(again, lambda: again.url == page.url)
+    again.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    again.get_by_role("button", name="Copy link").click()
+    assert again.evaluate_handle("navigator.clipboard.readText()").json_value() == page.url
     assert again.locator("textarea").input_value() == "w5 w6 w5 w6 w8 w5"
     # A link that makes no sense opens the page all the same.
     watch.open(f"{address}#text=w1+w2&left=99.x&lambda=all:x,7&row=-3&answer=1&left-added=x")

@@ -13,6 +13,7 @@ import { TextPanel } from "./text_panel.js";
 import { FIRST_VIEW, changed, fromHash, toHash } from "./view_state.js";
 
 const PICTURE = { few: 48, many: 32 };
+const ADDRESS_DELAY = 300; // milliseconds
 
 function useTheme() {
   const [theme, setTheme] = useState(themeNow);
@@ -132,8 +133,13 @@ export function App({ data, source, root }) {
   useEffect(() => {
     root.dataset.theme = theme;
     root.dataset.ready = String(Boolean(left?.heads && maps.left));
-    if (source.hasAddress) history.replaceState(null, "", toHash(view));
   });
+  // Not at every step of a slider: browsers refuse more than some hundred changes of the address in half a minute.
+  useEffect(() => {
+    if (!source.hasAddress) return undefined;
+    const timer = setTimeout(() => history.replaceState(null, "", toHash(view)), ADDRESS_DELAY);
+    return () => clearTimeout(timer);
+  }, [view]);
 
   const choose = (side) => (place) => {
     isChosen.current[side] = true;

@@ -8,7 +8,7 @@ import { saveHead } from "./save.js";
 import { Scale } from "./scale.js";
 import { TokenFlow } from "./token_flow.js";
 import { useWidth } from "./use_width.js";
-import { lambdaOf } from "./view_state.js";
+import { lambdaOf, toHash } from "./view_state.js";
 import { number, place } from "./words.js";
 
 // GQA: which heads use the same keys and values.
@@ -66,7 +66,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
           ${notes.filter(Boolean).map((note) => html` <span class="quiet note">${note}</span>`)}
         </h2>
         <span class="buttons">
-          ${hasAddress && html`<button type="button" class="link" onClick=${() => navigator.clipboard?.writeText(location.href)}>Copy link</button>`}
+          ${hasAddress && html`<button type="button" class="link" onClick=${() => navigator.clipboard?.writeText(location.href.split("#")[0] + toHash(view))}>Copy link</button>`}
           <button type="button" class="link" disabled=${!left} onClick=${() => saveHead(details, "png")}>PNG</button>
           <button type="button" class="link" disabled=${!left} onClick=${() => saveHead(details, "svg")}>SVG</button>
         </span>
