@@ -290,6 +290,9 @@ def test_a_link_gives_the_same_view_again(watch: Watch, address: str) -> None:
     again.get_by_role("button", name="Copy link").click()
     assert again.evaluate_handle("navigator.clipboard.readText()").json_value() == page.url
     assert again.locator("textarea").input_value() == "w5 w6 w5 w6 w8 w5"
+    again.goto(f"{address}#text=w1+w2+w3&left=2.2&lambda=all:0.25&row=1")  # in the page that is open
+    settled(again, lambda: again.locator(".flow .token").count() == 3 and chosen_row(again) == 1)
+    settled(again, lambda: again.locator(".slider.main output").inner_text() == "λ = 0.25")
     # A link that makes no sense opens the page all the same.
     watch.open(f"{address}#text=w1+w2&left=99.x&lambda=all:x,7&row=-3&answer=1&left-added=x")
 

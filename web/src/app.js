@@ -141,6 +141,13 @@ export function App({ data, source, root }) {
     return () => clearTimeout(timer);
   }, [view]);
 
+  useEffect(() => {
+    if (!source.hasAddress) return undefined;
+    const follow = () => setView((now) => fromHash(location.hash, now, models)); // a link within the page, or a typed one
+    addEventListener("hashchange", follow);
+    return () => removeEventListener("hashchange", follow);
+  }, []);
+
   const choose = (side) => (place) => {
     isChosen.current[side] = true;
     change({ [side]: place });
