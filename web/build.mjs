@@ -1,7 +1,7 @@
 // Bundles the page into the Python package. The first line of each file names the sources by their hash, so that a test
 // without Node can tell whether the committed bundle is theirs (tests/explorer/test_bundle.py).
 import { createHash } from "node:crypto";
-import { readFileSync, readdirSync } from "node:fs";
+import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
@@ -17,15 +17,20 @@ for (const name of names.sort()) {
 }
 const banner = `/* sources ${hash.digest("hex")} */`;
 
+const bundle = join(here, "../src/diff_transformer/explorer/bundle");
 await build({
   entryPoints: { explorer: join(here, "src/main.js") },
-  outdir: join(here, "../src/diff_transformer/explorer/bundle"),
+  outdir: bundle,
   bundle: true,
   minify: true,
   format: "esm",
   target: ["es2022"],
   charset: "utf8",
   legalComments: "inline",
-  banner: { js: banner, css: banner },
+  banner: { js: `${banner}\n/* with preact (MIT) and htm (Apache-2.0), whose licences stand in bundle/LICENSES.txt */`, css: banner },
   logLevel: "warning",
 });
+
+// The licences of what is bundled ask to go along with it.
+const licences = ["preact", "htm"].map((name) => `${name}\n\n${readFileSync(join(here, "node_modules", name, "LICENSE"), "utf8")}`);
+writeFileSync(join(bundle, "LICENSES.txt"), licences.join("\n\n"));
