@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diff_transformer.explorer.trace import HeadMaps, Maps, Trace
+from diff_transformer.explorer.trace import Maps, Trace
 
 _WEIGHTS_AT_ONCE = 1 << 18  # of each map
 
@@ -90,16 +90,19 @@ def _measured(trace: Trace, layer: int, head: int, size: int) -> tuple[Tensor | 
     removed, extremes = [], []
     for start in range(0, length, rows):
         maps = trace.maps.of(layer, slice(head, head + 1), slice(start, min(length, start + rows)))
-        extremes.append(pooled(maps.difference[0], pixel).cpu())
+        difference = maps.difference[0]
+        extremes.append(pooled(difference, pixel).cpu())
         if maps.second is not None:
-            removed.append(removed_weight(maps)[0].cpu())
+            removed.append(removed_weight(maps.first[0], difference).cpu())
     return torch.cat(removed).mean() if removed else None, torch.cat(extremes)
 
 
-def removed_weight(maps: HeadMaps) -> Tensor:
-    """The part of A1's weight that λA2 takes away in each row, (H, R): in 0 … 1; 0 where λ is not positive."""
-    assert maps.second is not None and maps.lam is not None  # noqa: PT018  # one says the other
-    return torch.minimum(maps.first, maps.lam.unsqueeze(-1) * maps.second).clamp(min=0).sum(-1)
+def removed_weight(first: Tensor, difference: Tensor) -> Tensor:
+    """The part of A1's weight that λA2 takes away in each row, (…, R): in 0 … 1; 0 where λ is not positive.
+
+    Σ min(A1, λA2), which is Σ A1 − Σ max(A1 − λA2, 0).
+    """
+    return (first.sum(-1) - difference.clamp(min=0).sum(-1)).clamp(min=0)
 
 
 def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diff_transformer.ops import diff_attention_maps
 
@@ -121,7 +122,7 @@ class RecomputedMaps:
             scale=attention.scaling,
             window=attention.sliding_window,
         )
-        first, second = (torch.nn.functional.pad(a[0], (0, length - last_row)) for a in maps[:2])
+        first, second = (a[0] if last_row == length else pad(a[0], (0, length - last_row)) for a in maps[:2])
         return HeadMaps(first, None, None) if lam is None else HeadMaps(first, second, lam[0])
 
     def _projected(self, layer: int) -> tuple[Tensor, Tensor]:
