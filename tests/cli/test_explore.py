@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from diff_transformer import shipped_models
-from diff_transformer.cli.explore_command import build_explorer
+from diff_transformer.cli.explored_checkpoints import build_explorer, shipped_pairs
+from diff_transformer.explorer import ExploredModel
+from tiny_model import SIZES
 
 pytest.importorskip("uvicorn")
 
@@ -25,23 +29,37 @@ def test_without_arguments_it_says_that_no_model_is_there(
     result = run("explore")
     assert result.exit_code == 2
     assert "No CHECKPOINT is named" in result.stderr
-    assert "novels-diff" in result.stderr
 
 
-def test_without_arguments_it_opens_the_shipped_pair(
+def test_without_arguments_it_opens_every_pair_that_the_package_has(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text_run: Path
 ) -> None:
-    from diff_transformer.cli import explore_command
-
-    for name in explore_command.SHIPPED_PAIR:
+    for name in ("novels-diff", "novels-softmax", "alone-diff", "needles-softmax", "needles-diff"):
         (tmp_path / name).symlink_to(text_run / "model")
     monkeypatch.setattr(shipped_models, "WEIGHTS", tmp_path)
-    left, right = explore_command._shipped_pair(None)
-    explorer = build_explorer(left, right, None, "cpu")
-    assert {side: model["name"] for side, model in explorer.describe()["models"].items()} == {
+    pairs = shipped_pairs()
+    assert list(pairs) == ["needles", "novels"]
+    described = build_explorer(*pairs["novels"], None, "cpu").describe()
+    assert {side: model["name"] for side, model in described["models"].items()} == {
         "left": "novels-diff",
         "right": "novels-softmax",
     }
+
+
+@pytest.mark.skipif("needles" not in "".join(shipped_models.pretrained_names()), reason="built without its models")
+def test_the_shipped_needles_open_with_a_question_that_both_models_answer() -> None:
+    explorer = build_explorer(*shipped_pairs()["needles"], None, "cpu")
+    described = explorer.describe()
+    assert described["shared_vocabulary"]
+    assert described["draws_examples"]
+    assert "the model should write the value" in described["models"]["left"]["note"]
+    example = described["examples"][0]
+    words, answer = example["text"].split(), example["answer"]
+    assert words[answer["begin"] - 1] == words[-1]
+    for side in ("left", "right"):
+        run = explorer.run({"side": side, "text": example["text"], "answer": answer})
+        assert run["next"][0]["piece"] == words[answer["begin"]]
+        assert run["answer_probability"] > 0.9
 
 
 def test_a_model_of_text(text_run: Path) -> None:
@@ -66,15 +84,60 @@ def test_a_model_of_the_retrieval_task(retrieval_run: Path) -> None:
 
 
 def test_needles_that_the_model_finds_come_first(retrieval_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from diff_transformer.cli import explore_command
-
-    found = iter([False, False, True])
-    monkeypatch.setattr(explore_command, "_is_answered", lambda *_: next(found))
-    first = build_explorer(retrieval_run, None, None, "cpu").describe()["examples"][0]
-    monkeypatch.setattr(explore_command, "_is_answered", lambda *_: False)
     explorer = build_explorer(retrieval_run, None, None, "cpu")
-    assert first == explorer.example({"seed": 2})
-    assert explorer.describe()["examples"][0] == explorer.example({"seed": 0})
+    assert explorer.describe()["examples"][0] == explorer.example({"seed": 0})  # it finds none
+    third = explorer.example({"seed": 2})
+    vocabulary = explorer.sides["left"].vocabulary
+    value = vocabulary.encode(third["text"])[third["answer"]["begin"]]
+
+    class Found:
+        """What every run predicts: the value that the third sample asks for."""
+
+        next_log_probabilities = torch.eye(len(vocabulary.words))[value]  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(ExploredModel, "trace", lambda *_: Found)
+    assert build_explorer(retrieval_run, None, None, "cpu").describe()["examples"][0] == third
+
+
+def test_a_model_that_learned_needles_in_text(run: Callable[..., Any], tmp_path: Path, text_file: Path) -> None:
+    """It opens with a document of its own data, up to the number that is asked for; without the data with any text."""
+    folder = tmp_path / "run"
+    data = ["data.kind=needles", f"data.paths={text_file}", "data.length=256", "data.needles=1", "data.queried=1"]
+    sizes = ["model.hidden_size=16", "model.intermediate_size=16", "data.batch_size=2", "data.validation_documents=2"]
+    settings = [*sizes, *data, "data.validation_fraction=0.2", "train.steps=1", "train.warmup_steps=0"]
+    assert run("train", "tiny", *settings, "--output", folder).exit_code == 0
+    explorer = build_explorer(folder, None, None, "cpu")
+    example = explorer.describe()["examples"][0]
+    city = re.findall(r"What is the special magic number for (\w+)\?\n", example["text"])[0]
+    assert example["text"].rstrip().endswith(f"The special magic {city} number is:")
+    answer = example["answer"]
+    pieces = explorer.run({"text": example["text"], "answer": answer})["pieces"]
+    assert len(pieces) == answer["query"] + 1
+    number = "".join(pieces[answer["begin"] : answer["end"]]).strip()
+    assert f"The special magic {city} number is: {number}\n" in example["text"]
+    assert explorer.example({"seed": 1}) != explorer.example({"seed": 2})
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace(str(text_file), str(tmp_path / "gone.txt")))
+    described = build_explorer(folder, None, None, "cpu").describe()
+    assert not described["draws_examples"]
+    assert described["examples"][0]["text"].startswith("The old house")
+
+
+def test_a_model_of_another_task_opens_with_its_data(run: Callable[..., Any], tmp_path: Path) -> None:
+    sizes = ["model.hidden_size=16", "model.intermediate_size=16", "model.head_dim=8", "model.num_hidden_layers=1"]
+    settings = ["train.steps=1", "train.warmup_steps=0", "data.batch_size=2"]
+    assert run("train", "arithmetic", *sizes, *settings, "--output", tmp_path / "run").exit_code == 0
+    text = build_explorer(tmp_path / "run", None, None, "cpu").describe()["examples"][0]["text"]
+    assert re.match(r"[\d+-]+=", text)
+
+
+def test_models_of_transformers_on_either_side(tmp_path: Path) -> None:
+    sizes = {**SIZES, "num_hidden_layers": 1}
+    DiffLlamaForCausalLM(DiffLlamaConfig(**sizes)).save_pretrained(tmp_path / "left")
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path / "right")
+    described = build_explorer(tmp_path / "left", tmp_path / "right", None, "cpu").describe()
+    assert [model["label"] for model in described["models"].values()] == ["DIFF", "Llama"]
+    assert described["examples"][0]["text"].startswith("0 1 2")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +147,10 @@ def test_needles_that_the_model_finds_come_first(retrieval_run: Path, monkeypatc
         (["{run}", "--compare", "nowhere"], "The checkpoint 'nowhere' does not exist"),
         (["{run}", "--output", "{run}/config.json"], "is there already"),
         (["{run}", "--output", "page.html", "--port", "80"], "--port does not go with --output"),
+        (["{run}", "--output", "page.html", "--host", "0.0.0.0"], "--host does not go with --output"),
         (["{run}", "--text", ""], "no tokens"),
+        (["--text", "to be"], "--text does not go with the models of the package: name a CHECKPOINT"),
+        (["--compare", "{run}"], "--compare does not go with the models of the package: name a CHECKPOINT"),
         (["{run}", "--port", "0"], "--port"),
         (["{run}", "--host", "192.0.2.1"], "Cannot listen on 192.0.2.1"),
     ],
@@ -121,7 +187,7 @@ def test_it_writes_one_page(run: Callable[..., Any], text_run: Path, tmp_path: P
     assert embedded["mode"] == "recorded"
     assert embedded["examples"][0]["text"] == "to be, or not"
     model = embedded["models"]["left"]
-    assert len(embedded["recorded"]["maps"]["left"]) == model["layers"] * model["heads"]
+    assert len(embedded["recorded"]["left"]["maps"]) == model["layers"] * model["heads"]
     before = page.read_bytes()
     assert run("explore", text_run, "--output", page).exit_code == 2
     assert page.read_bytes() == before

@@ -83,7 +83,7 @@ def served() -> Iterator[Callable[[Explorer], str]]:
     running = []
 
     def serve(explorer: Explorer) -> str:
-        server = ExplorerServer(explorer)
+        server = ExplorerServer({"": explorer})
         thread = threading.Thread(target=server.serve)
         thread.start()
         running.append((server, thread))
@@ -98,6 +98,14 @@ def served() -> Iterator[Callable[[Explorer], str]]:
 @pytest.fixture(scope="module")
 def address(served: Callable[[Explorer], str], explorer: Explorer) -> str:
     return served(explorer)
+
+
+@pytest.fixture(scope="module")
+def saved(explorer: Explorer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page in one file."""
+    file = tmp_path_factory.mktemp("saved") / "page.html"
+    file.write_text(recorded_page(explorer), encoding="utf-8")
+    return file
 
 
 def percents(page: Any, selector: str) -> list[float]:
@@ -297,7 +305,7 @@ def test_a_link_gives_the_same_view_again(watch: Watch, address: str) -> None:
     watch.open(f"{address}#text=w1+w2&left=99.x&lambda=all:x,7&row=-3&answer=1&left-added=x")
 
 
-@pytest.mark.parametrize("part", ["head-view", "grid-card"])
+@pytest.mark.parametrize("part", ["head-view", "grid-card", "predictions"])
 def test_views_are_saved_as_images(watch: Watch, address: str, tmp_path: Path, part: str) -> None:
     page = watch.open(address)
     for kind in ("SVG", "PNG"):
@@ -308,7 +316,11 @@ def test_views_are_saved_as_images(watch: Watch, address: str, tmp_path: Path, p
         if kind == "SVG":
             root = ElementTree.parse(file).getroot()
             images = root.findall(".//{http://www.w3.org/2000/svg}image")
-            assert len(images) == (4 if part == "head-view" else 8)
+            assert len(images) == {"head-view": 4, "grid-card": 8, "predictions": 0}[part]
+            texts = [element.text for element in root.findall(".//{http://www.w3.org/2000/svg}text")]
+            if part == "predictions":
+                assert texts[1:-1:2] == page.locator(".bars th[scope=row]").all_inner_texts()
+                assert texts[2:-1:2] == page.locator(".bars .value:nth-child(3)").all_inner_texts()
         else:
             data = file.read_bytes()
             assert data[:8] == b"\x89PNG\r\n\x1a\n"
@@ -380,11 +392,9 @@ def test_v2_and_grouped_heads_are_named(
 
 
 def test_the_saved_page_works_without_a_server(
-    watch: Watch, explorer: Explorer, tmp_path: Path, make: Callable[..., DiffTransformerForCausalLM]
+    watch: Watch, explorer: Explorer, saved: Path, make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
-    file = tmp_path / "page.html"
-    file.write_text(recorded_page(explorer), encoding="utf-8")
-    page = watch.open(file.as_uri())
+    page = watch.open(saved.as_uri())
     page.locator('[data-head="2.3"]').first.click()
     page.fill("#lambda-all", "0.35")
     expected = explorer.run({"text": TEXT, "lambdas": {"all": 0.35}, "answer": ANSWER})
@@ -397,8 +407,85 @@ def test_the_saved_page_works_without_a_server(
     overlap = torch.minimum(maps.first[0], 0.35 * maps.second[0]).sum(-1).mean(-1)
     cells = ".grid-card:first-child .grid-row:nth-child(2) .numbers span:first-child"
     settled(page, lambda: [abs(x) for x in percents(page, cells)] == [round(100 * x) for x in overlap.tolist()])
-    assert page.get_by_role("button", name="Step").count() == 0
-    assert watch.asked == {file.as_uri()}
+    assert watch.asked == {saved.as_uri()}
+
+
+@pytest.mark.parametrize(("slider", "place"), [("layer", {"layers": {"2": 0.25}}), ("head", {"heads": {"2.3": 0.25}})])
+def test_a_saved_page_knows_what_one_moved_lambda_predicts(
+    watch: Watch, explorer: Explorer, saved: Path, slider: str, place: dict[str, Any]
+) -> None:
+    """At the recorded step next to it, which it names; of two that are moved it says that it does not know."""
+    page = watch.open(saved.as_uri())
+    page.locator('[data-head="2.3"]').first.click()
+    page.locator("summary").click()
+    page.fill(f"#lambda-{slider}", "0.29")
+    expected = explorer.run({"text": TEXT, "lambdas": place, "answer": ANSWER})
+    settled(page, lambda: measure(page, "Loss on the text")[0] == f"{expected['loss']:.3f}")
+    assert measure(page, "KL to")[0] == f"{expected['divergence']:.3f} nats"
+    assert "was recorded at λ = 0.25" in page.locator(".finer").inner_text()
+    page.locator('[data-head="1.1"]').first.click()
+    page.fill("#lambda-head", "0.5")
+    settled(page, lambda: "was not recorded in this saved page" in page.locator(".predictions").inner_text())
+    assert page.locator(".bars").count() == 0
+    page.get_by_role("button", name="All as learned").click()
+    settled(page, lambda: page.locator(".bars").count() == 1)
+
+
+def test_both_models_write_on_in_a_saved_page(
+    watch: Watch, explorer: Explorer, saved: Path, make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    page = watch.open(saved.as_uri())
+    step = page.get_by_role("button", name="Step")
+    for count in (12, 13):
+        step.click()
+        settled(page, lambda count=count: page.locator(".flow .token").count() == count)
+    tokens = make("diff").generate(torch.tensor([TOKENS]), max_new_tokens=2, do_sample=False, pad_token_id=0)
+    assert page.locator(".written").nth(0).inner_text().split()[1:] == [
+        f"w{token}" for token in tokens[0, 11:].tolist()
+    ]
+    layer, head = map(int, re.findall(r"\d+", page.locator("#head-title").inner_text())[:2])
+    maps = attention_maps(make("diff"), tokens)[layer - 1].difference[0, head - 1]
+    settled(page, lambda: weights(page) == [pytest.approx(weight, abs=1.1e-3) for weight in maps[12].tolist()])
+    loss = explorer.run({"tokens": tokens[0].tolist()})["loss"]
+    assert measure(page, "Loss on the text")[0] == f"{loss:.3f}"
+    settled(page, lambda: "left-added=" in page.url)
+    again = watch.open(page.url)
+    settled(again, lambda: again.locator(".flow .token").count() == 13)
+    again.fill("#lambda-all", "0.1")  # what was written belongs to the learned λ
+    settled(again, lambda: again.locator(".flow .token").count() == 11)
+    assert again.get_by_role("button", name="Step").is_disabled()
+    # A link cannot put another text beside the recorded maps, nor other tokens.
+    other = watch.open(f"{saved.as_uri()}#text=w1+w2&left-added=1,2,3&answer=1,0,1")
+    assert other.locator("textarea").input_value() == TEXT
+    settled(other, lambda: other.locator(".flow .token").count() == 14)
+    assert other.locator(".flow .token").nth(11).inner_text() == f"w{tokens[0, 11]}"
+    for count in range(14, 11 + 16 + 1):
+        step.click()
+        settled(page, lambda count=count: page.locator(".flow .token").count() == count)
+    settled(page, step.is_disabled)
+
+
+def test_one_page_leads_to_every_pair_of_models(
+    watch: Watch, explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    other = Explorer(
+        Side(ExploredModel(make("diff_v2"), "tiny-v2"), explorer.sides["left"].vocabulary),
+        None,
+        [Example("other", "w1 w2")],
+    )
+    server = ExplorerServer({"first": explorer, "second": other})
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        page = watch.open(server.address)
+        assert page.locator(".pairs [aria-current=page]").inner_text() == "first"
+        page.get_by_role("link", name="second").click()
+        page.wait_for_selector(READY)
+        assert "tiny-v2" in page.locator("footer").inner_text()
+        assert page.locator(".pairs [aria-current=page]").inner_text() == "second"
+    finally:
+        server.stop()
+        thread.join(10)
 
 
 WIDGET = """

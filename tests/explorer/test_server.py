@@ -1,10 +1,11 @@
 """The server: what it answers, to whom, and what it refuses."""
 
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from diff_transformer.explorer import Explorer
+from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.explorer import ExploredModel, Explorer, Side
 from diff_transformer.explorer.map_format import decode_maps
 from diff_transformer.explorer.server import LARGEST_QUESTION, ExplorerServer
 
@@ -21,8 +23,8 @@ TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 
 
 @contextmanager
-def serving(explorer: Explorer, **where: Any) -> Iterator[ExplorerServer]:
-    server = ExplorerServer(explorer, **where)
+def serving(explorer: Explorer, others: dict[str, Explorer] | None = None, **where: Any) -> Iterator[ExplorerServer]:
+    server = ExplorerServer({"first": explorer, **others} if others else {"": explorer}, **where)
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:
@@ -69,6 +71,27 @@ def test_the_page_and_its_questions(server: ExplorerServer, explorer: Explorer) 
     )
     assert (status, headers.get_content_type()) == (200, "application/octet-stream")
     assert decode_maps(body)[0].first.shape == (1, 11, 11)
+
+
+def test_several_pairs_of_models_have_a_page_each(
+    explorer: Explorer, make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    """Under the same token; each page has the addresses of all."""
+    other = Explorer(Side(ExploredModel(make("diff_v2"), "tiny-v2"), explorer.sides["left"].vocabulary))
+    with serving(explorer, others={"second": other}) as server:
+        assert server.address.endswith("/first/")
+        second = server.address.replace("/first/", "/second/")
+        for address, name in ((server.address, b"tiny-diff"), (second, b"tiny-v2")):
+            status, page, _ = request(address)
+            assert (status, name in page) == (200, True)
+            data = json.loads(re.findall(rb'id="explorer-data">(.*?)</script>', page)[0])
+            root = f"http://127.0.0.1:{server.port}"
+            assert [root + pair["address"] for pair in data["pairs"]] == [server.address, second]
+        losses = [json.loads(request(f"{address}api/run", json.dumps({"text": TEXT}).encode())[1])["loss"]
+                  for address in (server.address, second)]  # fmt: skip
+        assert losses == [explorer.run({"text": TEXT})["loss"], other.run({"text": TEXT})["loss"]]
+        for address in (second.replace("second", "third"), second.replace("/second", "")):
+            assert request(address)[0] == 404
 
 
 def test_only_the_address_with_the_token_exists(server: ExplorerServer) -> None:
@@ -143,12 +166,12 @@ def test_a_bug_is_told_without_its_details(explorer: Explorer, monkeypatch: pyte
 
 
 def test_it_listens_on_this_machine_alone(explorer: Explorer) -> None:
-    server = ExplorerServer(explorer)
+    server = ExplorerServer({"": explorer})
     try:
         assert server._socket.getsockname()[0] == "127.0.0.1"
         assert server.address.startswith("http://127.0.0.1:")
         with pytest.raises(OSError, match=f"Cannot listen on 127.0.0.1, port {server.port}: Address already in use"):
-            ExplorerServer(explorer, port=server.port)
+            ExplorerServer({"": explorer}, port=server.port)
     finally:
         server._socket.close()
 
@@ -161,7 +184,7 @@ def test_other_machines_reach_it_by_any_name_where_that_is_asked_for(explorer: E
 
 
 def test_every_server_has_its_own_token(explorer: Explorer) -> None:
-    servers = [ExplorerServer(explorer) for _ in range(2)]
+    servers = [ExplorerServer({"": explorer}) for _ in range(2)]
     for server in servers:
         server._socket.close()
     assert len({server.address.rstrip("/").rpartition("/")[2] for server in servers}) == 2

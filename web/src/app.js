@@ -2,7 +2,6 @@
 import { html } from "htm/preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { themeNow } from "./colour.js";
-import { decodeMaps } from "./decode.js";
 import { Generation } from "./generation.js";
 import { HeadGrid } from "./head_grid.js";
 import { HeadView } from "./head_view.js";
@@ -50,7 +49,8 @@ export function App({ data, source, root }) {
   const sides = Object.keys(models);
   const theme = useTheme();
   const hash = source.hasAddress ? location.hash : "";
-  const [view, setView] = useState(() => firstView(data, hash));
+  const [wanted, setView] = useState(() => firstView(data, hash));
+  const view = source.shown?.(wanted) ?? wanted;
   const [runs, setRuns] = useState({});
   const [maps, setMaps] = useState({});
   const [refusal, setRefusal] = useState(null);
@@ -112,11 +112,10 @@ export function App({ data, source, root }) {
           const before = shownMaps.current[side];
           const grows = before?.key === key && before.append.every((token, i) => append?.[i] === token);
           const firstRow = grows && append?.length > before.append.length ? before.maps.length : 0;
-          const wanted = { ...asked, layer: head.layer, head: head.head };
-          if (firstRow) wanted.first_row = firstRow;
-          const decoded = decodeMaps(await source.map(wanted), before?.maps);
+          const place = { ...asked, layer: head.layer, head: head.head };
+          const decoded = await source.map(firstRow ? { ...place, first_row: firstRow } : place, before?.maps);
           shownMaps.current[side] = { key, append: append ?? [], maps: decoded };
-          setMaps((now) => ({ ...now, [side]: { ...decoded, head, firstRow } }));
+          setMaps((now) => ({ ...now, [side]: { ...decoded, head } }));
         } catch (error) {
           setRefusal({ side, message: error.message });
         }
@@ -139,7 +138,7 @@ export function App({ data, source, root }) {
     if (!source.hasAddress) return undefined;
     const timer = setTimeout(() => history.replaceState(null, "", toHash(view)), ADDRESS_DELAY);
     return () => clearTimeout(timer);
-  }, [view]);
+  }, [toHash(view)]);
 
   useEffect(() => {
     if (!source.hasAddress) return undefined;
@@ -156,6 +155,10 @@ export function App({ data, source, root }) {
 
   return html`
     <header class="top">
+      ${data.pairs?.length > 1 && html`<nav class="pairs" aria-label="Models">
+        ${data.pairs.map(({ name, address }) => html`<a key=${name} href=${address}
+            aria-current=${location.pathname === address ? "page" : null}>${name}</a>`)}
+      </nav>`}
       <h1>See the noise cancel</h1>
       <p class="lead">
         Each head of a Differential Transformer looks at the text twice, and takes the second look, times${" "}
@@ -168,10 +171,10 @@ export function App({ data, source, root }) {
     <main class="layout">
       <div class="controls">
         <${LambdaPanel} model=${models.left} run=${left} place=${view.left} lambdas=${view.lambdas} onChange=${setLambdas} />
-        <${Predictions} run=${left} right=${runs.right} models=${models} />
+        <${Predictions} run=${left} right=${runs.right} models=${models} theme=${theme} />
         <${TextPanel} data=${data} source=${source} view=${view} onChange=${change} onRefusal=${setRefusal} />
-        ${source.live && html`<${Generation} models=${models} runs=${runs} view=${view} source=${source} question=${question}
-            onChange=${change} onRefusal=${setRefusal} />`}
+        <${Generation} models=${models} runs=${runs} view=${view} source=${source} question=${question}
+          onChange=${change} onRefusal=${setRefusal} />
       </div>
       <div class="pictures">
         <${HeadView} models=${models} runs=${runs} maps=${maps} view=${view} theme=${theme} row=${row} hovered=${hovered}

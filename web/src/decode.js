@@ -36,6 +36,17 @@ export function decodeMaps(buffer, earlier = null) {
   return { length, lam, first: maps[0], second: maps[1] ?? null };
 }
 
+// The same of the first rows alone, which is what a shorter text has.
+export function firstRows({ lam, first, second }, length) {
+  const weights = triangle(length);
+  return {
+    length,
+    lam: lam?.subarray(0, length) ?? null,
+    first: first.subarray(0, weights),
+    second: second?.subarray(0, weights) ?? null,
+  };
+}
+
 // A1 − λA2, or the one map; λ is each row's own unless a number replaces it.
 export function difference(maps, lam = null) {
   if (!maps.second) return maps.first;

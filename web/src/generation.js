@@ -1,6 +1,7 @@
 // The models write on, a token at a time and in step.
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { NOTHING_ADDED, changed } from "./view_state.js";
 import { visible } from "./words.js";
 
 const PAUSE = 450; // milliseconds between tokens while it plays
@@ -10,9 +11,9 @@ export function Generation({ models, runs, view, source, question, onChange, onR
   const [temperature, setTemperature] = useState(0);
   const isBusy = useRef(false);
   const sides = Object.keys(models);
-  const isReady = sides.every(
-    (side) => runs[side] && runs[side].tokens.length < models[side].most_tokens,
-  );
+  const isReady =
+    (source.live || !changed(view.lambdas)) &&
+    sides.every((side) => runs[side] && runs[side].tokens.length < models[side].most_tokens);
 
   const step = async () => {
     if (isBusy.current) return;
@@ -46,7 +47,7 @@ export function Generation({ models, runs, view, source, question, onChange, onR
 
   const restart = () => {
     setPlaying(false);
-    onChange({ added: { left: [], right: [] }, row: null });
+    onChange({ added: NOTHING_ADDED, row: null });
   };
   const written = (side) => runs[side]?.pieces.slice(runs[side].pieces.length - view.added[side].length) ?? [];
 
@@ -58,16 +59,17 @@ export function Generation({ models, runs, view, source, question, onChange, onR
         <button type="button" disabled=${!isReady && !isPlaying} aria-pressed=${isPlaying}
           onClick=${() => setPlaying(!isPlaying)}>${isPlaying ? "Pause" : "Play"}</button>
         <button type="button" disabled=${!view.added.left.length} onClick=${restart}>Begin again</button>
-        <label class="temperature">Temperature
+        ${source.live && html`<label class="temperature">Temperature
           <select value=${temperature} onChange=${(event) => setTemperature(Number(event.target.value))}>
             ${[0, 0.5, 0.8, 1, 1.5].map((value) => html`<option key=${value} value=${value}>${value || "0, most likely"}</option>`)}
           </select>
-        </label>
+        </label>`}
       </div>
       ${sides.map((side) => view.added[side].length > 0 && html`
         <p class="written" key=${side}><span class="quiet">${models[side].label} </span>
           ${written(side).map((piece, i, all) => html`<span class=${i === all.length - 1 ? "last" : ""}>${visible(piece)}</span>${models[side].between}`)}
         </p>`)}
-      <p class="quiet">Each token adds a row to every map, at the bottom; both models write one at a time.</p>
+      <p class="quiet">Each token adds a row to every map, at the bottom${sides.length > 1 ? "; both models write one at a time" : ""}.
+        ${!source.live && ` This saved page holds what the ${sides.length > 1 ? "models write" : "model writes"} with the learned λ.`}</p>
     </section>`;
 }

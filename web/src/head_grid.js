@@ -4,6 +4,7 @@ import { useEffect, useMemo, useRef } from "preact/hooks";
 import { fromBase64 } from "./decode.js";
 import { paintPicture } from "./draw.js";
 import { saveGrid } from "./save.js";
+import { SaveButtons } from "./save_buttons.js";
 import { percent, place } from "./words.js";
 
 function Picture({ picture, side, theme }) {
@@ -54,8 +55,7 @@ export function HeadGrid({ side, model, run, chosen, theme, onChoose }) {
       <div class="card-head">
         <h2 id=${`grid-${side}`}>${model.label}, all heads</h2>
         <span class="buttons">
-          <button type="button" class="link" disabled=${!heads} onClick=${() => saveGrid(model, heads, pictures, theme, "png")}>PNG</button>
-          <button type="button" class="link" disabled=${!heads} onClick=${() => saveGrid(model, heads, pictures, theme, "svg")}>SVG</button>
+          <${SaveButtons} disabled=${!heads} onSave=${(kind) => saveGrid(model, heads, pictures, theme, kind)} />
         </span>
       </div>
       <div class="scroll">

@@ -5,6 +5,7 @@ import { difference, rowOf, scaleOf } from "./decode.js";
 import { MapPanel } from "./map_panel.js";
 import { RowCurve } from "./row_curve.js";
 import { saveHead } from "./save.js";
+import { SaveButtons } from "./save_buttons.js";
 import { Scale } from "./scale.js";
 import { TokenFlow } from "./token_flow.js";
 import { useWidth } from "./use_width.js";
@@ -67,8 +68,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
         </h2>
         <span class="buttons">
           ${hasAddress && html`<button type="button" class="link" onClick=${() => navigator.clipboard?.writeText(location.href.split("#")[0] + toHash(view))}>Copy link</button>`}
-          <button type="button" class="link" disabled=${!left} onClick=${() => saveHead(details, "png")}>PNG</button>
-          <button type="button" class="link" disabled=${!left} onClick=${() => saveHead(details, "svg")}>SVG</button>
+          <${SaveButtons} disabled=${!left} onSave=${(kind) => saveHead(details, kind)} />
         </span>
       </div>
       <div ref=${container} class="panels" style=${{ gridTemplateColumns: `repeat(${columns || 1}, 1fr)`, gap: `${gap}px` }}>
@@ -82,7 +82,7 @@ export function HeadView({ models, runs, maps, view, theme, row, hovered, shared
       ${left && html`
         <${TokenFlow} pieces=${pieces.left.slice(0, left.length)} values=${rowOf(net, Math.min(row, left.length - 1))} scale=${scale} theme=${theme}
           between=${models.left.between} row=${Math.min(row, left.length - 1)} pinned=${view.row} answer=${view.answer} added=${view.added.left.length}
-          onHover=${onHover} onPin=${pin} onAnswer=${(answer) => onChange({ answer })} />
+          onHover=${onHover} onPin=${pin} onAnswer=${live ? (answer) => onChange({ answer }) : null} />
         <${RowCurve} maps=${left} net=${net} lam=${lam} pieces=${pieces.left} row=${Math.min(row, left.length - 1)}
           isPinned=${view.row !== null && hovered === null} />`}
       ${!live && changedNote(set)}

@@ -22,6 +22,6 @@ export default { render };
 const embedded = document.getElementById("explorer-data");
 if (embedded) {
   const data = JSON.parse(embedded.textContent);
-  const source = data.mode === "recorded" ? new RecordedSource(data.recorded, data.models) : new ServerSource();
+  const source = data.mode === "recorded" ? new RecordedSource(data) : new ServerSource();
   show(document.getElementById("explorer"), data, source);
 }

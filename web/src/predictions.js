@@ -1,5 +1,7 @@
 // What the model would write next, before and after λ was moved, and what that does to the loss.
 import { html } from "htm/preact";
+import { saveNext } from "./save.js";
+import { SaveButtons } from "./save_buttons.js";
 import { label, number, percent } from "./words.js";
 
 function Measure({ name, value, before, title }) {
@@ -11,15 +13,24 @@ function Measure({ name, value, before, title }) {
     </tr>`;
 }
 
-export function Predictions({ run, right, models }) {
+export function Predictions({ run, right, models, theme }) {
   if (!run) return html`<section class="card predictions" aria-busy="true"><h2>Next token</h2></section>`;
+  if (run.is_recorded === false) {
+    return html`<section class="card predictions">
+      <h2>Next token</h2>
+      <p class="quiet">What the model predicts with these λ was not recorded in this saved page; <code>diff-transformer explore</code> computes it.</p>
+    </section>`;
+  }
   const entries = run.next.slice(0, 10);
   const most = Math.max(...run.next.flatMap((entry) => [entry.probability, entry.learned_probability]), 1e-9);
   const width = (share) => ({ width: `${(100 * share) / most}%` });
   const isMoved = run.divergence > 0;
   return html`
     <section class="card predictions" aria-labelledby="next-title">
-      <h2 id="next-title">Next token</h2>
+      <div class="card-head">
+        <h2 id="next-title">Next token</h2>
+        <span class="buttons"><${SaveButtons} onSave=${(kind) => saveNext(models.left, run, theme, kind)} /></span>
+      </div>
       <table class="bars">
         <caption class="hidden">The ten most likely next tokens, with λ as set and as learned</caption>
         <thead class="hidden"><tr><th>token</th><th>bar</th><th>probability</th><th>with the learned λ</th></tr></thead>

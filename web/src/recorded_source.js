@@ -1,62 +1,91 @@
-// Answers that a saved page holds itself: for one text, the maps with the learned λ, and what the model predicts with the
-// learned λ, with steps of λ of all layers, and with steps of each layer.
-import { decodeMaps, difference, fromBase64, rowOf, scaleOf } from "./decode.js";
+// Answers that a saved page holds itself, as src/diff_transformer/explorer/recorded_page.py recorded them: for one text
+// and what the models wrote after it, the maps with the learned λ, and runs where one λ was moved in steps.
+import { decodeMaps, difference, firstRows, fromBase64, rowOf, scaleOf } from "./decode.js";
 import { pooledExtremes } from "./draw.js";
-import { changed, lambdaOf } from "./view_state.js";
+import { NOTHING_ADDED, changed, lambdaOf } from "./view_state.js";
 
 const nearest = (steps, value) =>
   steps.reduce((best, step) => (Math.abs(step.value - value) < Math.abs(best.value - value) ? step : best));
+
+const sum = (weights) => weights.reduce((total, weight) => total + weight, 0);
 
 export class RecordedSource {
   live = false;
   hasAddress = true;
   #decoded = new Map();
 
-  constructor(recorded, models) {
+  constructor({ recorded, models, examples }) {
     this.recorded = recorded;
     this.models = models;
+    [this.example] = examples;
   }
 
-  async run({ side, lambdas, answer, picture }) {
-    const { learned, all, layers } = this.recorded.runs[side];
-    const { heads, ...run } = learned;
-    const moved = lambdas && changed(lambdas) ? lambdas : null;
-    const layer = Object.keys(moved?.layers ?? {}).at(-1);
-    let step = null;
-    if (layer !== undefined) step = nearest(layers[layer], moved.layers[layer]);
-    else if (moved && moved.all !== null) step = nearest(all, moved.all);
-    if (step) Object.assign(run, step.run, { recorded_at: step.value });
-    if (picture) run.heads = moved ? this.#heads(side, moved, answer, heads.picture_size) : heads;
+  // What of a view, which may come from a link, this page can show.
+  shown(view) {
+    const added = Object.fromEntries(
+      Object.entries(this.recorded).map(([side, { tokens, runs }]) => {
+        const written = tokens.slice(tokens.length - runs.length + 1);
+        return [side, written.slice(0, view.added[side].length)];
+      }),
+    );
+    const { text, answer } = this.example;
+    return { ...view, text, answer, added: changed(view.lambdas) ? NOTHING_ADDED : { ...NOTHING_ADDED, ...added } };
+  }
+
+  async run({ side, append = [], lambdas, answer, picture }) {
+    const { tokens, pieces, learned_lambdas, runs, moved } = this.recorded[side];
+    const length = tokens.length - runs.length + 1 + append.length;
+    const run = { tokens: tokens.slice(0, length), pieces: pieces.slice(0, length), learned_lambdas, ...runs[append.length] };
+    if (lambdas) {
+      const { all, layers, heads } = lambdas;
+      const places = Object.entries({ ...(all === null ? {} : { all }), ...layers, ...heads });
+      const [place, value] = places[0];
+      if (places.length > 1 || !(place in moved)) {
+        run.is_recorded = false;
+      } else {
+        const step = nearest(moved[place], value);
+        Object.assign(run, step.run, { recorded_at: step.value });
+      }
+    }
+    if (picture) run.heads = this.#heads(side, length, lambdas, answer, picture);
     return run;
   }
 
-  async map({ side, layer, head }) {
-    return fromBase64(this.recorded.maps[side][`${layer}.${head}`]);
+  async map({ side, append = [], layer, head }) {
+    const { tokens, runs } = this.recorded[side];
+    return firstRows(this.#maps(side, layer, head), tokens.length - runs.length + 1 + append.length);
   }
 
-  // The numbers and pictures of all heads with another λ, from the maps of the learned one; as the server computes them.
-  #heads(side, lambdas, answer, size) {
-    const { layers, heads } = this.models[side];
-    const result = { removed: [], on_answer: answer ? [] : null, picture_size: size, pictures: new Int8Array(layers * heads * size * size) };
+  async next({ side, append = [] }) {
+    const { tokens, runs } = this.recorded[side];
+    return { token: tokens[tokens.length - runs.length + 1 + append.length] };
+  }
+
+  // The numbers and pictures of all heads, as the server computes them, from the maps of the learned λ.
+  #heads(side, length, lambdas, answer, most) {
+    const { layers, heads, subtracts } = this.models[side];
+    const size = Math.min(most, length);
+    const pictures = new Int8Array(layers * heads * size * size);
+    const result = { removed: subtracts ? [] : null, on_answer: answer ? [] : null, picture_size: size, pictures };
     for (let layer = 1, index = 0; layer <= layers; layer++) {
-      result.removed.push([]);
+      result.removed?.push([]);
       result.on_answer?.push([]);
       for (let head = 1; head <= heads; head++, index++) {
-        const maps = this.#maps(side, layer, head);
-        const lam = lambdaOf(lambdas, { layer, head });
-        const net = difference(maps, lam);
-        let removed = 0;
-        for (let i = 0; i < net.length; i++) removed += Math.max(0, Math.min(maps.first[i], maps.first[i] - net[i]));
-        result.removed.at(-1).push(removed / maps.length);
+        const maps = firstRows(this.#maps(side, layer, head), length);
+        const net = difference(maps, lambdas ? lambdaOf(lambdas, { layer, head }) : null);
+        if (subtracts) {
+          let removed = 0;
+          for (let i = 0; i < net.length; i++) removed += Math.max(0, Math.min(maps.first[i], maps.first[i] - net[i]));
+          result.removed.at(-1).push(removed / length);
+        }
         if (answer) {
           const sizes = rowOf(net, answer.query).map(Math.abs);
-          const sum = (weights) => weights.reduce((total, weight) => total + weight, 0);
           result.on_answer.at(-1).push(sum(sizes.subarray(answer.begin, answer.end)) / (sum(sizes) || 1));
         }
-        const scale = scaleOf(maps.length, net);
-        const extremes = pooledExtremes(net, maps.length, size);
+        const scale = scaleOf(length, net);
+        const extremes = pooledExtremes(net, length, size);
         const picture = extremes.map((weight) => Math.round(127 * Math.sign(weight) * Math.sqrt(Math.min(1, Math.abs(weight) / scale))));
-        result.pictures.set(picture, index * size * size);
+        pictures.set(picture, index * size * size);
       }
     }
     return result;
@@ -65,7 +94,7 @@ export class RecordedSource {
   #maps(side, layer, head) {
     const key = `${side} ${layer}.${head}`;
     if (!this.#decoded.has(key)) {
-      this.#decoded.set(key, decodeMaps(fromBase64(this.recorded.maps[side][`${layer}.${head}`])));
+      this.#decoded.set(key, decodeMaps(fromBase64(this.recorded[side].maps[`${layer}.${head}`])));
     }
     return this.#decoded.get(key);
   }

@@ -129,8 +129,40 @@ async function save(svg, name, kind) {
   canvas.toBlob((png) => download(png, `${name}.png`), "image/png");
 }
 
+export function nextSvg(model, { next, divergence, loss, learned_loss: learnedLoss }, theme) {
+  const [ink, quiet] = INK[theme];
+  const entries = next.slice(0, 10);
+  const most = Math.max(...entries.flatMap((entry) => [entry.probability, entry.learned_probability]), 1e-9);
+  const isMoved = divergence > 0;
+  const [left, wide, line] = [140, 260, 24];
+  const width = left + wide + (isMoved ? 140 : 80);
+  const parts = [text(20, 34, `${model.name}: next token`, { size: 17, colour: ink, weight: 600 })];
+  entries.forEach((entry, index) => {
+    const y = 56 + index * line;
+    const [now, was] = [entry.probability, entry.learned_probability].map((share) => (wide * share) / most);
+    parts.push(
+      text(left - 8, y + 14, label(entry.piece), { colour: ink, anchor: "end" }),
+      `<rect x="${left}" y="${y + 3}" width="${Math.max(1, now)}" height="${line - 8}" fill="${LINES[theme][0]}"/>`,
+      text(left + wide + 58, y + 14, percent(entry.probability, 1), { colour: ink, anchor: "end" }),
+    );
+    if (isMoved) {
+      parts.push(
+        `<rect x="${left + was - 1}" y="${y}" width="2" height="${line - 2}" fill="${LINES[theme][1]}"/>`,
+        text(left + wide + 120, y + 14, percent(entry.learned_probability, 1), { colour: quiet, anchor: "end" }),
+      );
+    }
+  });
+  const foot = 56 + entries.length * line + 22;
+  const losses = isMoved ? `${number(loss)} (${number(learnedLoss)})` : number(loss);
+  const note = isMoved ? `KL ${number(divergence)} nats, loss on the text ${losses}; orange, grey: learned λ` : `loss on the text ${losses}`;
+  parts.push(text(20, foot, note, { size: 11, colour: quiet }));
+  return document_(width, foot + 18, theme, parts);
+}
+
 export const saveHead = (details, kind) =>
   save(headSvg(details), `head-${place(details.view.left.layer, details.view.left.head)}`, kind);
+
+export const saveNext = (model, run, theme, kind) => save(nextSvg(model, run, theme), `next-${model.name}`, kind);
 
 export const saveGrid = (model, heads, pictures, theme, kind) =>
   save(gridSvg(model, heads, pictures, theme), `heads-${model.name}`, kind);

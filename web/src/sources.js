@@ -1,4 +1,6 @@
-// Where answers come from: the server that sent the page. recorded_source.js has the other source.
+// Where answers come from: the server that sent the page. recorded_source.js and widget_source.js have other sources.
+import { decodeMaps } from "./decode.js";
+
 export class Refusal extends Error {}
 
 export class ServerSource {
@@ -28,7 +30,8 @@ export class ServerSource {
   }
 
   run = async (question) => (await this.#ask("run", question)).json();
-  map = async (question) => (await this.#ask("map", question)).arrayBuffer();
+  // `earlier` are maps of the rows before "first_row".
+  map = async (question, earlier) => decodeMaps(await (await this.#ask("map", question)).arrayBuffer(), earlier);
   next = async (question) => (await this.#ask("next", question)).json();
   example = async (question) => (await this.#ask("example", question)).json();
 }

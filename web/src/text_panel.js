@@ -1,6 +1,7 @@
 // The text to look at, and examples.
 import { html } from "htm/preact";
 import { useEffect, useRef, useState } from "preact/hooks";
+import { NOTHING_ADDED } from "./view_state.js";
 
 export function TextPanel({ data, source, view, onChange, onRefusal }) {
   const [draft, setDraft] = useState(view.text);
@@ -10,7 +11,7 @@ export function TextPanel({ data, source, view, onChange, onRefusal }) {
 
   const show = (text, answer = null) => {
     clearTimeout(waiting.current);
-    onChange({ text, answer, added: { left: [], right: [] }, row: null });
+    onChange({ text, answer, added: NOTHING_ADDED, row: null });
   };
   const type = (text) => {
     setDraft(text);
@@ -39,6 +40,7 @@ export function TextPanel({ data, source, view, onChange, onRefusal }) {
         ${data.examples.map((example) => html`<button type="button" class="chip" key=${example.title}
             onClick=${() => show(example.text, example.answer)}>${example.title}</button>`)}
       </p>`}
+      ${data.models.left.note && html`<p class="quiet">${data.models.left.note}</p>`}
       ${!source.live && html`<p class="quiet">This page was saved with its text; <code>diff-transformer explore</code> takes any other.</p>`}
     </section>`;
 }

@@ -36,7 +36,7 @@ export function TokenFlow({ pieces, values, scale, theme, row, pinned, answer, a
   return html`
     <div class="flow-head">
       <span class="quiet">What token <b>${row + 1}</b> attends to. Hover a token or use the arrow keys; a click pins it${pinned !== null ? ", Esc lets go" : ""}.</span>
-      ${pinned !== null && pinned < pieces.length - 1 && html`<button type="button" class="link"
+      ${onAnswer && pinned !== null && pinned < pieces.length - 1 && html`<button type="button" class="link"
           onClick=${() => onAnswer(isAnswer ? null : { query: pieces.length - 1, begin: pinned, end: pinned + 1 })}>${
           isAnswer ? "No longer the answer" : "Mark as the answer"}</button>`}
     </div>

@@ -1,8 +1,10 @@
 // What the reader looks at, and the part of the address after "#" that says so.
 
+export const NOTHING_ADDED = { left: [], right: [] };
+
 export const FIRST_VIEW = {
   text: "",
-  added: { left: [], right: [] }, // tokens that were generated after the text
+  added: NOTHING_ADDED, // tokens that were generated after the text
   answer: null,
   lambdas: { all: null, layers: {}, heads: {} },
   left: { layer: 1, head: 1 },
@@ -36,7 +38,7 @@ export function toHash(view) {
 export function fromHash(hash, first, models) {
   const parameters = new URLSearchParams(hash.slice(1));
   if (!parameters.has("text")) return first;
-  const view = { ...first, text: parameters.get("text"), answer: null, added: { left: [], right: [] } };
+  const view = { ...first, text: parameters.get("text"), answer: null, added: { ...NOTHING_ADDED } };
   for (const side of ["left", "right"]) {
     const [layer, head] = (parameters.get(side) ?? "").split(".").map(Number);
     const sizes = models[side];

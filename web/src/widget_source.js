@@ -1,4 +1,5 @@
 // Answers from the notebook's kernel, by the messages of anywidget.
+import { decodeMaps } from "./decode.js";
 import { Refusal } from "./sources.js";
 
 export class WidgetSource {
@@ -27,7 +28,7 @@ export class WidgetSource {
   }
 
   run = (question) => this.#ask("run", question);
-  map = (question) => this.#ask("map", question);
+  map = async (question, earlier) => decodeMaps(await this.#ask("map", question), earlier);
   next = (question) => this.#ask("next", question);
   example = (question) => this.#ask("example", question);
 }

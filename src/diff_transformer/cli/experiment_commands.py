@@ -37,7 +37,7 @@ def demo(
     minutes on two processor cores and ends with a table and a page to open in a browser.
     """
     from diff_transformer.cli.demo_display import DemoDisplay
-    from diff_transformer.cli.explore_command import write_recorded_page
+    from diff_transformer.cli.explored_checkpoints import write_recorded_page
     from diff_transformer.lab.experiments.demo import EXPLORER_PAGE, run_demo
     from diff_transformer.lab.report.measured_tables import demo_table
     from diff_transformer.lab.report.run_pages import build_run_report

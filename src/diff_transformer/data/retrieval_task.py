@@ -97,9 +97,8 @@ class RetrievalBatches(GeneratedBatches):
 
     def names(self, input_ids: Tensor) -> list[str]:
         """How to print a sequence (N,): "?" for the marker, "k3" and "v3" for keys and values, "·" for noise."""
-        keys, values = ([f"{kind}{i}" for i in range(n)] for kind, n in (("k", self.num_keys), ("v", self.num_values)))
-        vocabulary = ["?", *keys, *values, *["·"] * self.num_noise]
-        return [vocabulary[token] for token in input_ids.tolist()]
+        words = self.words()
+        return [words[token] if token < self.first_noise else "·" for token in input_ids.tolist()]
 
     def words(self) -> list[str]:
         """The word of each token, all different: "?" for the marker, "k0" …, "v0" …, and "n0" … for noise."""

@@ -89,6 +89,7 @@ class Explorer:
                 "lambda_per_token": side.model.lambda_per_token,
                 "most_tokens": side.model.most_tokens,
                 "between": side.vocabulary.between,
+                "note": side.vocabulary.note,
             }
             for name, side in self.sides.items()
         }
@@ -127,7 +128,6 @@ class Explorer:
                 "divergence": divergence(learned, now),
                 "loss": now.loss,
                 "learned_loss": learned.loss,
-                "lambdas": None if now.lambdas is None else now.lambdas.tolist(),
                 "learned_lambdas": None if learned.lambdas is None else learned.lambdas.tolist(),
             }
             if answer is not None:
@@ -162,7 +162,7 @@ class Explorer:
 
         The draw depends on "seed" and the number of tokens alone, so that a link gives the same text again.
         """
-        name, side, tokens, settings = self._read(question)
+        name, _, tokens, settings = self._read(question)
         temperature, seed = question.get("temperature", 0), 0
         if isinstance(temperature, bool) or not isinstance(temperature, int | float):
             raise ValueError(f"temperature must be a number, got {temperature!r:.40}.")
@@ -178,7 +178,7 @@ class Explorer:
             token = int(torch.multinomial(weights, 1, generator=generator))
         else:
             token = int(known.argmax())
-        return {"token": token, "piece": side.vocabulary.piece_after(tokens, token)}
+        return {"token": token}
 
     def _read(self, question: Mapping[str, Any]) -> tuple[str, Side, list[int], LambdaSettings]:
         if not isinstance(question, Mapping):
@@ -241,7 +241,6 @@ class Explorer:
             "removed": None if numbers.removed is None else numbers.removed.tolist(),
             "on_answer": None if numbers.on_answer is None else numbers.on_answer.tolist(),
             "picture_size": numbers.pictures.shape[-1],
-            "scales": numbers.scales.tolist(),
             "pictures": base64.b64encode(numbers.pictures.numpy().tobytes()).decode(),
         }
 

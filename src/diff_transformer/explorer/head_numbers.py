@@ -56,26 +56,23 @@ class HeadNumbers:
             Σ min(A1, λA2), where the row sums of A1 are 1. None for ordinary attention.
         on_answer: (layers, H), the share of the row's absolute weights that lie on the answer; None without one.
         pictures: (layers, H, P, P) int8, the map pooled to P × P and scaled to −127 … 127; P ≤ size.
-        scales: (layers, H), the weight that 127 stands for.
     """
 
     removed: Tensor | None
     on_answer: Tensor | None
     pictures: Tensor
-    scales: Tensor
 
 
 def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, size: int) -> HeadNumbers:
     """Measure all heads of a trace. ``size`` is the side of a picture in pixels at most."""
     each = [_measured(trace, layer, head, size) for layer in range(layers) for head in range(heads)]
     shape = (layers, heads)
-    pictures, scales = pictures_of(torch.stack([extremes for _, extremes in each]))
+    pictures = pictures_of(torch.stack([extremes for _, extremes in each]))
     removed = [removed for removed, _ in each if removed is not None]
     return HeadNumbers(
         removed=torch.stack(removed).view(shape) if removed else None,
         on_answer=None if answer is None else answer_shares(trace.maps, layers, answer),
         pictures=pictures.unflatten(0, shape),
-        scales=scales.view(shape),
     )
 
 
@@ -129,14 +126,13 @@ def pooled(rows: Tensor, pixel: int) -> Tensor:
     return torch.where(highest >= -lowest, highest, lowest)
 
 
-def pictures_of(extremes: Tensor) -> tuple[Tensor, Tensor]:
-    """Pooled maps (H, P, P) → pictures of int8, and the weight (H,) that 127 stands for in each.
+def pictures_of(extremes: Tensor) -> Tensor:
+    """Pooled maps (H, P, P) → pictures of int8.
 
     The scale goes by the square root, as most weights are small: a pixel is ±127 · √(weight / scale), and ±127 where
     the weight is larger still. It ends at the largest weight but for the first quarter of the rows: these have few
     tokens to attend to, and their weights, up to 1, would leave no shades for the others.
     """
     scale = extremes[:, extremes.shape[1] // 4 :].abs().amax((-1, -2))
-    relative = extremes / scale.where(scale > 0, torch.ones_like(scale))[:, None, None]
-    relative = relative.clamp(-1, 1)
-    return (relative.sign() * relative.abs().sqrt() * 127).round().to(torch.int8), scale
+    relative = (extremes / scale.where(scale > 0, torch.ones_like(scale))[:, None, None]).clamp(-1, 1)
+    return (relative.sign() * relative.abs().sqrt() * 127).round().to(torch.int8)

@@ -1,11 +1,12 @@
 """Writes the page with one text and all answers about it, so that it works from disk without a server or a network.
 
 The page computes A1 − λA2 of each head for any λ from the maps of the learned one. What the model predicts is recorded
-for steps of λ, of all layers and of each.
+for steps of λ, where one λ is moved: of all layers, of a layer, or of a head. What the models write after the text is
+recorded with the learned λ.
 """
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from diff_transformer.explorer.explorer import Explorer
@@ -13,10 +14,12 @@ from diff_transformer.explorer.page import page_html
 
 LARGEST_PAGE = 32_000_000  # characters of maps
 STEPS = tuple(step / 20 for step in range(-10, 31))  # λ of all layers
-LAYER_STEPS = (-0.5, 0.0, 0.25, 0.5, 0.75, 1.0, 1.5)  # λ of one layer
-_PICTURE = 48  # pixels of a side, of a head's picture
-# What differs between runs of one text with different λ.
-_VARYING = ("next", "divergence", "loss", "lambdas", "answer_share", "answer_probability")
+FEW_STEPS = STEPS[::5]  # λ of one layer, or of one head
+MOST_HEADS = 64  # of a model whose heads are moved one by one: each takes a run for each of the few steps
+WRITTEN = 16  # tokens after the text
+_DIGITS = 5
+# What the page knows without a run: the text's tokens are recorded once, and the learned λ with them.
+_SHARED = ("side", "tokens", "pieces", "learned_lambdas")
 
 
 def recorded_page(explorer: Explorer) -> str:
@@ -31,41 +34,64 @@ def recorded_page(explorer: Explorer) -> str:
     example = described["examples"][0]
     length = len(explorer.run({"text": example["text"]})["tokens"])
     _check_size(described["models"].values(), length)
-    recorded: dict[str, Any] = {"runs": {}, "maps": {}}
+    recorded = {}
     for side, model in described["models"].items():
         question = {"side": side, "text": example["text"]}
         if example["answer"] is not None and (side == "left" or described["shared_vocabulary"]):
             question["answer"] = example["answer"]
-        places = [(layer, head) for layer in range(1, model["layers"] + 1) for head in range(1, model["heads"] + 1)]
-        recorded["maps"][side] = {
-            f"{layer}.{head}": base64.b64encode(explorer.head_map({**question, "layer": layer, "head": head})).decode()
-            for layer, head in places
-        }
-        recorded["runs"][side] = {"learned": explorer.run({**question, "picture": _PICTURE})}
-        if model["subtracts"]:
-            layers = range(1, model["layers"] + 1)
-            recorded["runs"][side] |= {
-                "all": [_step(explorer, question, value, {"all": value}) for value in STEPS],
-                "layers": {
-                    str(layer): [
-                        _step(explorer, question, value, {"layers": {str(layer): value}}) for value in LAYER_STEPS
-                    ]
-                    for layer in layers
-                },
-            }
-    data = {
-        "mode": "recorded",
-        **described,
-        "examples": [example],
-        "draws_examples": False,
-        "recorded": recorded,
-    }
+        recorded[side] = _recorded(explorer, model, question)
+        model["most_tokens"] = len(recorded[side]["tokens"])
+    data = {"mode": "recorded", **described, "examples": [example], "draws_examples": False, "recorded": recorded}
     return page_html(data, title=f"Attention of {described['models']['left']['name']}", may_ask=False)
 
 
-def _step(explorer: Explorer, question: dict[str, Any], value: float, lambdas: dict[str, Any]) -> dict[str, Any]:
-    run = explorer.run({**question, "lambdas": lambdas})
-    return {"value": value, "run": {name: run[name] for name in _VARYING if name in run}}
+def _recorded(explorer: Explorer, model: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
+    """All answers about one model, as web/src/recorded_source.js reads them."""
+    runs = [explorer.run(question)]
+    room = model["most_tokens"] - len(runs[0]["tokens"])
+    append: list[int] = []
+    while len(append) < min(WRITTEN, room):
+        append.append(explorer.next_token({**question, "append": append})["token"])
+        runs.append(explorer.run({**question, "append": append}))
+    layers, heads = range(1, model["layers"] + 1), range(1, model["heads"] + 1)
+    maps = {
+        f"{layer}.{head}": explorer.head_map({**question, "append": append, "layer": layer, "head": head})
+        for layer in layers
+        for head in heads
+    }
+    steps: dict[str, Sequence[float]] = {}
+    if model["subtracts"]:
+        steps = {"all": STEPS, **dict.fromkeys(map(str, layers), FEW_STEPS)}
+        if len(maps) <= MOST_HEADS:
+            steps |= dict.fromkeys(maps, FEW_STEPS)
+    return {
+        **{name: runs[-1][name] for name in _SHARED},
+        "maps": {place: base64.b64encode(data).decode() for place, data in maps.items()},
+        "runs": [_shortened(run) for run in runs],
+        "moved": {
+            place: [
+                {"value": value, "run": _shortened(explorer.run({**question, "lambdas": _lambdas(place, value)}))}
+                for value in values
+            ]
+            for place, values in steps.items()
+        },
+    }
+
+
+def _lambdas(place: str, value: float) -> dict[str, Any]:
+    """What a question says of λ at one place: "all", a layer such as "2", or a head such as "2.1"."""
+    if place == "all":
+        return {"all": value}
+    return {"heads" if "." in place else "layers": {place: value}}
+
+
+def _shortened(value: Any) -> Any:
+    """A run without what all runs share, and its numbers with as many digits as are shown."""
+    if isinstance(value, dict):
+        return {name: _shortened(part) for name, part in value.items() if name not in _SHARED}
+    if isinstance(value, list):
+        return [_shortened(part) for part in value]
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
 def _check_size(models: Iterable[dict[str, Any]], length: int) -> None:

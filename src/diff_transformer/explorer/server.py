@@ -4,6 +4,7 @@ import json
 import secrets
 import socket
 import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import uvicorn
@@ -27,16 +28,16 @@ _HEADERS = {
 }
 
 
-def make_app(explorer: Explorer, token: str, hosts: tuple[str, ...] | None = _LOOPBACK) -> Starlette:
+def make_app(explorers: Mapping[str, Explorer], token: str, hosts: tuple[str, ...] | None = _LOOPBACK) -> Starlette:
     """The server's application.
 
     Args:
-        explorer: what answers.
+        explorers: what answers, by the name in the address of its page. Each page links to the others.
         token: what the address begins with; any other address is answered as one that does not exist.
         hosts: names that the browser may call this server by; None for any. A page of somebody else, whose name is
             made to lead here, uses its own.
     """
-    page = page_html({"mode": "server", **explorer.describe()}, title="Attention explorer", may_ask=True)
+    pairs = [{"name": name, "address": _path(token, name)} for name in explorers]
 
     def check(request: Request) -> None:
         host = request.headers.get("host", "").rpartition("@")[2]
@@ -46,43 +47,54 @@ def make_app(explorer: Explorer, token: str, hosts: tuple[str, ...] | None = _LO
         if not is_ours or not secrets.compare_digest(given.encode(), token.encode()):
             raise HTTPException(404)
 
-    async def show(request: Request) -> Response:
-        check(request)
-        return HTMLResponse(page)
+    def routes(name: str, explorer: Explorer) -> list[Route]:
+        data = {"mode": "server", "pairs": pairs, **explorer.describe()}
+        page = page_html(data, title="Attention explorer", may_ask=True)
 
-    async def answer(request: Request) -> Response:
-        check(request)
-        ask = explorer.questions.get(request.path_params["question"])
-        if ask is None:
-            raise HTTPException(404)
-        try:
-            question = _parsed(await _body(request))
-            found = await run_in_threadpool(ask, question)
-        except ValueError as error:
-            return JSONResponse({"error": str(error)}, status_code=400)
-        except ClientDisconnect:
-            return Response(status_code=400)
-        except Exception:
-            traceback.print_exc()
-            message = "The explorer failed at this; the terminal that it was started from shows why."
-            return JSONResponse({"error": message}, status_code=500)
-        if isinstance(found, bytes):
-            return Response(found, media_type="application/octet-stream")
-        return JSONResponse(found)
+        async def show(request: Request) -> Response:
+            check(request)
+            return HTMLResponse(page)
+
+        async def answer(request: Request) -> Response:
+            check(request)
+            ask = explorer.questions.get(request.path_params["question"])
+            if ask is None:
+                raise HTTPException(404)
+            return await _answered(ask, request)
+
+        path = _path("{token}", name)
+        return [Route(path, show, methods=["GET"]), Route(f"{path}api/{{question}}", answer, methods=["POST"])]
 
     async def refuse(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         return JSONResponse({"error": "There is nothing at this address."}, status_code=status)
 
     app = Starlette(
-        routes=[
-            Route("/{token}/", show, methods=["GET"]),
-            Route("/{token}/api/{question}", answer, methods=["POST"]),
-        ],
+        routes=[route for name, explorer in explorers.items() for route in routes(name, explorer)],
         exception_handlers={HTTPException: refuse},
     )
     app.add_middleware(_Headers)
     return app
+
+
+def _path(token: str, name: str) -> str:
+    return f"/{token}/{name}/" if name else f"/{token}/"
+
+
+async def _answered(ask: Callable[[Any], Any], request: Request) -> Response:
+    try:
+        found = await run_in_threadpool(ask, _parsed(await _body(request)))
+    except ValueError as error:
+        return JSONResponse({"error": str(error)}, status_code=400)
+    except ClientDisconnect:
+        return Response(status_code=400)
+    except Exception:
+        traceback.print_exc()
+        message = "The explorer failed at this; the terminal that it was started from shows why."
+        return JSONResponse({"error": message}, status_code=500)
+    if isinstance(found, bytes):
+        return Response(found, media_type="application/octet-stream")
+    return JSONResponse(found)
 
 
 class _Headers:
@@ -124,7 +136,7 @@ class ExplorerServer:
     """A server that listens from the moment it is made.
 
     Args:
-        explorer: what answers.
+        explorers: what answers, by the name in the address of its page, which may be empty. The first is opened.
         host: the address to listen on; "127.0.0.1" is reachable from this machine alone.
         port: 0 for a free one.
 
@@ -135,7 +147,7 @@ class ExplorerServer:
         OSError: the port is taken, or the host is none of this machine's.
     """
 
-    def __init__(self, explorer: Explorer, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, explorers: Mapping[str, Explorer], host: str = "127.0.0.1", port: int = 0) -> None:
         token = secrets.token_urlsafe(16)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family)
@@ -147,9 +159,10 @@ class ExplorerServer:
             raise OSError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.") from None
         self._socket.listen()
         self.port: int = self._socket.getsockname()[1]
-        self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/{token}/"
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{self.port}{_path(token, next(iter(explorers)))}"
         # Whoever listens to others has told them a name or an address of this machine that is not known here.
-        app = make_app(explorer, token, _LOOPBACK if host in _LOOPBACK else None)
+        app = make_app(explorers, token, _LOOPBACK if host in _LOOPBACK else None)
         self._server = uvicorn.Server(
             uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
         )

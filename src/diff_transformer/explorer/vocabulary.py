@@ -14,12 +14,18 @@ class Vocabulary(Protocol):
 
     Attributes:
         between: what stands between the pieces of a text, which are nothing but the tokens' own.
+        note: what a reader must know to write such a text; may be empty.
     """
 
     between: str
+    note: str
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text. Raises ValueError, with a sentence, for a text that has none."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens."""
         ...
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
@@ -36,7 +42,7 @@ class Vocabulary(Protocol):
 class TokenizerVocabulary:
     """A tokenizer of transformers."""
 
-    between = ""
+    between = note = ""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -50,16 +56,16 @@ class TokenizerVocabulary:
 
     def piece_after(self, tokens: Sequence[int], token: int) -> str:
         before = [int(other) for other in tokens[-_CONTEXT:]]
-        start, whole = self._decode(before), self._decode([*before, int(token)])
+        start, whole = self.decode(before), self.decode([*before, int(token)])
         # A letter of several bytes is "�" until its last byte is there: the token of that byte shows the letter.
         same = next((i for i, pair in enumerate(zip(start, whole, strict=False)) if len(set(pair)) > 1), len(start))
-        piece = whole[same:] or self._decode([int(token)])
+        piece = whole[same:] or self.decode([int(token)])
         return piece or str(self.tokenizer.convert_ids_to_tokens(int(token)))
 
-    def _decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens: Sequence[int]) -> str:
         if not tokens:
             return ""
-        return self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenizerVocabulary) and self.tokenizer.get_vocab() == other.tokenizer.get_vocab()
@@ -72,12 +78,13 @@ class WordVocabulary:
 
     Args:
         words: the word of each token, all different and without white space.
+        note: what a reader must know to write such a text.
     """
 
     between = " "
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = tuple(words)
+    def __init__(self, words: Sequence[str], note: str = "") -> None:
+        self.words, self.note = tuple(words), note
         self._tokens = {word: token for token, word in enumerate(self.words)}
 
     def encode(self, text: str) -> list[int]:
@@ -92,6 +99,9 @@ class WordVocabulary:
                     f"{len(self.words)} in all, with spaces between them{hint}"
                 )
         return [self._tokens[word] for word in words]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(self.pieces(tokens))
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         return [self.words[token] for token in tokens]
