@@ -52,7 +52,7 @@ def test_the_shipped_needles_open_with_a_question_that_both_models_answer() -> N
     described = explorer.describe()
     assert described["shared_vocabulary"]
     assert described["draws_examples"]
-    assert "the model should write the value" in described["models"]["left"]["note"]
+    assert "the model should write it" in described["models"]["left"]["note"]
     example = described["examples"][0]
     words, answer = example["text"].split(), example["answer"]
     assert words[answer["begin"] - 1] == words[-1]

@@ -156,6 +156,7 @@ export function App({ data, source, root }) {
   return html`
     <header class="top">
       ${data.pairs?.length > 1 && html`<nav class="pairs" aria-label="Models">
+        <span class="quiet">Models</span>
         ${data.pairs.map(({ name, address }) => html`<a key=${name} href=${address}
             aria-current=${location.pathname === address ? "page" : null}>${name}</a>`)}
       </nav>`}
@@ -166,6 +167,7 @@ export function App({ data, source, root }) {
         What both looks share is noise, and it cancels; what only the first one sees is left.${" "}
         <strong>Move λ</strong> and watch what the model attends to and what it would write next.
       </p>
+      ${models.left.note && html`<p class="note">${models.left.note}</p>`}
     </header>
     ${refusal && html`<p class="refusal" role="alert">${refusal.message}</p>`}
     <main class="layout">

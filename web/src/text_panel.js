@@ -40,7 +40,6 @@ export function TextPanel({ data, source, view, onChange, onRefusal }) {
         ${data.examples.map((example) => html`<button type="button" class="chip" key=${example.title}
             onClick=${() => show(example.text, example.answer)}>${example.title}</button>`)}
       </p>`}
-      ${data.models.left.note && html`<p class="quiet">${data.models.left.note}</p>`}
       ${!source.live && html`<p class="quiet">This page was saved with its text; <code>diff-transformer explore</code> takes any other.</p>`}
     </section>`;
 }

@@ -29,8 +29,9 @@ FIRST_TEXT = (
 )
 _TRIED_TOKENS = 4096  # of needles, of which the first that the model finds is shown first
 _RETRIEVAL_NOTE = (
-    "The model learned one task. A key (k3) with its value (v5) right after it is a needle among noise (n0, n1, …). The "
-    'text ends with "?" and a key, and the model should write the value of that key.'
+    "This model learned one task. A key (k3) with its value (v5) right after it is a needle among noise (n0, n1, …). "
+    'At the end "?" and a key ask for a value, and the model should write it. It learned nothing else, so its loss on '
+    "all of the text is high."
 )
 _NUMBERS_NOTE = "The model has no tokenizer: a text is the numbers of its tokens."
 
