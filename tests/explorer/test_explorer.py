@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from decoded_maps import decode_maps
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.explorer import ExploredModel, Explorer, Side, TokenizerVocabulary, WordVocabulary
-from diff_transformer.explorer.map_format import decode_maps
 
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"
 TOKENS = [int(word[1:]) for word in TEXT.split()]
@@ -164,7 +164,8 @@ def test_readers_at_once_do_not_disturb_each_other(explorer: Explorer) -> None:
     def read(index: int) -> None:
         for _ in range(5):
             seen[index].append(explorer.run({"text": TEXT, "lambdas": settings[index]})["loss"])
-            explorer._kept.clear()
+            with explorer._running:
+                explorer._kept.clear()
 
     threads = [threading.Thread(target=read, args=(index,)) for index in seen]
     for thread in threads:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import diff_transformer
+from decoded_maps import decode_maps
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
-from diff_transformer.explorer.map_format import decode_maps
 
 pytest.importorskip("anywidget")
 

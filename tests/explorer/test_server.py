@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from decoded_maps import decode_maps
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.explorer import ExploredModel, Explorer, Side
-from diff_transformer.explorer.map_format import decode_maps
 from diff_transformer.explorer.server import LARGEST_QUESTION, ExplorerServer
 
 TEXT = "w3 w7 w1 w12 w7 w9 w3 w7 w20 w11 w3"

@@ -128,9 +128,7 @@ class ExploredModel:
             raise ValueError(f"{self.name} cannot be shown: {type(self.model).__name__} returns no attentions.")
         known = log_probabilities(output.logits[0])
         losses = -known[:-1].gather(1, input_ids[0, 1:].unsqueeze(1)).squeeze(1)
-        maps = ReturnedMaps(
-            [layer[0].to(torch.promote_types(layer.dtype, torch.float32)) for layer in output.attentions]
-        )
+        maps = ReturnedMaps([layer[0] for layer in output.attentions])
         return Trace(tuple(input_ids[0].tolist()), known[-1].cpu(), losses.cpu(), None, maps)
 
 

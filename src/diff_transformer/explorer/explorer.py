@@ -21,7 +21,6 @@ from diff_transformer.explorer.map_format import encode_maps
 from diff_transformer.explorer.trace import Trace
 from diff_transformer.explorer.vocabulary import Vocabulary, check_text
 
-SIDES = ("left", "right")
 SHOWN_TOKENS = 10  # of a distribution
 _KEPT_BYTES = 1 << 29  # of traces
 _KEPT_TRACES = 64

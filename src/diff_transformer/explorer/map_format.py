@@ -12,7 +12,6 @@ A weight in float16 is off by 1/2048 of itself at most, or by 3e-8 where it is s
 
 import struct
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,32 +30,6 @@ def encode_maps(maps: HeadMaps, first_row: int) -> bytes:
     rows, columns = torch.tril_indices(length - first_row, length, offset=first_row)
     parts += [_little_endian(weights[0].cpu()[rows, columns].to(torch.float16)) for weights in each]
     return b"".join(parts)
-
-
-def decode_maps(data: bytes) -> tuple[HeadMaps, int]:
-    """The maps of one head, (1, N − R, N) in float32, and R.
-
-    Raises:
-        ValueError: the data are not in this form.
-    """
-    if len(data) < 16 or data[:4] != MAGIC:
-        raise ValueError(f"Maps begin with {MAGIC!r}, got {data[:4]!r}.")
-    length, first_row, count = struct.unpack("<III", data[4:16])
-    height = length - first_row
-    weights = (length * (length + 1) - first_row * (first_row + 1)) // 2
-    expected = 16 + (4 * height if count == 2 else 0) + 2 * count * weights
-    if len(data) != expected:
-        raise ValueError(f"{count} maps of rows {first_row} … {length - 1} take {expected} bytes, got {len(data)}.")
-    offset, lam = 16, None
-    if count == 2:
-        lam = torch.from_numpy(np.frombuffer(data, "<f4", height, offset).astype(np.float32)).unsqueeze(0)
-        offset += 4 * height
-    rows, columns = torch.tril_indices(height, length, offset=first_row)
-    maps = torch.zeros(count, height, length)
-    for index in range(count):
-        values = np.frombuffer(data, "<f2", weights, offset + 2 * weights * index).astype(np.float32)
-        maps[index, rows, columns] = torch.from_numpy(values)
-    return HeadMaps(maps[:1], maps[1:2] if count == 2 else None, lam), first_row
 
 
 def _little_endian(tensor: Tensor) -> bytes:

@@ -145,7 +145,8 @@ class ReturnedMaps:
     layers: Sequence[Tensor]
 
     def of(self, layer: int, heads: slice, rows: slice) -> HeadMaps:
-        return HeadMaps(self.layers[layer][heads, rows], None, None)
+        maps = self.layers[layer][heads, rows]
+        return HeadMaps(maps.to(torch.promote_types(maps.dtype, torch.float32)), None, None)
 
     @property
     def bytes(self) -> int:
