@@ -345,13 +345,18 @@ def test_hostile_text_is_shown_as_text(
     watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
 ) -> None:
     tokenizer = byte_tokenizer()
-    text = "<img src=x onerror=alert(1)>\x00\u202eé"
+    text = "<img src=x onerror=alert(1)>\x00\u202e&é<"
     side = Side(ExploredModel(make("diff", vocab_size=len(tokenizer)), "<b>bytes"), TokenizerVocabulary(tokenizer))
     page = watch.open(served(Explorer(side, None, [Example("<i>", text)])))
     assert page.locator(".flow").inner_text().startswith("<img src=x onerror=alert(1)>␀")
     assert "\u202e" not in page.locator(".flow").inner_text()
     assert page.locator(".flow img, .explorer b b, .chip i").count() == 0
     assert "<b>bytes" in page.locator("footer").inner_text()
+    for part in ("head-view", "grid-card", "predictions"):  # what is saved is well-formed, whatever the labels are
+        with page.expect_download() as download:
+            page.locator(f".{part}").get_by_role("button", name="SVG").click()
+        root = ElementTree.parse(download.value.path()).getroot()
+        assert "<b>bytes" in root.findall(".//{http://www.w3.org/2000/svg}text")[0].text
 
 
 def test_two_readers_do_not_disturb_each_other(watch: Watch, address: str, explorer: Explorer) -> None:

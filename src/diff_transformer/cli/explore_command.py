@@ -18,7 +18,8 @@ def explore(
         Path | None,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="The differential model: the folder of a run or of a model. DiffLlama works, too.",
+            help="The differential model: the folder of a run or of a model, or a model of the package. A DiffLlama "
+            "works, too.",
             show_default="the pairs of models that come with the package",
         ),
     ] = None,
@@ -29,7 +30,7 @@ def explore(
     text: Annotated[str | None, optional("The text that the page opens with.", "an example")] = None,
     port: Annotated[int | None, optional("The port to listen on.", "a free one", min=1, max=65535)] = None,
     host: Annotated[
-        str | None, optional("The address to listen on; others than this machine's users may then ask.", LOOPBACK)
+        str | None, optional("The address to listen on; with any but the default, other machines may ask.", LOOPBACK)
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address and open no browser.")] = False,
     output: Annotated[
