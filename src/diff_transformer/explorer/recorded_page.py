@@ -33,7 +33,7 @@ def recorded_page(explorer: Explorer) -> str:
         raise ValueError("A page needs a text; the explorer has no example.")
     example = described["examples"][0]
     length = len(explorer.run({"text": example["text"]})["tokens"])
-    _check_size(described["models"].values(), length)
+    _check_size(described["models"].values(), length + WRITTEN)
     recorded = {}
     for side, model in described["models"].items():
         question = {"side": side, "text": example["text"]}
@@ -95,7 +95,7 @@ def _shortened(value: Any) -> Any:
 
 
 def _check_size(models: Iterable[dict[str, Any]], length: int) -> None:
-    """Refuse maps that no browser would load with pleasure."""
+    """Refuse maps of so many tokens if no browser would load them with pleasure."""
     size = sum(
         model["layers"] * model["heads"] * length * (length + 1) // 2 * (4 if model["subtracts"] else 2) * 4 // 3
         for model in models
@@ -103,5 +103,5 @@ def _check_size(models: Iterable[dict[str, Any]], length: int) -> None:
     if size > LARGEST_PAGE:
         raise ValueError(
             f"The maps of {length:,} tokens take {size / 1e6:.0f} MB, and a page holds {LARGEST_PAGE / 1e6:.0f} MB; "
-            "give a shorter --text."
+            f"give a shorter --text ({WRITTEN} of the tokens are what the model writes after it)."
         )
