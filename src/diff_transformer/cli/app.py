@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "plan_command:plan",
     "generate": "generate_command:generate",
     "explore": "explore_command:explore",
+    "serve": "serve_command:serve",
     "eval": "eval_command:evaluate",
     "reproduce": "experiment_commands:reproduce",
     "compare": "compare_command:compare",
@@ -38,6 +39,8 @@ COMMANDS = {
 }
 # Commands that run without the extra [train], so that a user can find out what is missing.
 WITHOUT_EXTRA = ("build", "info")
+# Commands that have an extra of their own instead of [train].
+OWN_EXTRA = {"serve": "serve"}
 # Packages of the extra [train] that only these commands need.
 NEEDED_BY = {
     "datasets": ("demo", "tokenizer", "prepare", "train", "reproduce", "compare"),
@@ -104,7 +107,8 @@ def with_plain_errors(command: Callable[..., None], name: str) -> Callable[..., 
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             if name not in WITHOUT_EXTRA:
-                require_extra("train", [module for module, commands in NEEDED_BY.items() if name not in commands])
+                extra = OWN_EXTRA.get(name, "train")
+                require_extra(extra, [module for module, commands in NEEDED_BY.items() if name not in commands])
             quiet_libraries()
             command(*args, **kwargs)
         except KeyboardInterrupt as interrupt:

@@ -21,7 +21,21 @@ TRAIN_EXTRA = {
 ONNX_EXTRA = {"onnx": "onnx", "onnxruntime": "onnxruntime", "onnxscript": "onnxscript"}
 HARNESS_EXTRA = {"lm_eval": "lm-eval"}
 EXPLORE_EXTRA = {"starlette": "starlette", "uvicorn": "uvicorn", "anywidget": "anywidget"}
-EXTRAS = {"train": TRAIN_EXTRA, "onnx": ONNX_EXTRA, "harness": HARNESS_EXTRA, "explore": EXPLORE_EXTRA}
+# The packages of the extra [serve], which is enough for `serve` without [train].
+SERVE_EXTRA = {
+    "jinja2": "jinja2",
+    "rich": "rich",
+    "starlette": "starlette",
+    "typer": "typer",
+    "uvicorn": "uvicorn",
+}
+EXTRAS = {
+    "train": TRAIN_EXTRA,
+    "onnx": ONNX_EXTRA,
+    "harness": HARNESS_EXTRA,
+    "explore": EXPLORE_EXTRA,
+    "serve": SERVE_EXTRA,
+}
 
 
 def require_extra(extra: str, without: Collection[str] = ()) -> None:

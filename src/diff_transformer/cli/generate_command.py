@@ -68,7 +68,7 @@ def generate(
         raise ValueError(f"--prompt must be UTF-8 text, got {prompt!r}.") from None
 
     if checkpoint is None:
-        checkpoint = _shipped_language_model()
+        checkpoint = shipped_language_model()
 
     import torch
 
@@ -105,7 +105,7 @@ def generate(
     )
 
 
-def _shipped_language_model() -> Path:
+def shipped_language_model() -> Path:
     """The model of text that comes with the package, after a line on stderr that says so. Raises ValueError where there
     is none."""
     name = shipped_models.LANGUAGE_MODEL

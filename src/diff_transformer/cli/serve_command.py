@@ -1,0 +1,103 @@
+"""The command `serve` answers requests of OpenAI's API with a model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diff_transformer.cli import console
+from diff_transformer.cli.console import CHECKPOINT_HELP, Device, optional
+from diff_transformer.cli.generate_command import shipped_language_model
+from diff_transformer.shipped_models import LANGUAGE_MODEL
+
+API_KEY_VARIABLE = "DIFF_TRANSFORMER_API_KEY"
+
+
+def serve(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CHECKPOINT", help=CHECKPOINT_HELP, show_default=f"{LANGUAGE_MODEL}, which comes with the package"
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 is all of this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 is any free one.")] = 8000,
+    name: Annotated[
+        str | None, optional("What requests call the model.", "the name of the run's or the model's folder")
+    ] = None,
+    continuous_batching: Annotated[
+        bool, typer.Option("--continuous-batching", help="Answer requests together instead of one after another.")
+    ] = False,
+    cache_tokens: Annotated[
+        int | None,
+        optional("With --continuous-batching: how many tokens of all requests are cached.", "16 contexts", min=1),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        optional("What clients must show as their key.", "none", envvar=API_KEY_VARIABLE),
+    ] = None,
+    without_key: Annotated[
+        bool, typer.Option("--without-key", help="Listen beyond this machine although there is no API key.")
+    ] = False,
+    device: Device = None,
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="Print a line for each request.")] = False,
+) -> None:
+    """Answer requests of OpenAI's API with a model: /v1/completions, /v1/chat/completions and /v1/models.
+
+    Ctrl-C or SIGTERM stops the server."""
+    if api_key is not None and (not api_key.strip() or not api_key.isprintable() or not api_key.isascii()):
+        raise ValueError(f"The API key (--api-key or {API_KEY_VARIABLE}) must be printable ASCII text, not empty.")
+    if cache_tokens is not None and not continuous_batching:
+        raise ValueError("--cache-tokens needs --continuous-batching.")
+    _require_transformers_server()
+    from diff_transformer.serve.http_server import ModelServer, bound_socket, is_loopback, run_server, url_of
+
+    if not is_loopback(host) and api_key is None and not without_key:
+        raise ValueError(
+            f"On {host} anybody who reaches this machine can use the server: give an --api-key "
+            f"(or {API_KEY_VARIABLE}), or say --without-key."
+        )
+    if checkpoint is None:
+        checkpoint = shipped_language_model()
+    with bound_socket(host, port) as bound:
+        from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
+        from diff_transformer.serve.application import make_application
+        from diff_transformer.serve.served_model import ServedModel
+
+        folder = find_checkpoint(checkpoint)
+        served = ServedModel(
+            load_model(folder, device),
+            load_tokenizer(folder),
+            name or _name_of(folder),
+            aliases=(str(checkpoint), str(folder)),
+            continuous_batching=continuous_batching,
+            cache_tokens=cache_tokens,
+        )
+        ready = f"Serving {served.name} at {url_of(host, bound)} (Ctrl-C stops it)."
+        server = ModelServer(
+            make_application(served, api_key),
+            served,
+            lambda: console.messages().print(ready, markup=False, soft_wrap=True),
+            log_requests=log_requests,
+        )
+        run_server(server, bound)
+
+
+def _name_of(folder: Path) -> str:
+    """The name of a model's folder; of a run's model or checkpoint that of the run."""
+    path = folder.resolve()
+    if path.name == "model":
+        return path.parent.name
+    return f"{path.parents[1].name}-{path.name}" if path.parent.name == "checkpoints" else path.name
+
+
+def _require_transformers_server() -> None:
+    try:
+        from transformers.cli.serving.utils import CBGenerateManager, GenerateManager  # noqa: F401
+    except ImportError:
+        import transformers
+
+        raise ValueError(
+            f"`diff-transformer serve` needs the server of transformers 5.17 or later, and this is "
+            f"transformers {transformers.__version__}."
+        ) from None

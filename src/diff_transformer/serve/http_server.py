@@ -1,0 +1,102 @@
+"""Listens for requests until a signal comes."""
+
+import asyncio
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from diff_transformer.serve.served_model import ServedModel
+
+# So long a signal waits for answers; texts that are being generated end at once.
+SECONDS_TO_END = 10
+
+
+class ServerInterrupted(KeyboardInterrupt):
+    """A signal ended the server; `signal` is its number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("The server has stopped.")
+        self.signal = number
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is of this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that has its address already and listens when the server starts. Raises OSError with a sentence."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        raise OSError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.") from None
+    return bound
+
+
+def url_of(host: str, bound: socket.socket) -> str:
+    """The address for clients on this machine or, where the server listens on one, of another."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{bound.getsockname()[1]}/v1"
+
+
+class ModelServer(uvicorn.Server):
+    """uvicorn's server, which says when it is ready, and ends what is being generated before it waits for answers."""
+
+    def __init__(
+        self, application: Any, served: ServedModel, ready: Callable[[], None], *, log_requests: bool = False
+    ) -> None:
+        logging_config = uvicorn.config.LOGGING_CONFIG if log_requests else None
+        super().__init__(
+            uvicorn.Config(
+                application,
+                lifespan="off",
+                log_config=logging_config,
+                access_log=log_requests,
+                timeout_graceful_shutdown=SECONDS_TO_END,
+            )
+        )
+        self._served, self._ready = served, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._served.engine.stop()
+        await super().shutdown(sockets)
+        await asyncio.to_thread(self._served.engine.close)
+
+
+def run_server(server: ModelServer, bound: socket.socket) -> None:
+    """Answer requests until Ctrl-C or SIGTERM.
+
+    Raises:
+        ServerInterrupted: the signal came, and all requests have ended.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise ServerInterrupted(number)
+
+    # uvicorn has handlers of its own while it runs, and raises the signal again afterwards.
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        server.run(sockets=[bound])
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

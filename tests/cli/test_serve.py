@@ -1,0 +1,195 @@
+"""`diff-transformer serve`: what it refuses before it loads anything, how it starts, and how it ends."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import forked
+from commands import SECONDS, fails
+from diff_transformer.cli.extras import SERVE_EXTRA, TRAIN_EXTRA
+from diff_transformer.cli.serve_command import API_KEY_VARIABLE
+from diff_transformer.data import byte_tokenizer
+from running_server import HAS_SERVER, client_of, new_model
+
+pytestmark = pytest.mark.skipif(not HAS_SERVER, reason="this transformers has no server to build on")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "mine" / "model"
+    new_model().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "example.org"])
+def test_it_does_not_listen_for_others_without_a_key(run: Callable[..., Any], host: str) -> None:
+    fails(run("serve", "nowhere", "--host", host), f"On {host} anybody", "--api-key", "--without-key")
+
+
+@pytest.mark.parametrize("settings", [["--without-key"], ["--api-key", "secret"]])
+def test_unless_told_so(run: Callable[..., Any], settings: list[str]) -> None:
+    """It goes on to the checkpoint, which is not there."""
+    fails(run("serve", "nowhere", "--host", "0.0.0.0", "--port", "0", *settings), "checkpoint 'nowhere' does not exist")
+
+
+@pytest.mark.parametrize("key", ["", "  ", "schlüssel", "a\nb"])
+def test_a_key_that_no_client_can_send(run: Callable[..., Any], key: str) -> None:
+    fails(run("serve", "nowhere", "--api-key", key), "must be printable ASCII text", API_KEY_VARIABLE)
+
+
+def test_a_port_that_is_taken(run: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        fails(run("serve", "nowhere", "--port", port), f"Cannot listen on 127.0.0.1, port {port}: ")
+
+
+def test_a_host_that_is_none(run: Callable[..., Any]) -> None:
+    fails(run("serve", "nowhere", "--host", "256.1.1.1", "--without-key"), "Cannot listen on 256.1.1.1, port 8000: ")
+
+
+def test_a_cache_without_batches(run: Callable[..., Any]) -> None:
+    fails(run("serve", "nowhere", "--cache-tokens", 100), "--cache-tokens needs --continuous-batching")
+
+
+def test_a_cache_that_is_too_small(run: Callable[..., Any], checkpoint: Path) -> None:
+    settings = ["--port", 0, "--continuous-batching", "--cache-tokens", 95]
+    fails(run("serve", checkpoint, *settings), "must hold one context of 96 tokens or more, got a cache for 95")
+
+
+def test_a_model_without_a_tokenizer(run: Callable[..., Any], tmp_path: Path) -> None:
+    new_model().save_pretrained(tmp_path)
+    fails(run("serve", tmp_path, "--port", 0), "has no tokenizer")
+
+
+def test_an_older_transformers(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.cli.serving.utils", None)
+    fails(run("serve", "nowhere"), "needs the server of transformers 5.17 or later, and this is transformers ")
+
+
+def test_without_the_packages_that_it_needs(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diff_transformer.cli.extras.find_spec", lambda name: None if name == "uvicorn" else "there")
+    fails(run("serve", "nowhere"), "This command needs uvicorn", '".[serve]"')
+
+
+def test_the_extra_is_the_packages_own() -> None:
+    pyproject = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    line = re.search(r"^serve = \[(.*)\]$", pyproject, re.MULTILINE)
+    assert line is not None
+    assert set(re.findall(r'"([\w-]+)>=', line[1])) == set(SERVE_EXTRA.values())
+
+
+def test_the_extra_is_enough(checkpoint: Path) -> None:
+    """But for pydantic, which typer brings along, and yaml, which transformers does."""
+    others = sorted(TRAIN_EXTRA.keys() - SERVE_EXTRA.keys() - {"pydantic", "yaml"})
+    lines = [
+        f"import sys; sys.modules.update(dict.fromkeys({others!r}))",
+        "import diff_transformer.cli, diff_transformer.serve.http_server as http_server",
+        "http_server.run_server = lambda server, bound: print('listens')",
+        f"sys.argv[1:] = ['serve', {str(checkpoint)!r}, '--port', '0']",
+        "diff_transformer.cli.main()",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "listens\n"), done.stderr[-2000:]
+
+
+def test_the_model_of_the_package_where_none_is_named(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("diff_transformer.shipped_models.WEIGHTS", tmp_path)
+    fails(run("serve", "--port", 0), "No CHECKPOINT is named, and this copy of the package was built without its model")
+
+
+def _main(arguments: list[str], environment: dict[str, str]) -> None:
+    import torch
+
+    from diff_transformer.cli import main
+
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    sys.argv = ["diff-transformer", *arguments]
+    main()
+
+
+@contextmanager
+def started(log: Path, *arguments: Any, **environment: str) -> Iterator[tuple[Any, str]]:
+    """A server in a process of its own, and its address."""
+    log.touch()
+    settings = ["serve", "--port", "0", *map(str, arguments)]
+    process = forked.start(log, _main, settings, environment)
+    try:
+        end = time.monotonic() + SECONDS
+        while not (ready := re.search(r"^Serving (\S+) at (http://\S+/v1) \(", log.read_text(), re.MULTILINE)):
+            assert process.is_alive(), log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.02)
+        yield process, ready[2]
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_server_and_its_streams(
+    checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    log = tmp_path / "log"
+    with started(log, checkpoint, "--continuous-batching") as (process, url), client_of(url) as client:
+        assert [model.id for model in client.models.list()] == ["mine"]
+        asked: dict[str, Any] = {"model": "mine", "prompt": "to be", "max_tokens": 90, "temperature": 0}
+        events = iter(client.completions.create(**asked, stream=True))
+        next(events)
+        os.kill(process.pid, number)
+        try:
+            texts = list(events)
+            assert texts[-1].choices[0].finish_reason is not None  # the text was there before the signal
+        except openai.APIError as error:
+            assert "The server is stopping." in str(error)  # noqa: PT017
+        process.join(SECONDS)
+        assert process.exitcode == code
+    assert log.read_text().splitlines()[-1] == "The server has stopped."
+    assert "Traceback" not in log.read_text()
+
+
+def test_the_key_comes_from_the_environment(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = [checkpoint, "--name", "other", "--log-requests"]
+    with started(tmp_path / "log", *arguments, **{API_KEY_VARIABLE: "secret"}) as (_, url):
+        with client_of(url, "secret") as client:
+            for name in ("other", str(checkpoint)):
+                assert client.completions.create(model=name, prompt="to be", max_tokens=2).model == "other"
+        with client_of(url) as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        assert '"POST /v1/completions HTTP/1.1" 200' in (tmp_path / "log").read_text()
+    assert "secret" not in (tmp_path / "log").read_text()
+
+
+def test_the_kernel_is_there_before_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first request would wait a minute for it."""
+    from diff_transformer.cli import serve_command
+
+    happened: list[str] = []
+
+    def look_for_kernel() -> bool:
+        happened.append("kernel")
+        return False
+
+    monkeypatch.setattr("diff_transformer.ops.backends.available_to_auto", look_for_kernel)
+    monkeypatch.setattr(
+        "diff_transformer.serve.http_server.run_server", lambda server, bound: happened.append("listens")
+    )
+    new_model().float().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    serve_command.serve(tmp_path, port=0)
+    assert happened[0] == "kernel"
+    assert happened[-1] == "listens"

@@ -1,0 +1,64 @@
+"""Tiny models, and a server of this package in a thread of this process."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import openai
+import torch
+
+from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.data import byte_tokenizer
+from tiny_model import SIZES
+
+# Earlier releases of transformers have no server to build on.
+HAS_SERVER = find_spec("transformers.cli") is not None and find_spec("transformers.cli.serving") is not None
+CONTEXT = 96
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"
+    "{{ message.role }}: {{ message.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def new_model(attention_type: str = "diff") -> Any:
+    """In float64, so that no rounding chooses between tokens."""
+    torch.manual_seed(7)
+    sizes = {**SIZES, "vocab_size": 257, "max_position_embeddings": CONTEXT, "initializer_range": 0.4}
+    config = DiffTransformerConfig(attention_type=attention_type, eos_token_id=256, **sizes)
+    return DiffTransformerForCausalLM(config).double().eval()
+
+
+def new_served(*, chat: bool = False, attention_type: str = "diff", **settings: Any) -> Any:
+    """A `ServedModel` called "tiny"."""
+    from diff_transformer.serve.served_model import ServedModel
+
+    tokenizer = byte_tokenizer()
+    if chat:
+        tokenizer.chat_template = TEMPLATE
+    return ServedModel(new_model(attention_type), tokenizer, "tiny", aliases=("/models/tiny",), **settings)
+
+
+@contextmanager
+def running(served: Any, api_key: str | None = None) -> Iterator[str]:
+    """The address of a server of a `ServedModel`, which answers until the block ends."""
+    from diff_transformer.serve.application import make_application
+    from diff_transformer.serve.http_server import ModelServer, bound_socket, url_of
+
+    bound = bound_socket("127.0.0.1", 0)
+    url = url_of("127.0.0.1", bound)
+    ready = threading.Event()
+    server = ModelServer(make_application(served, api_key), served, ready.set)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def client_of(url: str, api_key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key=api_key, max_retries=0, timeout=120)

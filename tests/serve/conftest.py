@@ -1,0 +1,54 @@
+"""Servers of a tiny model, one request after another and all in one batch."""
+
+from collections.abc import Callable, Iterator
+
+import openai
+import pytest
+import torch
+import transformers
+
+from diff_transformer.data import byte_tokenizer
+from running_server import HAS_SERVER, client_of, new_model, new_served, running
+
+transformers.utils.logging.disable_progress_bar()
+
+if not HAS_SERVER:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def alone() -> Callable[..., str]:
+    """(prompt, new tokens) → the text that `generate` writes, one token after another the most likely."""
+    model, tokenizer = new_model(), byte_tokenizer()
+
+    def generated(prompt: str, new: int) -> str:
+        ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+        out = model.generate(ids, max_new_tokens=new, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+        # The bytes of a character that has only begun are shown when it is complete.
+        return tokenizer.decode(out, skip_special_tokens=True).rstrip("\N{REPLACEMENT CHARACTER}")
+
+    return generated
+
+
+@pytest.fixture(scope="module", params=["sequential", "batching"])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    with running(new_served(chat=True, continuous_batching=request.param == "batching")) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def sequential_url() -> Iterator[str]:
+    with running(new_served()) as address:
+        yield address
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with client_of(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sequential(sequential_url: str) -> Iterator[openai.OpenAI]:
+    with client_of(sequential_url) as opened:
+        yield opened

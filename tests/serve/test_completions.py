@@ -1,0 +1,163 @@
+"""Completions and chats through the `openai` client, one after another and in one batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+import torch
+
+from diff_transformer.data import byte_tokenizer
+from running_server import new_model
+
+PROMPT = "to be, or not"
+
+
+def complete(client: openai.OpenAI, prompt: Any = PROMPT, **settings: Any) -> Any:
+    return client.completions.create(**{"model": "tiny", "prompt": prompt, "temperature": 0, **settings})
+
+
+def streamed(client: openai.OpenAI, **settings: Any) -> list[Any]:
+    return list(complete(client, stream=True, **settings))
+
+
+def test_the_server_names_its_model(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+
+
+@pytest.mark.parametrize("new", [1, 24])
+def test_the_text_is_that_of_generate(client: openai.OpenAI, alone: Callable[..., str], new: int) -> None:
+    answer = complete(client, max_tokens=new)
+    assert answer.choices[0].text == alone(PROMPT, new)
+    assert answer.choices[0].finish_reason == "length"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), new)
+
+
+def test_a_stream_is_the_same_text(client: openai.OpenAI, alone: Callable[..., str]) -> None:
+    events = streamed(client, max_tokens=24, stream_options={"include_usage": True})
+    assert "".join(event.choices[0].text for event in events[:-1]) == alone(PROMPT, 24)
+    assert len(events) > 5
+    assert [event.choices[0].finish_reason for event in events[:-1]] == [None] * (len(events) - 2) + ["length"]
+    assert events[-1].choices == []
+    assert events[-1].usage.completion_tokens == 24
+
+
+def test_sixteen_tokens_unless_told_otherwise(client: openai.OpenAI) -> None:
+    assert complete(client).usage.completion_tokens == 16
+
+
+def test_several_prompts_as_texts_and_as_tokens(client: openai.OpenAI, alone: Callable[..., str]) -> None:
+    prompts = ["a", "to be", "λ, λ and λ"]
+    expected = [alone(prompt, 8) for prompt in prompts]
+    as_tokens = [byte_tokenizer()(prompt)["input_ids"] for prompt in prompts]
+    for given in (prompts, as_tokens):
+        answer = complete(client, given, max_tokens=8)
+        assert [choice.text for choice in answer.choices] == expected
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert complete(client, as_tokens[1], max_tokens=8).choices[0].text == expected[1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_ends_before_a_stop_string(client: openai.OpenAI, alone: Callable[..., str], stream: bool) -> None:
+    whole = alone(PROMPT, 40)
+    stop = whole[9:12]
+    expected = whole[: whole.index(stop)]
+    if stream:
+        events = streamed(client, max_tokens=40, stop=["\0never\0", stop])
+        text, reason = "".join(event.choices[0].text for event in events), events[-1].choices[0].finish_reason
+    else:
+        answer = complete(client, max_tokens=40, stop=["\0never\0", stop])
+        text, reason = answer.choices[0].text, answer.choices[0].finish_reason
+        assert answer.usage.completion_tokens < 40
+    assert (text, reason) == (expected, "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_prompt_comes_first_where_it_is_asked_for(
+    client: openai.OpenAI, alone: Callable[..., str], stream: bool
+) -> None:
+    answers = streamed(client, max_tokens=5, echo=True) if stream else [complete(client, max_tokens=5, echo=True)]
+    assert "".join(answer.choices[0].text for answer in answers) == PROMPT + alone(PROMPT, 5)
+
+
+def test_each_request_has_its_own_temperature(client: openai.OpenAI, alone: Callable[..., str]) -> None:
+    """Also in a batch, and whichever came first."""
+    answer = complete(client, [PROMPT] * 6, max_tokens=12, temperature=2)
+    assert len({choice.text for choice in answer.choices}) > 4
+    assert complete(client, max_tokens=12).choices[0].text == alone(PROMPT, 12)
+    assert len({choice.text for choice in complete(client, [PROMPT] * 6, max_tokens=12, temperature=0.01).choices}) == 1
+
+
+def test_a_seed_repeats_a_text(sequential: openai.OpenAI) -> None:
+    texts = [
+        complete(sequential, [PROMPT, "to"], max_tokens=12, temperature=1, seed=seed).choices[1].text
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_top_p_leaves_the_most_likely_tokens(sequential: openai.OpenAI, alone: Callable[..., str]) -> None:
+    assert complete(sequential, max_tokens=12, temperature=2, top_p=1e-6).choices[0].text == alone(PROMPT, 12)
+
+
+def chat(client: openai.OpenAI, *contents: Any, **settings: Any) -> Any:
+    messages: Any = [{"role": "user", "content": content} for content in contents]
+    return client.chat.completions.create(**{"model": "tiny", "messages": messages, "temperature": 0, **settings})
+
+
+def test_a_chat_follows_the_template(client: openai.OpenAI, alone: Callable[..., str]) -> None:
+    expected = alone("user: hello\nuser: you\nassistant: ", 10)
+    answer = chat(client, "hello", [{"type": "text", "text": "y"}, {"type": "text", "text": "ou"}], max_tokens=10)
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == expected
+    events = list(chat(client, "hello", "you", max_completion_tokens=10, stream=True))
+    assert events[0].choices[0].delta.role == "assistant"
+    assert "".join(event.choices[0].delta.content or "" for event in events) == expected
+    assert events[-1].choices[0].finish_reason == "length"
+
+
+def test_a_chat_fills_the_context(client: openai.OpenAI) -> None:
+    answer = chat(client, "hello")
+    assert answer.usage.total_tokens == 96 or answer.choices[0].finish_reason == "stop"
+
+
+def expected_logprobs(text: str) -> tuple[list[int], torch.Tensor]:
+    """The tokens of a text, and the model's log-probabilities of what follows each."""
+    ids = byte_tokenizer()(text)["input_ids"]
+    with torch.no_grad():
+        return ids, new_model()(torch.tensor([ids])).logits[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize("new", [0, 1])
+def test_logprobs_of_a_prompt_are_those_of_a_forward_pass(client: openai.OpenAI, new: int) -> None:
+    ids, rows = expected_logprobs(PROMPT)
+    choice = complete(client, max_tokens=new, echo=True, logprobs=3).choices[0]
+    given = choice.logprobs
+    assert len(given.tokens) == len(given.text_offset) == len(ids) + new
+    assert given.tokens[: len(ids)] == list(PROMPT)
+    assert given.token_logprobs[0] is given.top_logprobs[0] is None
+    own = [float(row[token]) for row, token in zip(rows, ids[1:], strict=False)]
+    assert given.token_logprobs[1 : len(ids)] == pytest.approx(own, abs=1e-10)
+    assert [max(top.values()) for top in given.top_logprobs[1:]] == pytest.approx(
+        [float(row.max()) for row in rows[: len(ids) - 1 + new]], abs=1e-10
+    )
+    assert all(3 <= len(top) <= 4 or "\N{REPLACEMENT CHARACTER}" in top for top in given.top_logprobs[1:])
+    if new:
+        assert given.token_logprobs[-1] == pytest.approx(float(rows[-1].max()), abs=1e-10)
+
+
+def test_logprobs_of_new_tokens(client: openai.OpenAI, alone: Callable[..., str]) -> None:
+    choice = complete(client, max_tokens=8, logprobs=0).choices[0]
+    assert choice.text.rstrip("\N{REPLACEMENT CHARACTER}") == alone(PROMPT, 8)
+    assert len(choice.logprobs.tokens) == 8
+    assert [list(top.values()) for top in choice.logprobs.top_logprobs] == [
+        [value] for value in choice.logprobs.token_logprobs
+    ]
+    # Greedy: each is the largest there is.
+    ids = byte_tokenizer()(PROMPT)["input_ids"]
+    with torch.no_grad():
+        model = new_model()
+        out = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, pad_token_id=0)
+        rows = model(out).logits[0].log_softmax(-1)[len(ids) - 1 : -1]
+    assert choice.logprobs.token_logprobs == pytest.approx(rows.amax(-1).tolist(), abs=1e-10)
