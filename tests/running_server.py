@@ -1,5 +1,7 @@
 """Tiny models, and a server of this package in a thread of this process."""
 
+import copy
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,12 +24,19 @@ TEMPLATE = (
 )
 
 
-def new_model(attention_type: str = "diff") -> Any:
-    """In float64, so that no rounding chooses between tokens."""
+@functools.cache
+def _first_model(attention_type: str) -> Any:
     torch.manual_seed(7)
     sizes = {**SIZES, "vocab_size": 257, "max_position_embeddings": CONTEXT, "initializer_range": 0.4}
     config = DiffTransformerConfig(attention_type=attention_type, eos_token_id=256, **sizes)
     return DiffTransformerForCausalLM(config).double().eval()
+
+
+def new_model(attention_type: str = "diff") -> Any:
+    """In float64, so that no rounding chooses between tokens. The threads of servers share torch's random numbers, so
+    the weights are drawn once, before there is a server.
+    """
+    return copy.deepcopy(_first_model(attention_type))
 
 
 def new_served(*, chat: bool = False, attention_type: str = "diff", **settings: Any) -> Any:

@@ -179,11 +179,12 @@ class BatchingEngine(Engine):
 
     def __init__(self, model: Any, tokenizer: Any, cache_tokens: int) -> None:
         super().__init__(model, tokenizer)
-        page = ContinuousBatchingConfig().page_size
-        sizes: dict[str, Any] = {"num_blocks": -(-cache_tokens // page)}
+        config = ContinuousBatchingConfig(per_request_processors=True)
+        page = getattr(config, "page_size", config.block_size)  # transformers 5.17 calls pages blocks
+        config.num_blocks = -(-cache_tokens // page)
         if model.device.type == "cpu":
-            sizes["max_batch_tokens"] = CPU_BATCH_TOKENS
-        self._batches = CBGenerateManager(ContinuousBatchingConfig(per_request_processors=True, **sizes))
+            config.max_batch_tokens = CPU_BATCH_TOKENS
+        self._batches = CBGenerateManager(config)
         # A temperature other than 1 makes transformers divide by one at all; every request brings its own.
         self._batches.init_cb(model, self._config(Sampling(max_tokens=1, temperature=0.5)))
 
