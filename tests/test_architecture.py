@@ -61,7 +61,7 @@ MAY_IMPORT = {
         "lab.learning",
         "lab.verdicts",
     },
-    "serve": set(),  # what it is given is a model of transformers
+    "serve": {"storage"},  # what it is given is a model of transformers
     "cli": {"storage", "shipped_models", *LIBRARY, "convert", "explorer", "data", "train", "lab", "serve"},
 }
 # The package itself imports the hook that registers the model with transformers; the rest is for type checkers.

@@ -80,7 +80,8 @@ def refused(url: str, path: str, body: Any, status: int, *parts: str) -> None:
         ({"logit_bias": {"5": 1}}, 400, "logit_bias must be {} or left out"),
         ({"max_token": 3}, 400, "The field 'max_token' is not known; did you mean 'max_tokens'?"),
         ({"messages": []}, 400, "The field 'messages' is not known"),
-        ({"generation_config": "{"}, 400, "generation_config must be a JSON object in a string"),
+        ({"generation_config": "{"}, 400, "generation_config is not JSON: "),
+        ({"generation_config": "[]"}, 400, "generation_config must be a JSON object, got []"),
         ({"generation_config": '{"num_beams": 4}'}, 400, "generation_config may set do_sample"),
     ],
 )

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from diff_transformer.storage.files import parse_json
 from diff_transformer.suggestions import did_you_mean
 
 MOST_LOGPROBS = 5  # as in OpenAI's API
@@ -165,17 +166,17 @@ def _shared(fields: dict[str, Any], *, fewest_tokens: int, default_tokens: int |
 
 def _add_generation_config(fields: dict[str, Any]) -> None:
     """Enter what ``generation_config`` says, which `transformers chat` sends as JSON in a string."""
-    from json import JSONDecodeError, loads
-
     text = _string(fields, "generation_config")
     if text is None:
         return
     try:
-        settings = loads(text)
-    except JSONDecodeError:
-        settings = None
+        settings = parse_json(text, "generation_config")
+    except ValueError as error:
+        raise RequestError(str(error), field="generation_config") from None
     if not isinstance(settings, dict):
-        raise RequestError("generation_config must be a JSON object in a string.", field="generation_config")
+        raise RequestError(
+            f"generation_config must be a JSON object, got {_shown(settings)}.", field="generation_config"
+        )
     samples = settings.pop("do_sample", None)
     settings.pop("transformers_version", None)
     for name in {"max_new_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p"}.items():

@@ -27,6 +27,7 @@ from diff_transformer.serve.generation_engine import GenerationError, ServerStop
 from diff_transformer.serve.scored_tokens import completion_logprobs
 from diff_transformer.serve.served_model import ServedModel
 from diff_transformer.serve.stop_texts import UntilStop
+from diff_transformer.storage.files import parse_json
 
 LARGEST_BODY = 16 << 20  # bytes
 Handler = Callable[[Request], Awaitable[Response]]
@@ -324,9 +325,9 @@ async def _read_json(request: Request) -> Any:
         if size > LARGEST_BODY:
             raise RequestError(f"The body must be at most {LARGEST_BODY >> 20} MiB.", status=413)
     try:
-        return json.loads(b"".join(parts))
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"The body is not valid JSON: {error}.") from None
+        return parse_json(b"".join(parts), "The body")
+    except ValueError as error:
+        raise RequestError(str(error)) from None
 
 
 def _require_key(request: Request, api_key: str) -> None:

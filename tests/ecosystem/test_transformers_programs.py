@@ -1,0 +1,69 @@
+"""Programs of transformers that find the model by its name: pipelines, and `transformers chat` with our server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from diff_transformer.data import byte_tokenizer
+from running_server import HAS_SERVER, TEMPLATE, new_model, new_served, running
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    new_model().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_pipeline_generates(folder: Path) -> None:
+    """With the task or, as the model is a causal one, without."""
+    ids = torch.tensor([byte_tokenizer()("to be")["input_ids"]])
+    out = new_model().generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    settings = {"max_new_tokens": 12, "do_sample": False, "max_length": None}
+    generator = transformers.pipeline("text-generation", model=str(folder), dtype=torch.float64)
+    (answer,) = generator("to be", **settings)
+    assert answer["generated_text"] == byte_tokenizer().decode(out[0])
+    answers = generator(["to be", "to"], batch_size=2, **settings)
+    assert answers[0][0]["generated_text"] == byte_tokenizer().decode(out[0])
+
+
+def test_a_pipeline_chats(folder: Path) -> None:
+    ids = torch.tensor([byte_tokenizer()("user: hi\nassistant: ")["input_ids"]])
+    out = new_model().generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+    generator = transformers.pipeline("text-generation", model=str(folder), dtype=torch.float64)
+    messages = [{"role": "user", "content": "hi"}]
+    (answer,) = generator(messages, max_new_tokens=8, do_sample=False, max_length=None)
+    assert answer["generated_text"][-1] == {"role": "assistant", "content": byte_tokenizer().decode(out)}
+
+
+@pytest.mark.skipif(not HAS_SERVER, reason="this transformers has no server to build on")
+def test_transformers_chat_talks_to_our_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers.cli import chat
+
+    ids = torch.tensor([byte_tokenizer()("user: hi\nassistant: ")["input_ids"]])
+    out = new_model().generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+    said: Iterator[str] = iter(["hi", "!exit"])
+    answers: list[str] = []
+    stream = chat.RichInterface.stream_output
+
+    async def heard(self: chat.RichInterface, *arguments: object) -> object:
+        answer = await stream(self, *arguments)
+        answers.append(answer)
+        return answer
+
+    # The tests are offline, and huggingface_hub then refuses addresses on this machine, too.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(chat.RichInterface, "input", lambda self: next(said))
+    monkeypatch.setattr(chat.RichInterface, "confirm", lambda self, *_: False)
+    monkeypatch.setattr(chat.RichInterface, "stream_output", heard)
+    with running(new_served(chat=True)) as url:
+        chat.Chat("tiny", url, ["max_new_tokens=8", "do_sample=False"])
+    assert answers == [(byte_tokenizer().decode(out).rstrip("\N{REPLACEMENT CHARACTER}"), "length")]
