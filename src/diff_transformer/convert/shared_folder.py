@@ -5,6 +5,7 @@ reference is exported: it is Equation 1 itself, which subtracts the maps before 
 "sdpa" makes of a DIFF layer would multiply zeros and cost twice as much. Each graph is compared with its model.
 """
 
+import json
 import logging
 import re
 import warnings
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE
+from diff_transformer.convert.genai_settings import GENAI_CONFIG, genai_config
 from diff_transformer.model.interface_attention import OPERATOR_IMPLEMENTATION, attention_implementation
 from diff_transformer.storage.files import atomic_directory
 
@@ -74,7 +76,8 @@ def export_folder(
 
 
 def export_onnx(model: Any, tokenizer: Any | None, target: Path, *, card: str) -> list[Path]:
-    """Write a language model as a folder with an ONNX graph and all that is needed to run it.
+    """Write a language model as a folder with an ONNX graph and all that is needed to run it, by onnxruntime or by
+    ONNX Runtime GenAI.
 
     Args: as :func:`export_folder`; and the model as :func:`export_graph` takes it.
 
@@ -89,6 +92,8 @@ def export_onnx(model: Any, tokenizer: Any | None, target: Path, *, card: str) -
         export_graph(model, folder / GRAPH)
         model.config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
+        if (settings := genai_config(model, GRAPH)) is not None:
+            (folder / GENAI_CONFIG).write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
     return sorted(target.iterdir())
 
 

@@ -179,10 +179,10 @@ def _add_generation_config(fields: dict[str, Any]) -> None:
         )
     samples = settings.pop("do_sample", None)
     settings.pop("transformers_version", None)
-    for name in {"max_new_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p"}.items():
-        value = settings.pop(name[0], None)
+    for theirs, ours in {"max_new_tokens": "max_tokens", "temperature": "temperature", "top_p": "top_p"}.items():
+        value = settings.pop(theirs, None)
         if value is not None:
-            fields.setdefault(name[1], value)
+            fields.setdefault(ours, value)
     if samples is False:
         fields["temperature"] = 0
     unknown = sorted(name for name, value in settings.items() if value is not None)
