@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import openai
 import psutil
 import pytest
@@ -142,6 +143,32 @@ def test_a_server_that_stops_ends_its_streams(served: Any) -> None:
             list(events)
         other.join()
     assert outcomes == ["503"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_pass_that_fails_is_said(served: Any, stream: bool) -> None:
+    """To whoever waits for it. A batch ends with it, and so do all that would come later: /health says so."""
+
+    def fail(*_: Any) -> None:
+        raise MemoryError("no memory for the batch")
+
+    def ask() -> list[Any]:
+        return list(client.completions.create(model="tiny", prompt="to be", max_tokens=5, stream=stream))
+
+    with running(served) as url, client_of(url) as client:
+        assert ask()
+        hook = served.engine.model.register_forward_pre_hook(fail)
+        with pytest.raises(openai.APIError) as caught:
+            ask()
+        assert "no memory for the batch" in str(caught.value) if stream else "The server failed" in str(caught.value)
+        hook.remove()
+        health = httpx2.get(url.removesuffix("/v1") + "/health").status_code
+        assert health == (200 if type(served.engine).__name__ == "SequentialEngine" else 503)
+        if health == 200:
+            assert ask()
+        else:
+            with pytest.raises(openai.APIError):
+                ask()
 
 
 def test_the_batch_is_one() -> None:

@@ -84,6 +84,8 @@ class _Routes:
         self.started = int(time.time())
 
     async def health(self, request: Request) -> Response:
+        if not self.served.engine.is_alive:
+            return JSONResponse({"status": "failed"}, status_code=503)
         return JSONResponse({"status": "ok"})
 
     async def models(self, request: Request) -> Response:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.cli.serving.utils import CBGenerateManager, GenerateManager, _StreamError
+from transformers.cli.serving.utils import CBGenerateManager, CBWorkerDeadError, GenerateManager, _StreamError
 
 from diff_transformer.serve.api_requests import RequestError, Sampling
 
@@ -52,8 +52,15 @@ class Engine(ABC):
 
     async def generate_tokens(self, tokens: list[int], sampling: Sampling) -> list[int]:
         """The new tokens, as numbers."""
-        _, _, generated = await self._generate_at_once(tokens, self._config(sampling), sampling)
+        self.check(sampling)
+        # Whoever is not there any more for the answer leaves what computes it alone.
+        _, _, generated = await asyncio.shield(self._generate_at_once(tokens, self._config(sampling), sampling))
         return [int(token) for token in generated]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can generate: an error in a batch ends the thread of all batches."""
+        return True
 
     def stop(self) -> None:
         """End all texts that are being generated, and begin none."""
@@ -75,7 +82,10 @@ class Engine(ABC):
     def begin(self, tokens: list[int], sampling: Sampling) -> Any:
         """Begin to generate: the queue that the pieces of the text will come from, and the streamer that fills it."""
         self.check(sampling)
-        queue, streamer = self._begin(tokens, self._config(sampling), sampling)
+        try:
+            queue, streamer = self._begin(tokens, self._config(sampling), sampling)
+        except CBWorkerDeadError as error:
+            raise GenerationError(str(error)) from error
         self._queues.add(queue)
         return queue, streamer
 
@@ -195,6 +205,11 @@ class BatchingEngine(Engine):
             raise RequestError(f"top_p must be 1 with continuous batching, got {sampling.top_p}.", field="top_p")
         if sampling.seed is not None and not sampling.greedy:
             raise RequestError("A seed needs temperature 0 with continuous batching.", field="seed")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can generate: an error in a batch ends the thread of all batches."""
+        return self._batches.is_alive()
 
     def close(self) -> None:
         """Wait until nothing is generated any more."""
