@@ -1,19 +1,11 @@
-"""vLLM writes what `generate` writes, offline and through `vllm serve`: greedy tokens of models with grouped queries.
+"""vLLM writes what `generate` writes: greedy tokens of models with grouped queries.
 
 Keys are cached 32 wide, the least that vLLM's kernels for the CPU have.
 """
 
-import os
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import torch
 from vllm import LLM, SamplingParams
@@ -84,28 +76,6 @@ def test_offline(kind: str, tmp_path: Path) -> None:
     assert max(output.num_cached_tokens for output in outputs) >= 32
 
 
-@contextmanager
-def vllm_serve(folder: Path, log: Path) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = [f"--{name.replace('_', '-')}" for name, value in SETTINGS.items() if value is True]
-    for name, value in SETTINGS.items():
-        settings += [] if value is True else [f"--{name.replace('_', '-')}", str(value)]
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", str(folder), "--port", str(port), *settings]
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ)
-    try:
-        end = time.monotonic() + 600
-        while "Application startup complete" not in log.read_text():
-            assert process.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < end, log.read_text()[-4000:]
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
 def test_a_width_without_a_kernel_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """As the model is loaded. vLLM's own error came with the first request."""
     saved(tmp_path, "diff", 4)
@@ -113,15 +83,3 @@ def test_a_width_without_a_kernel_is_refused(tmp_path: Path, capfd: pytest.Captu
         LLM(str(tmp_path), **SETTINGS)
     output = "".join(capfd.readouterr())
     assert "with head_dim 4 caches heads of width 8." in output
-
-
-def test_served(tmp_path: Path) -> None:
-    """By a program that imports nothing of ours: its entry point makes the model known to it."""
-    folder = tmp_path / "model"
-    model = saved(folder, "diff", HEAD_DIM["diff"])
-    with vllm_serve(folder, tmp_path / "log") as url, openai.OpenAI(base_url=url, api_key="none") as client:
-        for prompt in PROMPTS:
-            answer = client.completions.create(
-                model=str(folder), prompt=prompt, max_tokens=NEW_TOKENS, temperature=0, extra_body={"ignore_eos": True}
-            )
-            assert answer.choices[0].text == byte_tokenizer().decode(generated(model, prompt))
