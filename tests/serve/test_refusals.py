@@ -1,14 +1,17 @@
 """Wrong requests get a 4xx with one sentence, never a 500; and who has no key gets nothing."""
 
 import json
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
+from diff_transformer.serve.api_requests import ONLY_IN_CHATS, ONLY_IN_COMPLETIONS, ONLY_VALUE, SHARED
 from running_server import client_of, new_served, running
 
 COMPLETION = {"model": "tiny", "prompt": "to be", "max_tokens": 2}
@@ -47,6 +50,7 @@ def refused(url: str, path: str, body: Any, status: int, *parts: str) -> None:
         ({"prompt": 7}, 400, "got 7"),
         ({"prompt": []}, 400, "got []"),
         ({"prompt": ["a", 7]}, 400, "got ['a', 7]"),
+        ({"prompt": ["a"] * 1025}, 400, "A request takes at most 1024 prompts, got 1025"),
         ({"prompt": ""}, 400, "The prompt is empty"),
         ({"prompt": [257]}, 400, "Tokens must lie in 0 … 256, got 257"),
         ({"prompt": [[1], [-1]]}, 400, "got -1"),
@@ -63,6 +67,7 @@ def refused(url: str, path: str, body: Any, status: int, *parts: str) -> None:
         ({"temperature": 3}, 400, "temperature must be a number from 0 to 2, got 3"),
         ({"temperature": "hot"}, 400, "got 'hot'"),
         ({"temperature": float("nan")}, 400, "got nan"),
+        ({"temperature": 10**400}, 400, "got 1000000000"),
         ({"top_p": 0}, 400, "top_p must be a number above 0 and at most 1, got 0"),
         ({"seed": -1}, 400, "seed must be a whole number"),
         ({"stop": ["a", ""]}, 400, "stop must be a text or a list"),
@@ -80,6 +85,7 @@ def refused(url: str, path: str, body: Any, status: int, *parts: str) -> None:
         ({"logit_bias": {"5": 1}}, 400, "logit_bias must be {} or left out"),
         ({"max_token": 3}, 400, "The field 'max_token' is not known; did you mean 'max_tokens'?"),
         ({"messages": []}, 400, "The field 'messages' is not known"),
+        ({"\ud800": 1}, 400, "The field '\\ud800' is not known."),
         ({"generation_config": "{"}, 400, "generation_config is not JSON: "),
         ({"generation_config": "[]"}, 400, "generation_config must be a JSON object, got []"),
         ({"generation_config": '{"num_beams": 4}'}, 400, "generation_config may set do_sample"),
@@ -128,6 +134,50 @@ def test_a_body_that_is_no_json(sequential_url: str, body: bytes) -> None:
     code, answer = post(sequential_url, "/v1/completions", body)
     assert code == 400
     assert "body" in answer["error"]["message"]
+
+
+FIELDS = [*SHARED, *ONLY_VALUE, *ONLY_IN_COMPLETIONS, *ONLY_IN_CHATS, "prompt", "echo", "logprobs", "messages"]
+STRANGE = [
+    *(None, True, 0, -1, 2.5, 10**400, -(10**400), math.nan, math.inf, "", "tiny", "\ud800", "a" * 5000),
+    *(
+        [],
+        [[]],
+        [1, "a"],
+        [[1], [10**400]],
+        [10**400],
+        ["\ud800"],
+        [None],
+        [{}],
+        {},
+        {"\ud800": 1},
+        {"include_usage": 2},
+    ),
+    *([{"role": "\ud800", "content": "a"}], [{"role": "a", "content": [{"type": "text", "text": ["a"]}]}]),
+    *('{"temperature": "a"}', '{"do_sample": 1, "max_new_tokens": []}', "[[" * 500),
+]
+
+
+@pytest.fixture(scope="module")
+def chat_url() -> Iterator[str]:
+    with running(new_served(chat=True)) as address:
+        yield address
+
+
+@pytest.mark.parametrize(
+    ("path", "right"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT), ("/load_model", {})]
+)
+def test_no_value_of_any_field_is_the_servers_fault(chat_url: str, path: str, right: dict[str, Any]) -> None:
+    """There is an answer, or 4xx with a sentence."""
+    bodies = [{**right, field: value} for field in FIELDS for value in STRANGE]
+    bodies += [{**right, field: 1} for field in ("", "\ud800", "a" * 100_000)]
+    with httpx2.Client(base_url=chat_url.removesuffix("/v1"), timeout=60) as client:
+        for body in bodies:
+            answer = client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+            assert answer.status_code < 500, (body, answer.text)
+            if answer.status_code != 200:
+                message = answer.json()["error"]["message"]
+                assert message.endswith((".", "?"))
+                assert len(message) < 500
 
 
 def test_a_body_that_is_no_object(sequential_url: str) -> None:

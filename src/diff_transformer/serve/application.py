@@ -24,7 +24,6 @@ from diff_transformer.serve.api_requests import (
     completion_request,
 )
 from diff_transformer.serve.generation_engine import GenerationError, ServerStoppingError
-from diff_transformer.serve.scored_tokens import completion_logprobs
 from diff_transformer.serve.served_model import ServedModel
 from diff_transformer.serve.stop_texts import UntilStop
 from diff_transformer.storage.files import parse_json
@@ -108,7 +107,7 @@ class _Routes:
     async def completions(self, request: Request) -> Response:
         asked = completion_request(await _read_json(request))
         self.served.require_name(asked.model)
-        prompts = [self.served.tokens_of(prompt) for prompt in asked.prompts]
+        prompts = await asyncio.to_thread(lambda: [self.served.tokens_of(prompt) for prompt in asked.prompts])
         samplings = [self.served.fitted(tokens, asked.sampling) for tokens in prompts]
         answer = _Answer("text_completion", f"cmpl-{uuid4().hex}", self.served.name)
         if asked.stream:
@@ -125,7 +124,7 @@ class _Routes:
     async def chat_completions(self, request: Request) -> Response:
         asked = chat_request(await _read_json(request))
         self.served.require_name(asked.model)
-        tokens = self.served.tokens_of_messages(asked.messages)
+        tokens = await asyncio.to_thread(self.served.tokens_of_messages, asked.messages)
         sampling = self.served.fitted(tokens, asked.sampling)
         answer = _Answer("chat.completion", f"chatcmpl-{uuid4().hex}", self.served.name)
         if asked.stream:
@@ -200,22 +199,18 @@ class _Routes:
         self, number: int, asked: CompletionRequest, tokens: list[int], sampling: Sampling
     ) -> tuple[dict[str, Any], int]:
         """A completion with log-probabilities."""
-        scorer, tokenizer = self.served.scorer, self.served.tokenizer
         assert asked.logprobs is not None
-        if sampling.max_tokens == 1 and sampling.greedy:  # one pass is enough; programs that score texts ask for this
-            expected = await asyncio.to_thread(scorer.log_probabilities, tokens)
-            new = [int(expected[-1].argmax())]
-        else:
-            new = await self.served.engine.generate_tokens(tokens, sampling) if sampling.max_tokens else []
-            expected = await asyncio.to_thread(scorer.log_probabilities, (tokens + new)[:-1] or tokens)
-        text = tokenizer.decode(new, skip_special_tokens=True)
+        # One greedy token, for which programs that score texts ask, comes from the same pass as the log-probabilities.
+        given: list[int] | None = None
+        if sampling.max_tokens != 1 or not sampling.greedy:
+            given = await self.served.engine.generate_tokens(tokens, sampling) if sampling.max_tokens else []
         first = 0 if asked.echo else len(tokens)
+        new, logprobs = await asyncio.to_thread(self.served.scorer.completion, tokens, given, first, asked.logprobs)
+        text = self.served.tokenizer.decode(new, skip_special_tokens=True)
         choice = {
             "index": number,
             "text": self._text(asked.prompts[number]) + text if asked.echo else text,
-            "logprobs": await asyncio.to_thread(
-                completion_logprobs, tokens + new, expected, first, asked.logprobs, tokenizer
-            ),
+            "logprobs": logprobs,
             "finish_reason": "length" if len(new) >= (sampling.max_tokens or 0) else "stop",
         }
         return choice, len(new)

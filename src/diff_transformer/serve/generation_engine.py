@@ -16,11 +16,10 @@ from weakref import WeakSet
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.cli.serving.utils import CBGenerateManager, CBWorkerDeadError, GenerateManager, _StreamError
+from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingTemperatureLogitsWarper
 
 from diff_transformer.serve.api_requests import RequestError, Sampling
 
-# Divides the logits of a greedy request in a batch: it leaves the most likely token alone with any probability.
-GREEDY_TEMPERATURE = 1e-30
 # Of a batch on the CPU, where transformers would take 8192 and masks of that many rows.
 CPU_BATCH_TOKENS = 512
 SECONDS_TO_STOP = 10
@@ -162,9 +161,18 @@ class SequentialEngine(Engine):
         inputs = self._inputs(tokens, sampling)
         return self._manager.generate_streaming(self.model, self.tokenizer, inputs, config, uuid4().hex)
 
-    def _generate_at_once(self, tokens: list[int], config: GenerationConfig, sampling: Sampling) -> Any:
+    async def _generate_at_once(self, tokens: list[int], config: GenerationConfig, sampling: Sampling) -> Any:
         inputs = self._inputs(tokens, sampling)
-        return self._manager.generate_non_streaming(self.model, self.tokenizer, inputs, config, uuid4().hex)
+        return await self._manager.generate_non_streaming(self.model, self.tokenizer, inputs, config, uuid4().hex)
+
+
+class _Temperatures(ContinuousBatchingTemperatureLogitsWarper):
+    """Divides logits by each request's temperature; temperature 0 leaves the first of the most likely tokens alone."""
+
+    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+        temperatures = tensor_arg[: len(scores)].view(torch.float32).unsqueeze(-1)
+        alone = torch.full_like(scores, -torch.inf).scatter(-1, scores.argmax(-1, keepdim=True), 0.0)
+        return torch.where(temperatures == 0, alone, scores / temperatures)
 
 
 class _SampledManager:
@@ -197,6 +205,11 @@ class BatchingEngine(Engine):
         self._batches = CBGenerateManager(config)
         # A temperature other than 1 makes transformers divide by one at all; every request brings its own.
         self._batches.init_cb(model, self._config(Sampling(max_tokens=1, temperature=0.5)))
+        processors = self._batches._cb.logit_processor.logits_processor
+        processors[:] = [
+            _Temperatures(each) if isinstance(each, ContinuousBatchingTemperatureLogitsWarper) else each
+            for each in processors
+        ]
 
     def check(self, sampling: Sampling) -> None:
         """Raise RequestError for sampling that this engine does not have, ServerStoppingError while it stops."""
@@ -224,8 +237,7 @@ class BatchingEngine(Engine):
 
     def _one(self, sampling: Sampling) -> CBGenerateManager:
         manager = CBGenerateManager()
-        temperature = GREEDY_TEMPERATURE if sampling.greedy else sampling.temperature
-        manager._cb = _SampledManager(self._batches._cb, temperature)
+        manager._cb = _SampledManager(self._batches._cb, sampling.temperature)
         return manager
 
     def _begin(self, tokens: list[int], config: GenerationConfig, sampling: Sampling) -> Any:

@@ -49,7 +49,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, bound: socket.socket) -> str:
-    """The address for clients on this machine or, where the server listens on one, of another."""
+    """The URL that clients of OpenAI's API are given for a server that listens on `host`."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{bound.getsockname()[1]}/v1"
 

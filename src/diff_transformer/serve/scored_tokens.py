@@ -12,19 +12,35 @@ from torch import Tensor
 class Scorer:
     """Computes log-probabilities in one forward pass for each text, beside whatever the engine generates."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, tokenizer: Any) -> None:
         # The same weights in modules of their own: continuous batching changes how the model attends.
         weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         self._model = copy.deepcopy(model, weights)
-        self._lock = threading.Lock()  # one pass at a time: its logits are the largest tensor of the server
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+
+    def completion(
+        self, tokens: list[int], new: list[int] | None, first: int, most_likely: int
+    ) -> tuple[list[int], dict[str, Any]]:
+        """The new tokens of a completion and its field ``logprobs``.
+
+        Args:
+            tokens: the prompt's.
+            new: those after it; None for the one that is the most likely, which costs no pass of its own.
+            first, most_likely: as in `completion_logprobs`.
+        """
+        with self._lock:  # one text at a time: its logits are the largest tensor of the server
+            expected = self.log_probabilities(tokens if new is None else (tokens + new)[:-1] or tokens)
+            if new is None:
+                new = [int(expected[-1].argmax())]
+            return new, completion_logprobs(tokens + new, expected, first, most_likely, self._tokenizer)
 
     @torch.inference_mode()
     def log_probabilities(self, tokens: list[int]) -> Tensor:
         """What the model expects after each of N tokens: (N, vocabulary), in float32 or the model's wider dtype."""
-        with self._lock:
-            ids = torch.tensor([tokens], device=self._model.device)
-            logits = self._model(ids, use_cache=False).logits[0]
-            return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        ids = torch.tensor([tokens], device=self._model.device)
+        logits = self._model(ids, use_cache=False).logits[0]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
 def completion_logprobs(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from diff_transformer.serve.api_requests import RequestError, Sampling
+from diff_transformer.serve.api_requests import RequestError, Sampling, shown
 from diff_transformer.serve.generation_engine import BatchingEngine, Engine, Generation, SequentialEngine
 from diff_transformer.serve.scored_tokens import Scorer
 
@@ -42,7 +42,7 @@ class ServedModel:
             raise ValueError(
                 f"The cache must hold one context of {self.context} tokens or more, got a cache for {cache_tokens}."
             )
-        self.scorer = Scorer(model)
+        self.scorer = Scorer(model, tokenizer)
         # The first forward pass builds the CPU kernel. It comes before the first request, and before the engine makes
         # the model attend otherwise.
         self.scorer.log_probabilities([0, 0])
@@ -56,7 +56,7 @@ class ServedModel:
         """Raise RequestError where a request asks for another model."""
         if name is not None and name not in (self.name, *self.aliases):
             raise RequestError(
-                f"The model {name!r} is not here; this server has {self.name!r}.", status=404, field="model"
+                f"The model {shown(name)} is not here; this server has {self.name!r}.", status=404, field="model"
             )
 
     def tokens_of(self, prompt: str | list[int]) -> list[int]:

@@ -19,8 +19,8 @@ class UntilStop:
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)]
-        beginnings = [stop[:size] for stop in self._stops for size in range(1, len(stop))]
-        held = max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
+        sizes = ((stop, size) for stop in self._stops for size in range(1, min(len(stop), len(text) + 1)))
+        held = max((size for stop, size in sizes if text.endswith(stop[:size])), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
