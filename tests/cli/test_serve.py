@@ -20,6 +20,7 @@ from commands import SECONDS, fails
 from diff_transformer.cli.extras import SERVE_EXTRA, TRAIN_EXTRA
 from diff_transformer.cli.serve_command import API_KEY_VARIABLE
 from diff_transformer.data import byte_tokenizer
+from diff_transformer.shipped_models import LANGUAGE_MODEL
 from running_server import HAS_SERVER, client_of, new_model
 
 pytestmark = pytest.mark.skipif(not HAS_SERVER, reason="this transformers has no server to build on")
@@ -107,11 +108,36 @@ def test_the_extra_is_enough(checkpoint: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "listens\n"), done.stderr[-2000:]
 
 
-def test_the_model_of_the_package_where_none_is_named(
-    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the package's models lie: so far one that is not of text."""
+    (tmp_path / "needles-diff").mkdir()
+    (tmp_path / "needles-diff" / "config.json").write_text("{}")
     monkeypatch.setattr("diff_transformer.shipped_models.WEIGHTS", tmp_path)
-    fails(run("serve", "--port", 0), "No CHECKPOINT is named, and this copy of the package was built without its model")
+    return tmp_path
+
+
+def test_a_checkpoint_has_to_be_named_where_the_package_has_no_model_of_text(
+    run: Callable[..., Any], weights: Path
+) -> None:
+    result = run("serve", "--port", 0)
+    fails(result, "No CHECKPOINT is named, and this copy of the package was built without its model novels-diff: train")
+
+
+def test_the_package_s_model_of_text_is_served_where_none_is_named(
+    run: Callable[..., Any], weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = weights / LANGUAGE_MODEL
+    new_model().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    (folder / "card.json").write_text('{"summary": "a tiny model"}')
+    names: list[str] = []
+    monkeypatch.setattr(
+        "diff_transformer.serve.http_server.run_server", lambda server, bound: names.append(server._served.name)
+    )
+    result = run("serve", "--port", 0)
+    assert (result.exit_code, names) == (0, ["novels-diff"]), result.stderr
+    assert "so novels-diff writes: a tiny model." in result.stderr
 
 
 def _main(arguments: list[str], environment: dict[str, str]) -> None:

@@ -1,5 +1,6 @@
 """Completions and chats through the `openai` client, one after another and in one batch."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from diff_transformer.data import byte_tokenizer
-from running_server import new_model
+from running_server import client_of, new_model, new_served, running
 
 PROMPT = "to be, or not"
 
@@ -89,6 +90,15 @@ def test_each_request_has_its_own_temperature(client: openai.OpenAI, alone: Call
     assert len({choice.text for choice in complete(client, [PROMPT] * 6, max_tokens=12, temperature=0.01).choices}) == 1
 
 
+@pytest.mark.parametrize("batching", [False, True])
+def test_of_equally_likely_tokens_the_first_is_taken(batching: bool) -> None:
+    """As `generate` does. Numbers of 16 bits are often equal."""
+    served = new_served(continuous_batching=batching)
+    served.engine.model.lm_head.weight.data[:].zero_()
+    with running(served) as url, client_of(url) as client:
+        assert complete(client, max_tokens=8).choices[0].text == "\0" * 8
+
+
 def test_a_seed_repeats_a_text(sequential: openai.OpenAI) -> None:
     texts = [
         complete(sequential, [PROMPT, "to"], max_tokens=12, temperature=1, seed=seed).choices[1].text
@@ -127,6 +137,28 @@ def expected_logprobs(text: str) -> tuple[list[int], torch.Tensor]:
     ids = byte_tokenizer()(text)["input_ids"]
     with torch.no_grad():
         return ids, new_model()(torch.tensor([ids])).logits[0].log_softmax(-1)
+
+
+def test_texts_are_scored_one_at_a_time() -> None:
+    """The logits of many long texts would not fit into memory."""
+    served = new_served()
+    at_once = [0, 0]  # now, and at most
+
+    def enter(*_: Any) -> None:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+        time.sleep(0.01)
+
+    def leave(*_: Any) -> None:
+        time.sleep(0.01)
+        at_once[0] -= 1
+
+    served.scorer._model.register_forward_pre_hook(enter)
+    served.scorer._model.register_forward_hook(leave)
+    with running(served) as url, client_of(url) as client:
+        answer = complete(client, [PROMPT] * 8, max_tokens=1, logprobs=1, echo=True)
+    assert len({str(choice.logprobs) for choice in answer.choices}) == 1
+    assert at_once == [0, 1]
 
 
 @pytest.mark.parametrize("new", [0, 1])

@@ -26,3 +26,9 @@ def test_the_text_ends_where_the_first_stop_string_begins(pieces: list[str], sto
         assert all(any(stop.startswith(seen[len(text) :]) for stop in stops) for _ in seen[len(text) :])
     assert not until.stopped
     assert text + until.rest() == seen
+
+
+def test_a_stop_string_of_any_length() -> None:
+    """Its beginnings are not all written out: of a million letters they would take half a terabyte."""
+    until = UntilStop(("a" * 1_000_000,))
+    assert (until.feed("ba"), until.rest()) == ("b", "a")
