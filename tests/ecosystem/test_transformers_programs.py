@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_pipeline_generates(folder: Path) -> None:
-    """With the task or, as the model is a causal one, without."""
     ids = torch.tensor([byte_tokenizer()("to be")["input_ids"]])
     out = new_model().generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
     settings = {"max_new_tokens": 12, "do_sample": False, "max_length": None}
@@ -31,6 +31,26 @@ def test_a_pipeline_generates(folder: Path) -> None:
     assert answer["generated_text"] == byte_tokenizer().decode(out[0])
     answers = generator(["to be", "to"], batch_size=2, **settings)
     assert answers[0][0]["generated_text"] == byte_tokenizer().decode(out[0])
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        ("text-classification", transformers.AutoModelForSequenceClassification),
+        ("token-classification", transformers.AutoModelForTokenClassification),
+        ("feature-extraction", transformers.AutoModel),
+    ],
+)
+def test_pipelines_of_other_tasks(task: str, kind: Any, folder: Path, tmp_path: Path) -> None:
+    kind.from_config(new_model().config).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    answer = transformers.pipeline(task, model=str(tmp_path))("to be")
+    expected = kind.from_pretrained(tmp_path)(torch.tensor([byte_tokenizer()("to be")["input_ids"]]))
+    if task == "feature-extraction":
+        assert answer == expected.last_hidden_state.tolist()
+    else:
+        scores = torch.atleast_2d(expected.logits.squeeze(0)).softmax(-1).amax(-1)
+        assert [each["score"] for each in answer] == pytest.approx(scores.tolist(), rel=1e-5)
 
 
 def test_a_pipeline_chats(folder: Path) -> None:
