@@ -168,6 +168,7 @@ def test_logprobs_of_a_prompt_are_those_of_a_forward_pass(client: openai.OpenAI,
     given = choice.logprobs
     assert len(given.tokens) == len(given.text_offset) == len(ids) + new
     assert given.tokens[: len(ids)] == list(PROMPT)
+    assert given.text_offset == list(range(len(ids) + new))
     assert given.token_logprobs[0] is given.top_logprobs[0] is None
     own = [float(row[token]) for row, token in zip(rows, ids[1:], strict=False)]
     assert given.token_logprobs[1 : len(ids)] == pytest.approx(own, abs=1e-10)
@@ -183,6 +184,7 @@ def test_logprobs_of_new_tokens(client: openai.OpenAI, alone: Callable[..., str]
     choice = complete(client, max_tokens=8, logprobs=0).choices[0]
     assert choice.text.rstrip("\N{REPLACEMENT CHARACTER}") == alone(PROMPT, 8)
     assert len(choice.logprobs.tokens) == 8
+    assert choice.logprobs.text_offset[0] == 0
     assert [list(top.values()) for top in choice.logprobs.top_logprobs] == [
         [value] for value in choice.logprobs.token_logprobs
     ]
