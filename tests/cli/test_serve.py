@@ -117,14 +117,14 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_checkpoint_has_to_be_named_where_the_package_has_no_model_of_text(
+def test_a_checkpoint_has_to_be_named_where_the_package_has_no_language_model(
     run: Callable[..., Any], weights: Path
 ) -> None:
     result = run("serve", "--port", 0)
     fails(result, "No CHECKPOINT is named, and this copy of the package was built without its model novels-diff: train")
 
 
-def test_the_package_s_model_of_text_is_served_where_none_is_named(
+def test_the_language_model_of_the_package_is_served_where_none_is_named(
     run: Callable[..., Any], weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = weights / LANGUAGE_MODEL
