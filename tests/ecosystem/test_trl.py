@@ -1,6 +1,6 @@
 """TRL's SFTTrainer: documents one by one or packed, with or without LoRA, on whole texts or completions alone.
 
-And its DPOTrainer, which makes the reference model itself.
+And its DPOTrainer, which makes the reference model itself, and its GRPOTrainer, which generates.
 """
 
 import copy
@@ -14,7 +14,7 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from peft import LoraConfig
 from torch import Tensor
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.data import byte_tokenizer
@@ -283,3 +283,36 @@ def test_preferences_against_a_reference_that_the_trainer_loads(
     for name, parameter in trainer.accelerator.unwrap_model(trainer.ref_model).named_parameters():
         assert torch.equal(parameter, start[name]), name
         assert not torch.equal(model.get_parameter(name), start[name]), name
+
+
+def test_texts_that_the_trainer_generates_are_rewarded(kind: str, make: Any, tmp_path: Path) -> None:
+    """GRPO: the model that generates is the model that is trained, and what is rewarded becomes likelier."""
+    folder = tmp_path / "model"
+    make(kind).save_pretrained(folder)
+    model = DiffTransformerForCausalLM.from_pretrained(folder)
+    arguments = GRPOConfig(
+        output_dir=str(tmp_path / "out"),
+        max_steps=12,
+        learning_rate=0.03,
+        lr_scheduler_type="constant",
+        per_device_train_batch_size=16,
+        num_generations=16,
+        max_completion_length=6,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        **QUIET_ON_CPU,
+    )
+
+    def share_of_low_bytes(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [sum(token < 64 for token in tokens) / len(tokens) for tokens in completion_ids]
+
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=share_of_low_bytes,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": ["the cat"] * 4}),
+        processing_class=byte_tokenizer(),
+    )
+    trainer.train()
+    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.5, rewards
