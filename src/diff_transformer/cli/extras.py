@@ -38,17 +38,25 @@ EXTRAS = {
 }
 
 
+class MissingExtraError(ModuleNotFoundError):
+    """A module is missing that a command's own extra brings; another extra may bring it too."""
+
+    def __init__(self, name: str, extra: str) -> None:
+        super().__init__(name=name)
+        self.extra = extra
+
+
 def require_extra(extra: str, without: Collection[str] = ()) -> None:
-    """Raise ModuleNotFoundError where a module of an extra, except `without`, is missing, before torch is imported."""
+    """Raise MissingExtraError where a module of an extra, except `without`, is missing, before torch is imported."""
     for name in EXTRAS[extra]:
         if name not in without and find_spec(name) is None:
-            raise ModuleNotFoundError(name=name)
+            raise MissingExtraError(name, extra)
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
     """What to install where a package of an extra is missing; None if the module belongs to no extra."""
     name = (error.name or "").partition(".")[0]
     for extra, brings in EXTRAS.items():
-        if name in brings:
+        if name in brings and extra == getattr(error, "extra", extra):
             return f'This command needs {brings[name]}, which is not installed: pip install ".[{extra}]" {CHECKOUT}'
     return None
