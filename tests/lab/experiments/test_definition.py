@@ -68,14 +68,14 @@ def test_longer_contexts_are_what_their_experiment_is_about() -> None:
             "needles/accuracy",
             "2 needles, 2 queried",
             (1 / 16, 0.53125, 0.765625),
-            "still learning at 4,000 steps; DIFF is ahead so far",
+            "still learning at 5,000 steps; no difference so far",
         ),
         (
             "fig5",
             "needles/accuracy",
             "all lengths",
             (1 / 16, 0.3372, None),
-            "still learning at 4,000 steps; no difference so far",
+            "still learning at 5,000 steps; no difference so far",
         ),
         (
             "fig6",
