@@ -128,18 +128,19 @@ def chosen(queries: int = 512, gradient: bool = False, **options: Any) -> str:
 
 @pytest.mark.usefixtures("amx")
 def test_auto_takes_the_padded_call_where_it_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 512 queries, 2048 with a gradient; never where a mask of N · N would be needed."""
-    assert (chosen(512), chosen(2048), chosen(2048, gradient=True)) == ("sdpa",) * 3
+    """Without the CPU kernel, from 256 queries, 1024 with a gradient; never where a mask of N · N would be needed."""
+    if backends.available_to_auto():
+        assert (chosen(512), chosen(2048, gradient=True)) == ("cpu",) * 2
+    monkeypatch.setattr(backends, "available_to_auto", lambda: False)
+    assert (chosen(256), chosen(2048), chosen(1024, gradient=True)) == ("sdpa",) * 3
     assert chosen(512, is_causal=False) == "sdpa"
     with torch.no_grad():
         assert chosen(512, gradient=True) == "sdpa"
-    kernel = chosen(511)
-    assert kernel != "sdpa"
-    assert {chosen(1), chosen(2047, gradient=True), chosen(window=64)} == {kernel}
-    assert chosen(segment_bounds=torch.zeros(2, 512, dtype=torch.int32)) == kernel
-    assert chosen(attn_mask=torch.ones(1, 1, 1, 512, dtype=torch.bool)) == kernel
+    assert {chosen(1), chosen(255), chosen(1023, gradient=True), chosen(window=64)} == {"blockwise"}
+    assert chosen(segment_bounds=torch.zeros(2, 512, dtype=torch.int32)) == "blockwise"
+    assert chosen(attn_mask=torch.ones(1, 1, 1, 512, dtype=torch.bool)) == "blockwise"
     monkeypatch.setattr(sdpa, "multiplies_with_amx", lambda: False)
-    assert chosen(2048) == kernel
+    assert chosen(2048) == "blockwise"
 
 
 class Largest(TorchDispatchMode):

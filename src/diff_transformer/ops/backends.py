@@ -13,7 +13,7 @@ from diff_transformer.ops.cpu.cpu_build import unavailable_reason
 from diff_transformer.ops.flex import flex_attention_backend, is_block_mask, reason_against_flex
 from diff_transformer.ops.nonfinite import confined
 from diff_transformer.ops.reference import reference_attention
-from diff_transformer.ops.sdpa import padded_q_is_fastest, sdpa_attention
+from diff_transformer.ops.sdpa import padded_q_beats_blockwise, sdpa_attention
 from diff_transformer.ops.triton.triton_backend import reason_against_triton, triton_attention
 
 
@@ -102,11 +102,9 @@ def choose(request: Request) -> str:
         return "reference"
     if q.device.type == "cuda":
         return "triton" if _reason_in_request("triton", request) is None else "sdpa"
-    if padded_q_is_fastest(request):
-        return "sdpa"
     if _reason_in_request("cpu", request) is None and available_to_auto():
         return "cpu"
-    return "blockwise"
+    return "sdpa" if padded_q_beats_blockwise(request) else "blockwise"
 
 
 def resolve(backend: str, request: Request) -> Backend:

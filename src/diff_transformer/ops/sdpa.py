@@ -20,8 +20,8 @@ from diff_transformer.ops.attention_request import Request
 # Older ones can be wrong for lengths that 128 does not divide; torch itself prefers cuDNN from here on.
 _TRUSTED_CUDNN = 91501
 
-# Queries from which sdpa_padded_q was measured to be faster than the fused kernel: without and with a gradient.
-PADDED_QUERIES = (512, 2048)
+# Queries from which sdpa_padded_q was measured to be faster than `blockwise`: without and with a gradient.
+PADDED_QUERIES = (256, 1024)
 
 
 class SdpaCase(NamedTuple):
@@ -162,8 +162,8 @@ def _hides_by_causality_alone(request: Request) -> bool:
     return request.n == request.s and not hides_more and request.scale > 0
 
 
-def padded_q_is_fastest(request: Request) -> bool:
-    """Whether sdpa_padded_q was measured to be faster than the fused kernel for the CPU. See docs/backends.md."""
+def padded_q_beats_blockwise(request: Request) -> bool:
+    """Whether sdpa_padded_q was measured to be faster than ``blockwise``. See docs/backends.md."""
     if not _hides_by_causality_alone(request) or not _fits_padded_q(*request[:3]):
         return False
     return request.n >= PADDED_QUERIES[request.needs_gradient]

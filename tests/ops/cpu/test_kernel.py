@@ -19,6 +19,7 @@ from diff_transformer import diff_attention
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.backends import choose
 from diff_transformer.ops.cpu.cpu_backend import reason_against_cpu_kernel
+from diff_transformer.ops.sdpa import multiplies_with_amx
 from full_run import short_run
 
 pytestmark = [
@@ -29,8 +30,8 @@ pytestmark = [
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, *HALF)
 
-# A block has up to 64 queries, a chunk 96 keys, a strip 64 channels; up to 4 queries for each key head, or 16 where
-# threads would be idle, take the path for few queries, which shares out 256 keys or more to a task.
+# A block has up to 64 queries, a chunk 96 keys (256 with AMX), a strip 64 channels; up to 4 queries for each key head,
+# or 16 where threads would be idle, take the path for few queries, which shares out 256 keys or more to a task.
 CASES = {
     "one block, one chunk": Case(batch=1, heads=1, key_heads=1, queries=64, keys=96, d=16, dv=32),
     "one more of each": Case(batch=1, heads=1, key_heads=1, queries=65, keys=97, d=17, dv=33),
@@ -46,6 +47,12 @@ CASES = {
     "narrow window": Case(batch=1, heads=1, key_heads=1, queries=130, keys=130, window=5, is_causal=True),
     "window, heads in one block": Case(batch=1, heads=4, key_heads=1, queries=30, keys=150, window=40, is_causal=True),
     "wide window, not causal": Case(batch=1, heads=1, key_heads=1, queries=80, keys=200, window=90),
+    "window that begins near the end of the last chunk": Case(
+        batch=1, heads=1, key_heads=1, queries=10, keys=256, window=2, is_causal=True
+    ),
+    "window across the end of a chunk": Case(
+        batch=1, heads=2, key_heads=1, queries=70, keys=590, window=37, is_causal=True
+    ),
     "many blind queries": Case(batch=1, heads=2, key_heads=1, queries=150, keys=40, is_causal=True),
     "mask over several chunks": Case(batch=2, heads=2, queries=70, keys=210, mask="bool (B, H, N, S)"),
     "additive mask over several chunks": Case(batch=2, heads=2, queries=70, keys=210, mask="add -inf (B, 1, N, S)"),
@@ -163,6 +170,29 @@ def test_output_without_gradients(name: str, dtype: torch.dtype, threads: int) -
     out = attend(problem)
     assert not out.requires_grad
     assert np.all(np.abs(out.double().numpy() - expected.values["out"]) <= expected.limits["out"])
+
+
+def products() -> str:
+    assert reason_against_cpu_kernel() is None
+    products: str = torch.ops.diff_transformer_cpu.bfloat16_products()
+    return products
+
+
+def test_what_multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AMX wherever torch's own attention has it."""
+    assert (products() == "AMX") is multiplies_with_amx()
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert products() in ("AVX512-BF16", "float32")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_without_amx(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if products() != "AMX":
+        pytest.skip("all other tests are without it")
+    problem, expected = prepared(replace(CASES[name], dtype=torch.bfloat16))
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert products() == "AVX512-BF16"
+    expected.check(solve(problem))
 
 
 @pytest.mark.parametrize("queries", [2, 4])

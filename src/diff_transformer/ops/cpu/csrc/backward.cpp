@@ -6,8 +6,8 @@
 
 #include "block.h"
 #include "kernels.h"
-#include "pairs.h"
 #include "parallel.h"
+#include "transposed.h"
 
 namespace diff_transformer {
 inline namespace CPU_CAPABILITY {
@@ -73,12 +73,12 @@ struct Backward {
           query_rows(2 * divide_up(p.d, kStrip) * kStrip * kStrip),
           grad_lanes(p.dv * kStrip),
           grad_rows(divide_up(p.dv, kStrip) * kStrip * kStrip),
-          mask(kChunk * kStrip),
+          mask(Kind::kChunk * kStrip),
           maps{Buffer<float>(storage.size), Buffer<float>(storage.size)},
           grad_weights(storage.size),
           sums(2 * p.d * kStrip),
-          lanes(kChunk * kStrip),
-          weights(kChunk * kStrip) {}
+          lanes(Kind::kChunk * kStrip),
+          weights(Kind::kChunk * kStrip) {}
   };
 
   // Says whether the gradients of the block's queries are finite: what is not in those of the keys is not in these.
@@ -115,11 +115,11 @@ struct Backward {
     auto compute = [&](Range chunk, bool edge, Visible mask, float(*sums)[kStrip]) {
       const int64_t offset = storage.offset(rows, chunk);
       float* grads = scratch.grad_weights.get() + offset;
-      multiply_rows<Kind>(rows, chunk, edge, left_rows<Kind>(values.head(p, unit, 0), values.row_stride),
+      multiply_rows<Kind>(p, rows, chunk, edge, left_rows<Kind>(values.head(p, unit, 0), values.row_stride),
                           scratch.grad_lanes.get(), p.dv, grads);
       for (int c = 0; c < 2; ++c) {
         float* map = scratch.maps[c].get() + offset;
-        score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
+        const Vec scale = score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
                           scratch.queries.get() + c * p.d * kStrip,
                           mask == Visible::kSome ? scratch.mask.get() : nullptr, map);
         for (int v = 0; v < vecs; ++v) {
@@ -128,7 +128,7 @@ struct Backward {
           Vec sum(0.0f);
           for (int64_t j = 0; j < chunk.size(); ++j) {
             float* x = map + j * kStrip + lane;
-            const Vec weight = exp_of_negative(load(x) - top) * factor;
+            const Vec weight = exp_of_negative(at::vec::fmsub(load(x), scale, top)) * factor;
             weight.store(x);
             sum = at::vec::fmadd(weight, load(grads + j * kStrip + lane), sum);
           }
@@ -137,7 +137,7 @@ struct Backward {
       }
     };
     scratch.skipped.clear();
-    for_each_chunk(rows, [&](Range chunk, bool edge, int64_t) {
+    for_each_chunk<Kind>(rows, [&](Range chunk, bool edge, int64_t) {
       const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
       scratch.skipped.push_back(mask == Visible::kNone);
       if (mask != Visible::kNone) compute(chunk, edge, mask, means);
@@ -145,7 +145,7 @@ struct Backward {
 
     float* query_sums = scratch.sums.get();
     std::fill(query_sums, query_sums + 2 * p.d * kStrip, 0.0f);
-    for_each_chunk(rows, [&](Range chunk, bool edge, int64_t number) {
+    for_each_chunk<Kind>(rows, [&](Range chunk, bool edge, int64_t number) {
       if (scratch.skipped[number]) return;
       if (!storage.all) {
         alignas(64) float known[2][kStrip] = {};
@@ -181,6 +181,10 @@ struct Backward {
             }
             Kind::store(to, grad_scores);
           }
+          for (int64_t j = round_up(chunk.size(), Kind::kDepth); j % Kind::kTile; j += Kind::kDepth) {
+            Vec(0.0f).store(to);
+            to += kStrip * sizeof(float);
+          }
         }
         add_to_keys(rows, chunk, edge, scratch.query_rows.get() + c * query_strips * kStrip * kStrip, p.d, weights,
                     gradients.keys.get() + (c % p.key_maps) * query_strips * p.s * kStrip);
@@ -189,7 +193,7 @@ struct Backward {
       }
     });
     for (int c = 0; c < 2; ++c)
-      unpack_lanes<T>(rows, p.d, query_sums + c * p.d * kStrip, [&](int r) {
+      unpack_lanes<Kind>(rows, p.d, query_sums + c * p.d * kStrip, [&](int r) {
         return grad_q + (((batch * p.heads + rows.head[r]) * 2 + c) * p.n + rows.query[r]) * p.d;
       });
     for (int r = 0; r < rows.count; ++r)
@@ -200,7 +204,7 @@ struct Backward {
   // Gradients of keys or values: sums over the block's queries of weights[key][query] · row[query][channel].
   void add_to_keys(const Rows& rows, Range chunk, bool edge, const float* right, int64_t width, const T* weights,
                    float* sums) const {
-    for_each_part(rows, chunk, edge, [&](Range part, Lanes active) {
+    for_each_part<Kind>(rows, chunk, edge, [&](Range part, Lanes active) {
       const int64_t first = active.first * kLanes, depth = (active.last - active.first) * kLanes / Kind::kDepth;
       const Left left = left_rows<Kind>(weights + (part.low - chunk.low) * kStrip + first, kStrip);
       for (int64_t strip = 0; strip * kStrip < width; ++strip) {
@@ -253,7 +257,7 @@ bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
                                 keys_of<T>(p),
                                 values_of<T>(p),
                                 key_channels,
-                                MapStorage(blocks),
+                                MapStorage(blocks, Kind::kChunk),
                                 grad_out,
                                 statistics.data_ptr<float>(),
                                 static_cast<T*>(grad_q.data_ptr()),
@@ -287,6 +291,7 @@ bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
       backward.write_keys(unit, *sums[unit][0]);
       sums[unit].clear();
     }
+    Kind::release();
   });
   return finite;
 }
@@ -295,6 +300,10 @@ bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
 
 bool differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,
                    const at::Tensor& grad_k, const at::Tensor& grad_v, const at::Tensor& grad_lam) {
+#ifdef DIFF_TRANSFORMER_BFLOAT16_TILES
+  if (grad_out.scalar_type() == at::kBFloat16 && BFloat16Tiles::are_supported())
+    return differentiate_kind<BFloat16Tiles>(p, grad_out, statistics, grad_q, grad_k, grad_v, grad_lam);
+#endif
 #ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
   if (grad_out.scalar_type() == at::kBFloat16)
     return differentiate_kind<BFloat16Pair>(p, grad_out, statistics, grad_q, grad_k, grad_v, grad_lam);

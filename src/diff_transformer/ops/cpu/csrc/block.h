@@ -8,11 +8,9 @@
 namespace diff_transformer {
 inline namespace CPU_CAPABILITY {
 
-// Keys taken at a time: a chunk's scores, weights and the queries stay in the first two levels of cache.
-constexpr int64_t kChunk = 96;
 // Keys of a chunk in which something is hidden: fewer at a time, to skip the lanes that see none of them.
 constexpr int64_t kStep = kLanes >= 16 ? kLanes : 16;
-static_assert(kChunk % kStep == 0 && kStep % 2 == 0);
+static_assert(kStep % 2 == 0);
 
 // The maps of a block are stored for so many keys; with more they are computed twice, or they would fill the memory.
 constexpr int64_t kMostStored = 1 << 16;
@@ -29,6 +27,7 @@ class Buffer {
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
 // Queries of a block: a whole strip, or fewer where the threads would otherwise not all have work.
 inline int64_t block_rows(const Problem& p, int64_t threads) {
@@ -61,31 +60,33 @@ struct MapStorage {
   bool all;
   int64_t size;
 
-  explicit MapStorage(const Blocks& blocks) {
+  MapStorage(const Blocks& blocks, int64_t chunk) {
     int64_t most = 0;
     const int64_t different = blocks.per_head ? blocks.per_head : blocks.count;  // heads are alike
     for (int64_t i = 0; i < different; ++i) most = std::max(most, blocks.rows(0, i).by_any.size());
     all = most <= kMostStored;
-    size = ((all ? most : 0) + kChunk) * kStrip;
+    size = ((all ? most : 0) + chunk) * kStrip;
   }
 
   int64_t offset(const Rows& rows, Range chunk) const { return all ? (chunk.low - rows.by_any.low) * kStrip : 0; }
 };
 
-// Calls body(chunk, edge, number) for the chunks of the keys that a block sees.
-template <class Body>
+// Calls body(chunk, edge, number) for the keys that a block sees, cut at the multiples of a chunk.
+template <class Kind, class Body>
 void for_each_chunk(const Rows& rows, const Body& body) {
   int64_t number = 0;
-  for (int64_t low = rows.by_any.low; low < rows.by_any.high; low += kChunk, ++number) {
-    const Range chunk{low, std::min(low + kChunk, rows.by_any.high)};
+  for (int64_t low = rows.by_any.low, high; low < rows.by_any.high; low = high, ++number) {
+    high = std::min((low / Kind::kChunk + 1) * Kind::kChunk, rows.by_any.high);
+    const Range chunk{low, high};
     body(chunk, has_edge(rows, chunk), number);
   }
 }
 
-// Calls body(keys, lanes) for the parts of a chunk: all of it at once, or in steps where something is hidden.
-template <class Body>
+// Calls body(keys, lanes) for the parts of a chunk: all of it at once, or in steps where something is hidden. AMX takes
+// longer for parts than what it saves.
+template <class Kind, class Body>
 void for_each_part(const Rows& rows, Range chunk, bool edge, const Body& body) {
-  if (!edge) return body(chunk, rows.lanes());
+  if (kMultipliesTiles<Kind> || !edge) return body(chunk, rows.lanes());
   for (int64_t j = chunk.low; j < chunk.high; j += kStep) {
     const Range keys{j, std::min(j + kStep, chunk.high)};
     body(keys, active_lanes(rows, keys));
@@ -104,11 +105,14 @@ void pack_lanes(const Rows& rows, int64_t width, const Row& row, float* to) {
 
 // Products of a chunk's keys (or values) with the lanes: out[keys][kStrip]; what no lane of a vector sees is 0.
 template <class Kind>
-void multiply_rows(const Rows& rows, Range chunk, bool edge, Left left, const float* lanes, int64_t width,
-                   float* out) {
-  for_each_part(rows, chunk, edge, [&](Range keys, Lanes active) {
+void multiply_rows(const Problem& p, const Rows& rows, Range chunk, bool edge, Left left, const float* lanes,
+                   int64_t width, float* out) {
+  for_each_part<Kind>(rows, chunk, edge, [&](Range keys, Lanes active) {
     const int64_t j = keys.low - chunk.low;
-    product<Kind, false>(left.rows_from(keys.low), lanes, out + j * kStrip, keys.size(), active, steps<Kind>(width));
+    // Whole tiles where there are so many keys: oneDNN generates code for each number of rows that it meets.
+    const int64_t whole = kMultipliesTiles<Kind> ? round_up(keys.size(), Kind::kTile) : keys.size();
+    const int64_t count = keys.low + whole <= p.s ? whole : keys.size();
+    product<Kind, false>(left.rows_from(keys.low), lanes, out + j * kStrip, count, active, steps<Kind>(width));
     for (int v = 0; v < rows.vecs; ++v) {
       if (v >= active.first && v < active.last) continue;
       for (int64_t i = j; i < j + keys.size(); ++i) Vec(0.0f).store(out + i * kStrip + v * kLanes);
@@ -116,12 +120,13 @@ void multiply_rows(const Rows& rows, Range chunk, bool edge, Left left, const fl
   });
 }
 
-// Scores of a chunk, mask added and hidden ones −infinity.
+// Scores of a chunk, mask added and hidden ones −infinity. What is returned is still to be multiplied with them.
 template <class Kind>
-void score_chunk(const Problem& p, const Rows& rows, Range chunk, bool edge, Left keys, const float* queries,
-                 const float* mask, float* out) {
-  multiply_rows<Kind>(rows, chunk, edge, keys, queries, p.d, out);
+Vec score_chunk(const Problem& p, const Rows& rows, Range chunk, bool edge, Left keys, const float* queries,
+                const float* mask, float* out) {
+  multiply_rows<Kind>(p, rows, chunk, edge, keys, queries, p.d, out);
   const Vec factor(p.scale), hidden(kHidden);
+  if (!mask && !edge) return factor;
   for (int64_t j = 0; j < chunk.size(); ++j)
     for (int v = 0; v < rows.vecs; ++v) {
       float* x = out + j * kStrip + v * kLanes;
@@ -133,25 +138,34 @@ void score_chunk(const Problem& p, const Rows& rows, Range chunk, bool edge, Lef
       y.store(x);
     }
   if (edge) hide_by_position(rows, chunk, out);
+  return Vec(1.0f);
 }
 
 // Sums over keys: out[channels][kStrip] += Σ_j left(channel, j) · weights[j]. `left` begins at the chunk's first key.
 template <class Kind>
 void multiply_channels(const Rows& rows, Range chunk, bool edge, Left left, const float* weights, int64_t channels,
                        float* out) {
-  for_each_part(rows, chunk, edge, [&](Range keys, Lanes active) {
+  for_each_part<Kind>(rows, chunk, edge, [&](Range keys, Lanes active) {
     const int64_t k = (keys.low - chunk.low) / Kind::kDepth;
-    product<Kind, true>(left.depth_from(k), weights + k * kStrip, out, channels, active, steps<Kind>(keys.size()));
+    const int64_t size = round_up(keys.size(), Kind::kTile);
+    product<Kind, true>(left.depth_from(k), weights + k * kStrip, out, channels, active, steps<Kind>(size));
   });
 }
 
 // x[channels][kStrip] → rows of a tensor.
-template <class T, class Row>
+template <class Kind, class Row>
 void unpack_lanes(const Rows& rows, int64_t channels, const float* x, const Row& row) {
-  for (int r = 0; r < rows.count; ++r) {
-    T* to = row(r);
-    for (int64_t c = 0; c < channels; ++c) to[c] = static_cast<T>(x[c * kStrip + r]);
-  }
+  using T = typename Kind::Scalar;
+  alignas(64) float square[kLanes * kLanes];
+  int64_t c = 0;
+  for (; c + kLanes <= channels; c += kLanes)
+    for (int first = 0; first < rows.count; first += kLanes) {
+      at::vec::transpose_mxn<float, kLanes, kLanes>(x + c * kStrip + first, kStrip, square, kLanes);
+      for (int r = 0; r < std::min(kLanes, rows.count - first); ++r)
+        Kind::store_row(row(first + r) + c, load(square + r * kLanes));
+    }
+  for (; c < channels; ++c)
+    for (int r = 0; r < rows.count; ++r) row(r)[c] = static_cast<T>(x[c * kStrip + r]);
 }
 
 }  // namespace CPU_CAPABILITY

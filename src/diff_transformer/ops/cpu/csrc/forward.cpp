@@ -4,8 +4,8 @@
 
 #include "block.h"
 #include "kernels.h"
-#include "pairs.h"
 #include "parallel.h"
+#include "transposed.h"
 
 namespace diff_transformer {
 inline namespace CPU_CAPABILITY {
@@ -13,6 +13,7 @@ inline namespace CPU_CAPABILITY {
 namespace {
 
 // Exponentials of a chunk's scores, below the highest score that had been seen by then, and their sum so far.
+template <class Kind>
 struct RunningSoftmax {
   alignas(64) float highest[kStrip], sum[kStrip];
 
@@ -21,29 +22,41 @@ struct RunningSoftmax {
     std::fill(sum, sum + kStrip, 0.0f);
   }
 
-  void update(int vecs, int64_t keys, float* scores, float* reference) {
+  void update(int vecs, int64_t keys, const float* scores, Vec scale, float* powers, float* reference) {
     for (int v = 0; v < vecs; ++v) {
       const float* x = scores + v * kLanes;
       const Vec before = load(highest + v * kLanes);
-      Vec top = before;
-      for (int64_t j = 0; j < keys; ++j) top = at::vec::clamp_min(load(x + j * kStrip), top);
+      Vec tops[kChains] = {before, before, before, before};
+      int64_t j = 0;
+      for (; j + kChains <= keys; j += kChains)
+        for (int i = 0; i < kChains; ++i) tops[i] = at::vec::clamp_min(load(x + (j + i) * kStrip) * scale, tops[i]);
+      for (; j < keys; ++j) tops[0] = at::vec::clamp_min(load(x + j * kStrip) * scale, tops[0]);
+      const Vec top = at::vec::clamp_min(at::vec::clamp_min(tops[0], tops[1]), at::vec::clamp_min(tops[2], tops[3]));
       top.store(highest + v * kLanes);
       top.store(reference + v * kLanes);
-      const Vec total = exponentials(v, keys, scores, reference);
+      const Vec total = exponentials(v, keys, scores, scale, powers, reference);
       (load(sum + v * kLanes) * exp_of_negative(before - top) + total).store(sum + v * kLanes);
     }
   }
 
-  // In place, for one vector of lanes; returns their sum.
-  static Vec exponentials(int v, int64_t keys, float* scores, const float* reference) {
+  // For one vector of lanes, as the steps of depth of a product; returns their sum.
+  static Vec exponentials(int v, int64_t keys, const float* scores, Vec scale, float* powers, const float* reference) {
     const Vec top = load(reference + v * kLanes);
+    const float* x = scores + v * kLanes;
+    char* to = reinterpret_cast<char*>(powers + v * kLanes);
     Vec total(0.0f);
-    for (int64_t j = 0; j < keys; ++j) {
-      float* x = scores + j * kStrip + v * kLanes;
-      const Vec power = exp_of_negative(load(x) - top);
-      power.store(x);
-      total = total + power;
-    }
+    auto step = [&](int count) {
+      Vec power[Kind::kDepth];
+      for (int i = 0; i < Kind::kDepth; ++i, x += kStrip) {
+        power[i] = i < count ? exp_of_negative(at::vec::fmsub(load(x), scale, top)) : Vec(0.0f);
+        total = total + power[i];
+      }
+      Kind::store(to, power);
+      to += kStrip * sizeof(float);
+    };
+    int64_t j = 0;
+    for (; j + Kind::kDepth <= keys; j += Kind::kDepth) step(Kind::kDepth);
+    if (j < keys) step(static_cast<int>(keys - j));
     return total;
   }
 };
@@ -60,16 +73,17 @@ struct Forward {
   float* statistics;
 
   struct Scratch {
-    Buffer<float> queries, mask, weights, sums;
-    Buffer<float> scores[2], references[2];
+    Buffer<float> queries, mask, scores, weights, sums;
+    Buffer<float> powers[2], references[2];
     std::vector<bool> skipped;
     Scratch(const Problem& p, const MapStorage& storage)
         : queries(2 * p.d * kStrip),
-          mask(kChunk * kStrip),
-          weights(kChunk * kStrip),
+          mask(Kind::kChunk * kStrip),
+          scores(Kind::kChunk * kStrip),
+          weights(Kind::kChunk * kStrip),
           sums(p.dv * kStrip),
-          scores{Buffer<float>(storage.size), Buffer<float>(storage.size)},
-          references{Buffer<float>((p.s / kChunk + 2) * kStrip), Buffer<float>((p.s / kChunk + 2) * kStrip)} {}
+          powers{Buffer<float>(storage.size / Kind::kDepth), Buffer<float>(storage.size / Kind::kDepth)},
+          references{Buffer<float>((p.s / Kind::kChunk + 2) * kStrip), Buffer<float>((p.s / Kind::kChunk + 2) * kStrip)} {}
   };
 
   // Says whether the block's outputs are finite.
@@ -77,27 +91,30 @@ struct Forward {
     const int64_t batch = unit / p.key_heads, key_head = unit % p.key_heads;
     const Rows rows = blocks.rows(key_head, index);
     const int vecs = rows.vecs;
-    RunningSoftmax softmax[2];
+    RunningSoftmax<Kind> softmax[2];
     for (int c = 0; c < 2; ++c) {
       softmax[c].reset();
       pack_lanes<Kind>(rows, p.d, [&](int r) { return query_row<T>(p, batch, rows, c, r); },
                        scratch.queries.get() + c * p.d * kStrip);
     }
+    float* scores = scratch.scores.get();
     auto score = [&](Range chunk, bool edge, Visible mask, int c) {
-      float* scores = scratch.scores[c].get() + storage.offset(rows, chunk);
-      score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
-                        scratch.queries.get() + c * p.d * kStrip,
-                        mask == Visible::kSome ? scratch.mask.get() : nullptr, scores);
-      return scores;
+      return score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
+                               scratch.queries.get() + c * p.d * kStrip,
+                               mask == Visible::kSome ? scratch.mask.get() : nullptr, scores);
+    };
+    auto powers = [&](Range chunk, int c) {
+      return scratch.powers[c].get() + storage.offset(rows, chunk) / Kind::kDepth;
     };
     scratch.skipped.clear();
-    for_each_chunk(rows, [&](Range chunk, bool edge, int64_t number) {
+    for_each_chunk<Kind>(rows, [&](Range chunk, bool edge, int64_t number) {
       const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
       scratch.skipped.push_back(mask == Visible::kNone);
       if (mask == Visible::kNone) return;
       for (int c = 0; c < 2; ++c) {
         float* reference = scratch.references[c].get() + number * kStrip;
-        softmax[c].update(vecs, chunk.size(), score(chunk, edge, mask, c), reference);
+        const Vec scale = score(chunk, edge, mask, c);
+        softmax[c].update(vecs, chunk.size(), scores, scale, powers(chunk, c), reference);
       }
     });
     alignas(64) float lambdas[kStrip], inverse[2][kStrip];
@@ -107,18 +124,17 @@ struct Forward {
     }
     float* sums = scratch.sums.get();
     std::fill(sums, sums + p.dv * kStrip, 0.0f);
-    for_each_chunk(rows, [&](Range chunk, bool edge, int64_t number) {
+    for_each_chunk<Kind>(rows, [&](Range chunk, bool edge, int64_t number) {
       if (scratch.skipped[number]) return;
       if (!storage.all) {
         const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
         for (int c = 0; c < 2; ++c) {
-          float* scores = score(chunk, edge, mask, c);
+          const Vec scale = score(chunk, edge, mask, c);
           for (int v = 0; v < vecs; ++v)
-            RunningSoftmax::exponentials(v, chunk.size(), scores, scratch.references[c].get() + number * kStrip);
+            RunningSoftmax<Kind>::exponentials(v, chunk.size(), scores, scale, powers(chunk, c),
+                                               scratch.references[c].get() + number * kStrip);
         }
       }
-      const int64_t offset = storage.offset(rows, chunk);
-      const float *first = scratch.scores[0].get() + offset, *second = scratch.scores[1].get() + offset;
       for (int v = 0; v < vecs; ++v) {
         const int lane = v * kLanes;
         auto factor = [&](int c) {
@@ -126,19 +142,23 @@ struct Forward {
           return exp_of_negative(reference - load(softmax[c].highest + lane)) * load(inverse[c] + lane);
         };
         const Vec a = factor(0), b = factor(1) * load(lambdas + lane);
+        const char* first = reinterpret_cast<const char*>(powers(chunk, 0) + lane);
+        const char* second = reinterpret_cast<const char*>(powers(chunk, 1) + lane);
         char* to = reinterpret_cast<char*>(scratch.weights.get() + lane);
-        for (int64_t j = 0; j < chunk.size(); j += Kind::kDepth, to += kStrip * sizeof(float)) {
-          Vec weights[Kind::kDepth];
-          for (int i = 0; i < Kind::kDepth; ++i) {
-            const int64_t at = (j + i) * kStrip + lane;
-            weights[i] = j + i < chunk.size() ? load(first + at) * a - load(second + at) * b : Vec(0.0f);
-          }
+        const int64_t step = kStrip * sizeof(float);
+        int64_t j = 0;
+        for (; j < chunk.size(); j += Kind::kDepth, first += step, second += step, to += step) {
+          Vec one[Kind::kDepth], other[Kind::kDepth], weights[Kind::kDepth];
+          Kind::unpack(first, one);
+          Kind::unpack(second, other);
+          for (int i = 0; i < Kind::kDepth; ++i) weights[i] = one[i] * a - other[i] * b;
           Kind::store(to, weights);
         }
+        for (; j % Kind::kTile; j += Kind::kDepth, to += step) Vec(0.0f).store(to);
       }
       multiply_channels<Kind>(rows, chunk, edge, values.from(unit, 0, chunk.low), scratch.weights.get(), p.dv, sums);
     });
-    unpack_lanes<T>(rows, p.dv, sums, [&](int r) { return out + out_row(batch, rows, r) * p.dv; });
+    unpack_lanes<Kind>(rows, p.dv, sums, [&](int r) { return out + out_row(batch, rows, r) * p.dv; });
     for (int r = 0; r < rows.count; ++r)
       for (int c = 0; c < 2; ++c) {
         float* to = statistics + ((batch * p.heads + rows.head[r]) * 2 + c) * 2 * p.n + rows.query[r];
@@ -162,7 +182,7 @@ bool attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& stat
                               blocks,
                               keys_of<T>(p),
                               values,
-                              MapStorage(blocks),
+                              MapStorage(blocks, Kind::kChunk),
                               static_cast<T*>(out.data_ptr()),
                               statistics.data_ptr<float>()};
   const int64_t count = forward.blocks.count;
@@ -172,21 +192,29 @@ bool attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& stat
     // The last queries first: under causality they are the most work.
     for (int64_t task = next(); task >= 0; task = next())
       if (!forward.block(task / count, count - 1 - task % count, scratch)) finite = false;
+    Kind::release();
   });
   return finite;
 }
 
 }  // namespace
 
-bool has_bfloat16() {
+std::string bfloat16_products() {
+#ifdef DIFF_TRANSFORMER_BFLOAT16_TILES
+  if (BFloat16Tiles::are_supported()) return "AMX";
+#endif
 #ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
-  return true;
+  return "AVX512-BF16";
 #else
-  return false;
+  return "float32";
 #endif
 }
 
 bool attend(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+#ifdef DIFF_TRANSFORMER_BFLOAT16_TILES
+  if (out.scalar_type() == at::kBFloat16 && BFloat16Tiles::are_supported())
+    return attend_kind<BFloat16Tiles>(p, out, statistics);
+#endif
 #ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
   if (out.scalar_type() == at::kBFloat16) return attend_kind<BFloat16Pair>(p, out, statistics);
 #endif

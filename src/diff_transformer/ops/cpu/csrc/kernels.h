@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 #include "problem.h"
 
 namespace diff_transformer {
@@ -21,7 +23,8 @@ bool has_few_queries(int64_t rows_of_unit, int64_t units);
 bool differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,
                    const at::Tensor& grad_k, const at::Tensor& grad_v, const at::Tensor& grad_lam);
 
-bool has_bfloat16();
+// What multiplies bfloat16 here: "AMX", "AVX512-BF16", or "float32" where there are no instructions for it.
+std::string bfloat16_products();
 
 }  // namespace CPU_CAPABILITY
 }  // namespace diff_transformer

@@ -36,9 +36,9 @@ struct Inputs {
 
   static Tensor with_rows(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
-  // For products of blocks: bfloat16 where an instruction multiplies pairs of it, float32 otherwise.
+  // For products of blocks: bfloat16 where instructions multiply it, float32 otherwise.
   static Tensor multiplied(const Tensor& x) {
-    if (x.scalar_type() != at::kBFloat16 || !has_bfloat16()) return with_rows(x.to(at::kFloat));
+    if (x.scalar_type() != at::kBFloat16 || bfloat16_products() == "float32") return with_rows(x.to(at::kFloat));
     return with_rows(x.size(-1) % 2 ? at::constant_pad_nd(x, {0, 1}) : x);
   }
 
@@ -146,6 +146,7 @@ TORCH_LIBRARY(diff_transformer_cpu, library) {
       "backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, Tensor statistics,"
       " bool is_causal, float scale, int? window, Tensor? documents)"
       " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_lam)");
+  library.def("bfloat16_products() -> str", &bfloat16_products);
 }
 
 TORCH_LIBRARY_IMPL(diff_transformer_cpu, CPU, library) {

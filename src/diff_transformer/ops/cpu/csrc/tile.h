@@ -5,6 +5,8 @@
 // the lanes (scores, the output), or the channels are (the gradients of keys and values).
 #pragma once
 
+#include <ATen/native/CPUBlas.h>
+
 #include <cstring>
 
 #include "vector.h"
@@ -17,6 +19,10 @@ struct Float32 {
   using Scalar = float;
   using Operand = Vec;
   static constexpr int kDepth = 1;
+  // Keys taken at a time: their scores, weights and the queries stay in the first two levels of cache.
+  static constexpr int64_t kChunk = 96;
+  // Numbers that are stored as 0 where the depth of a product ends before a multiple of this.
+  static constexpr int64_t kTile = 1;
   static Operand broadcast(const char* a) {
     float x;
     std::memcpy(&x, a, sizeof x);
@@ -26,8 +32,12 @@ struct Float32 {
   static Vec multiply_add(Operand a, Operand b, Vec c) { return at::vec::fmadd(a, b, c); }
   // One vector of each of kDepth consecutive rows, as `load` wants them.
   static void store(char* b, const Vec* rows) { rows[0].store(b); }
+  // What `store` stored.
+  static void unpack(const char* b, Vec* rows) { rows[0] = Vec::loadu(b); }
   // The same numbers as `broadcast` wants them: side by side.
   static void store_row(float* a, Vec row) { row.store(a); }
+  // What a thread does when it has made its last product.
+  static void release() {}
 };
 
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
@@ -36,6 +46,8 @@ struct BFloat16Pair {
   using Scalar = c10::BFloat16;
   using Operand = __m512i;
   static constexpr int kDepth = 2;
+  static constexpr int64_t kChunk = 96;
+  static constexpr int64_t kTile = 2;
   static Operand broadcast(const char* a) {
     int32_t x;
     std::memcpy(&x, a, sizeof x);
@@ -47,12 +59,41 @@ struct BFloat16Pair {
   }
   static __m256i round(Vec x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
   static void store(char* b, const Vec* rows) {
-    const __m512i even = _mm512_cvtepu16_epi32(round(rows[0])), odd = _mm512_cvtepu16_epi32(round(rows[1]));
-    _mm512_storeu_si512(b, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+    const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(rows[1], rows[0]));
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    _mm512_storeu_si512(b, _mm512_permutexvar_epi16(order, both));
+  }
+  static void unpack(const char* b, Vec* rows) {
+    const __m512i both = load(b);
+    rows[0] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+    rows[1] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
   }
   static void store_row(c10::BFloat16* a, Vec row) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(a), round(row)); }
+  static void release() {}
 };
 #endif
+
+#if defined(DIFF_TRANSFORMER_BFLOAT16_PAIRS) && defined(CPUBLAS_BRGEMM_BF16BF16F32)
+#define DIFF_TRANSFORMER_BFLOAT16_TILES
+// The same numbers in the same layout, multiplied by AMX: 16 rows of 32 numbers are one of its tiles.
+struct BFloat16Tiles : BFloat16Pair {
+  static constexpr int64_t kChunk = 256;
+  static constexpr int64_t kTile = 32;
+  static bool are_supported() { return at::native::cpublas::could_pack(at::kBFloat16); }
+  // C (+)= A · B; strides count numbers, and B is stored by pairs.
+  static void multiply(int64_t rows, int64_t lanes, int64_t depth, const char* a, int64_t row, const char* b, float* c,
+                       bool accumulate) {
+    at::native::cpublas::brgemm(rows, lanes, depth, row, kStrip, kStrip, accumulate,
+                                reinterpret_cast<const c10::BFloat16*>(a), reinterpret_cast<const c10::BFloat16*>(b), c);
+  }
+  static void release() { at::native::cpublas::brgemm_release(); }
+};
+#endif
+
+// Whether whole tiles are multiplied, and not vectors.
+template <class Kind>
+constexpr bool kMultipliesTiles = Kind::kTile > Kind::kDepth;
 
 // A(m, k) at address a + m·row + k·step.
 struct Left {
@@ -61,7 +102,6 @@ struct Left {
   Left rows_from(int64_t m) const { return {a + m * row, row, step}; }
   Left depth_from(int64_t k) const { return {a + k * step, row, step}; }
 };
-
 
 // A range of the vectors of a strip.
 struct Lanes {
@@ -119,6 +159,9 @@ template <class Kind, bool kAccumulate>
 void product(Left left, const void* right, float* c, int64_t rows, Lanes lanes, int64_t depth) {
   const char* b = static_cast<const char*>(right) + lanes.first * kLanes * sizeof(float);
   c += lanes.first * kLanes;
+  if constexpr (kMultipliesTiles<Kind>)
+    return Kind::multiply(rows, (lanes.last - lanes.first) * kLanes, depth * Kind::kDepth, left.a,
+                          left.row / static_cast<int64_t>(sizeof(typename Kind::Scalar)), b, c, kAccumulate);
   int vecs = lanes.last - lanes.first;
   for (; vecs >= kPanelVecs; vecs -= kPanelVecs) {
     tiles<Kind, kPanelVecs, kAccumulate>(left, b, c, rows, depth);

@@ -28,11 +28,13 @@ constexpr float kLowest = -std::numeric_limits<float>::max();
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.4426950408889634f;
 
+// Sums, or maxima, that do not wait for one another.
+constexpr int kChains = 4;
+
 inline Vec load(const float* x) { return Vec::loadu(x); }
 
 // Are all of `count` numbers, whole vectors of them, finite?
 inline bool are_finite(const float* x, int64_t count) {
-  constexpr int kChains = 4;  // sums that do not wait for one another
   Vec zeros[kChains] = {Vec(0.0f), Vec(0.0f), Vec(0.0f), Vec(0.0f)};
   int64_t i = 0;
   for (; i + kChains * kLanes <= count; i += kChains * kLanes)

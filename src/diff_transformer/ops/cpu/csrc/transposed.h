@@ -1,0 +1,65 @@
+// A head's channels in rows, chunk by chunk: [chunks][width][keys of a chunk]. A product that sums over keys reads it
+// where a step of depth is a pair. Made once for the whole call; nothing where a step is one number.
+#pragma once
+
+#include <optional>
+
+#include "block.h"
+#include "parallel.h"
+
+namespace diff_transformer {
+inline namespace CPU_CAPABILITY {
+
+// A(m, k) = number m of row k of a head, for rows from a multiple of Kind::kDepth on.
+template <class Kind>
+class Transposed {
+  using T = typename Kind::Scalar;
+  static constexpr int64_t kSize = sizeof(T), kChunk = Kind::kChunk;
+
+ public:
+  Transposed(const Problem& p, Heads<T> heads) : p_(p), heads_(heads) {
+    if constexpr (Kind::kDepth > 1) {
+      const int64_t count = p.units() * heads.maps, chunks = divide_up(p.s, kChunk), size = heads.width * kChunk;
+      // A tile that begins near the end of the last chunk reads beyond it, and multiplies that by 0.
+      channels_.emplace(count * chunks * size + Kind::kTile);
+      std::fill_n(channels_->get() + count * chunks * size, Kind::kTile, T(0.0f));
+      at::parallel_for(0, count * chunks, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t low = i % chunks * kChunk, head = i / chunks;
+          transpose(heads.head(p, head / heads.maps, head % heads.maps) + low * heads.row_stride,
+                    std::min(kChunk, p.s - low), channels_->get() + i * size);
+        }
+      });
+    }
+  }
+
+  Left from(int64_t unit, int64_t map, int64_t row) const {
+    if constexpr (Kind::kDepth == 1) {
+      const T* a = heads_.head(p_, unit, map) + row * heads_.row_stride;
+      return {reinterpret_cast<const char*>(a), kSize, heads_.row_stride * kSize};
+    } else {
+      const int64_t head = unit * heads_.maps + map % heads_.maps;
+      const int64_t chunk = head * divide_up(p_.s, kChunk) + row / kChunk;
+      const T* a = channels_->get() + chunk * heads_.width * kChunk + row % kChunk;
+      return {reinterpret_cast<const char*>(a), kChunk * kSize, Kind::kDepth * kSize};
+    }
+  }
+
+ private:
+  // Squares of rows to channels, and zeros for the keys that a last chunk lacks.
+  void transpose(const T* from, int64_t keys, T* to) const {
+    constexpr int64_t kSide = 32;
+    for (int64_t c = 0; c < heads_.width; c += kSide)
+      for (int64_t r = 0; r < keys; r += kSide)
+        at::vec::transpose_mxn<T>(from + r * heads_.row_stride + c, heads_.row_stride, to + c * kChunk + r, kChunk,
+                                  std::min(kSide, keys - r), std::min(kSide, heads_.width - c));
+    for (int64_t c = 0; c < heads_.width; ++c) std::fill_n(to + c * kChunk + keys, kChunk - keys, T(0.0f));
+  }
+
+  const Problem& p_;
+  Heads<T> heads_;
+  std::optional<Buffer<T>> channels_;
+};
+
+}  // namespace CPU_CAPABILITY
+}  // namespace diff_transformer
