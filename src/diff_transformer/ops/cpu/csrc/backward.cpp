@@ -115,13 +115,14 @@ struct Backward {
     auto compute = [&](Range chunk, bool edge, Visible mask, float(*sums)[kStrip]) {
       const int64_t offset = storage.offset(rows, chunk);
       float* grads = scratch.grad_weights.get() + offset;
-      multiply_rows<Kind>(p, rows, chunk, edge, left_rows<Kind>(values.head(p, unit, 0), values.row_stride),
+      multiply_rows<Kind>(p, rows, chunk, edge, left_rows<Kind>(values.row(p, unit, 0, chunk.low), values.row_stride),
                           scratch.grad_lanes.get(), p.dv, grads);
       for (int c = 0; c < 2; ++c) {
         float* map = scratch.maps[c].get() + offset;
-        const Vec scale = score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
-                          scratch.queries.get() + c * p.d * kStrip,
-                          mask == Visible::kSome ? scratch.mask.get() : nullptr, map);
+        const Left keys_of_chunk = left_rows<Kind>(keys.row(p, unit, c, chunk.low), keys.row_stride);
+        const Vec scale = score_chunk<Kind>(p, rows, chunk, edge, keys_of_chunk,
+                                            scratch.queries.get() + c * p.d * kStrip,
+                                            mask == Visible::kSome ? scratch.mask.get() : nullptr, map);
         for (int v = 0; v < vecs; ++v) {
           const int lane = v * kLanes;
           const Vec top = load(highest[c] + lane), factor = load(inverse[c] + lane);

@@ -49,6 +49,16 @@ Left left_rows(const typename Kind::Scalar* a, int64_t row_stride) {
   return {reinterpret_cast<const char*>(a), row_stride * size, Kind::kDepth * size};
 }
 
+// Numbers of some rows as those of a product: float32 of the same numbers.
+template <class T>
+void convert_rows(const T* from, int64_t row_stride, int64_t rows, int64_t width, float* to) {
+  for (int64_t r = 0; r < rows; ++r, from += row_stride, to += width) {
+    int64_t c = 0;
+    for (; c + kLanes <= width; c += kLanes) load_row(from + c).store(to + c);
+    for (; c < width; ++c) to[c] = static_cast<float>(from[c]);
+  }
+}
+
 template <class T>
 const T* query_row(const Problem& p, int64_t batch, const Rows& rows, int c, int64_t r) {
   return static_cast<const T*>(p.q) + batch * p.q_batch + rows.head[r] * p.q_head + c * p.q_map +
@@ -103,7 +113,8 @@ void pack_lanes(const Rows& rows, int64_t width, const Row& row, float* to) {
   }
 }
 
-// Products of a chunk's keys (or values) with the lanes: out[keys][kStrip]; what no lane of a vector sees is 0.
+// Products of a chunk's keys (or values) with the lanes: out[keys][kStrip]; what no lane of a vector sees is 0. `left`
+// begins at the chunk's first key.
 template <class Kind>
 void multiply_rows(const Problem& p, const Rows& rows, Range chunk, bool edge, Left left, const float* lanes,
                    int64_t width, float* out) {
@@ -112,7 +123,7 @@ void multiply_rows(const Problem& p, const Rows& rows, Range chunk, bool edge, L
     // Whole tiles where there are so many keys: oneDNN generates code for each number of rows that it meets.
     const int64_t whole = kMultipliesTiles<Kind> ? round_up(keys.size(), Kind::kTile) : keys.size();
     const int64_t count = keys.low + whole <= p.s ? whole : keys.size();
-    product<Kind, false>(left.rows_from(keys.low), lanes, out + j * kStrip, count, active, steps<Kind>(width));
+    product<Kind, false>(left.rows_from(j), lanes, out + j * kStrip, count, active, steps<Kind>(width));
     for (int v = 0; v < rows.vecs; ++v) {
       if (v >= active.first && v < active.last) continue;
       for (int64_t i = j; i < j + keys.size(); ++i) Vec(0.0f).store(out + i * kStrip + v * kLanes);
@@ -120,7 +131,8 @@ void multiply_rows(const Problem& p, const Rows& rows, Range chunk, bool edge, L
   });
 }
 
-// Scores of a chunk, mask added and hidden ones −infinity. What is returned is still to be multiplied with them.
+// Scores of a chunk, mask added and hidden ones −infinity. What is returned is still to be multiplied with them. `keys`
+// begins at the chunk's first key.
 template <class Kind>
 Vec score_chunk(const Problem& p, const Rows& rows, Range chunk, bool edge, Left keys, const float* queries,
                 const float* mask, float* out) {

@@ -24,27 +24,6 @@ constexpr int kValueVecs = 8;        // vectors of a value that are summed in re
 constexpr int64_t kAhead = 16;  // keys
 constexpr int64_t kFarBytes = 24 << 20;
 
-Vec load_row(const float* x) { return Vec::loadu(x); }
-Vec load_row(const c10::BFloat16* x) {
-  Vec y;
-  at::vec::load_fp32_from_bf16(x, y);
-  return y;
-}
-Vec load_row(const c10::Half* x) {
-  Vec y;
-  at::vec::load_fp32_from_fp16(x, y);
-  return y;
-}
-
-// The first `count` numbers, then zeros.
-template <class T>
-Vec load_row(const T* x, int64_t count) {
-  if (count >= kLanes) return load_row(x);
-  alignas(64) T part[kLanes] = {};
-  std::copy(x, x + count, part);
-  return load_row(part);
-}
-
 // Lanes of two vectors that each hold some sums, added in neighbouring pairs: the first's sums, then the second's.
 Vec add_neighbours(Vec x, Vec y) {
   const auto halves = at::vec::deinterleave2(x, y);
@@ -103,6 +82,9 @@ struct Decode {
       case 1: multiply<1>(unit, keys_seen, queries, first); break;
       case 2: multiply<2>(unit, keys_seen, queries, first); break;
       case 4: multiply<4>(unit, keys_seen, queries, first); break;
+      case 5: multiply<5>(unit, keys_seen, queries, first); break;
+      case 6: multiply<6>(unit, keys_seen, queries, first); break;
+      case 7: multiply<7>(unit, keys_seen, queries, first); break;
       case 8: multiply<8>(unit, keys_seen, queries, first); break;
       default: multiply<0>(unit, keys_seen, queries, first);
     }

@@ -1,5 +1,7 @@
 // Forward pass: for a block of queries the scores of both maps are computed once and stored; when the sums of both
 // softmaxes are known, the maps are subtracted and multiplied with V once (4d multiply-adds for each visible pair).
+#include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "block.h"
@@ -61,13 +63,15 @@ struct RunningSoftmax {
   }
 };
 
-template <class Kind>
+// Keys and values lie in memory as `Source`, and are converted a chunk at a time where products take another dtype.
+template <class Kind, class Source>
 struct Forward {
   using T = typename Kind::Scalar;
+  static constexpr bool kConverts = !std::is_same_v<Source, T>;
   const Problem& p;
   const Blocks blocks;
-  const Heads<T> keys;
-  const Transposed<Kind>& values;
+  const Heads<Source> keys, values;
+  const std::optional<Transposed<Kind>>& transposed;  // the values, where several blocks of queries share them
   const MapStorage storage;
   T* out;
   float* statistics;
@@ -75,6 +79,7 @@ struct Forward {
   struct Scratch {
     Buffer<float> queries, mask, scores, weights, sums;
     Buffer<float> powers[2], references[2];
+    Buffer<T> rows;  // of a chunk's keys, or of its values
     std::vector<bool> skipped;
     Scratch(const Problem& p, const MapStorage& storage)
         : queries(2 * p.d * kStrip),
@@ -83,8 +88,34 @@ struct Forward {
           weights(Kind::kChunk * kStrip),
           sums(p.dv * kStrip),
           powers{Buffer<float>(storage.size / Kind::kDepth), Buffer<float>(storage.size / Kind::kDepth)},
-          references{Buffer<float>((p.s / Kind::kChunk + 2) * kStrip), Buffer<float>((p.s / Kind::kChunk + 2) * kStrip)} {}
+          references{Buffer<float>((p.s / Kind::kChunk + 2) * kStrip),
+                     Buffer<float>((p.s / Kind::kChunk + 2) * kStrip)},
+          rows(Kind::kChunk * std::max(p.d, p.dv)) {}
   };
+
+  Left keys_of_chunk(int64_t unit, int c, Range chunk, Scratch& scratch) const {
+    const Source* first = keys.row(p, unit, c, chunk.low);
+    if constexpr (kConverts) {
+      convert_rows(first, keys.row_stride, chunk.size(), p.d, scratch.rows.get());
+      return left_rows<Kind>(scratch.rows.get(), p.d);
+    } else {
+      return left_rows<Kind>(first, keys.row_stride);
+    }
+  }
+
+  Left values_of_chunk(int64_t unit, Range chunk, Scratch& scratch) const {
+    constexpr int64_t size = sizeof(T);
+    const Source* first = values.row(p, unit, 0, chunk.low);
+    const char* rows = reinterpret_cast<const char*>(scratch.rows.get());
+    if constexpr (kConverts) {
+      convert_rows(first, values.row_stride, chunk.size(), p.dv, scratch.rows.get());
+      return {rows, size, p.dv * size};
+    } else {
+      if (transposed) return transposed->from(unit, 0, chunk.low);
+      transpose_chunk(first, values.row_stride, chunk.size(), p.dv, Kind::kChunk, scratch.rows.get());
+      return {rows, Kind::kChunk * size, Kind::kDepth * size};
+    }
+  }
 
   // Says whether the block's outputs are finite.
   bool block(int64_t unit, int64_t index, Scratch& scratch) const {
@@ -99,7 +130,7 @@ struct Forward {
     }
     float* scores = scratch.scores.get();
     auto score = [&](Range chunk, bool edge, Visible mask, int c) {
-      return score_chunk<Kind>(p, rows, chunk, edge, left_rows<Kind>(keys.head(p, unit, c), keys.row_stride),
+      return score_chunk<Kind>(p, rows, chunk, edge, keys_of_chunk(unit, c, chunk, scratch),
                                scratch.queries.get() + c * p.d * kStrip,
                                mask == Visible::kSome ? scratch.mask.get() : nullptr, scores);
     };
@@ -156,7 +187,8 @@ struct Forward {
         }
         for (; j % Kind::kTile; j += Kind::kDepth, to += step) Vec(0.0f).store(to);
       }
-      multiply_channels<Kind>(rows, chunk, edge, values.from(unit, 0, chunk.low), scratch.weights.get(), p.dv, sums);
+      multiply_channels<Kind>(rows, chunk, edge, values_of_chunk(unit, chunk, scratch), scratch.weights.get(), p.dv,
+                              sums);
     });
     unpack_lanes<Kind>(rows, p.dv, sums, [&](int r) { return out + out_row(batch, rows, r) * p.dv; });
     for (int r = 0; r < rows.count; ++r)
@@ -173,22 +205,25 @@ struct Forward {
   }
 };
 
-template <class Kind>
+template <class Kind, class Source = typename Kind::Scalar>
 bool attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
   using T = typename Kind::Scalar;
-  const Transposed<Kind> values(p, values_of<T>(p));
   const Blocks blocks(p, block_rows(p, at::get_num_threads()));
-  const Forward<Kind> forward{p,
-                              blocks,
-                              keys_of<T>(p),
-                              values,
-                              MapStorage(blocks, Kind::kChunk),
-                              static_cast<T*>(out.data_ptr()),
-                              statistics.data_ptr<float>()};
+  std::optional<Transposed<Kind>> transposed;
+  if constexpr (std::is_same_v<Source, T>)
+    if (Kind::kDepth == 1 || blocks.count > 1) transposed.emplace(p, values_of<T>(p));
+  const Forward<Kind, Source> forward{p,
+                                      blocks,
+                                      keys_of<Source>(p),
+                                      values_of<Source>(p),
+                                      transposed,
+                                      MapStorage(blocks, Kind::kChunk),
+                                      static_cast<T*>(out.data_ptr()),
+                                      statistics.data_ptr<float>()};
   const int64_t count = forward.blocks.count;
   std::atomic<bool> finite{true};
   share_tasks(p.units() * count, [&](const auto& next) {
-    typename Forward<Kind>::Scratch scratch(p, forward.storage);
+    typename Forward<Kind, Source>::Scratch scratch(p, forward.storage);
     // The last queries first: under causality they are the most work.
     for (int64_t task = next(); task >= 0; task = next())
       if (!forward.block(task / count, count - 1 - task % count, scratch)) finite = false;
@@ -210,7 +245,7 @@ std::string bfloat16_products() {
 #endif
 }
 
-bool attend(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+bool attend(const Problem& p, at::ScalarType source, const at::Tensor& out, const at::Tensor& statistics) {
 #ifdef DIFF_TRANSFORMER_BFLOAT16_TILES
   if (out.scalar_type() == at::kBFloat16 && BFloat16Tiles::are_supported())
     return attend_kind<BFloat16Tiles>(p, out, statistics);
@@ -218,7 +253,11 @@ bool attend(const Problem& p, const at::Tensor& out, const at::Tensor& statistic
 #ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
   if (out.scalar_type() == at::kBFloat16) return attend_kind<BFloat16Pair>(p, out, statistics);
 #endif
-  return attend_kind<Float32>(p, out, statistics);
+  switch (source) {
+    case at::kBFloat16: return attend_kind<Float32, c10::BFloat16>(p, out, statistics);
+    case at::kHalf: return attend_kind<Float32, c10::Half>(p, out, statistics);
+    default: return attend_kind<Float32>(p, out, statistics);
+  }
 }
 
 }  // namespace CPU_CAPABILITY

@@ -12,8 +12,8 @@ namespace diff_transformer {
 inline namespace CPU_CAPABILITY {
 
 // out (B, H, N, dv) and statistics (B, H, 2, 2, N): for each map the highest score, and one over the sum of the
-// exponentials below it (0 where a query sees nothing).
-bool attend(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);
+// exponentials below it (0 where a query sees nothing). Queries have the dtype of `out`, keys and values `source`.
+bool attend(const Problem& p, at::ScalarType source, const at::Tensor& out, const at::Tensor& statistics);
 
 // The same for few queries and many keys; reads any floating dtype as it is.
 bool decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);

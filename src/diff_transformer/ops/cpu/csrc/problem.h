@@ -41,6 +41,9 @@ struct Heads {
   const T* head(const Problem& p, int64_t unit, int64_t map) const {
     return data + unit / p.key_heads * batch_stride + unit % p.key_heads * head_stride + map % maps * map_stride;
   }
+  const T* row(const Problem& p, int64_t unit, int64_t map, int64_t index) const {
+    return head(p, unit, map) + index * row_stride;
+  }
 };
 
 template <class T>

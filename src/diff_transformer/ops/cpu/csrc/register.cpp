@@ -37,10 +37,16 @@ struct Inputs {
   static Tensor with_rows(const Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
   // For products of blocks: bfloat16 where instructions multiply it, float32 otherwise.
-  static Tensor multiplied(const Tensor& x) {
-    if (x.scalar_type() != at::kBFloat16 || bfloat16_products() == "float32") return with_rows(x.to(at::kFloat));
-    return with_rows(x.size(-1) % 2 ? at::constant_pad_nd(x, {0, 1}) : x);
+  static Tensor multiplied(const Tensor& x) { return is_multiplied(x) ? paired(x) : with_rows(x.to(at::kFloat)); }
+
+  // The same for what the kernel converts as it reads.
+  static Tensor read(const Tensor& x) { return is_multiplied(x) ? paired(x) : with_rows(x); }
+
+  static bool is_multiplied(const Tensor& x) {
+    return x.scalar_type() == at::kBFloat16 && bfloat16_products() != "float32";
   }
+
+  static Tensor paired(const Tensor& x) { return with_rows(x.size(-1) % 2 ? at::constant_pad_nd(x, {0, 1}) : x); }
 
   Problem problem(bool is_causal, double scale, std::optional<int64_t> window) const {
     Problem p{};
@@ -82,16 +88,17 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    bool differentiable) {
   // The backward takes its statistics from here, and they fit only scores that are summed up as it does.
   const bool few = !differentiable && has_few_queries(q.size(1) / k.size(1) * q.size(3), k.size(0) * k.size(1));
-  auto prepared = [&](const Tensor& x) { return few ? x : Inputs::multiplied(x); };
   auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
-    return Inputs(prepared(q), prepared(keys), prepared(values), lam, attn_mask, segment_bounds);
+    if (few) return Inputs(q, keys, values, lam, attn_mask, segment_bounds);
+    return Inputs(Inputs::multiplied(q), Inputs::read(keys), Inputs::read(values), lam, attn_mask, segment_bounds);
   };
   const Inputs inputs = inputs_of(k, v);
   const Problem p = inputs.problem(is_causal, scale, window);
   Tensor out = at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options());
   Tensor statistics = at::empty({p.batch, p.heads, 2, 2, p.n}, lam.options());
   auto run = [&](const Problem& problem) {
-    return out.numel() == 0 || (few ? decode(problem, out, statistics) : attend(problem, out, statistics));
+    if (out.numel() == 0) return true;
+    return few ? decode(problem, out, statistics) : attend(problem, inputs.k.scalar_type(), out, statistics);
   };
   if (!run(p) && hides_keys(p)) {
     const Finite finite(k, v);
@@ -129,7 +136,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, cons
       const Problem problem = others.problem(is_causal, scale, window);
       // The forward may have met an infinite key that left its output finite: its statistics would not fit.
       const Tensor sums = at::empty_like(statistics);
-      attend(problem, at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options()), sums);
+      const Tensor out = at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options());
+      attend(problem, others.k.scalar_type(), out, sums);
       run(problem, sums);
     }
   }

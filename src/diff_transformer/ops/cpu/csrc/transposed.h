@@ -1,5 +1,5 @@
 // A head's channels in rows, chunk by chunk: [chunks][width][keys of a chunk]. A product that sums over keys reads it
-// where a step of depth is a pair. Made once for the whole call; nothing where a step is one number.
+// where a step of depth is a pair.
 #pragma once
 
 #include <optional>
@@ -10,6 +10,18 @@
 namespace diff_transformer {
 inline namespace CPU_CAPABILITY {
 
+// One chunk: squares of rows to channels, and zeros for the keys that it lacks.
+template <class T>
+void transpose_chunk(const T* from, int64_t row_stride, int64_t keys, int64_t width, int64_t chunk, T* to) {
+  constexpr int64_t kSide = 32;
+  for (int64_t c = 0; c < width; c += kSide)
+    for (int64_t r = 0; r < keys; r += kSide)
+      at::vec::transpose_mxn<T>(from + r * row_stride + c, row_stride, to + c * chunk + r, chunk,
+                                std::min(kSide, keys - r), std::min(kSide, width - c));
+  for (int64_t c = 0; c < width; ++c) std::fill_n(to + c * chunk + keys, chunk - keys, T(0.0f));
+}
+
+// All chunks of all heads, made once for the whole call; nothing where a step is one number.
 // A(m, k) = number m of row k of a head, for rows from a multiple of Kind::kDepth on.
 template <class Kind>
 class Transposed {
@@ -26,8 +38,8 @@ class Transposed {
       at::parallel_for(0, count * chunks, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const int64_t low = i % chunks * kChunk, head = i / chunks;
-          transpose(heads.head(p, head / heads.maps, head % heads.maps) + low * heads.row_stride,
-                    std::min(kChunk, p.s - low), channels_->get() + i * size);
+          transpose_chunk(heads.row(p, head / heads.maps, head % heads.maps, low), heads.row_stride,
+                          std::min(kChunk, p.s - low), heads.width, kChunk, channels_->get() + i * size);
         }
       });
     }
@@ -35,7 +47,7 @@ class Transposed {
 
   Left from(int64_t unit, int64_t map, int64_t row) const {
     if constexpr (Kind::kDepth == 1) {
-      const T* a = heads_.head(p_, unit, map) + row * heads_.row_stride;
+      const T* a = heads_.row(p_, unit, map, row);
       return {reinterpret_cast<const char*>(a), kSize, heads_.row_stride * kSize};
     } else {
       const int64_t head = unit * heads_.maps + map % heads_.maps;
@@ -46,16 +58,6 @@ class Transposed {
   }
 
  private:
-  // Squares of rows to channels, and zeros for the keys that a last chunk lacks.
-  void transpose(const T* from, int64_t keys, T* to) const {
-    constexpr int64_t kSide = 32;
-    for (int64_t c = 0; c < heads_.width; c += kSide)
-      for (int64_t r = 0; r < keys; r += kSide)
-        at::vec::transpose_mxn<T>(from + r * heads_.row_stride + c, heads_.row_stride, to + c * kChunk + r, kChunk,
-                                  std::min(kSide, keys - r), std::min(kSide, heads_.width - c));
-    for (int64_t c = 0; c < heads_.width; ++c) std::fill_n(to + c * kChunk + keys, kChunk - keys, T(0.0f));
-  }
-
   const Problem& p_;
   Heads<T> heads_;
   std::optional<Buffer<T>> channels_;

@@ -3,7 +3,9 @@
 
 #include <ATen/cpu/vec/vec.h>
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -32,6 +34,28 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr int kChains = 4;
 
 inline Vec load(const float* x) { return Vec::loadu(x); }
+
+// A vector of a row in any of the three dtypes.
+inline Vec load_row(const float* x) { return Vec::loadu(x); }
+inline Vec load_row(const c10::BFloat16* x) {
+  Vec y;
+  at::vec::load_fp32_from_bf16(x, y);
+  return y;
+}
+inline Vec load_row(const c10::Half* x) {
+  Vec y;
+  at::vec::load_fp32_from_fp16(x, y);
+  return y;
+}
+
+// The first `count` numbers, then zeros.
+template <class T>
+Vec load_row(const T* x, int64_t count) {
+  if (count >= kLanes) return load_row(x);
+  alignas(64) T part[kLanes] = {};
+  std::copy(x, x + count, part);
+  return load_row(part);
+}
 
 // Are all of `count` numbers, whole vectors of them, finite?
 inline bool are_finite(const float* x, int64_t count) {
