@@ -94,15 +94,15 @@ def reason_against(backend: str, request: Request) -> str | None:
 def choose(request: Request) -> str:
     """The backend that ``auto`` takes. The rules and their measurements are in docs/backends.md."""
     q, attn_mask = request.q, request.attn_mask
-    if is_block_mask(attn_mask):
+    if attn_mask is not None and is_block_mask(attn_mask):
         return "flex"
     if _in_forward_mode() or _loses_gradient("cpu", request):
         return "reference"
-    if isinstance(attn_mask, Tensor) and attn_mask.requires_grad:
+    if attn_mask is not None and attn_mask.requires_grad:
         return "reference"
     if q.device.type == "cuda":
         return "triton" if _reason_in_request("triton", request) is None else "sdpa"
-    if _reason_in_request("cpu", request) is None and available_to_auto():
+    if q.device.type == "cpu" and reason_against_dtype(q.dtype) is None and available_to_auto():
         return "cpu"
     return "sdpa" if padded_q_beats_blockwise(request) else "blockwise"
 

@@ -80,7 +80,7 @@ def diff_attention(
     _check_queries_and_keys(q, k)
     _check_values(k, v)
     scale, window = _check_scale(scale, q), _check_window(window)
-    if is_block_mask(attn_mask):
+    if attn_mask is not None and is_block_mask(attn_mask):
         _check_block_mask(attn_mask, q, k, is_causal or window is not None or cu_seqlens is not None)
     else:
         attn_mask = _check_mask(attn_mask, q, k)
@@ -141,7 +141,10 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"q, k and v must be tensors, got {type(tensor).__name__}.")
     device = tensors[0].device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    # The CPU always has autocast; asking is felt in a call for a single query.
+    if device != "cpu" and not torch.amp.is_autocast_available(device):
+        return tensors
+    if not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype != torch.float64 else t for t in tensors)
@@ -278,6 +281,8 @@ def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
     target = (q.shape[0], q.shape[1], q.shape[3])
     dtype = torch.promote_types(q.dtype, torch.float32)
     if isinstance(lam, Tensor):
+        if lam.dtype == dtype and lam.shape == target and lam.device == q.device:
+            return lam
         if not lam.is_floating_point():
             _refuse(f"lam must be floating, got {lam.dtype}.")
         if lam.dim() > 0:

@@ -77,6 +77,7 @@ def available_to_auto() -> bool:
     return error is None and is_faster()
 
 
+@functools.cache
 def is_faster() -> bool:
     """Whether the kernel is faster than ``blockwise``: not on x86 without AVX2, where at::vec has no vectors."""
     x86 = platform.machine() in ("x86_64", "AMD64")

@@ -14,7 +14,8 @@ inline namespace CPU_CAPABILITY {
 
 namespace {
 
-constexpr int64_t kFewRows = 4;      // with more, lanes of queries cost less
+constexpr int64_t kFewRows = 8;      // with more, lanes of queries cost less
+constexpr int64_t kFewOfPairs = 4;   // and sooner where instructions multiply bfloat16
 constexpr int64_t kMostRows = 16;    // unless that would leave threads without work
 constexpr int64_t kLeastKeys = 256;  // worth a task of its own
 constexpr int64_t kKeys = 64;        // values that stay in the first level of cache while all rows meet them
@@ -316,8 +317,9 @@ bool decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& stat
 
 }  // namespace
 
-bool has_few_queries(int64_t rows, int64_t units) {
-  return rows <= kFewRows || (rows <= kMostRows && units < at::get_num_threads());
+bool has_few_queries(at::ScalarType source, int64_t rows, int64_t units) {
+  const bool pairs = source == at::kBFloat16 && bfloat16_products() != "float32";
+  return rows <= (pairs ? kFewOfPairs : kFewRows) || (rows <= kMostRows && units < at::get_num_threads());
 }
 
 bool decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {

@@ -17,7 +17,7 @@ bool attend(const Problem& p, at::ScalarType source, const at::Tensor& out, cons
 
 // The same for few queries and many keys; reads any floating dtype as it is.
 bool decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);
-bool has_few_queries(int64_t rows_of_unit, int64_t units);
+bool has_few_queries(at::ScalarType source, int64_t rows_of_unit, int64_t units);
 
 // All contiguous, of the inputs' shapes and dtypes; grad_lam (B, H, N).
 bool differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,

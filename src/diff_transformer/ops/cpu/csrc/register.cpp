@@ -87,7 +87,8 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
                                    bool differentiable) {
   // The backward takes its statistics from here, and they fit only scores that are summed up as it does.
-  const bool few = !differentiable && has_few_queries(q.size(1) / k.size(1) * q.size(3), k.size(0) * k.size(1));
+  const int64_t rows = q.size(1) / k.size(1) * q.size(3);
+  const bool few = !differentiable && has_few_queries(k.scalar_type(), rows, k.size(0) * k.size(1));
   auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
     if (few) return Inputs(q, keys, values, lam, attn_mask, segment_bounds);
     return Inputs(Inputs::multiplied(q), Inputs::read(keys), Inputs::read(values), lam, attn_mask, segment_bounds);
