@@ -5,6 +5,8 @@
     diff-transformer report results --output results/RESULTS.md --overwrite
     diff-transformer bench operator --output benchmarks --overwrite
     diff-transformer bench model --output benchmarks --overwrite
+    diff-transformer bench operator --output benchmarks/amx --overwrite    (on a processor with AMX)
+    diff-transformer bench model --output benchmarks/amx --overwrite
     python benchmarks/fill_readme.py
 
 Fills the places between `<!-- name -->` and `<!-- /name -->` from what results/ and benchmarks/ hold, and the folders
@@ -61,6 +63,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 RESULTS, FIGURE = ROOT / "results", ROOT / "docs" / "results.svg"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
+AMX_OPERATOR, AMX_MODEL = HERE / "amx" / OPERATOR.name, HERE / "amx" / MODEL.name
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
 ALT = (
@@ -258,13 +261,17 @@ def whole_model_table(document: dict[str, Any]) -> str:
     return f"{ratio_table(document)}\n\n{note}{page_part('provenance', document)}"
 
 
-def backends_parts(operator: dict[str, Any]) -> dict[str, str]:
-    """What docs/backends.md shows of the operator's results."""
+def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> dict[str, str]:
+    """What docs/backends.md shows of the operator's results on both processors."""
     return {
-        "speed": speed_table(operator),
-        "thresholds": page_part("thresholds", operator),
-        "heads": page_part("one_head", operator) or "Not measured.",
-        "memory": page_part("memory", operator) or "Not measured.",
+        f"{prefix}{name}": part
+        for prefix, document in (("", operator), ("amx ", amx_operator))
+        for name, part in {
+            "speed": speed_table(document),
+            "thresholds": page_part("thresholds", document),
+            "heads": page_part("one_head", document) or "Not measured.",
+            "memory": page_part("memory", document) or "Not measured.",
+        }.items()
     }
 
 
@@ -332,21 +339,23 @@ def _megabytes(folders: Iterable[Path]) -> str:
 
 
 def main() -> None:
-    operator, model = read_document(OPERATOR), read_document(MODEL)
+    operator, model, amx_operator, amx_model = map(read_document, (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL))
     experiments = measured_experiments()
     draw(experiments)
     readme = {
         "figure": f"![{ALT}]({FIGURE.relative_to(ROOT)})",
         "results": results_table(experiments),
         "speed": speed_table(operator, **SELECTION),
+        "amx speed": speed_table(amx_operator, **SELECTION),
         "model": whole_model_table(model),
+        "amx model": whole_model_table(amx_model),
         "shipped models": shipped_models(),
     }
     replace_sections(README, readme)
-    replace_sections(BACKENDS_PAGE, backends_parts(operator))
+    replace_sections(BACKENDS_PAGE, backends_parts(operator, amx_operator))
     for path, parts in measured_on_cuda().items():
         replace_sections(path, parts)
-    for path in (OPERATOR, MODEL, CUDA_OPERATOR, CUDA_MODEL):
+    for path in (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL, CUDA_OPERATOR, CUDA_MODEL):
         if path.is_file():
             write_page(path)
 

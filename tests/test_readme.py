@@ -61,15 +61,19 @@ def filler() -> Any:
 
 def test_numbers_are_those_that_were_measured(filler: Any) -> None:
     operator, model = read_document(filler.OPERATOR), read_document(filler.MODEL)
+    amx_operator, amx_model = read_document(filler.AMX_OPERATOR), read_document(filler.AMX_MODEL)
     assert filler.results_table(filler.measured_experiments()) in README
-    assert filler.speed_table(operator, **filler.SELECTION) in README
-    assert filler.whole_model_table(model) in README
+    for document in (operator, amx_operator):
+        assert filler.speed_table(document, **filler.SELECTION) in README
+    for document in (model, amx_model):
+        assert filler.whole_model_table(document) in README
     assert f"<!-- shipped models -->\n{filler.shipped_models()}\n<!-- /shipped models -->" in README
     backends = (ROOT / "docs" / "backends.md").read_text(encoding="utf-8")
-    for name, part in filler.backends_parts(operator).items():
+    for name, part in filler.backends_parts(operator, amx_operator).items():
         assert f"<!-- {name} -->\n{part}\n<!-- /{name} -->" in backends
     # The pages beside the files are made by the same program from the same numbers.
-    for path, document in ((filler.OPERATOR, operator), (filler.MODEL, model)):
+    made = {filler.OPERATOR: operator, filler.MODEL: model, filler.AMX_OPERATOR: amx_operator, filler.AMX_MODEL: amx_model}
+    for path, document in made.items():
         assert path.with_suffix(".md").read_text(encoding="utf-8") == page(document)
 
 
