@@ -80,7 +80,9 @@ def compiler_flags(capability: str) -> tuple[str, ...]:
 
     The C++ standard is left to ``cpp_extension``, which knows what its torch needs.
     """
-    flags = ["-O3", "-fno-math-errno"]
+    # A maximum of rounded scores is subtracted from them: a product that the compiler fused into the difference would
+    # not be rounded, and large scores would lie above their maximum.
+    flags = ["-O3", "-fno-math-errno", "-ffp-contract=off"]
     # For the compiler alone. A linker that is given the flag adds an OpenMP runtime of its own to torch's: two pools of
     # threads in one process. Without it, the loader finds the runtime that torch has brought.
     flags += ["-Xclang", "-fopenmp"] if sys.platform == "darwin" else ["-fopenmp"]

@@ -115,7 +115,7 @@ struct Backward {
     auto compute = [&](Range chunk, bool edge, Visible mask, float(*sums)[kStrip]) {
       const int64_t offset = storage.offset(rows, chunk);
       float* grads = scratch.grad_weights.get() + offset;
-      multiply_rows<Kind>(p, rows, chunk, edge, left_rows<Kind>(values.row(p, unit, 0, chunk.low), values.row_stride),
+      multiply_rows<Kind>(rows, chunk, edge, left_rows<Kind>(values.row(p, unit, 0, chunk.low), values.row_stride),
                           scratch.grad_lanes.get(), p.dv, grads);
       for (int c = 0; c < 2; ++c) {
         float* map = scratch.maps[c].get() + offset;
@@ -129,7 +129,7 @@ struct Backward {
           Vec sum(0.0f);
           for (int64_t j = 0; j < chunk.size(); ++j) {
             float* x = map + j * kStrip + lane;
-            const Vec weight = exp_of_negative(at::vec::fmsub(load(x), scale, top)) * factor;
+            const Vec weight = exp_of_negative(load(x) * scale - top) * factor;
             weight.store(x);
             sum = at::vec::fmadd(weight, load(grads + j * kStrip + lane), sum);
           }
@@ -272,6 +272,7 @@ bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
   std::mutex mutex;
   std::atomic<bool> finite{true};
   share_tasks(p.units() * parts, [&](const auto& next) {
+    const Products<Kind> products;
     typename Backward<Kind>::Scratch scratch(p, backward.storage);
     for (int64_t task = next(); task >= 0; task = next()) {
       const int64_t unit = task / parts, part = task % parts;
@@ -292,7 +293,6 @@ bool differentiate_kind(const Problem& p, const at::Tensor& grad_out, const at::
       backward.write_keys(unit, *sums[unit][0]);
       sums[unit].clear();
     }
-    Kind::release();
   });
   return finite;
 }

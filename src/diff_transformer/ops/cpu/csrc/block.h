@@ -116,14 +116,11 @@ void pack_lanes(const Rows& rows, int64_t width, const Row& row, float* to) {
 // Products of a chunk's keys (or values) with the lanes: out[keys][kStrip]; what no lane of a vector sees is 0. `left`
 // begins at the chunk's first key.
 template <class Kind>
-void multiply_rows(const Problem& p, const Rows& rows, Range chunk, bool edge, Left left, const float* lanes,
-                   int64_t width, float* out) {
+void multiply_rows(const Rows& rows, Range chunk, bool edge, Left left, const float* lanes, int64_t width,
+                   float* out) {
   for_each_part<Kind>(rows, chunk, edge, [&](Range keys, Lanes active) {
     const int64_t j = keys.low - chunk.low;
-    // Whole tiles where there are so many keys: oneDNN generates code for each number of rows that it meets.
-    const int64_t whole = kMultipliesTiles<Kind> ? round_up(keys.size(), Kind::kTile) : keys.size();
-    const int64_t count = keys.low + whole <= p.s ? whole : keys.size();
-    product<Kind, false>(left.rows_from(j), lanes, out + j * kStrip, count, active, steps<Kind>(width));
+    product<Kind, false>(left.rows_from(j), lanes, out + j * kStrip, keys.size(), active, steps<Kind>(width));
     for (int v = 0; v < rows.vecs; ++v) {
       if (v >= active.first && v < active.last) continue;
       for (int64_t i = j; i < j + keys.size(); ++i) Vec(0.0f).store(out + i * kStrip + v * kLanes);
@@ -136,7 +133,7 @@ void multiply_rows(const Problem& p, const Rows& rows, Range chunk, bool edge, L
 template <class Kind>
 Vec score_chunk(const Problem& p, const Rows& rows, Range chunk, bool edge, Left keys, const float* queries,
                 const float* mask, float* out) {
-  multiply_rows<Kind>(p, rows, chunk, edge, keys, queries, p.d, out);
+  multiply_rows<Kind>(rows, chunk, edge, keys, queries, p.d, out);
   const Vec factor(p.scale), hidden(kHidden);
   if (!mask && !edge) return factor;
   for (int64_t j = 0; j < chunk.size(); ++j)

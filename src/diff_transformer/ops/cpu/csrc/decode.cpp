@@ -14,8 +14,8 @@ inline namespace CPU_CAPABILITY {
 
 namespace {
 
-constexpr int64_t kFewRows = 8;      // with more, lanes of queries cost less
-constexpr int64_t kFewOfPairs = 4;   // and sooner where instructions multiply bfloat16
+constexpr int64_t kFewRows = kLanes == 16 ? 8 : 4;  // with more, lanes of queries cost less; 8 measured with AVX-512 alone
+constexpr int64_t kFewOfPairs = 4;   // sooner where instructions multiply bfloat16
 constexpr int64_t kMostRows = 16;    // unless that would leave threads without work
 constexpr int64_t kLeastKeys = 256;  // worth a task of its own
 constexpr int64_t kKeys = 64;        // values that stay in the first level of cache while all rows meet them
@@ -82,6 +82,7 @@ struct Decode {
     switch (p.d % kLanes ? 0 : p.d / kLanes) {
       case 1: multiply<1>(unit, keys_seen, queries, first); break;
       case 2: multiply<2>(unit, keys_seen, queries, first); break;
+      case 3: multiply<3>(unit, keys_seen, queries, first); break;
       case 4: multiply<4>(unit, keys_seen, queries, first); break;
       case 5: multiply<5>(unit, keys_seen, queries, first); break;
       case 6: multiply<6>(unit, keys_seen, queries, first); break;
@@ -318,7 +319,7 @@ bool decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& stat
 }  // namespace
 
 bool has_few_queries(at::ScalarType source, int64_t rows, int64_t units) {
-  const bool pairs = source == at::kBFloat16 && bfloat16_products() != "float32";
+  const bool pairs = source == at::kBFloat16 && multiplies_bfloat16();
   return rows <= (pairs ? kFewOfPairs : kFewRows) || (rows <= kMostRows && units < at::get_num_threads());
 }
 

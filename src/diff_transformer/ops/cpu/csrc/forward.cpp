@@ -50,7 +50,7 @@ struct RunningSoftmax {
     auto step = [&](int count) {
       Vec power[Kind::kDepth];
       for (int i = 0; i < Kind::kDepth; ++i, x += kStrip) {
-        power[i] = i < count ? exp_of_negative(at::vec::fmsub(load(x), scale, top)) : Vec(0.0f);
+        power[i] = i < count ? exp_of_negative(load(x) * scale - top) : Vec(0.0f);
         total = total + power[i];
       }
       Kind::store(to, power);
@@ -81,7 +81,7 @@ struct Forward {
     Buffer<float> powers[2], references[2];
     Buffer<T> rows;  // of a chunk's keys, or of its values
     std::vector<bool> skipped;
-    Scratch(const Problem& p, const MapStorage& storage)
+    Scratch(const Problem& p, const MapStorage& storage, bool copies_rows)
         : queries(2 * p.d * kStrip),
           mask(Kind::kChunk * kStrip),
           scores(Kind::kChunk * kStrip),
@@ -90,7 +90,7 @@ struct Forward {
           powers{Buffer<float>(storage.size / Kind::kDepth), Buffer<float>(storage.size / Kind::kDepth)},
           references{Buffer<float>((p.s / Kind::kChunk + 2) * kStrip),
                      Buffer<float>((p.s / Kind::kChunk + 2) * kStrip)},
-          rows(Kind::kChunk * std::max(p.d, p.dv)) {}
+          rows(copies_rows ? Kind::kChunk * std::max(p.d, p.dv) : 0) {}
   };
 
   Left keys_of_chunk(int64_t unit, int c, Range chunk, Scratch& scratch) const {
@@ -110,6 +110,8 @@ struct Forward {
     if constexpr (kConverts) {
       convert_rows(first, values.row_stride, chunk.size(), p.dv, scratch.rows.get());
       return {rows, size, p.dv * size};
+    } else if constexpr (Kind::kDepth == 1) {
+      return transposed->from(unit, 0, chunk.low);
     } else {
       if (transposed) return transposed->from(unit, 0, chunk.low);
       transpose_chunk(first, values.row_stride, chunk.size(), p.dv, Kind::kChunk, scratch.rows.get());
@@ -182,7 +184,7 @@ struct Forward {
           Vec one[Kind::kDepth], other[Kind::kDepth], weights[Kind::kDepth];
           Kind::unpack(first, one);
           Kind::unpack(second, other);
-          for (int i = 0; i < Kind::kDepth; ++i) weights[i] = one[i] * a - other[i] * b;
+          for (int i = 0; i < Kind::kDepth; ++i) weights[i] = at::vec::fmsub(one[i], a, other[i] * b);
           Kind::store(to, weights);
         }
         for (; j % Kind::kTile; j += Kind::kDepth, to += step) Vec(0.0f).store(to);
@@ -223,26 +225,30 @@ bool attend_kind(const Problem& p, const at::Tensor& out, const at::Tensor& stat
   const int64_t count = forward.blocks.count;
   std::atomic<bool> finite{true};
   share_tasks(p.units() * count, [&](const auto& next) {
-    typename Forward<Kind, Source>::Scratch scratch(p, forward.storage);
+    const Products<Kind> products;
+    typename Forward<Kind, Source>::Scratch scratch(p, forward.storage, !transposed);
     // The last queries first: under causality they are the most work.
     for (int64_t task = next(); task >= 0; task = next())
       if (!forward.block(task / count, count - 1 - task % count, scratch)) finite = false;
-    Kind::release();
   });
   return finite;
 }
 
 }  // namespace
 
+bool multiplies_bfloat16() {
+#ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
+  return true;
+#else
+  return false;
+#endif
+}
+
 std::string bfloat16_products() {
 #ifdef DIFF_TRANSFORMER_BFLOAT16_TILES
   if (BFloat16Tiles::are_supported()) return "AMX";
 #endif
-#ifdef DIFF_TRANSFORMER_BFLOAT16_PAIRS
-  return "AVX512-BF16";
-#else
-  return "float32";
-#endif
+  return multiplies_bfloat16() ? "AVX512-BF16" : "float32";
 }
 
 bool attend(const Problem& p, at::ScalarType source, const at::Tensor& out, const at::Tensor& statistics) {

@@ -17,13 +17,15 @@ bool attend(const Problem& p, at::ScalarType source, const at::Tensor& out, cons
 
 // The same for few queries and many keys; reads any floating dtype as it is.
 bool decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);
+// Of `source` keys and values: whether these rows of queries for each of so many key heads are few.
 bool has_few_queries(at::ScalarType source, int64_t rows_of_unit, int64_t units);
 
 // All contiguous, of the inputs' shapes and dtypes; grad_lam (B, H, N).
 bool differentiate(const Problem& p, const at::Tensor& grad_out, const at::Tensor& statistics, const at::Tensor& grad_q,
                    const at::Tensor& grad_k, const at::Tensor& grad_v, const at::Tensor& grad_lam);
 
-// What multiplies bfloat16 here: "AMX", "AVX512-BF16", or "float32" where there are no instructions for it.
+// Whether instructions multiply bfloat16, and which: "AMX", "AVX512-BF16", or "float32" where there are none.
+bool multiplies_bfloat16();
 std::string bfloat16_products();
 
 }  // namespace CPU_CAPABILITY

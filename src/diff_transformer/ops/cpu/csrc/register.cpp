@@ -43,7 +43,7 @@ struct Inputs {
   static Tensor read(const Tensor& x) { return is_multiplied(x) ? paired(x) : with_rows(x); }
 
   static bool is_multiplied(const Tensor& x) {
-    return x.scalar_type() == at::kBFloat16 && bfloat16_products() != "float32";
+    return x.scalar_type() == at::kBFloat16 && multiplies_bfloat16();
   }
 
   static Tensor paired(const Tensor& x) { return with_rows(x.size(-1) % 2 ? at::constant_pad_nd(x, {0, 1}) : x); }

@@ -1,8 +1,9 @@
 // The one matrix product of this backend: C[m][lanes] (+)= Σ_k A(m, k) · B[k][lanes].
 //
-// A's numbers are read one at a time where they lie (two strides, in bytes) and broadcast; rows of B and C are strips
-// of kStrip floats. Keys and values therefore never have to be copied or transposed: either the queries of a block are
-// the lanes (scores, the output), or the channels are (the gradients of keys and values).
+// A's numbers are read one step of depth at a time where they lie (two strides, in bytes) and broadcast, or by tiles;
+// rows of B and C are strips of kStrip floats. In float32 keys and values therefore never have to be copied or
+// transposed: either the queries of a block are the lanes (scores, the output), or the channels are (the gradients of
+// keys and values).
 #pragma once
 
 #include <ATen/native/CPUBlas.h>
@@ -21,7 +22,7 @@ struct Float32 {
   static constexpr int kDepth = 1;
   // Keys taken at a time: their scores, weights and the queries stay in the first two levels of cache.
   static constexpr int64_t kChunk = 96;
-  // Numbers that are stored as 0 where the depth of a product ends before a multiple of this.
+  // Depth is filled with zeros to a multiple of this.
   static constexpr int64_t kTile = 1;
   static Operand broadcast(const char* a) {
     float x;
@@ -91,9 +92,17 @@ struct BFloat16Tiles : BFloat16Pair {
 };
 #endif
 
-// Whether whole tiles are multiplied, and not vectors.
+// Whether tiles are multiplied, and vectors only where they leave rows over.
 template <class Kind>
 constexpr bool kMultipliesTiles = Kind::kTile > Kind::kDepth;
+
+// Held by a thread while it multiplies.
+template <class Kind>
+struct Products {
+  Products() = default;
+  Products(const Products&) = delete;
+  ~Products() { Kind::release(); }
+};
 
 // A(m, k) at address a + m·row + k·step.
 struct Left {
@@ -159,9 +168,16 @@ template <class Kind, bool kAccumulate>
 void product(Left left, const void* right, float* c, int64_t rows, Lanes lanes, int64_t depth) {
   const char* b = static_cast<const char*>(right) + lanes.first * kLanes * sizeof(float);
   c += lanes.first * kLanes;
-  if constexpr (kMultipliesTiles<Kind>)
-    return Kind::multiply(rows, (lanes.last - lanes.first) * kLanes, depth * Kind::kDepth, left.a,
-                          left.row / static_cast<int64_t>(sizeof(typename Kind::Scalar)), b, c, kAccumulate);
+  if constexpr (kMultipliesTiles<Kind>) {
+    // Whole tiles of rows alone: oneDNN keeps code of its own for every number of rows that it meets.
+    const int64_t whole = rows / Kind::kTile * Kind::kTile;
+    if (whole > 0)
+      Kind::multiply(whole, (lanes.last - lanes.first) * kLanes, depth * Kind::kDepth, left.a,
+                     left.row / static_cast<int64_t>(sizeof(typename Kind::Scalar)), b, c, kAccumulate);
+    left = left.rows_from(whole);
+    c += whole * kStrip;
+    rows -= whole;
+  }
   int vecs = lanes.last - lanes.first;
   for (; vecs >= kPanelVecs; vecs -= kPanelVecs) {
     tiles<Kind, kPanelVecs, kAccumulate>(left, b, c, rows, depth);

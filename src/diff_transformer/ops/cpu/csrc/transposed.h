@@ -26,20 +26,21 @@ void transpose_chunk(const T* from, int64_t row_stride, int64_t keys, int64_t wi
 template <class Kind>
 class Transposed {
   using T = typename Kind::Scalar;
-  static constexpr int64_t kSize = sizeof(T), kChunk = Kind::kChunk;
+  static constexpr int64_t kSize = sizeof(T);
 
  public:
-  Transposed(const Problem& p, Heads<T> heads) : p_(p), heads_(heads) {
+  Transposed(const Problem& p, Heads<T> heads)
+      : p_(p), heads_(heads), chunk_(std::min(Kind::kChunk, round_up(p.s, Kind::kTile))) {
     if constexpr (Kind::kDepth > 1) {
-      const int64_t count = p.units() * heads.maps, chunks = divide_up(p.s, kChunk), size = heads.width * kChunk;
+      const int64_t count = p.units() * heads.maps, chunks = divide_up(p.s, chunk_), size = heads.width * chunk_;
       // A tile that begins near the end of the last chunk reads beyond it, and multiplies that by 0.
       channels_.emplace(count * chunks * size + Kind::kTile);
       std::fill_n(channels_->get() + count * chunks * size, Kind::kTile, T(0.0f));
       at::parallel_for(0, count * chunks, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
-          const int64_t low = i % chunks * kChunk, head = i / chunks;
+          const int64_t low = i % chunks * chunk_, head = i / chunks;
           transpose_chunk(heads.row(p, head / heads.maps, head % heads.maps, low), heads.row_stride,
-                          std::min(kChunk, p.s - low), heads.width, kChunk, channels_->get() + i * size);
+                          std::min(chunk_, p.s - low), heads.width, chunk_, channels_->get() + i * size);
         }
       });
     }
@@ -51,15 +52,16 @@ class Transposed {
       return {reinterpret_cast<const char*>(a), kSize, heads_.row_stride * kSize};
     } else {
       const int64_t head = unit * heads_.maps + map % heads_.maps;
-      const int64_t chunk = head * divide_up(p_.s, kChunk) + row / kChunk;
-      const T* a = channels_->get() + chunk * heads_.width * kChunk + row % kChunk;
-      return {reinterpret_cast<const char*>(a), kChunk * kSize, Kind::kDepth * kSize};
+      const int64_t chunk = head * divide_up(p_.s, chunk_) + row / chunk_;
+      const T* a = channels_->get() + chunk * heads_.width * chunk_ + row % chunk_;
+      return {reinterpret_cast<const char*>(a), chunk_ * kSize, Kind::kDepth * kSize};
     }
   }
 
  private:
   const Problem& p_;
   Heads<T> heads_;
+  int64_t chunk_;
   std::optional<Buffer<T>> channels_;
 };
 
