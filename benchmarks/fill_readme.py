@@ -33,6 +33,7 @@ from diff_transformer.lab.experiments.language_over_training import LARGE_START
 from diff_transformer.lab.experiments.request import as_defined
 from diff_transformer.lab.learning import compared_curves, curves_of, reported_accuracies, steps_ratio
 from diff_transformer.lab.measure.document_losses import WHOLE
+from diff_transformer.lab.measure.many_shot import ACCURACY as MANY_SHOT
 from diff_transformer.lab.measure.needles import ACCURACY as NEEDLES
 from diff_transformer.lab.measure.retrieval import LENGTH_ACCURACY
 from diff_transformer.lab.record import CardRecord, Comparison, Interval
@@ -67,8 +68,8 @@ AMX_OPERATOR, AMX_MODEL = HERE / "amx" / OPERATOR.name, HERE / "amx" / MODEL.nam
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
 ALT = (
-    "DIFF, DIFF V2 and the Transformer: needles found after training with chance and floor, steps of training that "
-    "finding them takes, and losses on text, with 95 % intervals"
+    "DIFF, DIFF V2 and the Transformer: needles found and classes learned after training, with chance and floor, steps "
+    "of training that finding needles takes, and losses on text, with 95 % intervals"
 )
 
 
@@ -102,6 +103,7 @@ SHOWN_ACCURACIES = (
         LENGTH_ACCURACY,
         Coordinates(context_factor=4),
     ),
+    Shown("classes learned from 24 examples in view", "fig6", MANY_SHOT, Coordinates(noise=0.0, shots=24)),
 )
 _SMALL = Coordinates(parameters=260000)
 SHOWN_LOSSES = (
@@ -176,9 +178,9 @@ def _moments(experiments: Sequence[ExperimentResults]) -> str:
 def figure_panels(experiments: Sequence[ExperimentResults]) -> list[Panel]:
     """What is found in the end, how soon, and losses on text: few rows, on a scale for each; nothing not measured."""
     by_name = {(results.name, results.preset): results for results in experiments}
-    title = "Steps to find them, divided by the Transformer's"
+    title = "Steps to find needles, divided by the Transformer's"
     found = [
-        Panel("Needles found after training", tuple(accuracy_rows(by_name)), limits=(0.0, 1.0)),
+        Panel("Accuracy after training", tuple(accuracy_rows(by_name)), limits=(0.0, 1.0)),
         Panel(title, tuple(speed_rows(by_name)), is_ratio=True, neutral=1.0, better="left"),
         Panel(
             "Loss on text less the Transformer's, nats a token", tuple(loss_rows(by_name)), neutral=0.0, better="left"
