@@ -1,16 +1,23 @@
-"""Tiny models, and a server of this package in a thread of this process."""
+"""Tiny models, and a server of this package in a thread of this process or in a process of its own."""
 
 import copy
 import functools
+import os
+import re
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import openai
 import torch
 
+import forked
+from commands import SECONDS
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.data import byte_tokenizer
 from tiny_model import SIZES
@@ -67,6 +74,33 @@ def running(served: Any, api_key: str | None = None) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def _main(arguments: list[str], environment: dict[str, str]) -> None:
+    from diff_transformer.cli import main
+
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    sys.argv = ["diff-transformer", *arguments]
+    main()
+
+
+@contextmanager
+def started(log: Path, *arguments: Any, **environment: str) -> Iterator[tuple[Any, str]]:
+    """A server in a process of its own, and its address."""
+    log.touch()
+    settings = ["serve", "--port", "0", *map(str, arguments)]
+    process = forked.start(log, _main, settings, environment)
+    try:
+        end = time.monotonic() + SECONDS
+        while not (ready := re.search(r"^Serving (\S+) at (http://\S+/v1) \(", log.read_text(), re.MULTILINE)):
+            assert process.is_alive(), log.read_text()
+            assert time.monotonic() < end, log.read_text()
+            time.sleep(0.02)
+        yield process, ready[2]
+    finally:
+        process.kill()
+        process.join()
 
 
 def client_of(url: str, api_key: str = "none") -> openai.OpenAI:

@@ -6,22 +6,19 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-import forked
 from commands import SECONDS, fails
 from diff_transformer.cli.extras import SERVE_EXTRA, TRAIN_EXTRA
 from diff_transformer.cli.serve_command import API_KEY_VARIABLE
 from diff_transformer.data import byte_tokenizer
 from diff_transformer.shipped_models import LANGUAGE_MODEL
-from running_server import HAS_SERVER, client_of, new_model
+from running_server import HAS_SERVER, client_of, new_model, started
 
 pytestmark = pytest.mark.skipif(not HAS_SERVER, reason="this transformers has no server to build on")
 
@@ -138,35 +135,6 @@ def test_the_language_model_of_the_package_is_served_where_none_is_named(
     result = run("serve", "--port", 0)
     assert (result.exit_code, names) == (0, ["novels-diff"]), result.stderr
     assert "so novels-diff writes: a tiny model." in result.stderr
-
-
-def _main(arguments: list[str], environment: dict[str, str]) -> None:
-    import torch
-
-    from diff_transformer.cli import main
-
-    torch.set_num_threads(1)
-    os.environ.update(environment)
-    sys.argv = ["diff-transformer", *arguments]
-    main()
-
-
-@contextmanager
-def started(log: Path, *arguments: Any, **environment: str) -> Iterator[tuple[Any, str]]:
-    """A server in a process of its own, and its address."""
-    log.touch()
-    settings = ["serve", "--port", "0", *map(str, arguments)]
-    process = forked.start(log, _main, settings, environment)
-    try:
-        end = time.monotonic() + SECONDS
-        while not (ready := re.search(r"^Serving (\S+) at (http://\S+/v1) \(", log.read_text(), re.MULTILINE)):
-            assert process.is_alive(), log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.02)
-        yield process, ready[2]
-    finally:
-        process.kill()
-        process.join()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

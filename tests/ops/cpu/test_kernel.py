@@ -421,8 +421,8 @@ def test_more_keys_than_a_block_keeps(queries: int, window: int | None, dtype: t
     mask[..., 30_000:30_500] = False
     mask[..., 1, 50_000:] = False
     options = {"attn_mask": mask, "is_causal": True, "window": window}
-    dout = torch.randn(1, 1, queries, 8).to(dtype)
-    problem = Problem(q, k, v, torch.rand(1, 1, queries), dout, options)
+    lam, dout = torch.rand(1, 1, queries), torch.randn(1, 1, queries, 8).to(dtype)
+    problem = Problem(q, k, v, lam, dout, options)
     wide = Problem(*(x.double() for x in (q, k, v, problem.lam, problem.dout)), options)
     truth, plain = wide.solve(diff_attention, backend="reference"), problem.solve(diff_attention, backend="reference")
     for name, value in solve(problem).items():
