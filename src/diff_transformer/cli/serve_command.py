@@ -93,7 +93,7 @@ def _name_of(folder: Path) -> str:
 
 def _require_transformers_server() -> None:
     try:
-        from transformers.cli.serving.utils import CBGenerateManager, GenerateManager  # noqa: F401
+        from transformers.cli.serving.utils import CBGenerateManager, GenerateManager  # noqa: F401  # are they there?
     except ImportError:
         import transformers
 

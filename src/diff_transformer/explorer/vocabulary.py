@@ -70,7 +70,7 @@ class TokenizerVocabulary:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenizerVocabulary) and self.tokenizer.get_vocab() == other.tokenizer.get_vocab()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # compared by what it holds
 
 
 class WordVocabulary:
@@ -113,7 +113,7 @@ class WordVocabulary:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WordVocabulary) and self.words == other.words
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # compared by what it holds
 
 
 def check_text(text: object) -> None:
