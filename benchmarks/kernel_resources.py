@@ -7,6 +7,13 @@
 The first and the last fail where a kernel spills registers, unless it is for wide heads in float32, or takes more
 shared memory than the device has. On two cores the first takes four minutes. The last reads kernels.json if that was
 measured with these very sources; otherwise it compiles the hardest configurations, which takes up to a minute.
+
+kernels.json holds the rows of several versions of triton, since torch brings one along. The first command replaces
+those of the version that is installed. For another version, install that into a folder of its own; the hardest
+configurations are enough there:
+
+    python -m pip install --no-deps --target /tmp/triton triton==3.6.0
+    PYTHONPATH=/tmp/triton python benchmarks/kernel_resources.py --hardest
 """
 
 import argparse
@@ -37,7 +44,7 @@ from triton.runtime.jit import mangle_type
 from diff_transformer.lab.bench.bench_pages import replace_sections
 from diff_transformer.lab.results_files import write_json
 from diff_transformer.ops.attention_request import Norm, Request
-from diff_transformer.ops.triton.kernel_arguments import are_wide, problem_of
+from diff_transformer.ops.triton.kernel_arguments import MEASURED_BLOCKS, are_wide, problem_of
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
 from diff_transformer.storage.files import read_json
 
@@ -141,7 +148,11 @@ def launches(configuration: Configuration, capability: int) -> Iterator[tuple[st
     names = ("rows", "keys and values", "queries") if not are_wide(c.d, c.dv) else ("rows", "keys", "values", "queries")
     yield from zip(names, plan_backward(torch.empty_like(out), problem, norm, saved)[0], strict=True)
     if not c.has_documents:
-        yield from zip(("decode", "combine"), plan_decode(plan(1, False), norm, 264)[0], strict=True)
+        *lengths, decode, combine = plan_decode(plan(1, False), norm, 264)[0]
+        yield from (("decode", decode), ("combine", combine), *(("lengths", each) for each in lengths))
+        if c.dtype.itemsize == 2:
+            queries = problem.blocks("chunk").rows * c.key_heads // heads
+            yield "chunk", plan_decode(plan(queries, False), norm, 264)[0][-2]
 
 
 def source_of(launch: Launch) -> ASTSource:
@@ -151,10 +162,11 @@ def source_of(launch: Launch) -> ASTSource:
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, parameter in enumerate(launch.kernel.params):
         name, value = parameter.name, launch.arguments[parameter.name]
-        signature[name] = "constexpr" if parameter.is_constexpr else mangle_type(value, specialize=True)
+        is_special = not parameter.do_not_specialize
+        signature[name] = "constexpr" if parameter.is_constexpr else mangle_type(value, specialize=is_special)
         if signature[name] == "constexpr":
             constants[name] = value
-        elif isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+        elif isinstance(value, Tensor) or (is_special and isinstance(value, int) and value % 16 == 0):
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(launch.kernel, signature, constants, attributes)
 
@@ -243,11 +255,11 @@ def summary(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def fingerprint() -> str:
-    """A hash of all that the rows depend on: kernels, block sizes, launches, the configurations and the compiler."""
-    paths = (*sorted(KERNELS.glob("*.py")), Path(__file__))
+def fingerprint(version: str) -> str:
+    """A hash of all that the rows of a version of triton depend on: kernels, block sizes, launches, configurations."""
+    paths = [*sorted(KERNELS.glob("*.py")), Path(__file__), *([MEASURED_BLOCKS] if MEASURED_BLOCKS.is_file() else [])]
     sources = "".join(path.read_text(encoding="utf-8") for path in paths)
-    return hashlib.sha256((triton.__version__ + repr(CONFIGURATIONS) + sources).encode()).hexdigest()
+    return hashlib.sha256((version + repr(CONFIGURATIONS) + sources).encode()).hexdigest()
 
 
 def compile_all(capabilities: Iterable[int], configurations: Iterable[Configuration]) -> list[dict[str, Any]]:
@@ -264,20 +276,31 @@ def require_fitting(rows: list[dict[str, Any]]) -> None:
         sys.exit("These configurations spill, or take too much shared memory:\n" + "\n".join(map(str, wrong)))
 
 
+def known_versions() -> dict[str, Any]:
+    """What has been measured, by version of triton."""
+    return read_json(RESULTS)["triton"] if RESULTS.is_file() else {}
+
+
 def check() -> None:
     """Look at the measured rows, or where the sources have changed since at new ones of the hardest configurations."""
-    known = read_json(RESULTS)
-    if known.get("sources") == fingerprint():
+    versions = known_versions()
+    known = versions.pop(triton.__version__, {})
+    if known.get("sources") == fingerprint(triton.__version__):
         rows, origin = known["rows"], f"as {RESULTS.name} holds them"
     else:
-        rows, origin = compile_all((80, 90, 100), HARDEST), f"compiled now, since {RESULTS.name} is of other sources"
+        rows, origin = compile_all((80, 90, 100), HARDEST), f"compiled now, as {RESULTS.name} holds other sources"
     require_fitting(rows)
-    print(f"kernel resources: {len(rows)} compilations within limits, {origin}")
+    print(f"kernel resources, triton {triton.__version__}: {len(rows)} compilations within limits, {origin}")
+    for version, other in versions.items():
+        is_current = other["sources"] == fingerprint(version)
+        require_fitting(other["rows"])
+        print(f"triton {version}: within limits{'' if is_current else ', but measured with other sources'}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--hardest", action="store_true", help="compile the hardest configurations alone")
     choice.add_argument("--check", action="store_true", help="check the limits, and write nothing")
     choice.add_argument(
         "--tables", action="store_true", help="print the tables of the measured rows, and compile nothing"
@@ -287,14 +310,18 @@ def main() -> None:
         check()
         return
     if arguments.tables:
-        rows = read_json(RESULTS)["rows"]
-        print("\n\n".join(capability_table(rows, capability) for capability in SHARED_MEMORY))
+        for version, known in known_versions().items():
+            tables = (capability_table(known["rows"], capability) for capability in SHARED_MEMORY)
+            print("\n\n".join((f"Triton {version}.", *tables)))
         return
-    rows = compile_all(SHARED_MEMORY, CONFIGURATIONS)
-    versions = {"triton": triton.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    rows = compile_all((80, 90, 100), HARDEST) if arguments.hardest else compile_all(SHARED_MEMORY, CONFIGURATIONS)
+    environment = {"torch": torch.__version__, "python": platform.python_version()}
+    measured = known_versions()
+    measured[triton.__version__] = {"versions": environment, "sources": fingerprint(triton.__version__), "rows": rows}
     command = f"python benchmarks/{Path(__file__).name}"
-    write_json(RESULTS, {"command": command, "versions": versions, "sources": fingerprint(), "rows": rows}, indent=1)
-    replace_sections(PAGE, {"resources": f"{summary(rows)} `{command}`, triton {triton.__version__}."})
+    write_json(RESULTS, {"command": command, "triton": dict(sorted(measured.items()))}, indent=1)
+    texts = [f"{summary(known['rows'])} `{command}`, triton {version}." for version, known in measured.items()]
+    replace_sections(PAGE, {"resources": "\n\n".join(texts)})
     require_fitting(rows)
 
 

@@ -24,6 +24,7 @@ from budget import Case, Expected, Problem, build, float64, prepared
 from counted_operators import Operators
 from diff_transformer import diff_attention
 from diff_transformer.ops import operator as operator_module
+from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.triton import triton_backend as triton_backend
 from diff_transformer.ops.visibility import segment_bounds_from
@@ -36,7 +37,7 @@ if not triton_backend.interpreted():
 
 tl = triton.language
 
-from diff_transformer.ops.triton import launch, tiles  # noqa: E402
+from diff_transformer.ops.triton import kernel_arguments, launch, tiles  # noqa: E402
 from diff_transformer.ops.triton.kernel_arguments import Blocks  # noqa: E402
 
 # Lengths that no block divides, so that every last block is partial.
@@ -363,10 +364,14 @@ def test_decoding(monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch]
     set_blocks(monkeypatch, SMALL["16 × 16"])
     monkeypatch.setattr(triton_backend, "program_count", lambda _: programs)
     check_output(forward(problem), expected)
-    assert names(launched) == ["parts_kernel", "combine_kernel"]
-    parts, key_heads, batch = launched[0].grid
+    *first, in_parts, _ = launched
+    assert names(launched)[-2:] == ["parts_kernel", "combine_kernel"]
+    mask = problem.options.get("attn_mask")
+    has_lengths = mask is not None and case.mask not in ("bool (H, 1, S)", "bool (B, H, N, S)", "add (B, H, N, S)")
+    assert names(first) == ["lengths_kernel"] * has_lengths
+    parts, key_heads, batch = in_parts.grid
     assert (key_heads, batch) == (case.key_heads, case.batch)
-    steps = -(-(case.keys - launched[0].arguments["start"]) // 16)
+    steps = -(-(case.keys - in_parts.arguments["start"]) // 16)
     assert parts == (1 if programs == 1 else steps) or programs == 13
     assert steps >= parts >= min(steps, 2) or programs == 1
 
@@ -384,6 +389,107 @@ def test_many_parts_are_put_together_in_chunks(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(triton_backend, "program_count", lambda _: 64)
     check_output(forward(problem), expected)
     assert launched[0].grid[0] == 36 > 2 * launched[1].arguments["CHUNK"]
+
+
+CHUNKS = {
+    "causal": Case(batch=1, heads=2, key_heads=2, queries=37, keys=90, is_causal=True, dtype=torch.float16),
+    "grouped, window": Case(batch=1, heads=4, key_heads=1, queries=13, keys=90, is_causal=True, window=50,
+                            dtype=torch.float16, layout="cache"),
+    "padding": Case(batch=3, heads=1, key_heads=1, queries=20, keys=70, mask="bool (B, 1, 1, S)", is_causal=True,
+                    dtype=torch.float16),
+    "additive mask": Case(batch=1, heads=1, key_heads=1, queries=33, keys=70, mask="add -inf (N, S)",
+                          dtype=torch.float16),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize(("request_", "programs"), in_turn(CHUNKS, [1, 64]))
+def test_a_chunk_of_queries_is_split_over_the_keys(
+    monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], request_: str, programs: int
+) -> None:
+    problem, expected = prepared(CHUNKS[request_])
+    set_blocks(monkeypatch, Blocks(64, 16, 4, 1))
+    monkeypatch.setattr(kernel_arguments, "LONG_CACHE", 64)
+    monkeypatch.setattr(triton_backend, "program_count", lambda _: programs)
+    check_output(forward(problem), expected)
+    assert names(launched)[-2:] == ["parts_kernel", "combine_kernel"]
+    assert launched[-2].arguments["ROWS"] == (32 if request_ == "padding" else 64)
+    assert (launched[-2].grid[0] > 1) == (programs > 1)
+
+
+def test_which_chunks_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the rows of the block, against a long cache, in half precision."""
+    monkeypatch.setattr(kernel_arguments, "LONG_CACHE", 64)
+
+    def is_split(queries: int, keys: int = 64, dtype: torch.dtype = torch.float16, d: int = 8) -> bool:
+        q, k = (torch.zeros(1, 1, 2, length, d, dtype=dtype) for length in (queries, keys))
+        request = Request(q, k, k[:, :, 0], torch.ones(1, 1, queries), None, True, 1.0, None, None)
+        return kernel_arguments.has_few_queries(kernel_arguments.problem_of(request, 80))
+
+    assert is_split(64)
+    assert is_split(32, d=128)
+    assert not any((is_split(65), is_split(33, d=128), is_split(64, keys=63), is_split(17, dtype=torch.float32)))
+
+
+@pytest.mark.parametrize("kind", ["padding", "additive mask"])
+def test_the_device_finds_which_keys_are_in_use(
+    monkeypatch: pytest.MonkeyPatch, launched: list[launch.Launch], kind: str
+) -> None:
+    """The same launches serve a cache that fills up, as in a CUDA graph: only what the tensors hold changes."""
+    set_blocks(monkeypatch, SMALL["16 × 16"])
+    monkeypatch.setattr(triton_backend, "program_count", lambda _: 8)
+    problem = build(Case(batch=2, heads=1, key_heads=1, queries=1, keys=90, d=8, dv=16))
+    used, mask = (
+        torch.arange(90) < 0,
+        torch.zeros(2, 1, 1, 90, dtype=torch.bool if kind == "padding" else torch.float32),
+    )
+    options = {"attn_mask": mask}
+    replayed: list[launch.Launch] = []
+    for begin, end in ((0, 1), (3, 40), (17, 90)):
+        used = (torch.arange(90) >= begin) & (torch.arange(90) < end)
+        mask.copy_(used if kind == "padding" else torch.zeros(90).masked_fill(~used, -torch.inf))
+        if not replayed:
+            out = forward(replace(problem, options=options))
+            replayed = list(launched)
+        for each in replayed:
+            each.run()
+        expected = diff_attention(problem.q, problem.k, problem.v, problem.lam, **options, backend="reference")
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+        assert replayed[0].arguments["lengths"].tolist() == [[begin, end]] * 2
+
+
+def test_what_changes_with_every_token_is_not_specialised() -> None:
+    """Without the interpreter, which knows no specialisation: in a process of its own."""
+    program = """
+        from diff_transformer.ops.triton import forward
+        for kernel in (forward.lengths_kernel, forward.parts_kernel, forward.combine_kernel):
+            print(sorted(each.name for each in kernel.params if each.do_not_specialize))
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    lines = fresh.run(textwrap.dedent(program), environment=environment).stdout.splitlines()
+    assert lines == [
+        "['mask_batch', 'mask_query', 'mask_rows', 's']",
+        "['keys_a_part', 'mask_batch', 'mask_head', 'mask_query', 's', 'start']",
+        "['parts']",
+    ]
+
+
+@pytest.mark.parametrize("two_passes", [False, True], ids=["one pass", "two passes"])
+def test_weights_below_the_normal_numbers_of_float16(monkeypatch: pytest.MonkeyPatch, two_passes: bool) -> None:
+    """One key takes nearly all of both maps and its value is 0, so the output comes from weights around 1e−6 alone."""
+    q, k = torch.zeros(1, 1, 2, 16, 16, dtype=torch.float16), torch.zeros(1, 1, 2, 64, 16, dtype=torch.float16)
+    q[..., 0], k[:, :, 0, 5, 0], k[:, :, 1, 5, 0] = 1.0, 13.3, 13.9
+    v = torch.full((1, 1, 64, 16), 1000.0, dtype=torch.float16)
+    v[:, :, 5] = 0.0
+    dout = torch.full((1, 1, 16, 16), 100.0, dtype=torch.float16)
+    dout[:, :, ::2] = 300.0
+    problem = Problem(q, k, v, torch.tensor(0.3), dout, {"scale": 1.0})
+    set_blocks(monkeypatch, SMALL["16 × 16"]._replace(two_passes=two_passes))
+    wide = {name: getattr(problem, name).double() for name in ("q", "k", "v", "dout")}
+    exact = replace(problem, **wide).solve(diff_attention, backend="reference")
+    torch.testing.assert_close(forward(problem).double(), exact["out"], rtol=3e-3, atol=0)
+    answer = problem.solve(diff_attention, backend="triton")
+    torch.testing.assert_close(answer["v"].double(), exact["v"], rtol=3e-3, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -495,7 +601,7 @@ def test_the_fused_norm_while_decoding(
     monkeypatch.setattr(operator_module, "rms_norm", None)
     set_blocks(monkeypatch, SMALL["16 × 16"])
     fused = forward(problem, norm_weight=weight, **settings)
-    assert names(launched) == ["parts_kernel", "combine_kernel"]
+    assert names(launched)[-2:] == ["parts_kernel", "combine_kernel"]
     _check_normed_output(fused, prepared(DECODING[request_])[1], weight, **settings)
 
 

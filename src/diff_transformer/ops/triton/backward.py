@@ -15,12 +15,14 @@ from diff_transformer.ops.triton.tiles import (
     keys_seen,
     load_tile,
     load_vector,
+    narrowed,
     queries_seeing,
     scores_of,
     steps_of,
     store_tile,
     store_vector,
     weights_of,
+    widened,
 )
 
 
@@ -142,7 +144,8 @@ def keys_kernel(
         weights2 = weights_of(scores2, log_sum2, residue2, MASK)
         weights2 *= load_vector(group_lam, start, n, lam_row, QUERIES)[None, :]
         if OF_VALUES:
-            grad_values = tl.dot((weights1 - weights2).to(grad.dtype), grad, grad_values, input_precision=PRECISION)
+            weights = narrowed(weights1 - weights2, grad.dtype)
+            grad_values = tl.dot(weights, grad, grad_values, input_precision=PRECISION)
         if OF_KEYS:
             grad_scores2 = weights2 * (load_vector(row_sums + row + n, start, n, 1, QUERIES)[None, :] - grad_weights)
             if SHARED:
@@ -156,6 +159,7 @@ def keys_kernel(
             store_tile(grad_k + grad_k_map, first, s, grad_k_row, grad_k2 * scale, KEYS, D, BLOCK_D)
     if OF_VALUES:
         grad_v += batch * grad_v_batch + key_head * grad_v_head
+        grad_values = widened(grad_values, v.dtype.element_ty)
         store_tile(grad_v, first, s, grad_v_row, grad_values, KEYS, DV, BLOCK_DV)
 
 

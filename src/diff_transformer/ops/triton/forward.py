@@ -19,11 +19,13 @@ from diff_transformer.ops.triton.tiles import (
     keys_seen,
     load_tile,
     load_vector,
+    narrowed,
     scores_of,
     steps_of,
     store_tile,
     store_vector,
     weights_of,
+    widened,
 )
 
 
@@ -72,7 +74,7 @@ def _second_pass(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, KEYS: tl.constexpr,
     MASK: tl.constexpr, BY_QUERY: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(P1 − λP2) V over blocks of keys, added to ``total``."""
+    """(P1 − λP2) V over blocks of keys, added to ``total``, with the factor of :func:`narrowed`."""
     log_sum1, log_sum2, residue1, residue2, lam = sums
     query1, query2, keys1, keys2, values = inputs
     first, last = steps_of(ranges, KEYS, EDGE)
@@ -86,7 +88,7 @@ def _second_pass(
         scores2 = scores_of(query2, key2, keys, queries, keys, view, MASK, BY_QUERY, EDGE, PRECISION)
         weights -= lam[:, None] * weights_of(scores2, log_sum2[:, None], residue2[:, None], MASK)
         value = load_tile(values, start, s, value_stride, KEYS, DV, BLOCK_DV, EDGE)
-        total = tl.dot(weights.to(value.dtype), value, total, input_precision=PRECISION)
+        total = tl.dot(narrowed(weights, value.dtype), value, total, input_precision=PRECISION)
     return total
 
 
@@ -186,6 +188,7 @@ def forward_kernel(
             sum1, sums, inputs, ranges, view, queries, s, k_row, v_row,
             D, DV, BLOCK_D, BLOCK_DV, KEYS, MASK, BY_QUERY, False, PRECISION,
         )  # fmt: skip
+        difference = widened(difference, v.dtype.element_ty)
     else:
         sum2 *= inverse(total2)[:, None]
         difference = sum1 * inverse(total1)[:, None] - lambdas[:, None] * sum2
@@ -209,7 +212,37 @@ def forward_kernel(
     store_tile(out + offset, first, n, out_row, difference, QUERIES, DV, BLOCK_DV)
 
 
-# Decoding.
+# Decoding. What changes with every token is not specialised: a length that 16 divides would be another kernel. Strides
+# of keys and values are, as they are multiples of a head's width, and tell how wide loads may be.
+
+
+@triton.jit(do_not_specialize=["s", "mask_rows", "mask_batch", "mask_query"])
+def lengths_kernel(
+    mask, lengths, s, mask_rows, mask_batch, mask_query, mask_key, MASK: tl.constexpr, KEYS: tl.constexpr
+):  # fmt: skip
+    """``lengths`` (B, 2): the first key that the mask leaves to any query of a sequence, and the one past the last.
+
+    The device finds them, so that a CUDA graph of decoding into a cache of fixed size reads what is in use by then.
+    """
+    batch = tl.cast(tl.program_id(0), tl.int64)
+    mask += batch * mask_batch
+    lowest = tl.zeros((KEYS,), tl.int32) + s
+    past = tl.zeros((KEYS,), tl.int32)
+    steps = (s + (KEYS - 1)) // KEYS
+    for i in range(mask_rows * steps):
+        row = i // steps
+        keys = (i - row * steps) * KEYS + tl.arange(0, KEYS)
+        marks = tl.load(
+            mask + tl.cast(row, tl.int64) * mask_query + keys.to(tl.int64) * mask_key, mask=keys < s, other=0
+        )
+        if MASK == 1:
+            seen = (marks != 0) & (keys < s)
+        else:
+            seen = (marks.to(tl.float32) != float("-inf")) & (keys < s)
+        lowest = tl.where(seen, tl.minimum(lowest, keys), lowest)
+        past = tl.where(seen, tl.maximum(past, keys + 1), past)
+    tl.store(lengths + 2 * batch, tl.min(lowest, 0))
+    tl.store(lengths + 2 * batch + 1, tl.max(past, 0))
 
 
 @triton.jit
@@ -233,17 +266,20 @@ def _load_values(
     return tl.load(pointers, mask=seen[:, None] & (columns[None, :] < WIDTH), other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["s", "start", "keys_a_part", "mask_batch", "mask_head", "mask_query"])
 def parts_kernel(
-    q, k, v, mask, tops, totals, sums,
+    q, k, v, mask, lengths, tops, totals, sums,
     key_heads, groups, n, s, rows, start, keys_a_part, scale, window,
     q_batch, q_head, q_map, q_row, k_batch, k_head, k_map, k_row, v_batch, v_head, v_row,
     mask_batch, mask_head, mask_query, mask_key,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, IS_CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    MASK: tl.constexpr, BY_QUERY: tl.constexpr, ALIKE: tl.constexpr, PRECISION: tl.constexpr,
+    MASK: tl.constexpr, BY_QUERY: tl.constexpr, ALIKE: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Keys start + part · keys_a_part … of one key head. ALIKE: all queries of the tile see the same of them.
+
+    HAS_LENGTHS: the parts divide what the sequence's ``lengths`` (B, 2) leave of the keys, and not all of them.
 
     Highest scores and sums of weights (B, H_kv, parts, 2, rows), products with V (B, H_kv, parts, 2, rows, DV).
     """
@@ -271,8 +307,14 @@ def parts_kernel(
     total2 = tl.zeros((ROWS,), tl.float32)
     sum1 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
     sum2 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
+    past = s
+    if HAS_LENGTHS:
+        start = tl.maximum(start, tl.load(lengths + 2 * batch) // KEYS * KEYS)
+        past = tl.load(lengths + 2 * batch + 1)
+        steps = (tl.maximum(past - start, 0) + (KEYS - 1)) // KEYS
+        keys_a_part = (steps + tl.num_programs(0) - 1) // tl.num_programs(0) * KEYS
     first = start + part * keys_a_part
-    last = tl.minimum(first + keys_a_part, s)
+    last = tl.minimum(first + keys_a_part, past)
     lowest, highest = tl.min(low, 0), tl.max(high, 0)
     queries = query[:, None]
     view = (factor, low[:, None], high[:, None], mask, n, s, mask_query, mask_key)
@@ -315,7 +357,7 @@ def _all_parts(tops, totals, parts, rows, PARTS: tl.constexpr):
     return highest, inverse(all_totals)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def combine_kernel(
     tops, totals, sums, lam, norm_weight, out,
     key_heads, groups, n, rows, parts, norm_eps, norm_factor,

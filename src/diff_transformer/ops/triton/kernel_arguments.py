@@ -1,9 +1,14 @@
 """Turns a request into what the kernels take: tensors that they can read, numbers, block sizes and memory for results.
 
 The block sizes are a small table for each kind of device, and nothing is tuned at run time. docs/kernels.md says how
-they were chosen, and `benchmarks/kernel_resources.py` what each costs. Does not import triton.
+they were chosen, and `benchmarks/kernel_resources.py` what each costs. Those that `benchmarks/gpu_record.py` has timed
+on a device, in `measured_blocks.json`, come before the table. Does not import triton.
 """
 
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +18,9 @@ from diff_transformer.ops.attention_request import Norm, Request
 
 _FARTHEST_ROW = 1 << 24  # of 128 rows, the most in a tile, the last is then within 31 bits
 MOST_DECODED = 16  # rows of queries to a key head that go into one tile of the decoding kernel
+# A block of "chunk" goes into it in half precision if there are so many keys: the forward's programs would be too few.
+LONG_CACHE = 1024
+MEASURED_BLOCKS = Path(__file__).with_name("measured_blocks.json")
 
 
 class Blocks(NamedTuple):
@@ -28,7 +36,8 @@ class Blocks(NamedTuple):
 Table = dict[str, tuple[Blocks, Blocks]]  # for narrow heads, and for wide ones
 
 # "forward" runs without gradients and "save" with them; "keys" and "values" are the two launches of wide heads, narrow
-# ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers.
+# ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers. "decode" and "chunk" are the
+# decoding kernel for up to 16 rows of queries, and for up to as many as its block has.
 _HOPPER: Table = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2, two_passes=True)),
     "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
@@ -39,6 +48,9 @@ _HOPPER: Table = {
     "queries": (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),
     "queries, masked": (Blocks(128, 64, 8, 2), Blocks(32, 32, 8, 2)),
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
+    "decode, masked": (Blocks(16, 64, 4, 2), Blocks(16, 32, 4, 3)),
+    "chunk": (Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
+    "chunk, masked": (Blocks(64, 32, 8, 2), Blocks(64, 16, 8, 2)),
 }
 # A100, whose tensor cores take their operands from registers.
 _AMPERE: Table = {
@@ -52,6 +64,7 @@ _AMPERE: Table = {
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 32, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
+    "chunk": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
 }
 # GeForce and the like: 99 KiB of shared memory a block.
 _SMALL: Table = _AMPERE | {
@@ -60,6 +73,7 @@ _SMALL: Table = _AMPERE | {
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),
+    "chunk, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
 }
 # Not on tensor cores, unless torch allows tf32: for checking, not for speed.
 _FLOAT32: Table = {
@@ -71,6 +85,7 @@ _FLOAT32: Table = {
     "decode": (Blocks(16, 16, 4, 1), Blocks(16, 16, 4, 1)),
 }
 ROWS_BLOCKS = Blocks(16, 1, 4, 1)  # of the backward's first kernel, which reads every number once
+LENGTHS_BLOCKS = Blocks(1, 1024, 4, 1)  # of the kernel that reads a mask before decoding
 
 
 def edge_of(columns: int) -> int:
@@ -100,8 +115,25 @@ class Problem(NamedTuple):
             table = _AMPERE
         else:
             table = _SMALL
-        sizes = table[kernel] if r.attn_mask is None else table.get(f"{kernel}, masked", table[kernel])
-        return sizes[are_wide(r.q.shape[-1], r.v.shape[-1])]
+        is_wide = are_wide(r.q.shape[-1], r.v.shape[-1])
+        if r.attn_mask is not None:
+            return table.get(f"{kernel}, masked", table[kernel])[is_wide]
+        measured = None if table is _FLOAT32 else measured_blocks(self.capability).get(measured_name(kernel, is_wide))
+        return table[kernel][is_wide] if measured is None else measured
+
+
+def measured_name(kernel: str, is_wide: bool) -> str:
+    """How `measured_blocks.json` names a kernel: measured in half precision, without a mask."""
+    return f"{kernel}, {'wide' if is_wide else 'narrow'} heads"
+
+
+@functools.cache
+def measured_blocks(capability: int) -> Mapping[str, Blocks]:
+    """The fastest block sizes by the kernel's name, of those timed on a device of this compute capability."""
+    if not MEASURED_BLOCKS.is_file():
+        return {}
+    of_capability = json.loads(MEASURED_BLOCKS.read_text(encoding="utf-8")).get(str(capability), {})
+    return {name: Blocks(*sizes) for name, sizes in of_capability.items()}
 
 
 def _is_readable(x: Tensor) -> bool:
@@ -134,9 +166,13 @@ def problem_of(request: Request, capability: int | None = None) -> Problem:
     return Problem(request, readable, capability or 80)  # the interpreter has no device
 
 
-def has_few_queries(request: Request) -> bool:
+def has_few_queries(p: Problem) -> bool:
     """Whether decoding's kernel takes the request: all queries of a key head in one tile, against many keys."""
-    return request.groups * request.n <= MOST_DECODED and request.segment_bounds is None
+    r = p.original
+    rows = r.groups * r.n
+    if r.segment_bounds is not None or rows <= MOST_DECODED:
+        return r.segment_bounds is None
+    return r.q.dtype.itemsize == 2 and r.s >= LONG_CACHE and rows <= p.blocks("chunk").rows
 
 
 def sees_alike(request: Request) -> bool:
@@ -154,7 +190,7 @@ def padded(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def _precision(dtype: torch.dtype) -> str:
+def precision_of(dtype: torch.dtype) -> str:
     """How float32 is multiplied, by torch's own setting for its matrix products."""
     if dtype != torch.float32:
         return "ieee"  # without a meaning for narrower types
@@ -200,7 +236,7 @@ def arguments_of(r: Request, norm: Norm | None) -> dict[str, Any]:
         "HAS_SEGMENTS": r.segment_bounds is not None,
         "MASK": 0 if mask is None else 1 + mask.is_floating_point(),
         "BY_QUERY": mask is not None and mask.shape[-2] > 1,
-        "PRECISION": _precision(r.q.dtype),
+        "PRECISION": precision_of(r.q.dtype),
         "norm_weight": weight,
         "norm_eps": eps,
         "norm_factor": factor,

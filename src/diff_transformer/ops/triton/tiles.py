@@ -14,6 +14,9 @@ import triton.language as tl
 # A finite addend of a mask stays finite in units of log 2: a row whose addends are all float32's lowest is a mean.
 LARGEST = tl.constexpr(2.3e38)
 LOG2_E = tl.constexpr(1.4426950408889634)
+# What normalised weights are multiplied with in float16, whose smallest normal number a row of 2^14 equal weights
+# reaches. A weight is at most 1 + |λ|, so none overflows up to |λ| of 250.
+FLOAT16_FACTOR = tl.constexpr(256.0)
 
 
 @triton.jit
@@ -172,3 +175,19 @@ def weights_of(scores, log_sum, residue, MASK: tl.constexpr):
     if MASK == 2:
         scores -= residue
     return tl.exp2(scores)
+
+
+@triton.jit
+def narrowed(weights, dtype: tl.constexpr):
+    """Normalised weights for a product in ``dtype``, whose sum :func:`widened` undoes the factor of."""
+    if dtype == tl.float16:
+        weights *= FLOAT16_FACTOR
+    return weights.to(dtype)
+
+
+@triton.jit
+def widened(total, dtype: tl.constexpr):
+    """A sum of products with :func:`narrowed` weights as if they had not been multiplied."""
+    if dtype == tl.float16:
+        total *= 1.0 / FLOAT16_FACTOR
+    return total

@@ -118,7 +118,7 @@ def run_forward(request: Request, norm: Norm | None, save: bool) -> Results:
         return _only(empty_output(q, v))
     with torch.cuda.device_of(q):  # triton launches on the current one
         problem = problem_of(request)
-        if not save and has_few_queries(request):
+        if not save and has_few_queries(problem):
             launches, out = plan_decode(problem, norm, program_count(q.device))
             saved = None
         else:
