@@ -32,6 +32,8 @@ def info() -> None:
     from diff_transformer.cli import console
     from diff_transformer.cli.extras import TRAIN_EXTRA
     from diff_transformer.lab.results_files import capture_environment, installed_version
+    from diff_transformer.ops import candidate_timing, kernel_check
+    from diff_transformer.ops.attention_request import triton_is_installed
     from diff_transformer.ops.backends import explain
     from diff_transformer.ops.cpu import cpu_build
 
@@ -49,6 +51,10 @@ def info() -> None:
         for backend, reason in explain(device, dtype).items():
             rows[f"backend {backend} on {device}"] = "can run" if reason is None else f"cannot run: {reason}"
     rows["fused CPU kernel"] = cpu_build.status()
+    if torch.cuda.is_available() and torch.version.hip is None and triton_is_installed():
+        index = torch.cuda.current_device()
+        rows["Triton kernels on cuda"] = kernel_check.status(index)
+        rows["triton or sdpa on cuda"] = candidate_timing.status(index)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in rows.items():
         table.add_row(Text(name), Text(value))

@@ -6,12 +6,12 @@ from diff_transformer.data.corpus import Corpus, Fingerprinted, HubDataset, Piec
 from diff_transformer.data.labelled_text import LabelledText, read_labelled
 from diff_transformer.data.many_shot_task import Episode, ManyShotBatches
 from diff_transformer.data.needle_task import NeedleBatches, NeedleDocument, NeedleTask
-from diff_transformer.data.prepared_cache import cache_folder
 from diff_transformer.data.retrieval_task import RetrievalBatches, RetrievalSample
 from diff_transformer.data.split import training_text, validation_text
 from diff_transformer.data.text_batches import TextBatches
 from diff_transformer.data.token_cache import Tell, TokenCache, prepare, token_dtype
 from diff_transformer.data.tokenizers import byte_tokenizer, bytes_of_tokens, encode_documents, train_bpe, trained_bpe
+from diff_transformer.storage.cache_folder import cache_folder
 
 __all__ = [
     "ArithmeticBatches",

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from diff_transformer.data.prepared_cache import cache_folder, cache_key
+from diff_transformer.data.prepared_cache import cache_key
+from diff_transformer.storage.cache_folder import cache_folder
 from diff_transformer.storage.files import parse_json
 from diff_transformer.storage.manifest import file_digests
 

@@ -1,4 +1,4 @@
-"""Finds the folder of prepared data, and makes what it holds once, under a lock."""
+"""Makes what the folder of prepared data holds once, under a lock."""
 
 import hashlib
 import json
@@ -13,14 +13,6 @@ from filelock import FileLock
 
 from diff_transformer.storage.files import commit, full_disk, unfinished_path
 from diff_transformer.storage.manifest import digests, sizes_in, why_changed, why_incomplete, write_manifest
-
-
-def cache_folder() -> Path:
-    """The folder of all caches: $DIFF_TRANSFORMER_CACHE, or `diff_transformer` in the user's cache."""
-    named = os.environ.get("DIFF_TRANSFORMER_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "diff_transformer"
 
 
 def cache_key(*parts: Any) -> str:

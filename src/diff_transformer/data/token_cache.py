@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerFast
 
 from diff_transformer.data.batches import grouped
 from diff_transformer.data.corpus import Corpus
-from diff_transformer.data.prepared_cache import cache_folder, cache_key, made_once
+from diff_transformer.data.prepared_cache import cache_key, made_once
 from diff_transformer.data.split import DOCUMENT, DigestedPiece, with_digests
 from diff_transformer.data.tokenizers import encode_documents, plain_text_tokenizer
+from diff_transformer.storage.cache_folder import cache_folder
 from diff_transformer.text_workers import encode_in_processes
 
 # A piece of a document in the cache: where its tokens end (a last piece's with the end of text), whether the document

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from diff_transformer.data.corpus import Corpus, check_characters
-from diff_transformer.data.prepared_cache import cache_folder, cache_key, made_once
+from diff_transformer.data.prepared_cache import cache_key, made_once
 from diff_transformer.data.split import training_text
+from diff_transformer.storage.cache_folder import cache_folder
 from diff_transformer.text_workers import encode
 
 END_OF_TEXT = "<|endoftext|>"

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from diff_transformer.ops.attention_request import Request, reason_against_dtype
 from diff_transformer.ops.blockwise import blockwise_attention
+from diff_transformer.ops.candidate_timing import fastest
 from diff_transformer.ops.cpu.cpu_backend import available_to_auto, cpu_attention, reason_against_cpu_kernel
 from diff_transformer.ops.cpu.cpu_build import unavailable_reason
 from diff_transformer.ops.flex import flex_attention_backend, is_block_mask, reason_against_flex
+from diff_transformer.ops.kernel_check import kernels_are_right
 from diff_transformer.ops.nonfinite import confined
 from diff_transformer.ops.reference import reference_attention
 from diff_transformer.ops.sdpa import padded_q_beats_blockwise, sdpa_attention
@@ -101,10 +103,16 @@ def choose(request: Request) -> str:
     if attn_mask is not None and attn_mask.requires_grad:
         return "reference"
     if q.device.type == "cuda":
-        return "triton" if _reason_in_request("triton", request) is None else "sdpa"
+        return _choose_on_cuda(request)
     if q.device.type == "cpu" and reason_against_dtype(q.dtype) is None and available_to_auto():
         return "cpu"
     return "sdpa" if padded_q_beats_blockwise(request) else "blockwise"
+
+
+def _choose_on_cuda(request: Request) -> str:
+    if _reason_in_request("triton", request) is not None or not kernels_are_right(request):
+        return "sdpa"
+    return fastest(request, {name: _BACKENDS[name].attend for name in ("triton", "sdpa")})
 
 
 def resolve(backend: str, request: Request) -> Backend:
