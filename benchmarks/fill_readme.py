@@ -5,8 +5,9 @@
     diff-transformer report results --output results/RESULTS.md --overwrite
     diff-transformer bench operator --output benchmarks --overwrite
     diff-transformer bench model --output benchmarks --overwrite
-    diff-transformer bench operator --output benchmarks/amx --overwrite    (on a processor with AMX)
+    diff-transformer bench operator --output benchmarks/amx --overwrite    # on a processor with AMX
     diff-transformer bench model --output benchmarks/amx --overwrite
+    python benchmarks/gpu_record.py    # on a machine with a GPU
     python benchmarks/fill_readme.py
 
 Fills the places between `<!-- name -->` and `<!-- /name -->` from what results/ and benchmarks/ hold, and the folders
@@ -57,7 +58,7 @@ from diff_transformer.lab.report.wording import (
 from diff_transformer.lab.results_files import read_record, read_results, write_text
 from diff_transformer.lab.statistics import mean_interval
 from diff_transformer.shipped_models import CARD_RECORD, LANGUAGE_MODEL, pretrained, pretrained_names
-from diff_transformer.storage.files import files_in
+from diff_transformer.storage.files import files_in, read_json
 from diff_transformer.variants import ATTENTION_TYPES
 
 HERE = Path(__file__).parent
@@ -66,7 +67,9 @@ RESULTS, FIGURE = ROOT / "results", ROOT / "docs" / "results.svg"
 OPERATOR, MODEL = HERE / "operator-cpu.json", HERE / "model-cpu.json"
 AMX_OPERATOR, AMX_MODEL = HERE / "amx" / OPERATOR.name, HERE / "amx" / MODEL.name
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
+GPU_RECORD = HERE / "gpu-record.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
+KERNELS_PAGE = ROOT / "docs" / "kernels.md"
 ALT = (
     "DIFF, DIFF V2 and the Transformer: needles found and classes learned after training, with chance and floor, steps "
     "of training that finding needles takes, and losses on text, with 95 % intervals"
@@ -302,6 +305,32 @@ def measured_on_cuda() -> dict[Path, dict[str, str]]:
     return cuda_parts(*found)
 
 
+def gpu_record_table(record: dict[str, Any]) -> str:
+    """How each stage of gpu_record.py ended, and what it says of the kernels."""
+    lines = ["| stage | outcome | seconds | found |", "|---|---|---|---|"]
+    for name, stage in record["stages"].items():
+        lines.append(f"| {name} | {stage['status']} | {stage['seconds']:.0f} | {_found(name, stage['found'] or {})} |")
+    measured_on = (record["stages"].get("correctness", {}).get("found") or {}).get("environment", {})
+    versions = ", ".join(f"{name} {version}" for name, version in measured_on.get("versions", {}).items())
+    device, commit = measured_on.get("device", "an unknown device"), str(measured_on.get("commit"))[:12]
+    stopped = f" Stopped: {record['stopped']}." if "stopped" in record else ""
+    note = f"{device}, {versions}, commit {commit}, `python benchmarks/gpu_record.py`."
+    return "\n".join(lines) + f"\n\n{note}{stopped}"
+
+
+def _found(stage: str, found: Mapping[str, Any]) -> str:
+    if stage == "correctness":
+        errors = [row["error"] for row in found.get("rows", []) if row["error"] is not None]
+        return f"{len(errors)} results, the largest error {max(errors, default=math.nan):.2f} of what is allowed"
+    if stage == "tests":
+        return ", ".join(f"{count} {outcome}" for outcome, count in found.get("outcomes", {}).items()) or "–"
+    if stage == "tuning":
+        fastest = found.get("fastest", {}).items()
+        sizes = "; ".join(f"{kernel}: {' × '.join(map(str, blocks[:2]))}" for kernel, blocks in fastest)
+        return f"{sizes or '–'}{'' if found.get('kept') else ' (not kept)'}"
+    return f"`benchmarks/{found['document']}`, {found['wrong']} wrong" if "document" in found else "–"
+
+
 def shipped_models() -> str:
     """What the README says of the trained models that come with the package; nothing where there are none."""
     folders = {name: Path(pretrained(name)) for name in pretrained_names()}
@@ -357,6 +386,8 @@ def main() -> None:
     replace_sections(BACKENDS_PAGE, backends_parts(operator, amx_operator))
     for path, parts in measured_on_cuda().items():
         replace_sections(path, parts)
+    if GPU_RECORD.is_file():
+        replace_sections(KERNELS_PAGE, {"gpu record": gpu_record_table(read_json(GPU_RECORD))})
     for path in (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL, CUDA_OPERATOR, CUDA_MODEL):
         if path.is_file():
             write_page(path)

@@ -1,55 +1,119 @@
-"""Time candidate block sizes of the Triton kernels on this GPU, and print the fastest of each.
+"""Find the fastest block sizes of the Triton kernels on this GPU, from a short list for each kernel.
 
-    python benchmarks/tune_kernels.py [bfloat16|float16|float32] [LENGTH]     # bfloat16 and 4096 unless given
+    python benchmarks/tune_kernels.py          # what is fastest into ops/triton/measured_blocks.json; on a GPU alone
 
-What is printed belongs into ops/triton/kernel_arguments.py, once benchmarks/kernel_resources.py has
-found no spill in it. Takes minutes: every candidate is compiled.
+The candidates are compiled ahead, in parallel, and those that spill registers or do not fit are left out. The others
+are timed, the results of the fastest are compared with Equation 1 in float64, and only then are they kept. The record
+of a GPU (gpu_record.py) does this as one of its stages.
 """
 
+import functools
 import itertools
+import json
+import multiprocessing
+import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
-import triton.testing
 from torch import Tensor
 
+from diff_transformer.lab.bench.benchmark import DECODE, FORWARD, TRAINING, BenchRow
+from diff_transformer.lab.bench.operator_bench import check_candidate
+from diff_transformer.lab.bench.operator_candidates import candidates
+from diff_transformer.lab.bench.operator_problem import AnswerCheck, Shape, draw
+from diff_transformer.lab.results_files import write_json
 from diff_transformer.ops.attention_request import Request
-from diff_transformer.ops.triton.kernel_arguments import Blocks, Problem, problem_of, program_count
+from diff_transformer.ops.triton import kernel_arguments
+from diff_transformer.ops.triton.kernel_arguments import Blocks, Problem, measured_name, problem_of, program_count
 from diff_transformer.ops.triton.launch import Launch, plan_backward, plan_decode, plan_forward
 
-ROWS, COLUMNS, WARPS, STAGES = (32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4)
-TOKENS = 16384
+# Rows, columns, warps, stages. The first fits twice on a multiprocessor of Hopper, so that one program's softmax runs
+# beside another's products.
+_SQUARE = (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2))
+_OTHERS = (Blocks(64, 32, 4, 3), Blocks(64, 64, 8, 2), Blocks(128, 128, 8, 2), Blocks(64, 32, 8, 3))
+_TWO_PASSES = tuple(blocks._replace(two_passes=True) for blocks in (*_SQUARE[:1], *_SQUARE[2:], *_OTHERS[1:2]))
+_DECODING = ((64, 4, 3), (128, 4, 2), (128, 4, 3), (64, 4, 4), (32, 4, 3), (64, 2, 3), (128, 8, 2), (256, 8, 2))
+_CHUNKS = ((32, 8, 2), (64, 4, 2), (64, 8, 2), (32, 4, 2), (64, 8, 3), (32, 8, 3))
+CANDIDATES: dict[str, tuple[Blocks, ...]] = {
+    "forward": (*_SQUARE[:3], *_TWO_PASSES),
+    "save": (*_SQUARE, *_OTHERS),
+    "keys": (*_SQUARE, *_OTHERS),
+    "values": (*_SQUARE, *_OTHERS),
+    "queries": (*_SQUARE, *_OTHERS),
+    "decode": tuple(Blocks(16, *sizes) for sizes in _DECODING),
+    "chunk": tuple(Blocks(64, *sizes) for sizes in _CHUNKS),
+}
+# What is timed: about so many milliseconds of each candidate.
+REPEAT_MILLISECONDS = 40
 
 
-def candidates(kernel: str) -> list[Blocks]:
-    """The sizes to try; the forward in one pass and, where it saves nothing, in two."""
-    rows = (16,) if kernel == "decode" else ROWS
-    passes = (False, True) if kernel == "forward" else (False,)
-    return [Blocks(*sizes) for sizes in itertools.product(rows, COLUMNS, WARPS, STAGES, passes)]
+@dataclass(frozen=True)
+class Sizes:
+    """What is tuned; the defaults are a GPU's. `capability` is what candidates are compiled for; None: the device's."""
+
+    device: str = "cuda"
+    dtype: torch.dtype = torch.bfloat16
+    widths: tuple[int, ...] = (64, 128)
+    channels: int = 1024  # of all heads' queries together
+    tokens: int = 16384
+    length: int = 4096
+    capability: int | None = None
+    workers: int = 16
+    most: int = 8  # candidates of a kernel
+    kernels: tuple[str, ...] = tuple(CANDIDATES)
 
 
-def plans(d: int, dtype: torch.dtype, length: int) -> dict[str, Callable[[], Launch]]:
-    """For each kernel of the table, what plans its launch with the block sizes that hold then."""
-    batch, heads = max(1, TOKENS // length), 1024 // d
+REHEARSAL = Sizes(
+    device="cpu",
+    dtype=torch.float16,
+    widths=(16,),
+    channels=16,
+    tokens=40,
+    length=40,
+    capability=90,
+    workers=1,
+    most=2,
+    kernels=("forward", "decode"),
+)
 
-    def request(queries: int) -> Problem:
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(shape, device="cuda", dtype=dtype)
+Job = tuple[str, int, Blocks]  # kernel, width, block sizes
 
+
+def problems(sizes: Sizes, d: int, device: str) -> Callable[[int], Problem]:
+    """What makes the problem of so many queries, against `length` keys, on a device."""
+    batch, heads = max(1, sizes.tokens // sizes.length), sizes.channels // d
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, dtype=sizes.dtype)
+
+    def problem(queries: int) -> Problem:
         q = normal(batch, queries, heads, 2, d).permute(0, 2, 3, 1, 4)
-        k = normal(batch, length, heads, 2, d).permute(0, 2, 3, 1, 4)
-        v = normal(batch, length, heads, 2 * d).transpose(1, 2)
-        lam = torch.rand(batch, heads, queries, device="cuda")
-        return problem_of(Request(q, k, v, lam, None, True, d**-0.5, None, None))
+        k = normal(batch, sizes.length, heads, 2, d).permute(0, 2, 3, 1, 4)
+        v = normal(batch, sizes.length, heads, 2 * d).transpose(1, 2)
+        lam = torch.rand(batch, heads, queries, device=device)
+        return problem_of(Request(q, k, v, lam, None, True, d**-0.5, None, None), sizes.capability)
 
-    sequence, token = request(length), request(1)
+    return problem
+
+
+def plans(sizes: Sizes, d: int, device: str, *, run: bool) -> dict[str, Callable[[], Launch]]:
+    """For each kernel, what plans its launch with the block sizes that hold then. `run`: what comes before it runs."""
+    problem = problems(sizes, d, device)
+    sequence, token, chunk = problem(sizes.length), problem(1), problem(min(64, sizes.length))
     (forward,), out, saved = plan_forward(sequence, None, save=True)
-    forward.run()
     assert saved is not None
-    first, *_ = plan_backward(out, sequence, None, saved)[0]
-    first.run()
+    if run:
+        forward.run()
+        plan_backward(out, sequence, None, saved)[0][0].run()
+    programs = program_count(torch.device(device))
 
     def backward(index: int) -> Callable[[], Launch]:
         return lambda: plan_backward(out, sequence, None, saved)[0][index]
@@ -58,41 +122,170 @@ def plans(d: int, dtype: torch.dtype, length: int) -> dict[str, Callable[[], Lau
         "forward": lambda: plan_forward(sequence, None, save=False)[0][0],
         "save": lambda: plan_forward(sequence, None, save=True)[0][0],
         "keys": backward(1),
+        **({"values": backward(2)} if d > 64 else {}),
         "queries": backward(-1),
-        "decode": lambda: plan_decode(token, None, program_count(token.original.q.device))[0][0],
+        "decode": lambda: plan_decode(token, None, programs)[0][-2],
+        "chunk": lambda: plan_decode(chunk, None, programs)[0][-2],
     }
-    return launches | ({"values": backward(2)} if d > 64 else {})
+    return {kernel: plan for kernel, plan in launches.items() if kernel in sizes.kernels}
 
 
-def milliseconds(plan: Callable[[], Launch], kernel: str, blocks: Blocks) -> float | None:
-    """The median time of one launch, or None where it does not fit on the device."""
-
+def with_blocks(plan: Callable[[], Launch], kernel: str, blocks: Blocks) -> Launch:
+    """The launch of a kernel with given block sizes."""
     blocks_of = Problem.blocks
 
     def chosen(problem: Problem, name: str) -> Blocks:
         return blocks if name == kernel else blocks_of(problem, name)
 
     with mock.patch.object(Problem, "blocks", chosen):
-        launch = plan()
+        return plan()
+
+
+def compile_ahead(sizes: Sizes, job: Job) -> str | None:
+    """Why a candidate is not to be timed, or None. Runs in a process of its own, without the interpreter."""
+    import kernel_resources
+
+    kernel, d, blocks = job
+    launch = with_blocks(plans(sizes, d, "meta", run=False)[kernel], kernel, blocks)
+    assert sizes.capability is not None
     try:
-        return triton.testing.do_bench(launch.run, return_mode="median")
-    except triton.OutOfResources:
-        return None
+        needed = kernel_resources.resources(launch, sizes.capability)
+    except Exception as error:  # triton and ptxas each raise their own
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if needed.spilled:
+        return f"it spills {needed.spilled} bytes"
+    limit = kernel_resources.SHARED_MEMORY.get(sizes.capability)
+    if limit is not None and needed.shared > limit:
+        return f"it takes {needed.shared} bytes of shared memory, {limit} are there"
+    return None
+
+
+@contextmanager
+def _without_interpreter() -> Iterator[None]:
+    """For processes that are started inside: they compile."""
+    value = os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ["TRITON_INTERPRET"] = value
+
+
+def milliseconds(launch: Launch, device: str) -> float:
+    """The median time of one launch."""
+    launch.run()
+    if device == "cuda":
+        import triton.testing
+
+        return float(triton.testing.do_bench(launch.run, warmup=5, rep=REPEAT_MILLISECONDS, return_mode="median"))
+    begin = time.perf_counter()
+    launch.run()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def tune(
+    sizes: Sizes,
+    path: Path,
+    write: Callable[[Mapping[str, Any]], None],
+    has_time_for: Callable[[Callable[[], Any]], bool] = lambda part: part() is None,
+) -> None:
+    """Time the candidates, check the fastest, and write them to `path`; `write` is told what is found on the way."""
+    if sizes.capability is None:
+        major, minor = torch.cuda.get_device_capability()
+        sizes = Sizes(**{**vars(sizes), "capability": 10 * major + minor})
+    rows: list[dict[str, Any]] = []
+    found: dict[str, Any] = {"capability": sizes.capability, "rows": rows, "fastest": {}, "kept": False}
+    launches = {d: plans(sizes, d, sizes.device, run=True) for d in sizes.widths}
+    jobs: list[Job] = [
+        (kernel, d, blocks)
+        for d in sizes.widths
+        for kernel in launches[d]
+        for blocks in CANDIDATES[kernel][: sizes.most]
+    ]
+    pool = ProcessPoolExecutor(sizes.workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        with _without_interpreter():
+            compiled: dict[Job, Future[str | None]] = {
+                job: pool.submit(functools.partial(compile_ahead, sizes), job) for job in jobs
+            }
+        for (kernel, d), group in itertools.groupby(jobs, key=lambda job: job[:2]):
+            part = functools.partial(_time_kernel, launches[d][kernel], list(group), compiled, sizes.device, rows)
+            if not has_time_for(part):
+                break
+            timed = [
+                row for row in rows if (row["kernel"], row["d"]) == (kernel, d) and row["milliseconds"] is not None
+            ]
+            if timed:
+                best = min(timed, key=lambda row: row["milliseconds"])
+                found["fastest"][measured_name(kernel, d > 64)] = best["blocks"]
+            write(found)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    found |= keep(sizes, path, found["fastest"])
+    write(found)
+
+
+def _time_kernel(
+    plan: Callable[[], Launch],
+    jobs: list[Job],
+    compiled: Mapping[Job, "Future[str | None]"],
+    device: str,
+    rows: list[dict[str, Any]],
+) -> None:
+    """A row of each candidate of a kernel."""
+    for kernel, d, blocks in jobs:
+        reason, taken = compiled[kernel, d, blocks].result(), None
+        if reason is None:
+            try:
+                taken = milliseconds(with_blocks(plan, kernel, blocks), device)
+            except Exception as error:  # as compile_ahead
+                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        rows.append({"kernel": kernel, "d": d, "blocks": list(blocks), "milliseconds": taken, "reason": reason})
+        print(rows[-1], flush=True)
+
+
+def keep(sizes: Sizes, path: Path, fastest: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Write the fastest for the device, and take them back where results are wrong with them."""
+    before = path.read_bytes() if path.is_file() else None
+    known = {} if before is None else json.loads(before)
+    write_json(path, {**known, str(sizes.capability): dict(fastest)}, indent=1)
+    with mock.patch.object(kernel_arguments, "MEASURED_BLOCKS", path):
+        kernel_arguments.measured_blocks.cache_clear()
+        try:
+            wrong = [reason for d in sizes.widths for reason in reasons(sizes, d)]
+        finally:
+            kernel_arguments.measured_blocks.cache_clear()
+    if not wrong:
+        return {"kept": True, "file": path.name}
+    path.unlink()
+    if before is not None:
+        path.write_bytes(before)
+    return {"kept": False, "wrong": wrong}
+
+
+def reasons(sizes: Sizes, d: int) -> Iterator[str]:
+    """What is wrong with the kernels' results at a width."""
+    device = torch.device(sizes.device)
+    length = min(sizes.length, 1024)
+    capability = problem_of  # in a rehearsal the problem has no device to say its capability
+    if sizes.device == "cpu":
+        capability = functools.partial(problem_of, capability=sizes.capability)
+    for shape in (Shape(1, 4, d, length, length), Shape(1, 4, d, 1, length)):
+        drawn = draw(shape, device)
+        check = AnswerCheck(drawn)
+        for pass_ in (FORWARD, TRAINING) if shape.queries > 1 else (DECODE,):
+            row = BenchRow(candidate="triton", pass_=pass_, dtype=str(sizes.dtype), shape=vars(shape))
+            with mock.patch("diff_transformer.ops.triton.triton_backend.problem_of", capability):
+                row = check_candidate(candidates(device)["triton"], row, drawn.to(sizes.dtype), check, device)
+            if row.reason is not None:
+                yield f"{pass_}, {row.sizes}: {row.reason}, {row.error} times the allowed error"
 
 
 def main() -> None:
-    """Every kernel at both widths."""
-    dtype = getattr(torch, sys.argv[1] if len(sys.argv) > 1 else "bfloat16")
-    length = int(sys.argv[2]) if len(sys.argv) > 2 else 4096
-    print(f"{torch.cuda.get_device_name()}, {dtype}, length {length}, triton {triton.__version__}")
-    for d in (64, 128):
-        for kernel, plan in plans(d, dtype, length).items():
-            times = {blocks: milliseconds(plan, kernel, blocks) for blocks in candidates(kernel)}
-            fastest = sorted((time, blocks) for blocks, time in times.items() if time is not None)[:3]
-            print(
-                f"d {d}, {kernel}: " + "; ".join(f"{time:.3f} ms {tuple(blocks)}" for time, blocks in fastest),
-                flush=True,
-            )
+    """Tune on this GPU, and print each candidate."""
+    if not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA device.")
+    tune(Sizes(), kernel_arguments.MEASURED_BLOCKS, lambda found: None)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ _AMPERE: Table = {
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "decode": (Blocks(16, 64, 4, 3), Blocks(16, 32, 4, 3)),
     "chunk": (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    "chunk, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
 }
 # GeForce and the like: 99 KiB of shared memory a block.
 _SMALL: Table = _AMPERE | {
@@ -73,7 +74,6 @@ _SMALL: Table = _AMPERE | {
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),
-    "chunk, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
 }
 # Not on tensor cores, unless torch allows tf32: for checking, not for speed.
 _FLOAT32: Table = {
