@@ -55,7 +55,7 @@ _HOPPER: Table = {
 # A100, whose tensor cores take their operands from registers.
 _AMPERE: Table = {
     "forward": (Blocks(128, 32, 8, 3), Blocks(64, 32, 8, 2, two_passes=True)),
-    "forward, masked": (Blocks(64, 16, 8, 2), Blocks(64, 32, 8, 2, two_passes=True)),
+    "forward, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2, two_passes=True)),
     "save": (Blocks(128, 32, 8, 3), Blocks(32, 32, 8, 2)),
     "save, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 2)),
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 32, 8, 2)),
