@@ -261,7 +261,9 @@ def test_the_check_disturbs_nothing(checks: list[str]) -> None:
 def test_torch_compile_keeps_the_verdict_as_a_constant(checks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In one graph, though nothing of the check can be traced. The request is on the CPU here."""
     monkeypatch.setattr(backends, "available_to_auto", lambda: False)
-    monkeypatch.setattr(backends, "padded_q_beats_blockwise", lambda request: not kernel_check.kernels_are_right(request))
+    monkeypatch.setattr(
+        backends, "padded_q_beats_blockwise", lambda request: not kernel_check.kernels_are_right(request)
+    )
     torch._dynamo.reset()
     compiled = torch.compile(diff_attention, fullgraph=True, backend="aot_eager")
     q, v = torch.randn(1, 1, 2, 5, 16), torch.randn(1, 1, 5, 32)
