@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from diff_transformer.ops.cpu.cpu_backend import lambda_without_gradient
+
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """x / √(mean(x²) + eps) · weight over the last axis, computed in float32 at least.
@@ -71,6 +73,9 @@ def lambda_value(
     Returns:
         A scalar, float32 at least whatever the vectors' dtype. It may exceed 1 or be negative; nothing is clamped.
     """
+    lam = lambda_without_gradient(lambda_q1, lambda_k1, lambda_q2, lambda_k2, lambda_init)
+    if lam is not None:
+        return lam
     dtype = torch.promote_types(lambda_q1.dtype, torch.float32)
     # A product and a sum instead of torch.dot: autocast would run dot in half precision.
     first = (lambda_q1.to(dtype) * lambda_k1.to(dtype)).sum()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diff_transformer.ops.attention_request import Norm, Request
 from diff_transformer.ops.backends import resolve
+from diff_transformer.ops.cpu.cpu_backend import attend_few
 from diff_transformer.ops.flex import is_block_mask
 from diff_transformer.ops.functional import rms_norm
 from diff_transformer.ops.nonfinite import confine
@@ -76,6 +77,10 @@ def diff_attention(
             or a named backend that cannot run the request.
         TypeError: an argument that is no tensor where one is needed.
     """
+    if cu_seqlens is None:
+        out = attend_few(backend, q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale)
+        if out is not None:
+            return out
     q, k, v = _autocast(q, k, v)
     _check_queries_and_keys(q, k)
     _check_values(k, v)

@@ -14,6 +14,8 @@ from diff_transformer.ops.attention_request import Request, register_gradient
 from diff_transformer.ops.cpu.cpu_build import SWITCH, BuildError, KernelDisabledError, load, unavailable_reason
 
 _lock = threading.Lock()
+# The names of backends under which a request meets the kernel, once that is loaded.
+_loaded: set[str] = set()
 
 
 def _renew_lock() -> None:
@@ -39,6 +41,9 @@ def _load_operators() -> BuildError | None:
     operators = torch.ops.diff_transformer_cpu
     torch.library.register_fake(operators.forward.default, _fake_forward)
     register_gradient("cpu", operators.forward.default, operators.backward.default)
+    _loaded.add("cpu")
+    if is_faster():
+        _loaded.add("auto")
     return None
 
 
@@ -88,6 +93,55 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
     batch, heads, maps, n, _width = q.shape
     out = q.new_empty(batch, heads, n, v.shape[-1])
     return out, q.new_empty(batch, heads, maps, 2, n, dtype=torch.float32)
+
+
+def _nobody_traces() -> bool:
+    if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0
+
+
+def attend_few(
+    backend: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lam: Tensor | float,
+    attn_mask: Any,
+    is_causal: bool,
+    scale: float | None,
+    window: int | None,
+    norm_weight: Tensor | None,
+    norm_eps: float,
+    norm_scale: float,
+) -> Tensor | None:
+    """What :func:`diff_transformer.diff_attention` returns, in one step for the few queries of decoding.
+
+    Checking a request, and choosing a backend, take longer than the work for a single token. The kernel does both, and
+    the norm, where the request is an ordinary one. None for any other, for one that cannot be answered, where a
+    gradient is needed, and before the kernel has been loaded.
+    """
+    if backend not in _loaded or torch.is_grad_enabled() or not _nobody_traces():
+        return None
+    tensors = (q, k, v, lam, q if attn_mask is None else attn_mask, q if norm_weight is None else norm_weight)
+    numbers = (0.0 if scale is None else scale, norm_eps, norm_scale)
+    if not all(isinstance(x, Tensor) for x in tensors) or not all(type(x) is float for x in numbers):
+        return None
+    if type(is_causal) is not bool or not (window is None or type(window) is int):
+        return None
+    operator = torch.ops.diff_transformer_cpu.attend_few.default
+    answer: Tensor | None = operator(
+        q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale
+    )
+    return answer
+
+
+def lambda_without_gradient(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, lambda_init: float) -> Tensor | None:
+    """λ of four float32 vectors on the CPU, in one step; None where :func:`attend_few` would give none."""
+    if not _loaded or torch.is_grad_enabled() or not _nobody_traces() or type(lambda_init) is not float:
+        return None
+    lam: Tensor | None = torch.ops.diff_transformer_cpu.lambda_value.default(q1, k1, q2, k2, lambda_init)
+    return lam
 
 
 def cpu_attention(request: Request) -> Tensor:

@@ -47,6 +47,7 @@ struct Partial {
 template <class T>
 struct Decode {
   const Problem& p;
+  const HeadwiseNorm& norm;
   const Heads<T> keys, values;
   const Range seen;  // by the queries between them
   const int64_t rows, splits, split_size;
@@ -248,17 +249,26 @@ struct Decode {
     for (int v = 0; v < N; ++v) (load(to + v * kLanes) + total[v]).store(to + v * kLanes);
   }
 
-  // Adds up the splits of a unit.
+  // A row of sums, which are 0 behind dv.
+  void normalise(float* total) const {
+    Vec squares(0.0f);
+    for (int64_t c = 0; c < width; c += kLanes) squares = at::vec::fmadd(load(total + c), load(total + c), squares);
+    const float factor = norm.factor / std::sqrt(sum(squares) / static_cast<float>(p.dv) + norm.eps);
+    for (int64_t c = 0; c < p.dv; ++c) total[c] *= factor * norm.weight[c];
+  }
+
+  // Adds up the splits of a unit, into the sums of the first, and normalises them.
   void finish(int64_t unit, T* out, float* statistics) const {
     const int64_t batch = unit / p.key_heads;
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t head_index = batch * p.heads + head(unit, row), query = row % p.n;
-      for (int64_t c = 0; c < p.dv; ++c) {
-        float total = 0.0f;
-        for (int64_t split = 0; split < splits; ++split)
-          total += sums[((unit * splits + split) * rows + row) * width + c];
-        out[(head_index * p.n + query) * p.dv + c] = static_cast<T>(total);
+      float* total = sums + (unit * splits * rows + row) * width;
+      for (int64_t split = 1; split < splits; ++split) {
+        const float* of_split = total + split * rows * width;
+        for (int64_t c = 0; c < width; c += kLanes) (load(total + c) + load(of_split + c)).store(total + c);
       }
+      if (norm.weight) normalise(total);
+      at::vec::convert(total, out + (head_index * p.n + query) * p.dv, p.dv);
       for (int64_t c = 0; c < 2; ++c) {
         const Partial all = over_splits(unit, row * 2 + c);
         float* to = statistics + (head_index * 2 + c) * 2 * p.n + query;
@@ -270,7 +280,7 @@ struct Decode {
 };
 
 template <class T>
-bool decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+bool decode_type(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& out, const at::Tensor& statistics) {
   const int64_t rows = p.groups() * p.n, threads = at::get_num_threads();
   const int64_t wanted = p.units() < 2 * threads ? divide_up(2 * threads, p.units()) : 1;
   const int64_t split_size = divide_up(divide_up(p.s, std::min(wanted, divide_up(p.s, kLeastKeys))), kLanes) * kLanes;
@@ -282,13 +292,13 @@ bool decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& stat
   const bool far = p.units() * p.s * (p.key_maps * p.d + p.dv) * static_cast<int64_t>(sizeof(T)) > kFarBytes;
   Range seen{0, 0};
   for (int64_t query = 0; query < p.n; ++query) widen(seen, seen_by(p, query));
-  const Decode<T> decode{p,     keys_of<T>(p), values_of<T>(p), seen, rows, splits, split_size, depth, width, far,
+  const Decode<T> decode{p, norm, keys_of<T>(p), values_of<T>(p), seen, rows, splits, split_size, depth, width, far,
                          spread, partials.get(), sums.get()};
   T* results = static_cast<T*>(out.data_ptr());
   float* saved = statistics.data_ptr<float>();
   std::atomic<bool> finite{true};
   if (splits == 1) {
-    share_tasks(tasks, [&](const auto& next) {
+    share_cached_tasks(tasks, [&](const auto& next) {
       const Buffer<float> queries(rows * 2 * depth), scores(rows * 2 * spread);
       for (int64_t unit = next(); unit >= 0; unit = next()) {
         decode.read_queries(unit, queries.get());
@@ -300,14 +310,14 @@ bool decode_type(const Problem& p, const at::Tensor& out, const at::Tensor& stat
     return finite;
   }
   const Buffer<float> scores(p.units() * rows * 2 * spread);
-  share_tasks(tasks, [&](const auto& next) {
+  share_cached_tasks(tasks, [&](const auto& next) {
     const Buffer<float> queries(rows * 2 * depth);
     for (int64_t task = next(); task >= 0; task = next()) {
       decode.read_queries(task / splits, queries.get());
       decode.score(task / splits, task % splits, queries.get(), scores.get() + task / splits * rows * 2 * spread);
     }
   });
-  share_tasks(tasks, [&](const auto& next) {
+  share_cached_tasks(tasks, [&](const auto& next) {
     for (int64_t task = next(); task >= 0; task = next())
       if (!decode.add_values(task / splits, task % splits, scores.get() + task / splits * rows * 2 * spread))
         finite = false;
@@ -323,11 +333,11 @@ bool has_few_queries(at::ScalarType source, int64_t rows, int64_t units) {
   return rows <= (pairs ? kFewOfPairs : kFewRows) || (rows <= kMostRows && units < at::get_num_threads());
 }
 
-bool decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics) {
+bool decode(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& out, const at::Tensor& statistics) {
   switch (out.scalar_type()) {
-    case at::kBFloat16: return decode_type<c10::BFloat16>(p, out, statistics);
-    case at::kHalf: return decode_type<c10::Half>(p, out, statistics);
-    default: return decode_type<float>(p, out, statistics);
+    case at::kBFloat16: return decode_type<c10::BFloat16>(p, norm, out, statistics);
+    case at::kHalf: return decode_type<c10::Half>(p, norm, out, statistics);
+    default: return decode_type<float>(p, norm, out, statistics);
   }
 }
 

@@ -15,8 +15,14 @@ inline namespace CPU_CAPABILITY {
 // exponentials below it (0 where a query sees nothing). Queries have the dtype of `out`, keys and values `source`.
 bool attend(const Problem& p, at::ScalarType source, const at::Tensor& out, const at::Tensor& statistics);
 
-// The same for few queries and many keys; reads any floating dtype as it is.
-bool decode(const Problem& p, const at::Tensor& out, const at::Tensor& statistics);
+// factor · RMSNorm(head) · weight over a head's dv channels; without weights there is no norm.
+struct HeadwiseNorm {
+  const float* weight = nullptr;
+  float eps = 0.0f, factor = 1.0f;
+};
+
+// The same for few queries and many keys; reads any floating dtype as it is, and normalises the heads.
+bool decode(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& out, const at::Tensor& statistics);
 // Of `source` keys and values: whether these rows of queries for each of so many key heads are few.
 bool has_few_queries(at::ScalarType source, int64_t rows_of_unit, int64_t units);
 

@@ -1,8 +1,10 @@
 // The operators as torch sees them: tensors in, tensors out.
 #include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <tuple>
 
@@ -82,13 +84,16 @@ bool hides_keys(const Problem& p) {
   return p.mask_kind != MaskKind::kNone || p.window || p.segment_bounds || (p.is_causal && p.n > 1);
 }
 
-std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
-                                   const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
-                                   std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
-                                   bool differentiable) {
-  // The backward takes its statistics from here, and they fit only scores that are summed up as it does.
+// The backward takes its statistics from the forward pass, and they fit only scores that are summed up as it does.
+bool takes_few(const Tensor& q, const Tensor& k, bool differentiable) {
   const int64_t rows = q.size(1) / k.size(1) * q.size(3);
-  const bool few = !differentiable && has_few_queries(k.scalar_type(), rows, k.size(0) * k.size(1));
+  return !differentiable && has_few_queries(k.scalar_type(), rows, k.size(0) * k.size(1));
+}
+
+std::tuple<Tensor, Tensor> attend_to(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
+                                     const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
+                                     std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
+                                     bool few, const HeadwiseNorm& norm) {
   auto inputs_of = [&](const Tensor& keys, const Tensor& values) {
     if (few) return Inputs(q, keys, values, lam, attn_mask, segment_bounds);
     return Inputs(Inputs::multiplied(q), Inputs::read(keys), Inputs::read(values), lam, attn_mask, segment_bounds);
@@ -99,7 +104,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
   Tensor statistics = at::empty({p.batch, p.heads, 2, 2, p.n}, lam.options());
   auto run = [&](const Problem& problem) {
     if (out.numel() == 0) return true;
-    return few ? decode(problem, out, statistics) : attend(problem, inputs.k.scalar_type(), out, statistics);
+    return few ? decode(problem, norm, out, statistics) : attend(problem, inputs.k.scalar_type(), out, statistics);
   };
   if (!run(p) && hides_keys(p)) {
     const Finite finite(k, v);
@@ -110,6 +115,94 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
     }
   }
   return {few ? out : finished(out, v), statistics};
+}
+
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
+                                   const std::optional<Tensor>& attn_mask, bool is_causal, double scale,
+                                   std::optional<int64_t> window, const std::optional<Tensor>& segment_bounds,
+                                   bool differentiable) {
+  return attend_to(q, k, v, lam, attn_mask, is_causal, scale, window, segment_bounds, takes_few(q, k, differentiable),
+                   {});
+}
+
+// The next two do at once what Python does in many steps, which take longer than the work where a single token is
+// decoded. They answer an ordinary request alone, and nothing for any other: then Python takes its steps, and says
+// what is wrong with a request that cannot be answered.
+
+constexpr c10::DispatchKeySet kOrdinaryKeys =
+    c10::DispatchKeySet({c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
+                         c10::DispatchKey::AutocastCPU, c10::DispatchKey::CPU});
+
+// No gradient is needed, no transformation and no trace goes on, and autocast is off.
+bool nobody_watches() {
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  return c10::default_included_set.isSupersetOf(keys.included_) &&
+         keys.excluded_.has(c10::DispatchKey::AutocastCPU) && !at::GradMode::is_enabled();
+}
+
+bool is_ordinary(const Tensor& x) { return kOrdinaryKeys.isSupersetOf(x.key_set()) && !x._fw_grad(0).defined(); }
+
+bool broadcasts(const Tensor& x, at::IntArrayRef to) {
+  const int64_t missing = static_cast<int64_t>(to.size()) - x.dim();
+  if (missing < 0) return false;
+  for (int64_t axis = 0; axis < x.dim(); ++axis)
+    if (x.size(axis) != 1 && x.size(axis) != to[axis + missing]) return false;
+  return true;
+}
+
+std::optional<Tensor> attend_few(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& lam,
+                                 const std::optional<Tensor>& attn_mask, bool is_causal, std::optional<double> scale,
+                                 std::optional<int64_t> window, const std::optional<Tensor>& norm_weight,
+                                 double norm_eps, double norm_scale) {
+  if (!nobody_watches() || !is_ordinary(q) || !is_ordinary(k) || !is_ordinary(v) || !is_ordinary(lam)) return {};
+  const auto type = q.scalar_type();
+  const bool known = type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+  if (!known || k.scalar_type() != type || v.scalar_type() != type || lam.scalar_type() != at::kFloat) return {};
+  if (q.dim() != 5 || k.dim() != 5 || v.dim() != 4 || q.numel() == 0 || k.numel() == 0 || v.numel() == 0) return {};
+  if (q.size(2) != 2 || k.size(2) > 2 || q.size(0) != k.size(0) || q.size(4) != k.size(4)) return {};
+  if (q.size(1) % k.size(1) || v.size(0) != k.size(0) || v.size(1) != k.size(1) || v.size(2) != k.size(3)) return {};
+  const int64_t heads[] = {q.size(0), q.size(1), q.size(3)};
+  if (!takes_few(q, k, false) || !broadcasts(lam, heads)) return {};
+  if (scale && !std::isfinite(*scale)) return {};
+  if (window && *window < 1) return {};
+  std::optional<Tensor> mask;
+  if (attn_mask) {
+    const bool boolean = attn_mask->scalar_type() == at::kBool;
+    if (!is_ordinary(*attn_mask) || (!boolean && !attn_mask->is_floating_point())) return {};
+    if (!broadcasts(*attn_mask, {q.size(0), q.size(1), q.size(3), k.size(3)})) return {};
+    mask = *attn_mask;
+    while (mask->dim() < 4) mask = mask->unsqueeze(0);
+  }
+  HeadwiseNorm norm;
+  Tensor weight;
+  if (norm_weight) {
+    const bool fits = norm_weight->dim() == 1 && norm_weight->size(0) == v.size(3);
+    if (!fits || !is_ordinary(*norm_weight) || !norm_weight->is_floating_point()) return {};
+    if (!std::isfinite(norm_eps) || norm_eps < 0 || !std::isfinite(norm_scale)) return {};
+    weight = norm_weight->to(at::kFloat).contiguous();
+    norm = {weight.data_ptr<float>(), static_cast<float>(norm_eps), static_cast<float>(norm_scale)};
+  }
+  const double factor = scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(4))));
+  return std::get<0>(attend_to(q, k, v, lam.expand(heads), mask, is_causal, factor, window, {}, true, norm));
+}
+
+std::optional<Tensor> lambda_value(const Tensor& q1, const Tensor& k1, const Tensor& q2, const Tensor& k2,
+                                   double lambda_init) {
+  const Tensor* vectors[] = {&q1, &k1, &q2, &k2};
+  if (!nobody_watches()) return {};
+  for (const Tensor* x : vectors) {
+    if (!is_ordinary(*x) || x->scalar_type() != at::kFloat || x->dim() != 1 || x->size(0) != q1.size(0)) return {};
+    if (!x->is_contiguous()) return {};
+  }
+  auto product = [](const Tensor& x, const Tensor& y) {
+    const float *a = x.data_ptr<float>(), *b = y.data_ptr<float>();
+    double sum = 0.0;
+    for (int64_t i = 0; i < x.size(0); ++i) sum += static_cast<double>(a[i]) * b[i];
+    return sum;
+  };
+  Tensor lam = at::empty({}, q1.options());
+  *lam.data_ptr<float>() = static_cast<float>(std::exp(product(q1, k1)) - std::exp(product(q2, k2)) + lambda_init);
+  return lam;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_out, const Tensor& q, const Tensor& k,
@@ -155,6 +248,11 @@ TORCH_LIBRARY(diff_transformer_cpu, library) {
       "backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, Tensor statistics,"
       " bool is_causal, float scale, int? window, Tensor? documents)"
       " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_lam)");
+  library.def(
+      "attend_few(Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float? scale,"
+      " int? window, Tensor? norm_weight, float norm_eps, float norm_scale) -> Tensor?",
+      &attend_few);
+  library.def("lambda_value(Tensor q1, Tensor k1, Tensor q2, Tensor k2, float lambda_init) -> Tensor?", &lambda_value);
   library.def("bfloat16_products() -> str", &bfloat16_products);
 }
 
