@@ -3,7 +3,8 @@
 // a result that is finite has met none; only for one that is not are they put aside, and the kernel runs once more.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/isfinite.h>
 
 #include <limits>
 
