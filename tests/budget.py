@@ -85,6 +85,7 @@ class Case:
     batch: int = 2
     heads: int = 2
     key_heads: int = 2
+    ratio: int = field(default=1, repr=False)  # signal heads to a noise map
     key_maps: int = 2
     queries: int = 9
     keys: int = 9
@@ -99,6 +100,10 @@ class Case:
     scale: float | None = None
     gain: float = 2.0
     layout: str = "contiguous"
+
+    @property
+    def groups(self) -> int:
+        return self.heads // self.ratio
 
 
 @dataclass(frozen=True)
@@ -204,22 +209,23 @@ def build(case: Case) -> Problem:
 
     c, g = case, case.gain
     if c.layout == "contiguous":
-        q = normal(c.batch, c.heads, 2, c.queries, c.d, gain=g)
+        q = normal(c.batch, c.groups, c.ratio + 1, c.queries, c.d, gain=g)
         k = normal(c.batch, c.key_heads, c.key_maps, c.keys, c.d, gain=g)
         v, dout = normal(c.batch, c.key_heads, c.keys, c.dv), normal(c.batch, c.heads, c.queries, c.dv)
     elif c.layout == "projection":  # what linear layers give: (batch, length, heads, …)
-        q = normal(c.batch, c.queries, c.heads, 2, c.d, gain=g).permute(0, 2, 3, 1, 4)
+        q = normal(c.batch, c.queries, c.groups, c.ratio + 1, c.d, gain=g).permute(0, 2, 3, 1, 4)
         k = normal(c.batch, c.keys, c.key_heads, c.key_maps, c.d, gain=g).permute(0, 2, 3, 1, 4)
         v = normal(c.batch, c.keys, c.key_heads, c.dv).transpose(1, 2)
         dout = normal(c.batch, c.queries, c.heads, c.dv).transpose(1, 2)
     elif c.layout == "cache":  # what a cache holds: longer than used, the maps' keys side by side in one head
-        q = normal(c.batch, c.heads, c.queries, 2 * c.d + 1, gain=g)[..., 1:].unflatten(-1, (2, c.d)).transpose(2, 3)
+        q = normal(c.batch, c.groups, c.queries, (c.ratio + 1) * c.d + 1, gain=g)[..., 1:]
+        q = q.unflatten(-1, (c.ratio + 1, c.d)).transpose(2, 3)
         k = normal(c.batch, c.key_heads, c.keys + 3, c.key_maps * c.d, gain=g)[:, :, : c.keys]
         k = k.unflatten(-1, (c.key_maps, c.d)).transpose(2, 3)
         v = normal(c.batch, c.key_heads, c.keys + 3, c.dv)[:, :, 3:]
         dout = normal(1, 1, 1, 1).expand(c.batch, c.heads, c.queries, c.dv)  # what out.sum() sends back
     elif c.layout == "expanded":  # one sequence seen by the whole batch, channels not contiguous
-        q = normal(1, c.heads, 2, c.d, c.queries, gain=g).mT.expand(c.batch, -1, -1, -1, -1)
+        q = normal(1, c.groups, c.ratio + 1, c.d, c.queries, gain=g).mT.expand(c.batch, -1, -1, -1, -1)
         k = normal(c.batch, 1, c.key_maps, c.d, c.keys, gain=g).mT.expand(-1, c.key_heads, -1, -1, -1)
         v = normal(1, 1, c.dv, c.keys).mT.expand(c.batch, c.key_heads, -1, -1)
         dout = normal(c.dv, c.queries, c.heads, c.batch).permute(3, 2, 1, 0)
@@ -248,7 +254,7 @@ def random_cases(
     dtypes: tuple[torch.dtype, ...] = DTYPES,
 ) -> Case:
     """Requests that hypothesis makes up, of sizes up to these."""
-    heads, documents = draw(st.integers(1, key_heads)), None
+    heads, documents, ratio = draw(st.integers(1, key_heads)), None, draw(st.sampled_from([1, 1, 2, 3]))
     batch, queries, keys = (draw(st.integers(1, most)) for most in (batch, queries, keys))
     if draw(st.booleans()):
         batch, keys = 1, queries
@@ -257,7 +263,8 @@ def random_cases(
     return Case(
         batch=batch,
         key_heads=heads,
-        heads=heads * draw(st.integers(1, 3)),
+        heads=heads * draw(st.integers(1, 3)) * ratio,
+        ratio=ratio,
         key_maps=draw(st.sampled_from([2, 2, 1])),
         queries=queries,
         keys=keys,
@@ -273,6 +280,20 @@ def random_cases(
         gain=draw(st.sampled_from([0.5, 2.0, 3.0])),
         layout=draw(st.sampled_from(["contiguous", "projection", "cache", "expanded"])),
     )
+
+
+def ungrouped(q: Any) -> Any:
+    """Queries (B, G, r + 1, N, d) as (B, H, 2, N, d), of numpy or torch: the noise query beside each signal query."""
+    ratio = q.shape[2] - 1
+    signal = [i for i in range(q.shape[1]) for _ in range(ratio)], [*range(ratio)] * q.shape[1]
+    both = [q[:, signal[0], signal[1]], q[:, signal[0], [ratio] * len(signal[0])]]
+    return torch.stack(both, 2) if isinstance(q, Tensor) else np.stack(both, 2)
+
+
+def regrouped(x: Array, ratio: int) -> Array:
+    """What was found for (B, H, 2, N, d), added up where several heads have one noise query: (B, G, r + 1, N, d)."""
+    x = x.reshape(x.shape[0], -1, ratio, *x.shape[2:])
+    return np.concatenate([x[:, :, :, 0], x[:, :, :, 1].sum(2, keepdims=True)], 2)
 
 
 def float64(x: Tensor | float) -> Any:
@@ -298,6 +319,7 @@ def solve_plainly(problem: Problem, forward: oracle.Forward) -> dict[str, Tensor
     visible, bias = torch.from_numpy(forward.visible), torch.from_numpy(forward.bias).to(problem.q.dtype)
 
     def attention(q: Tensor, k: Tensor, v: Tensor, lam: Tensor | float, **_: object) -> Tensor:
+        q = ungrouped(q)
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = q @ k.transpose(-1, -2) * forward.scale + bias[:, :, None]
@@ -318,6 +340,7 @@ def magnitudes(problem: Problem, forward: oracle.Forward, errors: Array | None =
     With `errors` (2, B, H, N, S), relative errors of the weights: what they add up to, to first order.
     """
     q, k, v, dout = (np.abs(float64(x)) for x in (problem.q, problem.k, problem.v, problem.dout))
+    ratio, q = q.shape[2] - 1, ungrouped(q)
     group = q.shape[1] // k.shape[1]
     kk, vv = np.repeat(np.broadcast_to(k, (*k.shape[:2], 2, *k.shape[3:])), group, 1), np.repeat(v, group, 1)
     lam, s = np.abs(forward.lam)[..., None], abs(forward.scale)
@@ -334,7 +357,7 @@ def magnitudes(problem: Problem, forward: oracle.Forward, errors: Array | None =
     dk = ungroup(s * ds.swapaxes(-1, -2) @ q)
     return {
         "out": weights @ vv,
-        "q": s * ds @ kk,
+        "q": regrouped(s * ds @ kk, ratio),
         "k": dk.sum(2, keepdims=True) if k.shape[2] == 1 else dk,
         "v": ungroup(weights.swapaxes(-1, -2) @ dout),
         "lam": oracle.sum_to((e[1] * dp).sum(-1), np.shape(problem.lam)),
@@ -373,6 +396,7 @@ def expect(problem: Problem) -> Expected:
     plain = solve_plainly(problem, forward)
     plain_errors = {name: float(np.abs(float64(plain[name]) - value).max(initial=0)) for name, value in values.items()}
     q, k = (np.abs(float64(x)) for x in (problem.q, problem.k))
+    q = ungrouped(q)
     k = np.repeat(k, q.shape[1] // k.shape[1], 1)
     logits = np.moveaxis(abs(forward.scale) * q @ k.swapaxes(-1, -2), 2, 0) + np.abs(forward.bias)
     weights = np.stack([forward.first, forward.second])

@@ -35,6 +35,22 @@ CASES: dict[str, dict[str, Any]] = {
     "one key head": {"heads": 4, "key_heads": 1, "is_causal": True},
     "shared keys": {"key_maps": 1, "is_causal": True},
     "shared keys, grouped": {"key_maps": 1, "heads": 6, "key_heads": 2, "queries": 5, "dv": 4},
+    **{
+        f"{ratio} signal heads to a noise map{name}": {"ratio": ratio, "heads": 2 * ratio, **options}
+        for ratio in (2, 3)
+        for name, options in {
+            "": {},
+            ", causal, projection": {"is_causal": True, "layout": "projection", "lam": "full"},
+            ", decoding one token": {"queries": 1, "keys": 19, "is_causal": True, "layout": "cache"},
+            ", decoding three tokens, padded": {"queries": 3, "keys": 11, "mask": "bool (B, 1, 1, S)"},
+            ", window, mask of all heads": {"window": 4, "is_causal": True, "mask": "add -inf (B, 1, N, S)"},
+            ", a mask for each head": {"mask": "bool (B, H, N, S)", "is_causal": True, "lam": "per head"},
+            ", one key head": {"key_heads": 1, "is_causal": True, "lam": "full"},
+            ", shared keys, expanded": {"key_maps": 1, "layout": "expanded"},
+            ", documents": {"batch": 1, "documents": (2, 3, 4), "is_causal": True, "lam": "per token"},
+            ", 111 tokens": {"batch": 1, "key_heads": 1, "queries": 111, "keys": 111, "is_causal": True},
+        }.items()
+    },
     "dv = d": {"dv": 4, "is_causal": True},
     "dv = 1": {"dv": 1},
     "d and dv odd": {"d": 5, "dv": 7, "is_causal": True},
@@ -138,6 +154,10 @@ REPRESENTATIVE = (
     "111 tokens, 63 keys",
     "257 tokens",
     "shared keys, grouped",
+    "2 signal heads to a noise map, one key head",
+    "3 signal heads to a noise map, causal, projection",
+    "3 signal heads to a noise map, decoding one token",
+    "3 signal heads to a noise map, window, mask of all heads",
     "d and dv odd",
     "window 2, decoding",
     "window 17 of 111 tokens",

@@ -89,9 +89,14 @@ def attention(
     cu_seqlens: Sequence[int] | None = None,
     rules: Rules = SPEC,
 ) -> Forward:
-    """Equation 1: q (B, H, 2, N, d), k (B, Hk, 2 or 1, S, d), v (B, Hk, S, dv), λ broadcast to (B, H, N)."""
+    """Equation 1: q (B, H, 2, N, d), k (B, Hk, 2 or 1, S, d), v (B, Hk, S, dv), λ broadcast to (B, H, N).
+
+    Grouped: q (B, G, r + 1, N, d), and head h = g·r + i has the queries i and r of group g.
+    """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
-    b_, h_, _, n, d = q.shape
+    b_, groups, queries, n, d = q.shape
+    r = queries - 1
+    h_ = groups * r
     hk, maps, s, dv = k.shape[1], k.shape[2], v.shape[2], v.shape[3]
     scale = 1 / math.sqrt(d) if scale is None else scale
     lam = np.broadcast_to(np.asarray(lam, np.float64), (b_, h_, n))
@@ -116,7 +121,7 @@ def attention(
                 for c in (0, 1):
                     kh, kc = rules.grouped_key(h, c, h_, hk)
                     key = k[b, kh, kc if maps == 2 else 0, keys]
-                    logits = scale * (key @ q[b, h, c, i]) + bias[b, h, i, keys]
+                    logits = scale * (key @ q[b, h // r, h % r if c == 0 else r, i]) + bias[b, h, i, keys]
                     exponentials = np.exp(logits - logits.max())
                     weights[1 - c if rules.swap_maps else c, b, h, i, keys] = exponentials / exponentials.sum()
                 first, second = weights[:, b, h, i, keys]
@@ -140,7 +145,9 @@ def gradients(
 ) -> dict[str, Array]:
     """Appendix G (Equation 7): gradients of q, k, v and λ, each in its own shape, for a gradient `dout` of out."""
     q, k, v, dout = (np.asarray(x, np.float64) for x in (q, k, v, dout))
-    b_, h_, _, n, _ = q.shape
+    b_, groups, queries, n, _ = q.shape
+    r = queries - 1
+    h_ = groups * r
     hk, maps = k.shape[1], k.shape[2]
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     dlam = np.zeros((b_, h_, n))
@@ -158,8 +165,9 @@ def gradients(
                     kh, kc = rules.grouped_key(h, c, h_, hk)
                     kc = kc if maps == 2 else 0
                     ds = g * p * (dp - np.sum(p * dp))
-                    dq[b, h, c, i] = forward.scale * (ds @ k[b, kh, kc, keys])
-                    dk[b, kh, kc, keys] += forward.scale * np.outer(ds, q[b, h, c, i])
+                    query = (b, h // r, h % r if c == 0 else r, i)
+                    dq[query] += forward.scale * (ds @ k[b, kh, kc, keys])
+                    dk[b, kh, kc, keys] += forward.scale * np.outer(ds, q[query])
     return {"q": dq, "k": dk, "v": dv, "lam": sum_to(dlam, np.shape(lam))}
 
 
@@ -227,6 +235,7 @@ def diff_layer(
     layer: int,
     heads: int,
     key_heads: int | None = None,
+    ratio: int = 1,
     init: float | None = None,
     eps: float = 1e-5,
     positions: ArrayLike | None = None,
@@ -240,12 +249,14 @@ def diff_layer(
     `heads` and `key_heads` are *differential* heads (half the twin's). `lambda_vectors` are (q1, k1, q2, k2), `layer`
     is 1-based, `init` replaces λ_init(layer); `positions` None means no rotary embedding, `norm_weight` None neither
     the headwise norm nor its factor. Weights are those of nn.Linear (out, in), rows ordered (head, map, channel) for q
-    and k.
+    and k. With a `ratio` r, r of the heads share the second map, and q's rows are ordered (group, query, channel), of
+    the r signal heads first and then of the noise map.
     """
     x = np.asarray(x, np.float64)
     key_heads = heads if key_heads is None else key_heads
-    d = np.shape(wq)[0] // (2 * heads)
-    q, k = _heads(x, wq, heads, 2, d), _heads(x, wk, key_heads, 2, d)
+    groups = heads // ratio
+    d = np.shape(wq)[0] // (groups * (ratio + 1))
+    q, k = _heads(x, wq, groups, ratio + 1, d), _heads(x, wk, key_heads, 2, d)
     v = _heads(x, wv, key_heads, np.shape(wv)[0] // key_heads)
     if positions is not None:
         q, k = rotary(q, positions, theta), rotary(k, positions, theta)

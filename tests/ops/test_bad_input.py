@@ -35,7 +35,28 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 # What is changed → what the sentence has to say: the name, what came, and what may come.
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "q without a map axis": ({"q": zeros(B, H, N, D)}, ["q", "(2, 4, 5, 6)", "(B, H, 2, N, d)"]),
-    "q with three maps": ({"q": zeros(B, H, 3, N, D)}, ["q", "(2, 4, 3, 5, 6)", "(B, H, 2, N, d)"]),
+    "a pair of three": ({"q": (zeros(B, H, N, D),) * 3}, ["q", "pair", "Tensor, Tensor, Tensor"]),
+    "a pair with a number": ({"q": (zeros(B, H, N, D), 1.0)}, ["q", "pair", "Tensor, float"]),
+    "a pair with a map axis": (
+        {"q": (zeros(B, H, 2, N, D), zeros(B, HK, N, D))},
+        ["pair", "(B, r·G, N, d)", "(2, 4, 2, 5, 6)", "(2, 2, 5, 6)"],
+    ),
+    "a pair of two lengths": (
+        {"q": (zeros(B, H, N, D), zeros(B, HK, 1, D))},
+        ["pair", "(B, G, N, d)", "(2, 4, 5, 6)", "(2, 2, 1, 6)"],
+    ),
+    "a pair of two dtypes": (
+        {"q": (zeros(B, H, N, D), zeros(B, HK, N, D, dtype=torch.float64))},
+        ["pair", "torch.float32", "torch.float64"],
+    ),
+    "more noise heads than signal heads": (
+        {"q": (zeros(B, H, N, D), zeros(B, 8, N, D))},
+        ["signal", "noise", "multiple", "4", "8"],
+    ),
+    "groups that do not divide": (
+        {"q": (zeros(B, 6, N, D), zeros(B, 3, N, D))},
+        ["groups", "multiple", "3", "2"],
+    ),
     "q with one map": ({"q": zeros(B, H, 1, N, D)}, ["q", "(2, 4, 1, 5, 6)", "(B, H, 2, N, d)"]),
     "k without a map axis": ({"k": zeros(B, HK, S, D)}, ["k", "(2, 2, 7, 6)", "(B, H_kv, 2, S, d)"]),
     "k with three maps": ({"k": zeros(B, HK, 3, S, D)}, ["k", "(2, 2, 3, 7, 6)", "(B, H_kv, 1, S, d)"]),

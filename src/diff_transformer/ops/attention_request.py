@@ -5,6 +5,7 @@ Operators registered with torch take the request's fields one by one, under the 
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ class Norm(NamedTuple):
 class Request(NamedTuple):
     """What every backend gets: the arguments of :func:`diff_transformer.diff_attention`, checked."""
 
-    q: Tensor  # (B, H, 2, N, d)
+    q: Tensor  # (B, G, r + 1, N, d): the queries of r signal heads, and that of the noise map which they share
     k: Tensor  # (B, H_kv, 2 or 1, S, d)
     v: Tensor  # (B, H_kv, S, dv)
     lam: Tensor  # (B, H, N), float32 at least
@@ -58,15 +59,40 @@ class Request(NamedTuple):
         return self.k.shape[3]
 
     @property
+    def ratio(self) -> int:
+        """r, how many signal heads share a noise map; 1 but in grouped differential attention."""
+        return self.q.shape[2] - 1
+
+    @property
+    def heads(self) -> int:
+        """H = r·G, the signal heads: each has an output, and a λ."""
+        return self.q.shape[1] * self.ratio
+
+    @property
     def groups(self) -> int:
         """H / H_kv, how many heads share a key head."""
-        return self.q.shape[1] // self.k.shape[1]
+        return self.heads // self.k.shape[1]
 
     @property
     def needs_gradient(self) -> bool:
         return torch.is_grad_enabled() and (
             self.q.requires_grad or self.k.requires_grad or self.v.requires_grad or self.lam.requires_grad
         )
+
+    def first_queries(self) -> Tensor:
+        """The signal heads' queries, (B, H, N, d); a view where each has a noise map of its own."""
+        return self.q[:, :, 0] if self.ratio == 1 else self.q[:, :, :-1].flatten(1, 2)
+
+    def second_queries(self) -> Tensor:
+        """The noise maps' queries, (B, G, N, d), a view."""
+        return self.q[:, :, -1]
+
+    def ungrouped(self) -> "Request":
+        """The same request with a noise map for each signal head: q (B, H, 2, N, d)."""
+        if self.ratio == 1:
+            return self
+        signal, noise = self.q[:, :, :-1], self.q[:, :, -1:]
+        return self._replace(q=torch.stack((signal, noise.expand_as(signal)), dim=3).flatten(1, 2))
 
     def key_ranges(self) -> tuple[Tensor, Tensor]:
         """The keys that position leaves to each query, as :func:`diff_transformer.ops.visibility.key_ranges`."""
@@ -75,6 +101,16 @@ class Request(NamedTuple):
     def position_mask(self) -> Tensor | None:
         """(N, S) boolean, True where position alone allows attention, or None where it hides nothing."""
         return position_mask(self.n, self.s, self.is_causal, self.window, self.segment_bounds, self.q.device)
+
+
+def ungrouped(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``attend(request, …)`` for a backend that knows no groups: it computes a noise map for each signal head."""
+
+    @functools.wraps(attend)
+    def attend_ungrouped(request: Request, *more: Any) -> Tensor:
+        return attend(request.ungrouped(), *more)
+
+    return attend_ungrouped
 
 
 def is_ordinary(*tensors: Tensor | None) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request, reason_against_dtype
+from diff_transformer.ops.attention_request import Request, reason_against_dtype, ungrouped
 from diff_transformer.ops.blockwise import blockwise_attention
 from diff_transformer.ops.candidate_timing import fastest
 from diff_transformer.ops.cpu.cpu_backend import available_to_auto, cpu_attention, reason_against_cpu_kernel
@@ -30,9 +30,9 @@ _BACKENDS = {
     "reference": Backend(confined(reference_attention)),
     "blockwise": Backend(confined(blockwise_attention)),
     "sdpa": Backend(confined(sdpa_attention, drops_nan=True)),
-    "flex": Backend(confined(flex_attention_backend, drops_nan=True)),
-    "cpu": Backend(cpu_attention),
-    "triton": Backend(triton_attention, fuses_norm=True),
+    "flex": Backend(ungrouped(confined(flex_attention_backend, drops_nan=True))),
+    "cpu": Backend(ungrouped(cpu_attention)),
+    "triton": Backend(ungrouped(triton_attention), fuses_norm=True),
 }
 BACKENDS = tuple(_BACKENDS)
 # These have a backward of their own, which torch.func cannot use, nor torch differentiate, and none in forward mode.

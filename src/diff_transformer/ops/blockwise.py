@@ -56,15 +56,18 @@ class _Block(NamedTuple):
 
 @dataclass
 class _Part:
-    """Some key heads of some sequences, C in all, with their G query heads each; ``dtype`` is the computation's."""
+    """Some key heads of some sequences, C in all, with their M heads each; in the dtype of the computation.
+
+    The M heads are M / r groups of r signal heads, and a group has one noise map.
+    """
 
     slices: tuple[slice, slice]  # of the sequences, and of the key heads
-    shape: tuple[int, ...]  # (sequences, heads, G)
-    queries: Tensor  # (2, C, G, N, d), scaled
+    shape: tuple[int, ...]  # (sequences, heads)
+    queries: list[Tensor]  # of each map, (C, M, N, d) and (C, M / r, N, d), scaled
     keys: list[Tensor]  # of each map, or one for both: (C, S, d)
     values: Tensor  # (C, S, dv)
-    lam: Tensor  # (C, G, N, 1)
-    mask: Tensor | None  # (sequences, heads, G, N, S), any of these or 1
+    lam: Tensor  # (C, M, N, 1)
+    mask: Tensor | None  # (sequences, heads, M, N, S), any of these or 1
 
 
 def _take(x: Tensor, slices: tuple[slice, slice]) -> Tensor:
@@ -76,8 +79,13 @@ def _take(x: Tensor, slices: tuple[slice, slice]) -> Tensor:
 
 
 def _rows(x: Tensor, block: _Block) -> Tensor:
-    """The block's rows of x (C, G, N, e) as (C, G·rows, e): a group's heads share keys and values."""
+    """The block's rows of x (C, M, N, e) as (C, M·rows, e): a key head's heads share keys and values."""
     return x[:, :, block.start : block.stop].flatten(1, 2)
+
+
+def _by_group(x: Tensor, ratio: int, block: _Block) -> Tensor:
+    """The block's rows of x (C, M·rows, e) as (C, M / r, r, rows, e), a view; of P2, which has one map for r, by 1."""
+    return x.unflatten(1, (-1, ratio, block.stop - block.start))
 
 
 class _Problem:
@@ -85,12 +93,13 @@ class _Problem:
 
     def __init__(self, buffers: int, request: Request) -> None:
         self.request = request
-        q, n, s, self.groups = request.q, request.n, request.s, request.groups
+        q, n, s, self.ratio = request.q, request.n, request.s, request.ratio
+        groups = request.groups
         is_causal, window = request.is_causal, request.window
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.may_be_fully_masked = request.attn_mask is not None or (is_causal and n > s)
         scores = CORE_SCORES * torch.get_num_threads() if q.device.type == "cpu" else DEVICE_SCORES
-        rows = rows_per_block(self.groups, n, s, scores)
+        rows = rows_per_block(groups, n, s, scores)
         self.ranges, bounds = request.key_ranges(), request.segment_bounds
         # Away from the CPU, looking at the documents would wait for all the work before.
         looks_at_documents = q.device.type == "cpu" or bounds is None
@@ -105,24 +114,28 @@ class _Problem:
             inner = (max(begins[start:stop]), min(ends[start:stop])) if looks_at_documents else (high, high)
             if low < high:
                 self.blocks.append(_Block(start, stop, low, high, inner))
-        largest = self.groups * rows * max((block.high - block.low for block in self.blocks), default=1)
+        largest = groups * rows * max((block.high - block.low for block in self.blocks), default=1)
         self.size = max(1, min(request.k.shape[0] * request.k.shape[1], scores // largest))
         self.buffers = q.new_empty((buffers, self.size * largest), dtype=self.dtype).unbind()
         # What documents hide may be as wide as the keys, so it is found when it is applied.
         self.limits = {block.start: self.limits_of(block) for block in self.blocks} if bounds is None else {}
 
     def cut(self, x: Tensor, slices: tuple[slice, slice]) -> Tensor:
-        """A part's (sequences, key heads, G, …) of x (B, H, …); an axis of 1 stays."""
-        x = x.unsqueeze(2) if x.shape[1] == 1 else x.view(x.shape[0], -1, self.groups, *x.shape[2:])
+        """A part's (sequences, key heads, M, …) of x (B, H, …), or M / r of (B, G, …); an axis of 1 stays."""
+        key_heads = self.request.k.shape[1]
+        x = x.unsqueeze(2) if x.shape[1] == 1 else x.view(x.shape[0], key_heads, -1, *x.shape[2:])
         return _take(x, slices)
 
     def parts(self) -> Iterator[_Part]:
         """All key heads, a few at a time. ``flatten`` copies only where the strides leave no other way."""
         q, k, v, lam, attn_mask = self.request[:5]
         for slices in parts(k.shape[0], k.shape[1], self.size):
-            queries = self.cut(q, slices)
-            shape = queries.shape[:3]
-            queries = queries.movedim(3, 0).flatten(1, 2).to(self.dtype) * self.request.scale
+            both = self.cut(q, slices)  # (sequences, key heads, M / r, r + 1, N, d)
+            shape = both.shape[:2]
+            queries = [
+                x.flatten(2, 3).flatten(0, 1).to(self.dtype) * self.request.scale
+                for x in (both[:, :, :, :-1], both[:, :, :, -1:])
+            ]
             keys = [_take(k[:, :, c], slices).flatten(0, 1).to(self.dtype) for c in range(k.shape[2])]
             values = _take(v, slices).flatten(0, 1).to(self.dtype)
             if len(self.blocks) > 1:  # what is read again and again is faster to read with its rows side by side
@@ -132,7 +145,10 @@ class _Problem:
             yield _Part(slices, shape, queries, keys, values, lambdas, mask)
 
     def steps(self, part: _Part) -> Iterator[tuple[_Block, tuple[Tensor, Tensor]]]:
-        """Each block in which anything is seen, with its P1 and P2 (C, G·rows, keys), which lie in buffers 0 and 1."""
+        """Each block in which anything is seen, with its P1 (C, M·rows, keys) and P2 (C, M / r·rows, keys).
+
+        They lie in buffers 0 and 1.
+        """
         for block in self.blocks:
             mask = part.mask
             if mask is not None:
@@ -159,7 +175,7 @@ class _Problem:
                 torch.bmm(keys, queries.mT, out=scores.mT)
             else:
                 torch.bmm(queries, keys.mT, out=scores)
-            tiles = scores.view(*part.shape, block.stop - block.start, keys.shape[1])
+            tiles = scores.view(*part.shape, -1, block.stop - block.start, keys.shape[1])
             hide(tiles, block.low, limits)
             if mask is not None and mask.dtype == torch.bool:
                 tiles.clamp_(max=upper_bound)
@@ -185,21 +201,23 @@ def blockwise_forward(*inputs: Any) -> Tensor:
     """(A1 − λA2) V, (B, H, N, dv), of the fields of a :class:`Request`."""
     request = Request(*inputs)
     q, v = request.q, request.v
-    out = q.new_zeros(*q.shape[:2], q.shape[3], v.shape[-1])
+    out = q.new_zeros(q.shape[0], request.heads, request.n, v.shape[-1])
     with torch.autocast(q.device.type, enabled=False):
         problem = _Problem(3, request)
         for part in problem.parts():
             part_out = problem.cut(out, part.slices)
             for block, (a1, a2) in problem.steps(part):
-                weights = a1.addcmul_(_rows(part.lam, block), a2, value=-1)
-                result = weights @ part.values[:, block.low : block.high]
-                part_out[..., block.start : block.stop, :] = result.view(*part.shape, -1, v.shape[-1])
+                lambdas = _by_group(_rows(part.lam, block), request.ratio, block)
+                _by_group(a1, request.ratio, block).addcmul_(lambdas, _by_group(a2, 1, block), value=-1)
+                result = a1 @ part.values[:, block.low : block.high]
+                of_block = part_out[..., block.start : block.stop, :]
+                of_block.copy_(result.view(of_block.shape))
     return out
 
 
 @blockwise_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-    return q.new_empty(*q.shape[:2], q.shape[3], v.shape[-1])
+def _(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_: Any) -> Tensor:
+    return q.new_empty(*lam.shape, v.shape[-1])
 
 
 @torch.library.custom_op(
@@ -211,6 +229,7 @@ def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, 
     """Gradients of q, k, v and lam, each of its input's shape and dtype (Appendix G, Equation 7)."""
     request = Request(*inputs)
     q, k, v, lam = request[:4]
+    ratio = request.ratio
     grad_q, grad_k, grad_v, grad_lam = (
         torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, lam)
     )
@@ -223,23 +242,37 @@ def blockwise_backward(grad_out: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, 
             for block, maps in problem.steps(part):
                 rows, keys = slice(block.start, block.stop), slice(block.low, block.high)
                 lambdas, grad_block = _rows(part.lam, block), _rows(part_grad, block)
-                grad_weights, scratch = problem.buffer(2, *maps[0].shape), problem.buffer(3, *maps[0].shape)
+                shape = maps[0].shape
+                grad_weights, scratch = problem.buffer(2, *shape), problem.buffer(3, *shape)
                 torch.bmm(grad_block, part.values[:, keys].mT, out=grad_weights)  # dP, of both maps
-                torch.addcmul(maps[0], lambdas, maps[1], value=-1, out=scratch)
+                # By group: (C, M / r, r, rows, keys), and of what a group has one of, with 1 in the place of r.
+                a1, a2, factors = (
+                    _by_group(x, r, block) for x, r in zip((*maps, lambdas), (ratio, 1, ratio), strict=True)
+                )
+                of_group, grads = _by_group(scratch, ratio, block), _by_group(grad_weights, ratio, block)
+                torch.addcmul(a1, factors, a2, value=-1, out=of_group)
                 value_sum[:, keys].baddbmm_(scratch.mT, grad_block)
-                row_sums = torch.mul(maps[1], grad_weights, out=scratch).sum(-1)
-                part_grad_lam[..., rows] = -row_sums.view(*part.shape, -1)
+                row_sums = torch.mul(a2, grads, out=of_group).sum(-1)
+                part_grad_lam[..., rows] = -row_sums.view(*part.shape, -1, row_sums.shape[-1])
                 # dS_c = g_c · P_c ⊙ (dP − rowsum(P_c ⊙ dP)), with g_1 = 1 and g_2 = −λ. g_c is one number to a row: it
-                # is applied to the rows of dQ_c and Q_c instead, which are d wide and not as wide as the keys.
+                # is applied to the rows of dQ_c and Q_c instead, which are d wide and not as wide as the keys. A noise
+                # map of several signal heads takes −Σ λ dP of all of them in the place of dP, and no factor after it.
                 for c, weights in enumerate(maps):
+                    if c == 1 and ratio > 1:
+                        torch.mul(grads, -factors, out=of_group)
+                        grad_weights = problem.buffer(0, *weights.shape)  # P1 is done with
+                        torch.sum(of_group, 2, keepdim=True, out=_by_group(grad_weights, 1, block))
+                        scratch = problem.buffer(3, *weights.shape)
                     torch.ops.aten._softmax_backward_data.out(
                         grad_weights, weights, -1, problem.dtype, grad_input=scratch
                     )
                     grad_queries = scratch @ part.keys[c % k.shape[2]][:, keys]
                     queries = _rows(part.queries[c], block)  # scaled
-                    if c == 1:
+                    if c == 1 and ratio == 1:
                         grad_queries, queries = grad_queries * -lambdas, queries * -lambdas
-                    part_grad_q[:, :, :, c, rows] = (grad_queries * request.scale).view(*part.shape, -1, q.shape[-1])
+                    grad_queries = _by_group(grad_queries, 1 if c else ratio, block) * request.scale
+                    to = part_grad_q[:, :, :, :-1, rows] if c == 0 else part_grad_q[:, :, :, -1:, rows]
+                    to.copy_(grad_queries.view(to.shape))
                     key_sums[c % k.shape[2]][:, keys].baddbmm_(scratch.mT, queries)
             grad_v[part.slices] = value_sum.view(grad_v[part.slices].shape)
             for c, sums in enumerate(key_sums):

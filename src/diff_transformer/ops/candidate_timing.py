@@ -55,9 +55,9 @@ def _may_be_timed(request: Request) -> bool:
 def shape_class(request: Request) -> str:
     """What decides which candidate is faster; sizes as powers of 2."""
     r = request
-    batch, heads, _, n, d = r.q.shape
+    batch, d = r.q.shape[0], r.q.shape[-1]
     mask = "no mask" if r.attn_mask is None else "boolean mask" if r.attn_mask.dtype == torch.bool else "additive mask"
-    sizes = {"rows": batch * heads, "queries": n, "keys": r.s}
+    sizes = {"rows": batch * r.heads, "queries": r.n, "keys": r.s}
     parts = [
         "training" if r.needs_gradient else "forward",
         str(r.q.dtype).removeprefix("torch."),
@@ -65,6 +65,7 @@ def shape_class(request: Request) -> str:
         *(f"{name} {1 << (size - 1).bit_length()}" for name, size in sizes.items()),
         mask,
         "causal" if r.is_causal else "not causal",
+        *([f"{r.ratio} to a noise map"] if r.ratio > 1 else []),
         *(["window"] if r.window is not None and r.window < r.s else []),
         *(["documents"] if r.segment_bounds is not None else []),
     ]

@@ -23,7 +23,7 @@ _WIDEST_WINDOW = 1 << 62  # of those that 64 bits hold; no sequence is as long
 
 
 def diff_attention(
-    q: Tensor,
+    q: Tensor | tuple[Tensor, Tensor],
     k: Tensor,
     v: Tensor,
     lam: Tensor | float,
@@ -44,13 +44,19 @@ def diff_attention(
     h // (H / H_kv)), N and S the query and key lengths, d the width of a query or key, dv that of a value. The axis of
     size 2 holds the two maps: a head's two queries always meet their own two keys.
 
+    In grouped differential attention (arXiv 2510.06949) r signal heads share the second map, the noise map of their
+    group. There are G groups, G a multiple of H_kv, and H = r·G: head h is signal head h % r of group h // r.
+
     Args:
-        q: (B, H, 2, N, d), floating.
+        q: (B, H, 2, N, d), floating; or (B, G, r + 1, N, d), the queries of a group's signal heads and behind them the
+            one of its noise map, which is the same for r = 1; or a pair of signal queries (B, H, N, d) and noise
+            queries (B, G, N, d), which are copied into that form.
         k: (B, H_kv, 2, S, d), or (B, H_kv, 1, S, d) where both maps share their keys (DIFF V2).
         v: (B, H_kv, S, dv).
         lam: λ, a number or a floating tensor broadcastable to (B, H, N); differentiable.
         is_causal: query i sees key j where j ≤ i + S − N: aligned to the *end* of the keys.
-        attn_mask: broadcastable to (B, H, N, S); boolean (True = may attend) or additive, for both maps.
+        attn_mask: broadcastable to (B, H, N, S); boolean (True = may attend) or additive, for both maps. One that
+            differs between the heads of a group makes their noise maps differ: they are then computed one by one.
             Combines with ``is_causal`` and ``window``. Or a BlockMask of torch's FlexAttention, (B or 1, H or 1, N, S),
             for what no tensor should hold: it stands alone, and only "flex" takes it.
         scale: factor s of the scores, 1/√d unless given.
@@ -77,6 +83,7 @@ def diff_attention(
             or a named backend that cannot run the request.
         TypeError: an argument that is no tensor where one is needed.
     """
+    q = _joined(q)
     if cu_seqlens is None:
         out = attend_few(backend, q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale)
         if out is not None:
@@ -93,6 +100,8 @@ def diff_attention(
     segment_bounds = _check_cu_seqlens(cu_seqlens, q, k)
     _check_norm(norm_weight, norm_eps, norm_scale, v)
     request = Request(q, k, v, lambdas, attn_mask, is_causal, scale, window, segment_bounds)
+    if isinstance(attn_mask, Tensor) and attn_mask.shape[1] > 1:
+        request = request.ungrouped()
     chosen = resolve(backend, request)
     if norm_weight is None:
         return chosen.attend(request)
@@ -103,7 +112,7 @@ def diff_attention(
 
 
 def diff_attention_maps(
-    q: Tensor,
+    q: Tensor | tuple[Tensor, Tensor],
     k: Tensor,
     lam: Tensor | float,
     *,
@@ -119,25 +128,57 @@ def diff_attention_maps(
 
     Returns:
         Three tensors (B, H, N, S), float32 at least. The rows of A1 and A2 add up to 1 (to 0 where a query sees
-        nothing); the weights of A1 − λA2 can be negative.
+        nothing); the weights of A1 − λA2 can be negative. Signal heads of a group have the same A2.
 
     Raises:
         ValueError, TypeError: as in :func:`diff_attention`.
     """
-    q, k = _autocast(q, k)
+    q, k = _autocast(_joined(q), k)
     _check_queries_and_keys(q, k)
     scale, window = _check_scale(scale, q), _check_window(window)
     attn_mask = _check_mask(attn_mask, q, k)
     lambdas = _check_lambda(lam, q)
     segment_bounds = _check_cu_seqlens(cu_seqlens, q, k)
     no_values = k[:, :, 0]  # the maps need none: keys stand in for them
-    request, addend = confine(
-        Request(q, k, no_values, lambdas, attn_mask, is_causal, scale, window, segment_bounds)
-    )  # fmt: skip
+    request = Request(q, k, no_values, lambdas, attn_mask, is_causal, scale, window, segment_bounds)
+    if attn_mask is not None and attn_mask.shape[1] > 1:
+        request = request.ungrouped()
+    request, addend = confine(request)
     a1, a2 = softmax_maps(request)
     if addend is not None:
         a1, a2 = a1 + addend, a2 + addend
     return a1, a2, a1 - lambdas.unsqueeze(-1).to(a1.dtype) * a2
+
+
+def _joined(q: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    """Signal queries (B, r·G, N, d) and noise queries (B, G, N, d) as (B, G, r + 1, N, d); a tensor as it is."""
+    if not isinstance(q, tuple | list):
+        return q
+    if len(q) != 2 or not all(isinstance(each, Tensor) for each in q):
+        what = f"{type(q).__name__} of {', '.join(type(each).__name__ for each in q)}"
+        raise TypeError(f"q must be a tensor, or a pair of tensors of signal and noise queries, got {what}.")
+    signal, noise = q
+    if (
+        signal.dim() != 4
+        or noise.dim() != 4
+        or signal.shape[::2] != noise.shape[::2]
+        or signal.shape[3] != noise.shape[3]
+    ):
+        _refuse(f"a pair of queries must be (B, r·G, N, d) and (B, G, N, d), got {_shape(signal)} and {_shape(noise)}.")
+    if signal.dtype != noise.dtype or signal.device != noise.device:
+        _refuse(
+            f"a pair of queries must have one dtype and device, got {signal.dtype} on {signal.device} and "
+            f"{noise.dtype} on {noise.device}."
+        )
+    heads, groups = signal.shape[1], noise.shape[1]
+    if groups == 0 or heads == 0 or heads % groups != 0:
+        _refuse(f"the heads of signal queries must be a multiple of those of noise queries, got {heads} and {groups}.")
+    return torch.cat((signal.unflatten(1, (groups, -1)), noise.unsqueeze(2)), dim=2)
+
+
+def _heads(q: Tensor) -> int:
+    """H = r·G of queries (B, G, r + 1, N, d)."""
+    return q.shape[1] * (q.shape[2] - 1)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -184,8 +225,8 @@ def _check_number(name: str, number: object) -> None:
 
 def _check_queries_and_keys(q: Tensor, k: Tensor) -> None:
     q_shape, k_shape = q.shape, k.shape
-    if len(q_shape) != 5 or q_shape[2] != 2:
-        _refuse(f"q must be (B, H, 2, N, d), two maps to a head, got {_shape(q)}.")
+    if len(q_shape) != 5 or q_shape[2] < 2:
+        _refuse(f"q must be (B, H, 2, N, d), two maps to a head, or (B, G, r + 1, N, d), got {_shape(q)}.")
     if len(k_shape) != 5 or k_shape[2] not in (1, 2):
         _refuse(f"k must be (B, H_kv, 2, S, d), or (B, H_kv, 1, S, d) for keys shared by the maps, got {_shape(k)}.")
     if not q.is_floating_point() or q.dtype != k.dtype:
@@ -197,7 +238,8 @@ def _check_queries_and_keys(q: Tensor, k: Tensor) -> None:
     if 0 in q_shape[1:] or 0 in k_shape[1:]:
         _refuse(f"q and k must have at least one head, token and channel, got q {_shape(q)} and k {_shape(k)}.")
     if q_shape[1] % k_shape[1] != 0:
-        _refuse(f"the heads of q must be a multiple of the heads of k, got {q_shape[1]} and {k_shape[1]}.")
+        counted = "heads" if q_shape[2] == 2 else "groups"
+        _refuse(f"the {counted} of q must be a multiple of the heads of k, got {q_shape[1]} and {k_shape[1]}.")
 
 
 def _check_values(k: Tensor, v: Tensor) -> None:
@@ -231,14 +273,14 @@ def _check_mask(attn_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:
     _check_tensor("attn_mask", attn_mask, q)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         _refuse(f"attn_mask must be boolean (True = may attend) or floating (added), got {attn_mask.dtype}.")
-    _check_broadcast("attn_mask", attn_mask, "(B, H, N, S)", (q.shape[0], q.shape[1], q.shape[3], k.shape[3]))
+    _check_broadcast("attn_mask", attn_mask, "(B, H, N, S)", (q.shape[0], _heads(q), q.shape[3], k.shape[3]))
     return attn_mask[(None,) * (4 - attn_mask.dim())]
 
 
 def _check_block_mask(attn_mask: "BlockMask", q: Tensor, k: Tensor, more_is_hidden: bool) -> None:
     if more_is_hidden:
         _refuse("is_causal, window and cu_seqlens do not combine with a BlockMask: put them into its mask_mod.")
-    batch, heads, *lengths = target = (q.shape[0], q.shape[1], q.shape[3], k.shape[3])
+    batch, heads, *lengths = target = (q.shape[0], _heads(q), q.shape[3], k.shape[3])
     shape = tuple(attn_mask.shape)
     if len(shape) != 4 or shape[0] not in (1, batch) or shape[1] not in (1, heads) or list(shape[2:]) != lengths:
         _refuse(f"a BlockMask must be (B or 1, H or 1, N, S) with (B, H, N, S) = {target}, got {shape}.")
@@ -283,7 +325,7 @@ def _check_norm(weight: Tensor | None, eps: float, scale: float, v: Tensor) -> N
 
 def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:
     """λ as (B, H, N), float32 at least; expanded, so that autograd adds its gradient up to λ's own shape."""
-    target = (q.shape[0], q.shape[1], q.shape[3])
+    target = (q.shape[0], _heads(q), q.shape[3])
     dtype = torch.promote_types(q.dtype, torch.float32)
     if isinstance(lam, Tensor):
         if lam.dtype == dtype and lam.shape == target and lam.device == q.device:

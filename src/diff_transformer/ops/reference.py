@@ -16,7 +16,9 @@ def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(q.dtype, torch.float32)
     # Head h, map c reads key head h // (H / H_kv), map c: never another map's keys. They are repeated in the wider
     # dtype, so that the gradients of heads that share a key are added up before they are rounded.
-    k = k.to(dtype).repeat_interleave(request.groups, dim=1)
+    k = k.to(dtype).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    if request.ratio > 1:  # every signal head of a group meets the first key, its noise map the second
+        k = torch.cat((k[:, :, :1].expand(-1, -1, request.ratio, -1, -1), k[:, :, -1:]), dim=2)
     with torch.autocast(q.device.type, enabled=False):
         scores = (q.to(dtype) * request.scale) @ k.transpose(-1, -2)
     allowed = request.position_mask()
@@ -28,8 +30,12 @@ def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
             scores = scores.masked_fill(~attn_mask, float("-inf"))
         else:
             scores = (scores + attn_mask).masked_fill(attn_mask == float("-inf"), float("-inf"))
-    a1, a2 = softmax_or_zero(scores).unbind(2)
-    return a1, a2
+    maps = softmax_or_zero(scores)  # (B, G, r + 1, N, S)
+    if request.ratio == 1:
+        a1, a2 = maps.unbind(2)
+        return a1, a2
+    a1, a2 = maps[:, :, :-1], maps[:, :, -1:]
+    return a1.flatten(1, 2), a2.expand_as(a1).flatten(1, 2)
 
 
 def reference_attention(request: Request) -> Tensor:

@@ -144,6 +144,7 @@ def _fits_padded_q(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return (
         q.device.type == "cpu"
         and q.dtype == torch.bfloat16
+        and q.shape[2] == 2
         and q.shape[3] > 1
         and q.shape[1] == k.shape[1]
         and k.shape[2] == 2
@@ -205,12 +206,14 @@ def _combined_mask(request: Request, dtype: torch.dtype) -> tuple[Tensor | None,
 def sdpa_attention(request: Request) -> Tensor:
     """A1 V − λ A2 V, (B, H, N, dv)."""
     q, k, v, lam, _ = request[:5]
+    ratio = request.ratio
     dtype, gradient = q.dtype, torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if gradient and dtype == torch.float16:
         # Gradients of keys and values are sums over heads and maps: float16 may not hold a summand of what it holds.
         k, v = k.float(), v.float()
         if q.device.type == "cpu":  # elsewhere the calls stay in float16, and their gradients alone are added up wider
             q = q.float()
+            request = request._replace(q=q)
     n, d, dv, groups, scale = request.n, q.shape[-1], v.shape[-1], request.groups, request.scale
     plain_causal = request.is_causal and _hides_by_causality_alone(request)
     mask, fully_masked = (None, None) if plain_causal else _combined_mask(request, q.dtype)
@@ -222,21 +225,23 @@ def sdpa_attention(request: Request) -> Tensor:
     # index() fixes a size that torch.compile would leave open, and so does a condition.
     widths, counts = (operator.index(d), operator.index(dv)), (2 if groups > 1 else 1, 2 if n > 1 else 1)
     plan = sdpa_plan(q.device.type, q.dtype, *widths, mask is not None, gradient, *counts)
-    if plan.repeat_keys and groups > 1:
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-        groups = 1
-    grouped = True if groups > 1 else False  # noqa: SIM210
+    repeats = True if plan.repeat_keys and groups > 1 else False  # noqa: SIM210
+    grouped = True if groups > 1 and not repeats else False  # noqa: SIM210
 
     # Padding the last part of V to the width d gives it the kernel of the others.
     v_parts = (v,) if plan.full_v else tuple(F.pad(part, (0, d - part.shape[-1])) for part in v.split(d, dim=-1))
     maps_v = []
     options: dict[str, Any] = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
     with _kernels(plan.cudnn):
-        for c in range(2):
-            queries, keys = q[:, :, c], k[:, :, c % k.shape[2]].to(q.dtype)
-            outputs = [F.scaled_dot_product_attention(queries, keys, part.to(q.dtype), **options) for part in v_parts]
+        for c, queries in enumerate((request.first_queries(), request.second_queries())):
+            keys, parts = k[:, :, c % k.shape[2]].to(q.dtype), [part.to(q.dtype) for part in v_parts]
+            if repeats:
+                times = queries.shape[1] // k.shape[1]
+                keys, *parts = (x.repeat_interleave(times, dim=1) for x in (keys, *parts))
+            outputs = [F.scaled_dot_product_attention(queries, keys, part, **options) for part in parts]
             maps_v.append((outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))[..., :dv])
-    out = maps_v[0] - lam.unsqueeze(-1) * maps_v[1]
+    second = maps_v[1] if ratio == 1 else maps_v[1].repeat_interleave(ratio, dim=1)
+    out = maps_v[0] - lam.unsqueeze(-1) * second
     if fully_masked is not None:
         out = out.masked_fill(fully_masked, 0.0)
     return out.to(dtype)
