@@ -7,12 +7,18 @@ import torch
 from torch import Tensor
 
 from diff_transformer.ops.flex import _cpu_has_vectors
+from diff_transformer.variants import ATTENTION_TYPES
 
 needs_vectors = pytest.mark.skipif(
     not _cpu_has_vectors(), reason="torch compiles FlexAttention on the CPU for AVX2 or more"
 )
 
-KINDS = ("diff", "diff_v2", "softmax")
+# Those that a recipe trains from the start: a DEX model is a trained Transformer, and has tests of its own.
+KINDS = tuple(name for name, described in ATTENTION_TYPES.items() if not described.corrects_heads)
+# Those with keys and values of twice the width; they have four vectors of λ and the headwise norm.
+PAIRED = tuple(name for name in KINDS if ATTENTION_TYPES[name].pairs_heads)
+# Those that subtract a second map.
+DIFFERENTIAL = tuple(name for name in KINDS if ATTENTION_TYPES[name].differential)
 SIZES: dict[str, Any] = {
     "vocab_size": 29,
     "hidden_size": 24,
@@ -20,9 +26,20 @@ SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
+    "num_noise_heads": 2,  # of the types with groups: three signal heads to a noise map
     "head_dim": 4,
     "max_position_embeddings": 64,
 }
+
+
+def sizes_for(kind: str, **config: Any) -> dict[str, Any]:
+    """SIZES and what is given; of a type with groups never fewer groups than pairs of keys."""
+    sizes = {**SIZES, **config}
+    if ATTENTION_TYPES[kind].grouped and "num_noise_heads" not in config:
+        kv_heads = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
+        sizes["num_noise_heads"] = max(SIZES["num_noise_heads"], kv_heads // 2)
+    return sizes
+
 
 # How many eps of its dtype an answer may be off, relative to the largest entry. Logits of the attention reach about 20:
 # rounding them moves its weights by some 10 eps, the rest of a layer adds as much, and the second layer multiplies

@@ -22,6 +22,7 @@ class ModelSizes(Protocol):
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int | None
+    num_noise_heads: int | None
     head_dim: int | None
     dex_heads: list | None
 
@@ -38,6 +39,8 @@ class AttentionType:
             :func:`diff_transformer.model.interface_attention.layer_settings`.
         maps: attention maps of a head: 2 where the second is subtracted from the first, else 1.
         pairs_heads: whether two heads of the Transformer make one head, with keys and values of width 2d in the cache.
+        grouped: whether r signal heads share the second map, so that the A query heads are r·G of the first map and G,
+            ``num_noise_heads``, of the second.
         even_heads: whether A and K must be even.
         headwise_norm: whether heads are normalised before the output projection unless the configuration says so.
         lambda_per_token: whether λ is a projection W_λ of every token, one for each head.
@@ -57,6 +60,7 @@ class AttentionType:
     settings: tuple[str, ...]
     maps: int = 1
     pairs_heads: bool = False
+    grouped: bool = False
     even_heads: bool = False
     headwise_norm: bool = False
     lambda_per_token: bool = False
@@ -79,13 +83,24 @@ class AttentionType:
         """The module's class, a subclass of :class:`diff_transformer.nn.Attention`."""
         return resolve_name(self.layer)
 
-    def heads(self, transformer_heads: int) -> int:
-        """Heads of a layer, each with its own output, or heads of its cache, from those of the Transformer."""
-        return transformer_heads // 2 if self.pairs_heads else transformer_heads
+    def noise_heads(self, config: ModelSizes) -> int | None:
+        """G of a type with groups, which its configuration always has; None for any other."""
+        return config.num_noise_heads if self.grouped else None
 
-    def query_heads(self, num_attention_heads: int) -> int:
+    def heads(self, config: ModelSizes) -> int:
+        """Heads of a layer, each with its own output."""
+        if (noise := self.noise_heads(config)) is not None:
+            return config.num_attention_heads - noise
+        return config.num_attention_heads // 2 if self.pairs_heads else config.num_attention_heads
+
+    def key_heads(self, config: ModelSizes) -> int:
+        """Heads of keys, and of values, in the layer's cache."""
+        heads = config.num_key_value_heads or config.num_attention_heads
+        return heads // 2 if self.pairs_heads else heads
+
+    def query_heads(self, config: ModelSizes) -> int:
         """Query heads of the layer's one call of grouped-query attention."""
-        return self.heads(num_attention_heads) * self.maps
+        return config.num_attention_heads if self.grouped else self.heads(config) * self.maps
 
     def cached_width(self, head_dim: int) -> int:
         """Width of a head of keys, and of values, in that call and in the cache."""
@@ -95,17 +110,19 @@ class AttentionType:
         """Multiply-adds of a layer's attention for one query and one key that it sees, over all heads.
 
         A head has a score for each of its maps and one product with its values: the maps are subtracted before it.
+        A map that heads share has one score.
         """
         width = head_dim(config)
-        return self.heads(config.num_attention_heads) * (self.maps * width + self.cached_width(width))
+        return self.query_heads(config) * width + self.heads(config) * self.cached_width(width)
 
     def attention_weights(self, config: ModelSizes) -> int:
         """Weights in the attention of all layers that every token is multiplied with: projections, W_λ and W_D."""
         heads, width = config.num_attention_heads, head_dim(config)
-        kv_heads = config.num_key_value_heads or heads
-        layer = (self.query_heads(heads) + 2 * kv_heads + heads) * width  # W_Q, W_K and W_V, W_O
+        cached = self.cached_width(width)
+        layer = self.query_heads(config) * width  # W_Q
+        layer += (2 * self.key_heads(config) + self.heads(config)) * cached  # W_K and W_V, W_O
         if self.lambda_per_token:
-            layer += heads
+            layer += self.heads(config)
         weights = config.num_hidden_layers * config.hidden_size * layer
         if self.corrects_heads:
             chosen = config.dex_heads or [range(heads)] * config.num_hidden_layers
@@ -149,6 +166,22 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
         colour=("#0072b2", "#4aa8e0"),
         marker="o",
         summary=f"with differential attention ({_PAPER}, Equations 1 to 3).",
+    ),
+    "diff_grouped": AttentionType(
+        layer="diff_transformer.nn:GroupedDiffAttention",
+        settings=("num_noise_heads", "lambda_init", *_NORM),
+        maps=2,
+        pairs_heads=True,
+        grouped=True,
+        headwise_norm=True,
+        lambda_modules=("lam",),
+        float32_parameters=frozenset({"lam.q1", "lam.k1", "lam.q2", "lam.k2"}),
+        parallel_styles={"lam": SHARED_PARAMETERS},
+        label="grouped DIFF",
+        colour=("#8a6d00", "#d1ab1f"),
+        marker="P",
+        summary=f"with grouped differential attention, after {_PAPER} and "
+        "[Grouped Differential Attention](https://arxiv.org/abs/2510.06949).",
     ),
     "diff_v2": AttentionType(
         layer="diff_transformer.nn:DiffAttentionV2",

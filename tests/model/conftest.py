@@ -21,7 +21,8 @@ from diff_transformer.nn.layers import draw_normal
 from diff_transformer.ops import backends
 from diff_transformer.ops.attention_request import Request
 from diff_transformer.ops.reference import softmax_maps
-from tiny_model import KINDS, SIZES, check_rounding
+from diff_transformer.variants import ATTENTION_TYPES
+from tiny_model import KINDS, SIZES, check_rounding, sizes_for
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -40,8 +41,9 @@ def make() -> Callable[..., DiffTransformerForCausalLM]:
     def make(
         kind: str = "diff", dtype: torch.dtype = torch.float64, sharp: bool = True, **config: Any
     ) -> DiffTransformerForCausalLM:
-        torch.manual_seed(41)  # λ of the two layers becomes 0.52 and 1.26
-        model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **{**SIZES, **config}))
+        # λ of the two layers becomes 0.52 and 1.26; of "diff_grouped", whose W_O is larger, 1.19 and 0.41.
+        torch.manual_seed(44 if ATTENTION_TYPES[kind].grouped else 41)
+        model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **sizes_for(kind, **config)))
         if sharp:
             sharpen(model)
         return model.to(dtype).eval()

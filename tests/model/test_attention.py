@@ -21,7 +21,7 @@ from diff_transformer.ops.cpu.cpu_backend import is_faster
 from diff_transformer.ops.triton.triton_backend import interpreted
 from full_run import short_run
 from rounding import check_within, rounding_limits
-from tiny_model import ROUNDINGS, ROUNDINGS_OF_A_TERM, needs_vectors
+from tiny_model import PAIRED, ROUNDINGS, ROUNDINGS_OF_A_TERM, needs_vectors
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -250,7 +250,7 @@ def calls() -> Iterator[list[dict[str, Any]]]:
 
 
 # Heads and width of the one call's queries, heads and width of its keys and values: A = 8, 4 key/value heads, d = 4.
-CALL = {"diff": (8, 8, 2, 8), "diff_v2": (16, 4, 4, 4), "softmax": (8, 4, 4, 4)}
+CALL = {"diff": (8, 8, 2, 8), "diff_grouped": (8, 8, 2, 8), "diff_v2": (16, 4, 4, 4), "softmax": (8, 4, 4, 4)}
 
 
 def test_one_call_for_each_layer(kind: str, make: Any, tokens: Any, calls: list[dict[str, Any]], check: Any) -> None:
@@ -269,11 +269,12 @@ def test_one_call_for_each_layer(kind: str, make: Any, tokens: Any, calls: list[
         assert call["module"].is_causal is True
         assert call["module"].num_key_value_groups == query_heads // kv_heads
         assert "lam" not in call["kwargs"]
-        if kind == "diff":
-            assert not call["query"][:, 0::2, :, 4:].any()
-            assert not call["query"][:, 1::2, :, :4].any()
-            assert call["query"][:, 0::2, :, :4].all()
-            assert call["query"][:, 1::2, :, 4:].all()
+        if kind in PAIRED:
+            noise = torch.arange(8) % (call["module"].ratio + 1) == call["module"].ratio
+            assert not call["query"][:, ~noise, :, 4:].any()
+            assert not call["query"][:, noise, :, :4].any()
+            assert call["query"][:, ~noise, :, :4].all()
+            assert call["query"][:, noise, :, 4:].all()
 
 
 def test_one_call_for_each_layer_while_decoding(kind: str, make: Any, tokens: Any, calls: list[dict[str, Any]]) -> None:
@@ -296,6 +297,16 @@ def test_cache_shapes(kind: str, cache_class: type, make: Any, tokens: Any) -> N
     for layer in cache.layers:
         assert layer.keys.shape == layer.values.shape == (2, heads, 16 if cache_class is StaticCache else 9, width)
     assert heads * width == 4 * 4
+
+
+def test_queries_of_a_key_head_lie_side_by_side() -> None:
+    """Two groups of three signal heads: the key head of a query is its number over as many as share one."""
+    queries = torch.randn(2, 5, 8, 4)
+    padded = zero_padded(queries, ratio=3)
+    zero = torch.zeros(2, 5, 4)
+    for head in range(8):
+        halves = (zero, queries[:, :, head]) if head % 4 == 3 else (queries[:, :, head], zero)
+        assert torch.equal(padded[:, head], torch.cat(halves, -1))
 
 
 def test_zero_padded() -> None:

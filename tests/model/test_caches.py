@@ -15,6 +15,7 @@ from transformers.utils import is_optimum_quanto_available
 
 import diff_transformer.model.interface_attention as model_attention
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, diff_attention
+from tiny_model import PAIRED
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -202,7 +203,7 @@ def test_quantised(kind: str, make: Any, tokens: Any, check: Any) -> None:
         exact = model(inputs, use_cache=False).logits
         parts = [model(part, past_key_values=cache).logits for part in inputs.split((6, 1, 1, 2, 1, 1), dim=1)]
     assert cache.get_seq_length() == 12
-    heads, width = (2, 8) if kind == "diff" else (4, 4)
+    heads, width = (2, 8) if kind in PAIRED else (4, 4)
     for layer in layers:
         packed, scale = layer._quantized_keys
         assert packed.dtype == torch.int8
@@ -260,7 +261,7 @@ def test_static_cache_takes_its_shape_early(kind: str, make: Any) -> None:
     text = model.config.get_text_config()
     cache = StaticCache(config=model.config, max_cache_len=9)
     cache.early_initialization(2, text.num_key_value_heads, text.head_dim, torch.float64, torch.device("cpu"))
-    heads, width = (2, 8) if kind == "diff" else (4, 4)
+    heads, width = (2, 8) if kind in PAIRED else (4, 4)
     assert cache.layers[0].keys.shape == (2, heads, 9, width)
     model(torch.ones(2, 3, dtype=torch.long), past_key_values=cache)
     assert cache.get_seq_length() == 3

@@ -10,8 +10,7 @@ from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, Generati
 
 from diff_transformer import DiffTransformerConfig
 from diff_transformer.model.interface_attention import InterfaceAttention
-
-TYPES = ("diff", "diff_v2", "softmax")
+from tiny_model import KINDS, PAIRED
 
 
 class OtherConfig(DiffTransformerConfig):
@@ -28,12 +27,13 @@ def config_of(attention_type: str, cls: type[DiffTransformerConfig] = DiffTransf
         num_hidden_layers=2,
         num_attention_heads=8,
         num_key_value_heads=4,
+        num_noise_heads=2,
         head_dim=6,
         attention_type=attention_type,
     )
 
 
-@pytest.mark.parametrize("attention_type", TYPES)
+@pytest.mark.parametrize("attention_type", KINDS)
 def test_it_has_the_heads_that_a_layer_sends_and_caches(attention_type: str) -> None:
     config = config_of(attention_type)
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -50,14 +50,14 @@ def test_it_has_the_heads_that_a_layer_sends_and_caches(attention_type: str) -> 
         assert states is not None
         assert (states.shape[1], states.shape[-1]) == (view.num_key_value_heads, view.head_dim)
     assert layer.num_key_value_groups == view.num_attention_heads // view.num_key_value_heads
-    # DIFF's queries are padded with as many zeros: the projection makes half of what the call sends.
-    sent = view.num_attention_heads * view.head_dim // (2 if attention_type == "diff" else 1)
+    # Queries that meet one of two keys are padded with as many zeros: the projection makes half of what the call sends.
+    sent = view.num_attention_heads * view.head_dim // (2 if attention_type in PAIRED else 1)
     assert seen[0][-1] == sent
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (8, 4, 6)
 
 
 @pytest.mark.parametrize("cls", [DiffTransformerConfig, OtherConfig])
-@pytest.mark.parametrize("attention_type", TYPES)
+@pytest.mark.parametrize("attention_type", KINDS)
 def test_it_is_that_configuration_in_everything_else(
     attention_type: str, cls: type[DiffTransformerConfig], tmp_path: Any
 ) -> None:
@@ -83,7 +83,7 @@ def test_it_is_that_configuration_in_everything_else(
     assert GenerationConfig.from_model_config(view) == GenerationConfig.from_model_config(config)
 
 
-@pytest.mark.parametrize("attention_type", TYPES)
+@pytest.mark.parametrize("attention_type", KINDS)
 def test_what_is_written_to_either_is_read_from_both(attention_type: str) -> None:
     config = config_of(attention_type)
     view = config.get_text_config()
@@ -123,7 +123,7 @@ def test_a_pair_stays_a_pair_in_copies_and_in_other_processes(duplicate: Callabl
     assert config.vocab_size == 32
 
 
-@pytest.mark.parametrize("attention_type", TYPES)
+@pytest.mark.parametrize("attention_type", KINDS)
 def test_a_model_made_from_it_is_the_model(attention_type: str) -> None:
     config = config_of(attention_type)
     for auto in (AutoModel, AutoModelForCausalLM):

@@ -16,7 +16,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 import flash_stand_in
 from diff_transformer.model import modeling
-from tiny_model import SIZES
+from tiny_model import PAIRED, SIZES
 
 READS_THE_CALL_CONFIG = modeling._reads_the_call_config()
 pytestmark = pytest.mark.skipif(
@@ -193,7 +193,7 @@ def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(
     """The Transformer and V2 cache what their configuration says, so they run there as well."""
     monkeypatch.setattr(modeling, "_reads_the_call_config", lambda: False)
     model, expected = shared_model(kind, make)
-    if kind == "diff":
+    if kind in PAIRED:
         with pytest.raises(NotImplementedError, match="'diff' needs a transformers"):
             generated_in_batch(model)
         assert model.config._attn_implementation == "diff_attention"

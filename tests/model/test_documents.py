@@ -21,7 +21,7 @@ import flash_stand_in
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.data.batches import flattened
 from diff_transformer.model import attends_by_document, modeling, packed_documents
-from tiny_model import KINDS
+from tiny_model import DIFFERENTIAL, KINDS
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -112,7 +112,7 @@ def test_loss_and_gradients_are_those_of_the_documents_alone(
     calls.clear()
     ran.clear()
     computed = answers(model, model(**row, use_cache=False, num_items_in_batch=sum(LENGTHS) - len(LENGTHS)).loss)
-    if kind in ("diff", "diff_v2"):
+    if kind in DIFFERENTIAL:
         assert calls == {"operator, by document": 2}
         assert ran["torch"] == 0
     else:

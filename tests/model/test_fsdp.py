@@ -24,7 +24,7 @@ from transformers import distributed as transformers_distributed
 import ranks
 from diff_transformer import DiffTransformerForCausalLM
 from diff_transformer.nn import Lambda, layers
-from tiny_model import KINDS
+from tiny_model import KINDS, PAIRED
 
 TOKENS = torch.arange(1, 19).view(2, 9)  # a row for each rank
 IN_BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -156,7 +156,7 @@ def test_what_becomes_a_unit(kind: str, spread: Path) -> None:
     """By the plan, as Llama's: the embedding, each layer, the last norm, the head; accelerate adds each λ."""
     layers = {"model.layers.0", "model.layers.1"}
     others = {"", "model.embed_tokens", "model.norm", "lm_head"}
-    lambdas = {f"{layer}.self_attn.lam" for layer in layers} if kind == "diff" else set()
+    lambdas = {f"{layer}.self_attn.lam" for layer in layers} if kind in PAIRED else set()
     units = {
         name: set(json.loads((spread / f"{name} {kind} units").read_text()))
         for name in ("torch", "accelerate", *(["transformers"] if HAS_PLAN else []))

@@ -13,6 +13,7 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train import load_recipe
 from diff_transformer.train.recipe import build_config
 from rounding import check_within, rounding_limits
+from tiny_model import PAIRED
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -24,13 +25,13 @@ def test_left_out_it_is_as_the_type_has_it() -> None:
     for kind in ("diff", "diff_v2", "softmax", "dex"):
         config = DiffTransformerConfig(attention_type=kind)
         assert config.headwise_norm is None
-        assert config.has_headwise_norm is (kind == "diff")
+        assert config.has_headwise_norm is (kind in PAIRED)
     assert DiffTransformerConfig(attention_type="dex", headwise_norm=False).has_headwise_norm is False
 
 
 def test_saying_what_the_type_has_changes_no_bit(kind: str, make: Any, tokens: Any) -> None:
     inputs = tokens()
-    implicit, explicit = make(kind), make(kind, headwise_norm=kind == "diff")
+    implicit, explicit = make(kind), make(kind, headwise_norm=kind in PAIRED)
     assert list(implicit.state_dict()) == list(explicit.state_dict())
     for name, value in implicit.state_dict().items():
         assert torch.equal(explicit.state_dict()[name], value), name
@@ -41,7 +42,7 @@ def test_saying_what_the_type_has_changes_no_bit(kind: str, make: Any, tokens: A
 def test_parameters(kind: str, norm: bool, make: Any) -> None:
     usual, variant = ({n: p.shape for n, p in make(kind, headwise_norm=x).named_parameters()} for x in (None, norm))
     changed = {name: shape for model in (usual, variant) for name, shape in model.items() if "head_norm" in name}
-    width = 4 * (2 if kind == "diff" else 1)
+    width = 4 * (2 if kind in PAIRED else 1)
     assert changed == {f"model.layers.{layer}.self_attn.head_norm.weight": (width,) for layer in (0, 1)}
     assert usual.keys() ^ variant.keys() == changed.keys()
     assert changed.keys() <= (variant if norm else usual).keys()

@@ -11,11 +11,11 @@ from transformers import StaticCache
 
 from diff_transformer.ops.triton.triton_backend import interpreted
 from full_run import short_run
+from tiny_model import DIFFERENTIAL
 
 # What triton's interpreter has numpy compute of them.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
-DIFFERENTIAL = ("diff", "diff_v2")  # the Transformer's attention is torch's
 BACKENDS = ("reference", "blockwise", "sdpa", "cpu", *(("triton",) if interpreted() else ()))
 
 

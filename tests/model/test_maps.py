@@ -8,8 +8,11 @@ from torch import Tensor
 
 import oracle
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
+from tiny_model import PAIRED
 
-HEADS = {"diff": 4, "diff_v2": 8, "softmax": 8}
+HEADS = {"diff": 4, "diff_grouped": 6, "diff_v2": 8, "softmax": 8}
+# Maps that output_attentions gives of a head: one for each value of width d.
+TIMES = {kind: 2 if kind in PAIRED else 1 for kind in HEADS}
 
 
 def layer_input(model: DiffTransformerForCausalLM, layer: int, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -35,10 +38,10 @@ def maps_by_oracle(
         return oracle.rotary(y.swapaxes(1, 2), range(x.shape[1]))
 
     q, k = heads(wq), heads(wk)
-    if kind == "diff":
+    if kind in PAIRED:
         vectors = [getattr(attention.lam, name).detach().numpy() for name in ("q1", "k1", "q2", "k2")]
         lam: Any = oracle.lambda_value(*vectors, oracle.lambda_init(layer + 1))
-        q, k = (y.reshape(y.shape[0], -1, 2, *y.shape[2:]) for y in (q, k))
+        q, k = (y.reshape(y.shape[0], -1, n, *y.shape[2:]) for y, n in ((q, attention.ratio + 1), (k, 2)))
     elif kind == "diff_v2":
         lam = 1 / (1 + torch.exp(-torch.from_numpy(x) @ attention.lambda_proj.weight.detach().T)).numpy().swapaxes(1, 2)
         q, k = q.reshape(q.shape[0], -1, 2, *q.shape[2:]), k[:, :, None]
@@ -63,19 +66,19 @@ def test_output_attentions(kind: str, implementation: str, make: Any, tokens: An
     model, inputs = make(kind, attn_implementation=implementation), tokens()
     out = model(inputs, output_attentions=True)
     assert torch.equal(out.logits, model(inputs).logits)
-    assert [tuple(weights.shape) for weights in out.attentions] == [(2, 8, 9, 9)] * 2
-    maps = [weights[:, :: 8 // HEADS[kind]] for weights in out.attentions]
+    assert [tuple(weights.shape) for weights in out.attentions] == [(2, HEADS[kind] * TIMES[kind], 9, 9)] * 2
+    maps = [weights[:, :: TIMES[kind]] for weights in out.attentions]
     for layer, weights in enumerate(maps):
-        assert torch.equal(weights.repeat_interleave(8 // HEADS[kind], 1), out.attentions[layer])
+        assert torch.equal(weights.repeat_interleave(TIMES[kind], 1), out.attentions[layer])
         expected = maps_by_oracle(model, layer, inputs)
         close(weights, expected.difference)
         assert not weights.triu(1).any()
         close(weights.sum(-1), 1 - expected.lam)
         if kind != "softmax":
             assert (weights < -0.05).any()  # nothing is clamped
-    if kind == "diff":
+    if kind in PAIRED:
         for weights, lam in zip(maps, model.lambdas(), strict=True):
-            close(weights.sum(-1), torch.full((2, 4, 9), 1 - lam))
+            close(weights.sum(-1), torch.full((2, HEADS[kind], 9), 1 - lam))
 
 
 def test_output_attentions_weigh_the_values(kind: str, make: Any, tokens: Any) -> None:
@@ -83,7 +86,7 @@ def test_output_attentions_weigh_the_values(kind: str, make: Any, tokens: Any) -
     model, inputs = make(kind, num_key_value_heads=8, attn_implementation="eager"), tokens()
     attention, seen = model.model.layers[1].self_attn, {}
     attention.v_proj.register_forward_hook(lambda _, __, output: seen.update(values=output))
-    if kind == "diff":
+    if kind in PAIRED:
         attention.head_norm.register_forward_pre_hook(lambda _, args: seen.update(heads=args[0]))
     else:
         attention.o_proj.register_forward_pre_hook(lambda _, args: seen.update(heads=args[0]))
@@ -111,7 +114,7 @@ def test_output_attentions_through_a_cache(kind: str, make: Any, tokens: Any) ->
     cache = model(inputs[:, :6]).past_key_values
     parts = model(inputs[:, 6:], past_key_values=cache, output_attentions=True).attentions
     for part, full in zip(parts, full_maps, strict=True):
-        assert part.shape == (2, 8, 3, 9)
+        assert part.shape == (2, HEADS[kind] * TIMES[kind], 3, 9)
         close(part, full[:, :, 6:])
 
 

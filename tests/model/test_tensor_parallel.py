@@ -18,7 +18,7 @@ from transformers import distributed as transformers_distributed
 
 import ranks
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM, DiffTransformerModel
-from tiny_model import KINDS
+from tiny_model import KINDS, PAIRED
 
 IMPLEMENTATIONS = ("diff_attention", "sdpa")
 SIZES = {"vocab_size": 30}  # some releases of transformers split the head into equal parts only
@@ -140,7 +140,7 @@ def test_each_rank_has_half_of_the_heads_and_the_same_of_the_rest(kind: str, spr
         if name.split(".")[-2] in projections:
             assert first[name].numel() == second[name].numel() == names[name].numel() // 2, name
     replicated = names.keys() - split
-    shared = {"diff": {"lam", "head_norm"}, NORMED: {"head_norm"}}.get(kind, {"norm"})
+    shared = {**{paired: {"lam", "head_norm"} for paired in PAIRED}, NORMED: {"head_norm"}}.get(kind, {"norm"})
     assert {name.split(".")[-2] for name in replicated} >= shared
     for name in replicated:
         assert torch.equal(first[name], second[name]), name

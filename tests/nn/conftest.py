@@ -13,9 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import oracle
-from diff_transformer.nn import Attention, DiffAttention, DiffAttentionV2, SoftmaxAttention
+from diff_transformer.nn import Attention, DiffAttention, DiffAttentionV2, GroupedDiffAttention
+from diff_transformer.variants import ATTENTION_TYPES
 
-KINDS: dict[str, type[Attention]] = {"diff": DiffAttention, "diff_v2": DiffAttentionV2, "softmax": SoftmaxAttention}
+# All but "dex", whose layer is the Transformer's before it is trained further.
+KINDS: dict[str, type[Attention]] = {
+    name: described.layer_class() for name, described in ATTENTION_TYPES.items() if not described.corrects_heads
+}
 WIDTH, HEADS = 24, 8
 
 # How many eps of its dtype an answer may be off, relative to its largest entry. Logits reach about 20, so rounding them
@@ -36,6 +40,9 @@ def build() -> Callable[..., Attention]:
 
     def build(kind: str, layer: int = 3, dtype: torch.dtype = torch.float64, **arguments: Any) -> Attention:
         sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "head_dim": 4, **arguments}
+        if ATTENTION_TYPES[kind].grouped:  # three signal heads to a noise map, or two, or DIFF's one
+            heads, kv_heads = sizes["num_attention_heads"], sizes.get("num_key_value_heads", 4)
+            sizes.setdefault("num_noise_heads", next(g for g in (2, 3, 4, 6) if heads % g == 0 == g % (kv_heads // 2)))
         return sharpen(KINDS[kind](layer=layer, **sizes).to(dtype))
 
     return build
@@ -86,13 +93,12 @@ def by_oracle() -> Callable[..., np.ndarray]:
         weights = {name: array(parameter) for name, parameter in module.named_parameters()}
         wq, wk, wv, wo = (weights[f"{name}_proj.weight"] for name in "qkvo")
         d, norm = module.head_dim, weights.get("head_norm.weight")
-        if isinstance(module, DiffAttention):
+        if isinstance(module, DiffAttention | GroupedDiffAttention):
             options.setdefault("layer", module.layer_idx + 1)
-            heads, key_heads = len(wq) // (2 * d), len(wk) // (2 * d)
+            heads, key_heads = len(wq) // ((module.ratio + 1) * d) * module.ratio, len(wk) // (2 * d)
             vectors = tuple(weights[f"lam.{name}"] for name in ("q1", "k1", "q2", "k2"))
-            return oracle.diff_layer(
-                array(x), wq, wk, wv, wo, vectors, norm, heads=heads, key_heads=key_heads, **options
-            )
+            options |= {"heads": heads, "key_heads": key_heads, "ratio": module.ratio}
+            return oracle.diff_layer(array(x), wq, wk, wv, wo, vectors, norm, **options)
         options["norm_weight"] = norm
         if isinstance(module, DiffAttentionV2):
             heads, key_heads, w_lambda = len(wq) // (2 * d), len(wk) // d, weights["lambda_proj.weight"]

@@ -57,7 +57,7 @@ def test_against_the_oracle(
     length, rotary, mask = arguments.pop("length", 7), arguments.pop("rotary", False), arguments.pop("mask", None)
     is_causal = arguments.pop("is_causal", False)
     module = build(kind, **arguments)
-    heads = {"diff": module.q_proj.out_features // module.head_dim // 2, "diff_v2": 1, "softmax": 8}[kind]
+    heads = 1 if kind == "diff_v2" else module.o_proj.in_features // module.cache_width
     x, attn_mask = inputs(length=length), a_mask(mask, 2, heads, length)
     answer = module(
         x, tables(range(length), module.head_dim) if rotary else None, attn_mask=attn_mask, is_causal=is_causal
@@ -165,7 +165,7 @@ def test_through_a_cache(
         start = stop
     middle = torch.from_numpy(by_oracle(first, x, positions=range(7), is_causal=True))
     check(torch.cat(parts, 1), by_oracle(second, middle, positions=range(7), is_causal=True))
-    width, heads = (8, kv_heads // 2) if kind == "diff" else (4, kv_heads)
+    width, heads = (8, kv_heads // 2) if first.pairs_kv_heads else (4, kv_heads)
     for layer in cache.layers:
         assert layer.keys.shape == layer.values.shape == (2, heads, 7, width)
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 import oracle
 from diff_transformer import DiffAttention
-from diff_transformer.nn import Attention, DiffAttentionV2
+from diff_transformer.nn import Attention, DiffAttentionV2, GroupedDiffAttention
+from diff_transformer.variants import ATTENTION_TYPES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -49,14 +50,15 @@ def plainly(module: Attention, p: dict[str, Tensor], x: Tensor, may: Tensor, siz
     def rotated(w: Tensor, number: int) -> Tensor:
         return turned(part(w, number), range(x.shape[1]))
 
-    if isinstance(module, DiffAttention):
+    if isinstance(module, DiffAttention | GroupedDiffAttention):
         init = 0.8 - 0.6 * np.exp(-0.3 * module.layer_idx)
         lam = torch.exp(p["lam.q1"] @ p["lam.k1"]) - torch.exp(p["lam.q2"] @ p["lam.k2"]) + init
-        heads = len(wq) // (2 * d)
+        heads, r = wo.shape[1] // (2 * d), module.ratio
         for h in range(heads):
-            kv = h // (len(wq) // len(wk))
-            first = a_map(rotated(wq, 2 * h), rotated(wk, 2 * kv), may)
-            second = a_map(rotated(wq, 2 * h + 1), rotated(wk, 2 * kv + 1), may)
+            kv = h // (heads // (len(wk) // (2 * d)))
+            stripe = h // r * (r + 1)
+            first = a_map(rotated(wq, stripe + h % r), rotated(wk, 2 * kv), may)
+            second = a_map(rotated(wq, stripe + r), rotated(wk, 2 * kv + 1), may)
             head = (first - lam * second) @ part(wv, kv, 2 * d)
             out = out + normed(head, 1 - init) @ wo[:, 2 * d * h : 2 * d * (h + 1)].T
         return out
@@ -89,7 +91,7 @@ def test_every_gradient(
     check: Any,
 ) -> None:
     """Table 6's controls too: DIFF without its headwise norm, the others with one."""
-    norm = (kind == "diff") != ablated
+    norm = ATTENTION_TYPES[kind].headwise_norm != ablated
     arguments: dict[str, Any] = {"headwise_norm": norm} if ablated else {}
     module, x = build(kind, num_key_value_heads=kv_heads, **arguments), inputs().requires_grad_()
     may = torch.ones(7, 7, dtype=torch.float64)
@@ -104,7 +106,7 @@ def test_every_gradient(
         leaves.append(parameter)
     direction = torch.randn_like(out)
     answers, expected_gradients = (torch.autograd.grad(o, leaves, direction) for o in (out, expected))
-    assert len(names) == {"diff": 1 + 4 + 4, "diff_v2": 1 + 4 + 1, "softmax": 1 + 4}[kind] + norm
+    assert len(names) == 1 + 4 + {"diff_v2": 1, "softmax": 0}.get(kind, 4) + norm
     for name, answer, value in zip(names, answers, expected_gradients, strict=True):
         assert value.abs().max() > 1e-3, f"the gradient of {name} is too small to say anything"
         # λ's gradient is a sum of terms of order 1 that nearly cancel: rounding is that of the terms.

@@ -32,12 +32,13 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 80,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
+    "num_noise_heads": 2,
     "head_dim": 6,
 }
 BATCH, LENGTH = 2, 16
 TOKENS = BATCH * LENGTH
 # The fused kernels' operators say what they keep wherever they run: here, in triton's interpreter.
-TRITON = ("diff", "diff_v2") if explain("cpu")["triton"] is None else ()
+TRITON = ("diff", "diff_grouped", "diff_v2") if explain("cpu")["triton"] is None else ()
 CPU = "cpu" if explain("cpu")["cpu"] is None else "blockwise"
 
 
@@ -77,6 +78,7 @@ def enable_checkpointing(model: DiffTransformerForCausalLM) -> None:
 
 CASES = [
     ("diff", CPU), ("diff", "blockwise"), ("diff", "sdpa"), *((kind, "triton") for kind in TRITON),
+    ("diff_grouped", CPU), ("diff_grouped", "blockwise"),
     ("diff_v2", CPU), ("diff_v2", "sdpa"), ("softmax", "sdpa"), ("softmax", "document"), ("dex", "sdpa"),
 ]  # fmt: skip
 # The headwise norm where the type has none, and none where it has one.

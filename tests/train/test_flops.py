@@ -8,12 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train.step_costs import flops_per_token, multiplied_weights, visible_pairs
-from tiny_model import SIZES
+from tiny_model import SIZES, sizes_for
 
 # Implementations made of matrix products alone, which the counter sees: torch's own attention on the CPU it does not.
 # All of them compute every pair, also the hidden ones, and each product once.
 COUNTED = {
     "diff": "diff_attention_reference",
+    "diff_grouped": "diff_attention_reference",
     "diff_v2": "diff_attention_reference",
     "softmax": "eager",
     "dex": "eager",
@@ -22,7 +23,7 @@ COUNTED = {
 
 def counted(attention_type: str, length: int, **settings: Any) -> int:
     """What a training step of one sequence takes, by torch's counter."""
-    config = DiffTransformerConfig(**{**SIZES, **settings}, attention_type=attention_type)
+    config = DiffTransformerConfig(**sizes_for(attention_type, **settings), attention_type=attention_type)
     config._attn_implementation = COUNTED[attention_type]
     model = DiffTransformerForCausalLM(config)
     tokens = torch.arange(length).unsqueeze(0) % config.vocab_size
@@ -36,7 +37,7 @@ def counted(attention_type: str, length: int, **settings: Any) -> int:
 @pytest.mark.parametrize("attention_type", COUNTED)
 @pytest.mark.parametrize("settings", [{}, {"num_key_value_heads": 8, "tie_word_embeddings": True}], ids=["gqa", "tied"])
 def test_products_are_those_that_torch_counts(attention_type: str, settings: dict[str, Any]) -> None:
-    config = DiffTransformerConfig(**{**SIZES, **settings}, attention_type=attention_type)
+    config = DiffTransformerConfig(**sizes_for(attention_type, **settings), attention_type=attention_type)
     for length in (1, 12):
         weights = length * multiplied_weights(config)
         pairs = config.num_hidden_layers * config.described.attention_products(config) * length**2

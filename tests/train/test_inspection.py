@@ -24,10 +24,11 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.nn import Lambda
 from diff_transformer.train import layer_statistics
 from diff_transformer.train.layer_statistics import measure_layers, reduced
-from tiny_model import SIZES, check_rounding
+from diff_transformer.variants import ATTENTION_TYPES
+from tiny_model import PAIRED, SIZES, check_rounding
 
-KINDS = ("diff", "diff_v2", "softmax", "dex")
-NAMES_OF_KIND = {"diff": {"norm_input_rms"}, "diff_v2": {"lambda_mean"}}
+KINDS = tuple(ATTENTION_TYPES)
+NAMES_OF_KIND = {**{kind: {"norm_input_rms"} for kind in PAIRED}, "diff_v2": {"lambda_mean"}}
 NAMES = {kind: {"logit_max", "hidden_rms"} | NAMES_OF_KIND.get(kind, set()) for kind in KINDS}
 TOKENS = torch.arange(1, 23).view(2, 11)  # a row for each rank
 DOCUMENTS = ([0, 4, 5, 11], [0, 7, 11])  # of each row
@@ -86,10 +87,10 @@ def by_oracle(
         positions_of_rows = [range(x.shape[1])] * len(x) if positions is None else positions.tolist()
         q, k = (np.stack(list(map(oracle.rotary, split(w, d), positions_of_rows))) for w in (wq, wk))
         v, lam = split(wv, attention.cache_width), 0.0
-        if kind == "diff":
+        if kind in PAIRED:
             vectors = [getattr(attention.lam, name).detach().numpy() for name in ("q1", "k1", "q2", "k2")]
             lam = oracle.lambda_value(*vectors, oracle.lambda_init(number))
-            q, k = (y.reshape(y.shape[0], -1, 2, *y.shape[2:]) for y in (q, k))
+            q, k = (y.reshape(y.shape[0], -1, n, *y.shape[2:]) for y, n in ((q, attention.ratio + 1), (k, 2)))
         elif kind == "diff_v2":
             q, k = q.reshape(q.shape[0], -1, 2, *q.shape[2:]), k[:, :, None]
             weight = attention.lambda_proj.weight.detach().numpy()
@@ -101,12 +102,14 @@ def by_oracle(
             parts = q[row : row + 1], k[row : row + 1], v[row : row + 1]
             one = oracle.attention(*parts, lam, is_causal=True, window=window, cu_seqlens=cu)
             keys = parts[1].repeat(q.shape[1] // k.shape[1], 1)
+            if k.shape[2] == 2:  # the first key for all queries of a group but the last
+                keys = keys[:, :, [0] * (q.shape[2] - 1) + [1]]
             scores = q[row : row + 1] @ keys.swapaxes(-1, -2) / d**0.5
-            logits.append(scores[np.broadcast_to(one.visible[:, :, None], scores.shape)].max())
+            logits.append(scores[np.broadcast_to(one.visible[:, :1, None], scores.shape)].max())
             heads.append(one.out)
         statistics["logit_max"].append(max(logits))
         statistics["hidden_rms"].append(np.sqrt(np.mean(inputs[layer] ** 2)))
-        if kind == "diff":
+        if kind in PAIRED:
             statistics["norm_input_rms"].append(np.sqrt(np.mean(np.square(heads))))
     return {name: [float(number) for number in numbers] for name, numbers in statistics.items()}
 

@@ -10,6 +10,8 @@ from diff_transformer.model import DiffTransformerForCausalLM
 from diff_transformer.train import build_config, load_recipe, parse_recipe, shipped_recipes
 from diff_transformer.train.data_kinds import RetrievalData, TextData
 from diff_transformer.train.recipe import differences, dump_recipe, read_yaml
+from diff_transformer.variants import ATTENTION_TYPES
+from tiny_model import KINDS
 
 RECIPE = """
 name: test
@@ -38,9 +40,14 @@ def test_the_shipped_ones_are_all_found() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(shipped_recipes()))
-@pytest.mark.parametrize("attention_type", ["diff", "softmax", "diff_v2"])
+@pytest.mark.parametrize("attention_type", KINDS)
 def test_every_shipped_recipe_loads_and_builds_its_config(name: str, attention_type: str) -> None:
-    recipe = load_recipe(name, [f"model.attention_type={attention_type}"])
+    overrides = [f"model.attention_type={attention_type}"]
+    if ATTENTION_TYPES[attention_type].grouped:
+        with pytest.raises(ValueError, match="needs num_noise_heads, the number of groups"):
+            load_recipe(name, overrides)
+        overrides.append("model.num_noise_heads=1")
+    recipe = load_recipe(name, overrides)
     assert recipe.name == name
     tokenizer = byte_tokenizer() if isinstance(recipe.data, TextData) else None
     config = build_config(recipe, 257, tokenizer)

@@ -122,14 +122,12 @@ def read_authors(raw: Mapping[str, Any], attention_type: str, extra: tuple[str, 
 
 def write_authors(config: DiffTransformerConfig, extra: tuple[str, str]) -> dict[str, Any]:
     """Settings in the layout of the authors that holds an attention type."""
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    assert kv_heads is not None  # never None once it is constructed
     their_name, our_name = extra
     everything = json.loads(config.to_json_string(use_diff=False))
     return {
         "model_type": f"microsoft_{config.attention_type}",
-        "num_heads": config.described.heads(heads),
-        "num_kv_heads": config.described.heads(kv_heads),
+        "num_heads": config.described.heads(config),
+        "num_kv_heads": config.described.key_heads(config),
         their_name: getattr(config, our_name),
         **{name: everything[name] for name in SHARED if name in everything},
     }

@@ -48,11 +48,9 @@ class ExploredModel:
         self.layers = config.num_hidden_layers
         self.subtracts = described is not None and described.differential
         self.lambda_per_token = described is not None and described.lambda_per_token
-        counted = model.config if described else config
-        self.heads, self.kv_heads = counted.num_attention_heads, counted.num_key_value_heads or 0
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
         if described:
-            self.heads, self.kv_heads = described.heads(self.heads), described.heads(self.kv_heads)
-        self.kv_heads = self.kv_heads or self.heads
+            self.heads, self.kv_heads = described.heads(model.config), described.key_heads(model.config)
         self.vocab_size = config.vocab_size
         longest = getattr(config, "max_position_embeddings", None) or MOST_TOKENS
         self.most_tokens = min(MOST_TOKENS, longest)

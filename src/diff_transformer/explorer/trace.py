@@ -103,16 +103,21 @@ class RecomputedMaps:
             q = queries.transpose(1, 2).unsqueeze(2)  # (1, A, 1, N, d)
             k = keys.unsqueeze(2)
         else:
-            q = queries.unflatten(2, (-1, 2)).permute(0, 2, 3, 1, 4)  # (1, H, 2, N, d)
+            q = attention.split_queries(queries)  # (1, G, r + 1, N, d)
             k = attention.split_keys(keys)  # (1, H_kv, 1 or 2, S, d)
-        groups, length = q.shape[1] // k.shape[1], q.shape[3]
+        ratio, length = attention.ratio, q.shape[3]
+        count = q.shape[1] * ratio
         first_row, last_row, _ = rows.indices(length)
-        chosen = torch.arange(q.shape[1], device=q.device)[heads]
+        chosen = torch.arange(count, device=q.device)[heads]
         # Causality is counted from the end of the keys, so the last row asked for is the last key.
-        q = q[:, chosen, :, first_row:last_row]
-        k = k[:, chosen // groups, :, :last_row]
-        if lam is not None:
-            lam = lam.expand(1, -1, length) if lam.dim() else lam.expand(1, queries.shape[2] // 2, length)
+        q = q[:, :, :, first_row:last_row]
+        k = k[:, chosen // (count // k.shape[1]), :, :last_row]
+        if lam is None:
+            q = q[:, chosen]
+        else:
+            signal, noise = q[:, chosen // ratio, chosen % ratio], q[:, chosen // ratio, -1]
+            q = torch.stack((signal, noise), dim=2)  # (1, chosen, 2, rows, d)
+            lam = lam.expand(1, -1, length) if lam.dim() else lam.expand(1, count, length)
             lam = lam[:, chosen, first_row:last_row]
         maps = diff_attention_maps(
             q if lam is not None else q.expand(-1, -1, 2, -1, -1),

@@ -15,7 +15,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from diff_transformer.model.parallel_plan import tensor_parallel_plan
 from diff_transformer.model.remote_code import auto_map, code_files
-from diff_transformer.nn.attention import check_heads
+from diff_transformer.nn.attention import check_heads, default_key_heads
 from diff_transformer.nn.dex import check_chosen_heads
 from diff_transformer.nn.layers import constant_lambda
 from diff_transformer.ops import lambda_init_schedule
@@ -44,13 +44,12 @@ class CallConfig:
     @property
     def num_attention_heads(self) -> int:
         """Query heads of the one call."""
-        return self._viewed.described.query_heads(self._viewed.num_attention_heads)
+        return self._viewed.described.query_heads(self._viewed)
 
     @property
     def num_key_value_heads(self) -> int:
         """Heads of keys, and of values, that a layer caches."""
-        heads: int = self._viewed.num_key_value_heads  # type: ignore[assignment]  # never None once it is constructed
-        return self._viewed.described.heads(heads)
+        return self._viewed.described.key_heads(self._viewed)
 
     @property
     def head_dim(self) -> int:
@@ -136,10 +135,14 @@ class DiffTransformerConfig(PreTrainedConfig):
     """Sizes of a DIFF Transformer, its second version, or the parameter-matched Transformer.
 
     Args:
-        attention_type: "diff" (Equations 1 to 3), "diff_v2" (the authors' second version), "softmax" (the Transformer)
-            or "dex" (the Transformer with corrected heads: arXiv 2505.16333).
-        num_attention_heads: the Transformer's count A for every type; a DIFF layer has A / 2 heads of value width 2d.
-        num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given.
+        attention_type: "diff" (Equations 1 to 3), "diff_grouped" (groups of heads that share the map which is
+            subtracted: arXiv 2510.06949), "diff_v2" (the authors' second version), "softmax" (the Transformer) or "dex"
+            (the Transformer with corrected heads: arXiv 2505.16333).
+        num_attention_heads: the Transformer's count A for every type; a DIFF layer has A / 2 heads of value width 2d,
+            a grouped one A − G.
+        num_key_value_heads: the Transformer's key/value heads, for grouped queries; A unless given, with groups 2G.
+        num_noise_heads: for "diff_grouped", which needs it, the number of groups G: A = (r + 1)·G query heads are r
+            signal heads and one noise head in each group.
         head_dim: width d of a query or key; hidden_size / A unless given.
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant for all layers.
         lambda_init_offset: what the schedule adds to l, for checkpoints that count layers from another origin.
@@ -173,6 +176,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     num_key_value_heads: int | None = None
+    num_noise_heads: int | None = None
     head_dim: int | None = None
     attention_type: str = "diff"
     lambda_init: float | int | str = "schedule"
@@ -193,9 +197,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        kv_heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
-        self.num_key_value_heads = kv_heads
-        self._check(kv_heads)
+        self._check()
         if self.head_dim is None:
             self.head_dim = head_dim(self)
         self._check_window(kwargs.get("layer_types"))
@@ -263,7 +265,7 @@ class DiffTransformerConfig(PreTrainedConfig):
         if "sliding_attention" in types and self.sliding_window is None:
             raise ValueError("layer_types with 'sliding_attention' need a sliding_window, got None.")
 
-    def _check(self, kv_heads: int) -> None:
+    def _check(self) -> None:
         for name, largest in LARGEST.items():
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -283,8 +285,16 @@ class DiffTransformerConfig(PreTrainedConfig):
             )
         if self.dex_lambda_start is not None and not math.isfinite(self.dex_lambda_start):
             raise ValueError(f"dex_lambda_start must be a finite number, got {self.dex_lambda_start!r}.")
+        if self.described.grouped and self.num_noise_heads is None:
+            raise ValueError(
+                f"attention_type {self.attention_type!r} needs num_noise_heads, the number of groups of "
+                "num_attention_heads query heads, got None."
+            )
+        groups = self.described.noise_heads(self)
+        kv_heads = default_key_heads(self.num_attention_heads, self.num_key_value_heads, groups)
         sizes = self.hidden_size, self.num_attention_heads, kv_heads, self.head_dim
-        check_heads("DiffTransformerConfig", *sizes, pairs_kv_heads=self.described.even_heads)
+        check_heads("DiffTransformerConfig", *sizes, self.described.even_heads, groups)
+        self.num_key_value_heads = kv_heads
         if self.dex_heads is not None:
             self._check_dex_heads(self.dex_heads)
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:

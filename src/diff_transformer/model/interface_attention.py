@@ -70,11 +70,23 @@ class AttentionMaps(NamedTuple):
     difference: Tensor
 
 
-def zero_padded(queries: Tensor) -> Tensor:
-    """(B, N, 2H, d) → the one call's queries (B, 2H, N, 2d): head 2h = [q1; 0], head 2h + 1 = [0; q2]."""
-    pairs = queries.unflatten(2, (-1, 2))
-    padded = torch.diag_embed(pairs.transpose(-1, -2), dim1=-3, dim2=-2)  # (B, N, H, 2, 2, d)
-    return padded.flatten(-2).flatten(2, 3).transpose(1, 2)
+def zero_padded(queries: Tensor, ratio: int = 1) -> Tensor:
+    """(B, N, (r + 1)·G, d) → the one call's queries (B, (r + 1)·G, N, 2d): r heads [q1; 0] and then one [0; q2]."""
+    signal, noise = queries.unflatten(2, (-1, ratio + 1)).split((ratio, 1), dim=3)
+    width = queries.shape[-1]
+    padded = torch.cat((F.pad(signal, (0, width)), F.pad(noise, (width, 0))), dim=3)  # (B, N, G, r + 1, 2d)
+    return padded.flatten(2, 3).transpose(1, 2)
+
+
+def subtracted(results: Tensor, lam: Tensor, ratio: int) -> Tensor:
+    """What the one call gave for each map, (B, N, (r + 1)·G, dv) → A1 V − λ A2 V of each head, (B, N, H, dv).
+
+    ``lam`` is broadcastable to (B, H, N).
+    """
+    signal, noise = results.unflatten(2, (-1, ratio + 1)).split((ratio, 1), dim=3)
+    if lam.dim() > 0:  # as the heads, (B, N, G, r, dv)
+        lam = lam.transpose(1, 2).unflatten(2, (-1, ratio)).unsqueeze(-1)
+    return (signal - lam * noise).to(results.dtype).flatten(2, 3)
 
 
 def repeated_for_channels(maps: Tensor, value: Tensor, width: int) -> Tensor:
@@ -102,8 +114,9 @@ def eager_attention_forward(
     heads, weights = llama_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if lam is None:
         return heads, weights
-    per_row = lam if lam.dim() == 0 else lam.unsqueeze(-1)
-    difference = (weights[:, 0::2] - per_row * weights[:, 1::2]).to(value.dtype)
+    signal, noise = weights.unflatten(1, (-1, module.ratio + 1)).split((module.ratio, 1), dim=2)  # (B, G, r or 1, N, S)
+    per_row = lam if lam.dim() == 0 else lam.unflatten(1, (-1, module.ratio)).unsqueeze(-1)
+    difference = (signal - per_row * noise).to(value.dtype).flatten(1, 2)
     values = value.repeat_interleave(difference.shape[1] // value.shape[1], dim=1)  # (B, H, S, dv)
     difference = repeated_for_channels(difference, value, module.head_dim)
     heads = difference @ values.unflatten(-1, (-1, module.head_dim)).transpose(2, 3).flatten(1, 2)  # (B, A, N, d)
@@ -136,7 +149,8 @@ class InterfaceAttention(Attention):
         """(B, N, D) → the output (B, N, D), and with ``output_attentions`` the attention weights (B, A, N, S), or None.
 
         Weights are A1 − λA2, or the one map of ordinary attention, counted as Llama's are: map a weighs the value
-        channels a·d … (a + 1)·d. The two maps that belong to one head of DIFF are the same.
+        channels a·d … (a + 1)·d. The two maps that belong to one head of DIFF are the same. With G groups there are
+        2·(A − G) of them.
         """
         queries, keys, values = self.project(hidden_states, position_embeddings)
         if past_key_values is not None:
@@ -145,7 +159,8 @@ class InterfaceAttention(Attention):
         lam = self.lambdas(hidden_states)
         implementation = self.config._attn_implementation
         takes_pairs = implementation in OPERATOR_IMPLEMENTATIONS
-        query = zero_padded(queries) if self.pairs_kv_heads and not takes_pairs else queries.transpose(1, 2)
+        pads = self.pairs_kv_heads and not takes_pairs
+        query = zero_padded(queries, self.ratio) if pads else queries.transpose(1, 2)
         subtracts = takes_pairs or implementation == "eager"
         if subtracts:
             kwargs["lam"] = lam
@@ -167,9 +182,7 @@ class InterfaceAttention(Attention):
         if lam is None:
             heads = self.transform_heads(heads)
         elif not subtracts:
-            first, second = heads.unflatten(-2, (-1, 2)).unbind(-2)
-            per_head = lam if lam.dim() == 0 else lam.transpose(1, 2).unsqueeze(-1)  # as the heads, (B, N, H, dv)
-            heads, weights = self.transform_heads((first - per_head * second).to(first.dtype)), None
+            heads, weights = self.transform_heads(subtracted(heads, lam, self.ratio)), None
         wants_weights = kwargs.get("output_attentions", self.config.output_attentions)
         return self.o_proj(heads.flatten(-2)), weights if wants_weights else None
 
@@ -190,6 +203,7 @@ def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:
         "headwise_norm": config.has_headwise_norm,
         "heads": None if config.dex_heads is None else config.dex_heads[layer - 1],
         "lambda_start": config.dex_lambda_start,
+        "num_noise_heads": config.num_noise_heads,
     }
 
 
@@ -228,7 +242,7 @@ def operator_attention_forward(
 
     Args:
         module: the layer; with λ a :class:`DifferentialAttention`.
-        query, key, value: (B, heads, N, d), those of a pair side by side, and (B, H_kv, S, width), as cached.
+        query, key, value: (B, heads, N, d), those of a group side by side, and (B, H_kv, S, width), as cached.
         attention_mask: boolean or additive (B, 1, N, S), or None for plain causality.
         lam: λ, broadcastable to (B, H, N); None for ordinary attention.
         sliding_window: how many tokens back the layer looks, itself included; needed where there is no mask.
@@ -250,7 +264,7 @@ def operator_attention_forward(
     settings: dict[str, Any] = {"is_causal": is_causal, "attn_mask": attention_mask, "scale": scaling}
     settings |= {"window": window, "cu_seqlens": cu_seqlens}
     if lam is not None:
-        q, k = query.unflatten(1, (-1, 2)), module.split_keys(key)
+        q, k = query.unflatten(1, (-1, module.ratio + 1)), module.split_keys(key)
         out = diff_attention(q, k, value, lam, backend=backend, **settings, **module.norm_arguments()).transpose(1, 2)
     elif cu_seqlens is not None:
         out = attend_by_document(module, query, key, value, cu_seqlens, scaling, is_causal, window, max_length_q)

@@ -5,6 +5,7 @@ from diff_transformer.nn.attention import (
     DiffAttention,
     DiffAttentionV2,
     DifferentialAttention,
+    GroupedDiffAttention,
     KeyValueCache,
     SoftmaxAttention,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "DiffAttention",
     "DiffAttentionV2",
     "DifferentialAttention",
+    "GroupedDiffAttention",
     "HeadwiseNorm",
     "KeepsFloat32",
     "KeyValueCache",

@@ -1,7 +1,7 @@
-"""Computes multi-head differential attention (Equations 2 and 3), its second version, and the Transformer's.
+"""Computes multi-head differential attention (Equations 2 and 3), in groups, its second version, and the Transformer's.
 
-All three take the *same* ``num_attention_heads``: that of the Transformer with which they are compared, D / d. Nobody
-halves anything.
+All take the *same* ``num_attention_heads``: that of the Transformer with which they are compared, D / d. Nobody halves
+anything.
 """
 
 import math
@@ -39,6 +39,8 @@ class Attention(nn.Module):
         norm_eps: eps of the headwise norm.
         headwise_norm: True adds RMSNorm over each head's own d channels before the output projection. Without a λ_init
             (nothing is subtracted, or there is none to a layer) its factor 1 − λ_init is 1.
+        num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only where a
+            subclass has groups.
 
     Raises:
         ValueError: sizes that do not fit each other.
@@ -46,6 +48,9 @@ class Attention(nn.Module):
 
     pairs_kv_heads = False  # whether two key/value heads of the Transformer make one differential head
     queries_per_head = 1  # heads of W_Q to a head of the Transformer
+    # r, how many signal heads share the map that is subtracted from theirs. Where something is subtracted, W_Q's heads
+    # come in stripes of r + 1: the queries of r signal heads, and behind them that of their noise map.
+    ratio = 1
 
     def __init__(
         self,
@@ -56,10 +61,12 @@ class Attention(nn.Module):
         head_dim: int | None = None,
         norm_eps: float = 1e-5,
         headwise_norm: bool = False,
+        num_noise_heads: int | None = None,
     ) -> None:
         super().__init__()
-        kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
-        check_heads(type(self).__name__, hidden_size, num_attention_heads, kv_heads, head_dim, self.pairs_kv_heads)
+        kv_heads = default_key_heads(num_attention_heads, num_key_value_heads, num_noise_heads)
+        sizes = hidden_size, num_attention_heads, kv_heads, head_dim
+        check_heads(type(self).__name__, *sizes, self.pairs_kv_heads, num_noise_heads)
         if layer < 1:
             raise ValueError(f"layer must be 1 or more (the paper counts layers from 1), got {layer}.")
         self.layer_idx = layer - 1
@@ -70,7 +77,9 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(hidden_size, width * self.queries_per_head, bias=False)
         self.k_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=False)
         self.v_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=False)
-        self.o_proj = residual_projection(width, hidden_size)
+        noise = 0 if num_noise_heads is None else num_noise_heads
+        heads = (num_attention_heads - noise) * (1 if num_noise_heads is None else 2)  # of width d, which W_O reads
+        self.o_proj = residual_projection(heads * self.head_dim, hidden_size)
         if headwise_norm:
             self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
 
@@ -142,7 +151,7 @@ class Attention(nn.Module):
 
 
 class DifferentialAttention(Attention):
-    """What both versions of differential attention share: pairs of query heads, a λ, one call of the operator."""
+    """What all kinds of differential attention share: maps that are subtracted, a λ, one call of the operator."""
 
     def lambdas(self, hidden_states: Tensor) -> Tensor:
         """λ, broadcastable to (B, H, N), in float32 at least. Subclasses fill this in."""
@@ -161,11 +170,15 @@ class DifferentialAttention(Attention):
         """Cached keys (B, H_kv, S, width) → (B, H_kv, width / d, S, d), a view: two keys of a head, or a shared one."""
         return keys.unflatten(-1, (-1, self.head_dim)).transpose(2, 3)
 
+    def split_queries(self, queries: Tensor) -> Tensor:
+        """Queries (B, N, heads of W_Q, d) → (B, G, r + 1, N, d), as the operator takes them: a view."""
+        return queries.unflatten(2, (-1, self.ratio + 1)).permute(0, 2, 3, 1, 4)
+
     def attend(
         self, hidden_states: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool
     ) -> Tensor:
         heads = diff_attention(
-            queries.unflatten(2, (-1, 2)).permute(0, 2, 3, 1, 4),
+            self.split_queries(queries),
             self.split_keys(keys),
             values,
             self.lambdas(hidden_states),
@@ -205,6 +218,48 @@ class DiffAttention(DifferentialAttention):
         headwise_norm: bool = True,
     ) -> None:
         super().__init__(hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim)
+        self.lam = Lambda(self.head_dim, layer, lambda_init)
+        if headwise_norm:
+            self.head_norm = HeadwiseNorm(2 * self.head_dim, self.lam.lambda_init, norm_eps)
+
+    def lambdas(self, hidden_states: Tensor) -> Tensor:
+        """λ of the layer, a float32 scalar: the same for every token."""
+        return self.lam()
+
+
+class GroupedDiffAttention(DifferentialAttention):
+    """Grouped differential attention (arXiv 2510.06949): r signal heads share the noise map that is subtracted.
+
+    The A query heads fall into G groups of r signal heads and one noise head, A = (r + 1)·G, so that r = 1 is
+    :class:`DiffAttention`. Keys and values are pairs of the Transformer's heads, as there: two keys of width d and a
+    value of width 2d, for one group or more. λ is shared by the heads of the layer, and each of the r·G heads is
+    normalised. W_O reads r·G heads of 2d, more than the Transformer's where r > 1.
+
+    Args: as :class:`Attention`, and
+        num_noise_heads: G.
+        num_key_value_heads: twice the pairs of keys, of whose number G is a multiple; 2G, a pair to a group, unless
+            given.
+        lambda_init, headwise_norm: as :class:`DiffAttention`.
+    """
+
+    pairs_kv_heads = True
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        layer: int,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        lambda_init: float | str = "schedule",
+        norm_eps: float = 1e-5,
+        headwise_norm: bool = True,
+        *,
+        num_noise_heads: int,
+    ) -> None:
+        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim
+        super().__init__(*sizes, num_noise_heads=num_noise_heads)
+        self.ratio = num_attention_heads // num_noise_heads - 1
         self.lam = Lambda(self.head_dim, layer, lambda_init)
         if headwise_norm:
             self.head_norm = HeadwiseNorm(2 * self.head_dim, self.lam.lambda_init, norm_eps)
@@ -272,16 +327,40 @@ class SoftmaxAttention(Attention):
         return self.transform_heads(heads.transpose(1, 2))
 
 
+def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None) -> int:
+    """Key/value heads of the Transformer: those given, or A; with groups 2G, a pair to each group."""
+    if kv_heads is not None:
+        return kv_heads
+    return heads if noise_heads is None else 2 * noise_heads
+
+
 def check_heads(
-    owner: str, hidden_size: int, heads: int, kv_heads: int, head_dim: int | None, pairs_kv_heads: bool
+    owner: str,
+    hidden_size: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int | None,
+    pairs_kv_heads: bool,
+    noise_heads: int | None = None,
 ) -> None:
-    """Refuse sizes that do not fit each other, before any parameter is made."""
-    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+    """Refuse sizes that do not fit each other, before any parameter is made; with ``noise_heads`` those of groups."""
+    if noise_heads is not None:
+        if noise_heads < 1 or heads < 2 * noise_heads or heads % noise_heads:
+            raise ValueError(
+                f"{owner}: num_attention_heads must be (r + 1) · num_noise_heads, r signal heads and one noise head to "
+                f"a group, with r of 1 or more, got {heads} and {noise_heads}."
+            )
+        if kv_heads < 2 or kv_heads % 2 or noise_heads % (kv_heads // 2):
+            raise ValueError(
+                f"{owner}: num_noise_heads must be a multiple of the pairs of keys, num_key_value_heads / 2, got "
+                f"{noise_heads} and num_key_value_heads {kv_heads}."
+            )
+    elif heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ValueError(
             f"{owner}: num_attention_heads must be a positive multiple of num_key_value_heads, "
             f"got {heads} and {kv_heads}."
         )
-    if pairs_kv_heads and (heads % 2 or kv_heads % 2):
+    elif pairs_kv_heads and (heads % 2 or kv_heads % 2):
         raise ValueError(
             f"{owner}: num_attention_heads and num_key_value_heads are the Transformer's and must be even "
             f"(a differential head takes two), got {heads} and {kv_heads}."

@@ -63,7 +63,7 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
         hidden = more["hidden_states"] if "hidden_states" in more else arguments[0]
         queries, keys, values = attention.project(hidden, more["position_embeddings"])
         if isinstance(attention, DifferentialAttention):
-            q, k = queries.unflatten(2, (-1, 2)).permute(0, 2, 3, 1, 4), attention.split_keys(keys)
+            q, k = attention.split_queries(queries), attention.split_keys(keys)
         else:
             q, k = queries.transpose(1, 2).unsqueeze(2), keys.unsqueeze(2)
         window = attention.sliding_window
@@ -108,7 +108,10 @@ def reduced(numbers: Mapping[str, list[float]]) -> dict[str, list[float]]:
 
 
 def _largest_logit(q: Tensor, k: Tensor, scale: float, window: int | None, segment_bounds: Tensor | None) -> Tensor:
-    """The largest logit that is seen: q (B, H, C, N, d) of C maps, k (B, H_kv, C or 1, N, d)."""
+    """The largest logit that is seen: q (B, H, C, N, d) of C maps, k (B, H_kv, 2 or 1, N, d).
+
+    The last of two maps or more, the noise map, meets the second of two keys, and all before it the first.
+    """
     batch, heads, maps, n, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     rows = max(1, _SCORES // (batch * heads * n))
@@ -123,7 +126,8 @@ def _largest_logit(q: Tensor, k: Tensor, scale: float, window: int | None, segme
             for c in range(maps):
                 # The queries of a group meet the same keys: one product, (B, H_kv, G·rows, keys).
                 block = q[:, :, c, start:stop].unflatten(1, (k.shape[1], -1)).flatten(2, 3).to(dtype) * scale
-                logits = block @ k[:, :, c % k.shape[2], low:stop].to(dtype).mT
+                key = k.shape[2] - 1 if c == maps - 1 else 0
+                logits = block @ k[:, :, key, low:stop].to(dtype).mT
                 logits = logits.unflatten(2, (-1, stop - start)).masked_fill_(~seen, -torch.inf)
                 largest.append(logits.amax())
     return torch.stack(largest).amax()

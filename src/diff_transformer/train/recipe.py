@@ -74,7 +74,8 @@ def _trainable(attention_type: str) -> str:
 class ModelRecipe(Section):
     """The model; the names are those of `DiffTransformerConfig`.
 
-    A DIFF Transformer and its baseline differ in `attention_type` alone. `headwise_norm` left out is as the attention
+    A DIFF Transformer and its baseline differ in `attention_type` alone, and a grouped one needs `num_noise_heads`
+    beside it, which the others ignore. `headwise_norm` left out is as the attention
     type has it; true or false are ablations. `num_attention_heads` is the Transformer's count; left out, it is
     hidden_size / head_dim. `max_position_embeddings` left out is the length of the training sequences. `vocab_size`
     pads the vocabulary: it is the tokenizer's or more. `init_from` (`start_from` in older recipes) is the folder of a
@@ -87,6 +88,7 @@ class ModelRecipe(Section):
     num_hidden_layers: Count
     num_attention_heads: Count | None = None
     num_key_value_heads: Count | None = None
+    num_noise_heads: Count | None = None
     head_dim: Count | None = None
     lambda_init: Literal["schedule"] | float = "schedule"
     headwise_norm: bool | None = None

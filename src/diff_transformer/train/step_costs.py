@@ -78,6 +78,8 @@ def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
 
         softmax, dex   2·A·d   a score and a value for each head
         diff           2·A·d   two scores for each of A/2 heads, one product of A1 − λA2 with values of width 2d
+        diff_grouped   A·d + 2·(A − G)·d   a score for each of A maps, and for each of A − G heads one product with
+                               values of width 2d
         diff_v2        3·A·d   two scores for each of A heads, one product with values of width d
 
     The maps are subtracted before the product with V, as Equation 1 is written: a backend that multiplies V once for
@@ -272,12 +274,12 @@ def _norm_bytes(width: int) -> int:
 def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> float:
     """What attention saves for each token, from the projections' outputs to what W_O reads, in numbers of `size` bytes.
 
-    `width` is that of all heads of the Transformer together (A·d), `keys` that of all keys; the values are as wide.
+    `width` is that of all heads' outputs together (A·d but with groups), `keys` that of all keys; the values are as
+    wide.
     """
     described, head = config.described, head_dim(config)
-    width = config.num_attention_heads * head
-    keys = (config.num_key_value_heads or config.num_attention_heads) * head
-    heads = described.heads(config.num_attention_heads)
+    heads = described.heads(config)
+    width, keys = (count * described.cached_width(head) for count in (heads, described.key_heads(config)))
     # The headwise norm where it is no part of a kernel, in float32.
     norm = 2 * width * FLOAT + heads * FLOAT if config.has_headwise_norm else 0
     if not described.differential:
@@ -286,8 +288,9 @@ def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> 
         # heads are corrected, the corrected ones.
         twice = backend == "document" or (norm > 0 and size < FLOAT) or described.corrects_heads
         return (2 * width + 2 * keys + (width if twice else 0)) * size + heads * FLOAT + norm
-    # q, k, v; λ where it is one for each token.
-    saved = (described.query_heads(config.num_attention_heads) * head + 2 * keys) * size
+    # q, k, v; λ where it is one for each token. The fused kernels get a second query for each head.
+    queries = 2 * heads if backend in ("triton", "cpu") else described.query_heads(config)
+    saved = (queries * head + 2 * keys) * size
     saved += heads * FLOAT if described.lambda_per_token else 0
     if backend == "triton":  # the output before the norm, that of the second map, log-sums; the norm is in the kernel
         saved += 2 * width * size + 2 * heads * FLOAT

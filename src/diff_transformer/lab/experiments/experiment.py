@@ -122,7 +122,7 @@ def heads_of(recipe: Recipe) -> Heads:
     """The heads of a recipe's model."""
     config = build_config(recipe, vocab_size=1)
     described = config.described
-    return Heads(described.heads(config.num_attention_heads), head_dim(config), described.differential)
+    return Heads(described.heads(config), head_dim(config), described.differential)
 
 
 # Settings in which variants that are compared may differ: the model's own, and the rate that is swept for each.
