@@ -16,19 +16,20 @@ import torch
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.convert import shared_folder as exporting
 from diff_transformer.convert.genai_settings import GENAI_CONFIG, genai_config
-from tiny_model import SIZES
+from tiny_model import PAIRED, SIZES
 
 LAYERS = SIZES["num_hidden_layers"]
 # Type → what makes it a special case; all have grouped queries.
 KINDS: dict[str, dict[str, Any]] = {
     "diff": {},
+    "diff_grouped": {},
     "diff_v2": {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention"]},
     "softmax": {"tie_word_embeddings": True},
 }
 # What a layer multiplies: four projections, two products of attention, three of the feed-forward network; DIFF V2 has a
 # projection for λ. One product with V and not two says that the maps were subtracted before it.
 # One of them marks the queries that see a key or a value which is not finite.
-PRODUCTS = {"diff": 10, "diff_v2": 11, "softmax": 9}
+PRODUCTS = {"diff": 10, "diff_grouped": 10, "diff_v2": 11, "softmax": 9}
 
 
 class Exported(NamedTuple):
@@ -41,7 +42,7 @@ class Exported(NamedTuple):
 
 # Each export takes 13 s of a processor.
 @pytest.fixture(
-    scope="module", params=["diff", *(pytest.param(kind, marks=pytest.mark.all) for kind in ("diff_v2", "softmax"))]
+    scope="module", params=["diff", *(pytest.param(kind, marks=pytest.mark.all) for kind in KINDS if kind != "diff")]
 )
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
     torch.manual_seed(3)
@@ -87,7 +88,7 @@ def test_its_inputs_and_outputs(exported: Exported) -> None:
         value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
         for value in (*graph.input, *graph.output)
     }
-    heads, width = (2, 8) if exported.kind == "diff" else (4, 4)
+    heads, width = (2, 8) if exported.kind in PAIRED else (4, 4)
     batch, length, past = "batch_size", "sequence_length", "past_sequence_length"
     cached = {
         f"past_key_values.{layer}.{part}": [batch, heads, past, width]

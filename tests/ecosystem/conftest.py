@@ -10,7 +10,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from tiny_model import KINDS, SIZES, check_rounding
+from tiny_model import KINDS, check_rounding, sizes_for
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -28,8 +28,8 @@ def make() -> Callable[..., DiffTransformerForCausalLM]:
 
     def make(kind: str = "diff", **config: Any) -> DiffTransformerForCausalLM:
         torch.manual_seed(6)
-        sizes = {**SIZES, "vocab_size": VOCABULARY, "initializer_range": 0.3}
-        return DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **{**sizes, **config}))
+        sizes = sizes_for(kind, **{"vocab_size": VOCABULARY, "initializer_range": 0.3, **config})
+        return DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=kind, **sizes))
 
     return make
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from diff_transformer import DiffTransformerForCausalLM
+from tiny_model import DIFFERENTIAL
 
 Model = DiffTransformerForCausalLM
 LENGTH, BATCH, ACCUMULATION = 10, 2, 2
@@ -92,7 +93,7 @@ def test_a_saved_state_goes_on_bit_for_bit(kind: str, make: Callable[..., Model]
         assert weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize("kind", ["diff", "diff_v2"])
+@pytest.mark.parametrize("kind", DIFFERENTIAL)
 def test_mixed_precision_leaves_the_weights_and_lambda_in_float32(kind: str, make: Callable[..., Model]) -> None:
     exact, mixed = make(kind), Loop(make(kind), mixed_precision="bf16")
     batch = data()[:BATCH]

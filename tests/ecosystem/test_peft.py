@@ -26,10 +26,12 @@ from transformers import DynamicCache
 
 import fresh
 from diff_transformer import DiffTransformerForCausalLM
+from diff_transformer.variants import ATTENTION_TYPES
+from tiny_model import DIFFERENTIAL, PAIRED
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
-# What makes λ in each kind: four vectors in "diff", a projection in "diff_v2".
-LAMBDA = {"diff": "lam", "diff_v2": "lambda_proj"}
+# What makes λ in each kind: four vectors in a layer, or a projection in "diff_v2".
+LAMBDA = {kind: ATTENTION_TYPES[kind].lambda_modules[0] for kind in DIFFERENTIAL}
 
 # transformers has renamed what PEFT asks a model for, and what its older versions know by this name only.
 pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
@@ -116,11 +118,11 @@ def test_lambda_can_be_trained_beside_the_adapters(
 
     model = get_peft_model(make(kind).bfloat16(), lora(modules_to_save=[LAMBDA[kind]]))
     start = {name: parameter.detach().clone() for name, parameter in parameters(model).items()}
-    assert len(start) == 2 * (4 if kind == "diff" else 1)  # of two layers
+    assert len(start) == 2 * (4 if kind in PAIRED else 1)  # of two layers
     train(model, tokens())
     for name, parameter in parameters(model).items():
         assert not torch.equal(parameter, start[name]), name
-        assert parameter.dtype == (torch.float32 if kind == "diff" else torch.bfloat16)
+        assert parameter.dtype == (torch.float32 if kind in PAIRED else torch.bfloat16)
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(make(kind).bfloat16(), tmp_path)
     inputs = tokens()
@@ -131,7 +133,7 @@ def test_lambda_can_be_trained_beside_the_adapters(
     lambdas = model.lambdas()
     merged = model.merge_and_unload()
     assert merged.lambdas() == lambdas
-    if kind == "diff":
+    if kind in PAIRED:
         assert lambdas is not None
         assert len(lambdas) == 2
         assert all(now != was for now, was in zip(lambdas, make(kind).lambdas(), strict=True))
@@ -252,7 +254,7 @@ def test_prefix_tuning(
     cache = DynamicCache()
     for layer, prefix in enumerate(model.get_prompt(batch_size=2).layers):
         keys, values = (
-            torch.cat((x[:, 0::2], x[:, 1::2]), dim=-1) if kind == "diff" else x for x in (prefix.keys, prefix.values)
+            torch.cat((x[:, 0::2], x[:, 1::2]), dim=-1) if kind in PAIRED else x for x in (prefix.keys, prefix.values)
         )
         cache.update(keys, values, layer)
     mask = torch.ones(2, 3 + inputs.shape[1])

@@ -13,6 +13,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from diff_transformer import DiffTransformerForCausalLM
+from tiny_model import PAIRED
 
 # A weight is off by at most half a step, 1/255 of the largest entry of its row, so a product with the weights likewise.
 # Seven such products lie on the way through each of two layers; as errors of random sign they add to √14 of one, 1.5 %.
@@ -69,7 +70,7 @@ def test_a_checkpoint_loads_in_int8(kind: str, dtype: torch.dtype, make: Any, to
     assert quantised(loaded) == {name for name, _ in linear_layers(model)} - {"lm_head"}
     others = {name: parameter for name, parameter in model.named_parameters() if name[:-7] not in quantised(loaded)}
     assert any("norm" in name for name in others)
-    assert any(".lam." in name for name in others) == (kind == "diff")
+    assert any(".lam." in name for name in others) == (kind in PAIRED)
     for name, parameter in others.items():
         assert torch.equal(loaded.get_parameter(name), parameter), name
         assert loaded.get_parameter(name).dtype == (torch.float32 if ".lam." in name else dtype), name

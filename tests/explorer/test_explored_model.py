@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.explorer import ExploredModel, LambdaSettings
 from diff_transformer.explorer.trace import Trace
-from diff_transformer.nn import DiffAttention, DiffAttentionV2
+from diff_transformer.variants import ATTENTION_TYPES
+from tiny_model import DIFFERENTIAL, KINDS, PAIRED
 
 TOKENS = [3, 7, 1, 12, 7, 9, 3, 7, 20, 11, 3, 5]
 EVERYTHING = slice(None)
@@ -39,7 +40,7 @@ def check_predictions(trace: Trace, model: Any, tokens: list[int] = TOKENS, atol
     assert trace.loss == pytest.approx(expected.mean().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["diff", "diff_v2", "softmax", "dex"])
+@pytest.mark.parametrize("kind", [*KINDS, "dex"])
 @pytest.mark.parametrize("config", [{}, {"sliding_window": 4}], ids=["causal", "window"])
 def test_the_learned_lambda(make: Make, kind: str, config: dict[str, Any]) -> None:
     model = make(kind, **config)
@@ -47,12 +48,12 @@ def test_the_learned_lambda(make: Make, kind: str, config: dict[str, Any]) -> No
     trace = explored.trace(TOKENS)
     check_maps(trace, model)
     check_predictions(trace, model)
-    assert explored.subtracts == (kind in ("diff", "diff_v2")) == (trace.lambdas is not None)
-    if kind == "diff":
+    assert explored.subtracts == (kind in DIFFERENTIAL) == (trace.lambdas is not None)
+    if kind in PAIRED:
         learned = model.lambdas()
         assert trace.lambdas is not None
         assert learned is not None
-        torch.testing.assert_close(trace.lambdas, torch.tensor(learned).double().unsqueeze(1).expand(2, 4))
+        torch.testing.assert_close(trace.lambdas, torch.tensor(learned).double().unsqueeze(1).expand(2, explored.heads))
 
 
 @pytest.mark.parametrize(
@@ -72,17 +73,17 @@ def test_another_lambda_of_layers_is_what_the_parameters_would_give(make: Make, 
     check_predictions(trace, model)
 
 
-@pytest.mark.parametrize(("kind", "cls"), [("diff", DiffAttention), ("diff_v2", DiffAttentionV2)])
+@pytest.mark.parametrize("kind", DIFFERENTIAL)
 @pytest.mark.parametrize("implementation", ["diff_attention_reference", "eager", "sdpa"])
 def test_another_lambda_of_one_head(
-    make: Make, monkeypatch: pytest.MonkeyPatch, kind: str, cls: type, implementation: str
+    make: Make, monkeypatch: pytest.MonkeyPatch, kind: str, implementation: str
 ) -> None:
     """Whatever attention implementation the model is set to."""
     model = make(kind)
     model.set_attn_implementation(implementation)
     settings = LambdaSettings(every=0.9, layers={1: 0.2}, heads={(2, 3): 0.0})
     trace = ExploredModel(model, kind).trace(TOKENS, settings)
-    heads = 4 if kind == "diff" else 8
+    heads = model.config.described.heads(model.config)
     assert trace.lambdas is not None
     assert trace.lambdas[0].tolist() == pytest.approx([0.2] * heads)
     assert trace.lambdas[1].tolist() == pytest.approx([0.9, 0.9, 0.0] + [0.9] * (heads - 3))
@@ -93,7 +94,7 @@ def test_another_lambda_of_one_head(
             value[:, 2] = 0.0
         return value
 
-    monkeypatch.setattr(cls, "lambdas", lambdas)
+    monkeypatch.setattr(ATTENTION_TYPES[kind].layer_class(), "lambdas", lambdas)
     check_maps(trace, model)
     # transformers' eager attention rounds its weights to float32.
     check_predictions(trace, make(kind), atol=1e-4 if implementation == "eager" else 1e-9)

@@ -194,7 +194,7 @@ def test_a_transformers_that_sizes_the_cache_otherwise_is_told_so(
     monkeypatch.setattr(modeling, "_reads_the_call_config", lambda: False)
     model, expected = shared_model(kind, make)
     if kind in PAIRED:
-        with pytest.raises(NotImplementedError, match="'diff' needs a transformers"):
+        with pytest.raises(NotImplementedError, match=f"'{kind}' needs a transformers"):
             generated_in_batch(model)
         assert model.config._attn_implementation == "diff_attention"
     else:

@@ -31,8 +31,8 @@ from diff_transformer.train.distributed import DistributedContext
 from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.run_setup import draw_weights
 from diff_transformer.train.training_progress import Silent
+from tiny_model import KINDS
 
-KINDS = ("diff", "diff_v2", "softmax")
 WAYS = ("ddp", "fsdp", "tensor")
 STEPS, HALF = 10, 5
 # Tensor parallelism divides the kinds by plans of their own, and FSDP2 has units of its own for λ, but DDP is the same
@@ -47,7 +47,7 @@ def recipe(kind: str, way: str, text: Path, **settings: Any) -> Recipe:
         {
             "name": "test",
             "model": {"attention_type": kind, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-            | {"head_dim": 4, "num_key_value_heads": 4},
+            | {"head_dim": 4, "num_key_value_heads": 4, "num_noise_heads": 2},
             "data": {"kind": "text", "paths": [str(text)], "length": 24, "batch_size": 8}
             | {"validation_tokens": 100, "validation_fraction": 0.2},
             "train": {"steps": STEPS, "learning_rate": 1e-2, "warmup_steps": 2, "log_every": 1, "device": "cpu"}

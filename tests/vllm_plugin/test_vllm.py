@@ -21,7 +21,7 @@ from vllm import LLM, SamplingParams
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.data import byte_tokenizer
 
-HEAD_DIM = {"diff": 16, "diff_v2": 32, "softmax": 32}
+HEAD_DIM = {"diff": 16, "diff_grouped": 16, "diff_v2": 32, "softmax": 32}
 NEW_TOKENS = 20
 CONTEXT = 128
 # The longest takes several passes of 48 tokens (chunked prefill); two begin alike, and all are asked for twice (prefix
@@ -55,6 +55,7 @@ def saved(folder: Path, kind: str, head_dim: int) -> Any:
         num_hidden_layers=2,
         num_attention_heads=8,
         num_key_value_heads=4,
+        num_noise_heads=2,
         head_dim=head_dim,
         max_position_embeddings=CONTEXT,
         initializer_range=0.2,

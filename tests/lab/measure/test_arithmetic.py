@@ -21,7 +21,7 @@ from diff_transformer.lab.measure.arithmetic import (
 from diff_transformer.lab.measure.measurement import EvalInput
 from diff_transformer.lab.measure.standard import Standard
 from diff_transformer.lab.statistics import mean_interval, proportion_interval
-from tiny_model import SIZES
+from tiny_model import KINDS, SIZES
 
 MODEL: dict[str, Any] = {**SIZES, "vocab_size": 257, "max_position_embeddings": 300, "initializer_range": 0.4}
 PROBLEM = solved([7, 9, 3], ["+", "-"])  # 13
@@ -112,7 +112,7 @@ def test_records_of_problems_that_are_held_out(kind: str, monkeypatch: pytest.Mo
     assert len(overall.documents) == 36
 
 
-@pytest.mark.parametrize("kind", ["diff", "diff_v2", "softmax", "llama"])
+@pytest.mark.parametrize("kind", [*KINDS, "llama"])
 def test_the_measure_runs_on_any_checkpoint(kind: str) -> None:
     arithmetic = Arithmetic(problems=3, operations=2, examples=1)
     records = arithmetic.run(EvalInput(model=make(kind), variant=kind, tokenizer=byte_tokenizer()))

@@ -23,10 +23,11 @@ from diff_transformer.lab.measure.document_losses import (
 from diff_transformer.lab.measure.measurement import EvalInput, MeasurementRequest
 from diff_transformer.lab.record import Result
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from tiny_model import KINDS
 
 VOCABULARY = 260
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-SIZES |= {"num_attention_heads": 2, "initializer_range": 0.5, "max_position_embeddings": 128}
+SIZES |= {"num_attention_heads": 2, "num_noise_heads": 1, "initializer_range": 0.5, "max_position_embeddings": 128}
 TEXT = [f"document {number}: the cat, the dog and the {number} other cats. " * (3 + number % 4) for number in range(24)]
 
 
@@ -52,7 +53,7 @@ def row_losses(model: Any, row: np.ndarray) -> list[float]:
     return [-log[position, int(row[position + 1])].item() for position in range(len(row) - 1)]
 
 
-@pytest.mark.parametrize("kind", ["diff", "diff_v2", "softmax", "llama", "diffllama"])
+@pytest.mark.parametrize("kind", [*KINDS, "llama", "diffllama"])
 def test_losses_of_rows_of_other_lengths(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that stand together, the shorter ones with something after their end, and rows that do not."""
     model, random = a_model(kind), np.random.default_rng(0)

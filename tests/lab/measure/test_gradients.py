@@ -22,7 +22,7 @@ from diff_transformer.lab.measure.gradients import (
 )
 from diff_transformer.lab.measure.measurement import EvalInput
 from diff_transformer.ops import diff_attention
-from tiny_model import KINDS, SIZES, check_rounding
+from tiny_model import KINDS, PAIRED, SIZES, check_rounding
 
 N, D, WIDTH, LAM = 7, 10, 4, 0.3
 
@@ -100,7 +100,7 @@ def build(kind: str) -> Any:
 # What any model has, and what else a kind has.
 SHARED = {"q", "k", "v", "o", "mlp", "norm", "embedding", "output"}
 MORE = {
-    "diff": {"lambda", "head norm", "q1", "q2", "k1", "k2"},
+    **{kind: {"lambda", "head norm", "q1", "q2", "k1", "k2"} for kind in PAIRED},
     "diff_v2": {"lambda", "q1", "q2"},
     "softmax": set(),
     "Llama": set(),
@@ -123,7 +123,9 @@ def test_magnitudes_are_those_of_backward(kind: str) -> None:
     inner = [p.grad.flatten() for name, p in model.named_parameters() if ".mlp." in name]
     assert magnitudes["mlp"] == pytest.approx(torch.cat(inner).square().mean().sqrt().item(), rel=1e-5)
     if kind in KINDS and "q1" in magnitudes:
-        assert math.hypot(magnitudes["q1"], magnitudes["q2"]) == pytest.approx(magnitudes["q"] * math.sqrt(2), rel=1e-5)
+        ratio = model.model.layers[0].self_attn.ratio  # so many of q's rows are the first map's, to one of the second
+        whole = (ratio * magnitudes["q1"] ** 2 + magnitudes["q2"] ** 2) / (ratio + 1)
+        assert math.sqrt(whole) == pytest.approx(magnitudes["q"], rel=1e-5)
 
 
 def test_the_halves_are_the_two_maps() -> None:

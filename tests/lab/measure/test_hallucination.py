@@ -39,7 +39,7 @@ from diff_transformer.lab.measure.question_files import Source
 from diff_transformer.lab.statistics import compare, proportion_interval
 from harness_tasks import write_lines
 from judge_server import JudgeServer, fails, judge_server, says
-from tiny_model import SIZES
+from tiny_model import KINDS, SIZES
 
 MODEL: dict[str, Any] = {**SIZES, "vocab_size": 270, "max_position_embeddings": 160, "initializer_range": 0.4}
 SOURCES = [
@@ -143,7 +143,7 @@ def test_an_answer_is_a_line_and_a_summary_a_paragraph() -> None:
     assert "question" not in prompt_of(summary).lower()
 
 
-@pytest.mark.parametrize("kind", ["diff", "diff_v2", "softmax", "llama"])
+@pytest.mark.parametrize("kind", [*KINDS, "llama"])
 def test_answers_are_the_model_s_own(kind: str) -> None:
     model, tokenizer, judge = make(kind), byte_tokenizer(), Scripted()
     judged = list(judged_answers(model, tokenizer, SOURCES, Judgements(judge), new_tokens=8, batch_size=2))

@@ -34,7 +34,7 @@ from diff_transformer.lab.measure.question_files import read_questions
 from diff_transformer.lab.record import Result
 from diff_transformer.lab.statistics import proportion_interval
 from harness_tasks import write_lines, write_task
-from tiny_model import SIZES
+from tiny_model import KINDS, SIZES
 
 MODEL: dict[str, Any] = {**SIZES, "vocab_size": 270, "max_position_embeddings": 48, "initializer_range": 0.4}
 QUESTIONS = [
@@ -51,7 +51,7 @@ PROMPTS = [
     "It rains.\nQuestion: Is it dry?\nAnswer:",
     "a long story of which the beginning does not fit, a long story of which the beginning does not fit,",
 ]
-MODELS = ("diff", "diff_v2", "softmax", "llama", "diffllama")
+MODELS = (*KINDS, "llama", "diffllama")
 
 
 def make(name: str) -> Any:

@@ -117,7 +117,9 @@ def logits_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
         hidden = more["hidden_states"] if "hidden_states" in more else arguments[0]
         queries, keys, _ = attention.project(hidden, more["position_embeddings"])
         if isinstance(attention, DifferentialAttention):
-            q, k = queries.unflatten(2, (-1, 2)).permute(0, 2, 3, 1, 4), attention.split_keys(keys)
+            q, k = attention.split_queries(queries), attention.split_keys(keys)
+            if k.shape[2] == 2:  # the first key for all queries of a group but the last
+                k = k[:, :, [0] * attention.ratio + [1]]
         else:
             q, k = queries.transpose(1, 2).unsqueeze(2), keys.unsqueeze(2)
         scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT / math.sqrt(attention.head_dim)

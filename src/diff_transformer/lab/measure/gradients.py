@@ -238,9 +238,10 @@ def _halves(model: nn.Module, gradients: Mapping[str, Tensor]) -> Iterator[tuple
         for letter in "qk" if module.pairs_kv_heads else "q":
             gradient = gradients.get(f"{name}.{letter}_proj.weight")
             if gradient is not None:
-                pairs = gradient.unflatten(0, (-1, 2, module.head_dim))
-                yield letter, 1, pairs[:, 0]
-                yield letter, 2, pairs[:, 1]
+                first = module.ratio if letter == "q" else 1
+                groups = gradient.unflatten(0, (-1, first + 1, module.head_dim))
+                yield letter, 1, groups[:, :first]
+                yield letter, 2, groups[:, first:]
 
 
 def _root_mean_square(tensors: list[Tensor]) -> float:

@@ -89,10 +89,9 @@ def is_faster() -> bool:
     return not x86 or torch.backends.cpu.get_cpu_capability() != "DEFAULT"
 
 
-def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    batch, heads, maps, n, _width = q.shape
-    out = q.new_empty(batch, heads, n, v.shape[-1])
-    return out, q.new_empty(batch, heads, maps, 2, n, dtype=torch.float32)
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    out = q.new_empty(*lam.shape, v.shape[-1])
+    return out, q.new_empty(*q.shape[:3], 2, q.shape[3], dtype=torch.float32)
 
 
 def _nobody_traces() -> bool:

@@ -1,5 +1,7 @@
 // Backward pass (Appendix G, Equation 7): for a block of queries both maps and dP = dO·Vᵀ are computed once and stored
-// until the sums over their rows are known; dV takes the difference of the maps, so that it too is one product.
+// until the sums over their rows are known; dV takes the difference of the maps, so that it too is one product. The
+// signal heads of a group come one after the other, and what they send to their noise map is added up before its own
+// products: −Σ λ dP takes the place of dP there.
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -65,7 +67,7 @@ struct Backward {
   float* grad_lam;
 
   struct Scratch {
-    Buffer<float> queries, query_rows, grad_lanes, grad_rows, mask, maps[2], grad_weights, sums, lanes;
+    Buffer<float> queries, query_rows, grad_lanes, grad_rows, mask, maps[2], grad_weights, noise_grads, sums, lanes;
     Buffer<T> weights;
     std::vector<bool> skipped;
     Scratch(const Problem& p, const MapStorage& storage)
@@ -76,19 +78,58 @@ struct Backward {
           mask(Kind::kChunk * kStrip),
           maps{Buffer<float>(storage.size), Buffer<float>(storage.size)},
           grad_weights(storage.size),
+          noise_grads(p.ratio > 1 ? storage.size : 0),
           sums(2 * p.d * kStrip),
           lanes(Kind::kChunk * kStrip),
           weights(Kind::kChunk * kStrip) {}
   };
 
+  // What is known of a block's rows: of the signal head at hand, and of the noise map of all.
+  struct RowNumbers {
+    alignas(64) float lambdas[kStrip], highest[2][kStrip], inverse[2][kStrip], means[2][kStrip], noise_means[kStrip];
+  };
+
+  void read_queries(int64_t batch, const Rows& rows, int c, int64_t map, RowNumbers& numbers, Scratch& scratch) const {
+    auto row = [&](int64_t r) { return query_row<T>(p, batch, rows, map, r); };
+    pack_lanes<Kind>(rows, p.d, row, scratch.queries.get() + c * p.d * kStrip);
+    pack_channels<Kind>(rows, p.d, row, scratch.query_rows.get() + c * divide_up(p.d, kStrip) * kStrip * kStrip);
+    for (int r = 0; r < kStrip; ++r) {
+      const float* from = statistics + map_index(p, batch, rows, map, r, 2);
+      numbers.highest[c][r] = from[0];
+      numbers.inverse[c][r] = from[p.n];
+    }
+  }
+
+  void write_queries(int64_t batch, const Rows& rows, int c, int64_t map, const Scratch& scratch) const {
+    unpack_lanes<Kind>(rows, p.d, scratch.sums.get() + c * p.d * kStrip,
+                       [&](int r) { return grad_q + map_index(p, batch, rows, map, r, 1) * p.d; });
+  }
+
   // Says whether the gradients of the block's queries are finite: what is not in those of the keys is not in these.
   bool block(int64_t unit, int64_t index, Scratch& scratch, KeyGradients& gradients) const {
     const int64_t batch = unit / p.key_heads, key_head = unit % p.key_heads;
     const Rows rows = blocks.rows(key_head, index);
+    RowNumbers numbers;
+    std::fill_n(numbers.noise_means, kStrip, 0.0f);
+    read_queries(batch, rows, 1, p.ratio, numbers, scratch);
+    float* noise_sums = scratch.sums.get() + p.d * kStrip;
+    std::fill_n(noise_sums, p.d * kStrip, 0.0f);
+    bool finite = true;
+    for (int64_t signal = 0; signal < p.ratio; ++signal)
+      if (!signal_head(unit, batch, rows, signal, numbers, scratch, gradients)) finite = false;
+    write_queries(batch, rows, 1, p.ratio, scratch);
+    return finite && are_finite(noise_sums, p.d * kStrip);
+  }
+
+  // The same for one signal head of each group. The last one finishes the noise map, whose sums go on in `scratch`.
+  bool signal_head(int64_t unit, int64_t batch, const Rows& rows, int64_t signal, RowNumbers& numbers,
+                   Scratch& scratch, KeyGradients& gradients) const {
     const int vecs = rows.vecs;
+    const bool is_first = signal == 0, is_last = signal == p.ratio - 1;
+    const bool adds_up = p.ratio > 1 && storage.all;  // of maps that are not stored, each head does its own part
     auto grad_row = [&](int64_t r) {
       return static_cast<const T*>(grad_out.data_ptr()) + batch * grad_out.stride(0) +
-             rows.head[r] * grad_out.stride(1) + rows.query[r] * grad_out.stride(2);
+             head_of(p, rows, signal, r) * grad_out.stride(1) + rows.query[r] * grad_out.stride(2);
     };
     // A spare lane repeats the last query, so that its numbers are in range; without a gradient it adds nothing.
     pack_lanes<Kind>(rows, p.dv, grad_row, scratch.grad_lanes.get());
@@ -96,19 +137,12 @@ struct Backward {
       for (int64_t c = 0; c < p.dv / Kind::kDepth; ++c) scratch.grad_lanes.get()[c * kStrip + r] = 0.0f;
     pack_channels<Kind>(rows, p.dv, grad_row, scratch.grad_rows.get());
     const int64_t query_strips = divide_up(p.d, kStrip);
-    for (int c = 0; c < 2; ++c) {
-      auto row = [&](int64_t r) { return query_row<T>(p, batch, rows, c, r); };
-      pack_lanes<Kind>(rows, p.d, row, scratch.queries.get() + c * p.d * kStrip);
-      pack_channels<Kind>(rows, p.d, row, scratch.query_rows.get() + c * query_strips * kStrip * kStrip);
-    }
-    alignas(64) float lambdas[kStrip], highest[2][kStrip], inverse[2][kStrip], means[2][kStrip] = {};
+    read_queries(batch, rows, 0, signal, numbers, scratch);
+    float *lambdas = numbers.lambdas, *noise_means = numbers.noise_means;
+    float(*highest)[kStrip] = numbers.highest, (*inverse)[kStrip] = numbers.inverse, (*means)[kStrip] = numbers.means;
     for (int r = 0; r < kStrip; ++r) {
-      lambdas[r] = p.lam[batch * p.lam_batch + rows.head[r] * p.lam_head + rows.query[r] * p.lam_row];
-      for (int c = 0; c < 2; ++c) {
-        const float* from = statistics + ((batch * p.heads + rows.head[r]) * 2 + c) * 2 * p.n + rows.query[r];
-        highest[c][r] = from[0];
-        inverse[c][r] = from[p.n];
-      }
+      lambdas[r] = lambda_of(p, batch, rows, signal, r);
+      means[0][r] = means[1][r] = 0.0f;
     }
 
     // Both maps and dP of a chunk; adds the sums over keys of P_c · dP to `sums`.
@@ -119,19 +153,27 @@ struct Backward {
                           scratch.grad_lanes.get(), p.dv, grads);
       for (int c = 0; c < 2; ++c) {
         float* map = scratch.maps[c].get() + offset;
-        const Left keys_of_chunk = left_rows<Kind>(keys.row(p, unit, c, chunk.low), keys.row_stride);
-        const Vec scale = score_chunk<Kind>(p, rows, chunk, edge, keys_of_chunk,
-                                            scratch.queries.get() + c * p.d * kStrip,
-                                            mask == Visible::kSome ? scratch.mask.get() : nullptr, map);
+        const bool is_stored = c == 1 && !is_first && storage.all;
+        Vec scale(0.0f);
+        if (!is_stored) {
+          const Left keys_of_chunk = left_rows<Kind>(keys.row(p, unit, c, chunk.low), keys.row_stride);
+          scale = score_chunk<Kind>(p, rows, chunk, edge, keys_of_chunk, scratch.queries.get() + c * p.d * kStrip,
+                                    mask == Visible::kSome ? scratch.mask.get() : nullptr, map);
+        }
         for (int v = 0; v < vecs; ++v) {
           const int lane = v * kLanes;
           const Vec top = load(highest[c] + lane), factor = load(inverse[c] + lane);
           Vec sum(0.0f);
-          for (int64_t j = 0; j < chunk.size(); ++j) {
-            float* x = map + j * kStrip + lane;
-            const Vec weight = exp_of_negative(load(x) * scale - top) * factor;
-            weight.store(x);
-            sum = at::vec::fmadd(weight, load(grads + j * kStrip + lane), sum);
+          if (is_stored) {
+            for (int64_t j = 0; j < chunk.size(); ++j)
+              sum = at::vec::fmadd(load(map + j * kStrip + lane), load(grads + j * kStrip + lane), sum);
+          } else {
+            for (int64_t j = 0; j < chunk.size(); ++j) {
+              float* x = map + j * kStrip + lane;
+              const Vec weight = exp_of_negative(load(x) * scale - top) * factor;
+              weight.store(x);
+              sum = at::vec::fmadd(weight, load(grads + j * kStrip + lane), sum);
+            }
           }
           (load(sums[c] + lane) + sum).store(sums[c] + lane);
         }
@@ -144,8 +186,9 @@ struct Backward {
       if (mask != Visible::kNone) compute(chunk, edge, mask, means);
     });
 
+    for (int r = 0; r < kStrip; ++r) noise_means[r] += lambdas[r] * means[1][r];
     float* query_sums = scratch.sums.get();
-    std::fill(query_sums, query_sums + 2 * p.d * kStrip, 0.0f);
+    std::fill_n(query_sums, p.d * kStrip, 0.0f);
     for_each_chunk<Kind>(rows, [&](Range chunk, bool edge, int64_t number) {
       if (scratch.skipped[number]) return;
       if (!storage.all) {
@@ -155,19 +198,26 @@ struct Backward {
       const int64_t offset = storage.offset(rows, chunk);
       const float* maps[2] = {scratch.maps[0].get() + offset, scratch.maps[1].get() + offset};
       const float* grads = scratch.grad_weights.get() + offset;
+      float* noise_grads = scratch.noise_grads.get() + (adds_up ? offset : 0);
       T* weights = scratch.weights.get();
       for (int64_t j = 0; j < chunk.size(); ++j)
         for (int v = 0; v < vecs; ++v) {
           const int64_t at = j * kStrip + v * kLanes;
-          Kind::store_row(weights + at, load(maps[0] + at) - load(lambdas + v * kLanes) * load(maps[1] + at));
+          const Vec lambda = load(lambdas + v * kLanes);
+          Kind::store_row(weights + at, load(maps[0] + at) - lambda * load(maps[1] + at));
+          if (!adds_up) continue;
+          const Vec part = lambda * load(grads + at);
+          (is_first ? part : load(noise_grads + at) + part).store(noise_grads + at);
         }
       add_to_keys(rows, chunk, edge, scratch.grad_rows.get(), p.dv, weights, gradients.values.get());
-      for (int c = 0; c < 2; ++c) {
+      for (int c = 0; c < (adds_up && !is_last ? 1 : 2); ++c) {
+        const bool of_all = c == 1 && adds_up;
+        const float* grads_of_map = of_all ? noise_grads : grads;
         float* lanes = Kind::kDepth == 1 ? reinterpret_cast<float*>(weights) : scratch.lanes.get();
         for (int v = 0; v < vecs; ++v) {
           const int lane = v * kLanes;
-          const Vec mean = load(means[c] + lane);
-          const Vec factor = c == 0 ? Vec(p.scale) : load(lambdas + lane) * Vec(-p.scale);
+          const Vec mean = load((of_all ? noise_means : means[c]) + lane);
+          const Vec factor = c == 0 ? Vec(p.scale) : of_all ? Vec(-p.scale) : load(lambdas + lane) * Vec(-p.scale);
           char* to = reinterpret_cast<char*>(lanes + lane);
           for (int64_t j = 0; j < chunk.size(); j += Kind::kDepth, to += kStrip * sizeof(float)) {
             Vec grad_scores[Kind::kDepth];
@@ -177,7 +227,7 @@ struct Backward {
                 continue;
               }
               const int64_t at = (j + i) * kStrip + lane;
-              grad_scores[i] = load(maps[c] + at) * factor * (load(grads + at) - mean);
+              grad_scores[i] = load(maps[c] + at) * factor * (load(grads_of_map + at) - mean);
               if (Kind::kDepth > 1) Kind::store_row(weights + at, grad_scores[i]);
             }
             Kind::store(to, grad_scores);
@@ -193,13 +243,10 @@ struct Backward {
                                 query_sums + c * p.d * kStrip);
       }
     });
-    for (int c = 0; c < 2; ++c)
-      unpack_lanes<Kind>(rows, p.d, query_sums + c * p.d * kStrip, [&](int r) {
-        return grad_q + (((batch * p.heads + rows.head[r]) * 2 + c) * p.n + rows.query[r]) * p.d;
-      });
+    write_queries(batch, rows, 0, signal, scratch);
     for (int r = 0; r < rows.count; ++r)
-      grad_lam[(batch * p.heads + rows.head[r]) * p.n + rows.query[r]] = -means[1][r];
-    return are_finite(query_sums, 2 * p.d * kStrip);
+      grad_lam[(batch * p.heads + head_of(p, rows, signal, r)) * p.n + rows.query[r]] = -means[1][r];
+    return are_finite(query_sums, p.d * kStrip);
   }
 
   // Gradients of keys or values: sums over the block's queries of weights[key][query] · row[query][channel].

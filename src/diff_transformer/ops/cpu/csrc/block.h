@@ -32,7 +32,7 @@ inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 // Queries of a block: a whole strip, or fewer where the threads would otherwise not all have work.
 inline int64_t block_rows(const Problem& p, int64_t threads) {
   int64_t size = kStrip;
-  while (size > kLanes && p.units() * divide_up(p.groups() * p.n, size) < 2 * threads) size /= 2;
+  while (size > kLanes && p.units() * divide_up(p.groups_of_key_head() * p.n, size) < 2 * threads) size /= 2;
   return size;
 }
 
@@ -59,10 +59,26 @@ void convert_rows(const T* from, int64_t row_stride, int64_t rows, int64_t width
   }
 }
 
+// Of the `map` of its group: 0 … r − 1 are the signal heads', r is the noise map's.
 template <class T>
-const T* query_row(const Problem& p, int64_t batch, const Rows& rows, int c, int64_t r) {
-  return static_cast<const T*>(p.q) + batch * p.q_batch + rows.head[r] * p.q_head + c * p.q_map +
+const T* query_row(const Problem& p, int64_t batch, const Rows& rows, int64_t map, int64_t r) {
+  return static_cast<const T*>(p.q) + batch * p.q_batch + rows.group[r] * p.q_group + map * p.q_map +
          rows.query[r] * p.q_row;
+}
+
+// Which signal head of the batch entry has the lane's query.
+inline int64_t head_of(const Problem& p, const Rows& rows, int64_t signal, int64_t r) {
+  return rows.group[r] * p.ratio + signal;
+}
+
+inline float lambda_of(const Problem& p, int64_t batch, const Rows& rows, int64_t signal, int64_t r) {
+  return p.lam[batch * p.lam_batch + head_of(p, rows, signal, r) * p.lam_head + rows.query[r] * p.lam_row];
+}
+
+// Where the number of a map for the lane's query stands in (B, G, r + 1, …, N), of which the middle axes have `inner`
+// rows.
+inline int64_t map_index(const Problem& p, int64_t batch, const Rows& rows, int64_t map, int64_t r, int64_t inner) {
+  return ((batch * p.groups() + rows.group[r]) * (p.ratio + 1) + map) * inner * p.n + rows.query[r];
 }
 
 // Memory for the maps of a block of queries: for all its chunks, or for one at a time.
@@ -72,7 +88,7 @@ struct MapStorage {
 
   MapStorage(const Blocks& blocks, int64_t chunk) {
     int64_t most = 0;
-    const int64_t different = blocks.per_head ? blocks.per_head : blocks.count;  // heads are alike
+    const int64_t different = blocks.per_group ? blocks.per_group : blocks.count;  // groups are alike
     for (int64_t i = 0; i < different; ++i) most = std::max(most, blocks.rows(0, i).by_any.size());
     all = most <= kMostStored;
     size = ((all ? most : 0) + chunk) * kStrip;

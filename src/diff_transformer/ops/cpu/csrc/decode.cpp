@@ -50,14 +50,16 @@ struct Decode {
   const HeadwiseNorm& norm;
   const Heads<T> keys, values;
   const Range seen;  // by the queries between them
-  const int64_t rows, splits, split_size;
+  const int64_t rows, splits, split_size;  // a row: a query of a group
   const int64_t depth, width;  // of a query and of a value, in whole vectors
   const bool far;
   const int64_t spread;        // a row of scores: each split has kLanes to spare, since it may begin at any key
-  Partial* partials;           // [unit][split][row][map]
-  float* sums;                 // [unit][split][row][width]
+  Partial* partials;           // [unit][split][row][map], the signal heads' r maps and then their noise map
+  float* sums;                 // [unit][split][row][signal head][width]
 
-  int64_t head(int64_t unit, int64_t row) const { return unit % p.key_heads * p.groups() + row / p.n; }
+  int64_t maps() const { return p.ratio + 1; }  // of a row
+
+  int64_t group(int64_t unit, int64_t row) const { return unit % p.key_heads * p.groups_of_key_head() + row / p.n; }
 
   Range range(int64_t split) const {
     const int64_t high = std::min(seen.high, (split + 1) * split_size);
@@ -69,9 +71,10 @@ struct Decode {
 
   // Queries as [row][map][depth], zeros behind their width.
   void read_queries(int64_t unit, float* to) const {
-    for (int64_t m = 0; m < 2 * rows; ++m) {
-      const T* q = static_cast<const T*>(p.q) + unit / p.key_heads * p.q_batch + head(unit, m / 2) * p.q_head +
-                   m % 2 * p.q_map + m / 2 % p.n * p.q_row;
+    for (int64_t m = 0; m < maps() * rows; ++m) {
+      const int64_t row = m / maps();
+      const T* q = static_cast<const T*>(p.q) + unit / p.key_heads * p.q_batch + group(unit, row) * p.q_group +
+                   m % maps() * p.q_map + row % p.n * p.q_row;
       for (int64_t k = 0; k < depth; ++k) to[m * depth + k] = k < p.d ? static_cast<float>(q[k]) : 0.0f;
     }
   }
@@ -92,11 +95,11 @@ struct Decode {
       default: multiply<0>(unit, keys_seen, queries, first);
     }
     const Vec factor(p.scale);
-    for (int64_t m = 0; m < 2 * rows; ++m) {
+    for (int64_t m = 0; m < maps() * rows; ++m) {
       float* x = first + m * spread + keys_seen.low;
       const int64_t count = keys_seen.size(), padded = divide_up(count, kLanes) * kLanes;
       for (int64_t j = 0; j < count; j += kLanes) (load(x + j) * factor).store(x + j);
-      add_mask(unit, m / 2, keys_seen, x);
+      add_mask(unit, m / maps(), keys_seen, x);
       std::fill(x + count, x + padded, kHidden);
       Vec top(kLowest), total(0.0f);
       for (int64_t j = 0; j < count; j += kLanes) top = at::vec::clamp_min(load(x + j), top);
@@ -106,24 +109,29 @@ struct Decode {
         power.store(x + j);
         total = total + power;
       }
-      partials[(unit * splits + split) * rows * 2 + m] = {highest, sum(total)};
+      partials[(unit * splits + split) * rows * maps() + m] = {highest, sum(total)};
     }
   }
 
-  // scores[row][map][key] = query · key, for keys of V whole vectors (0: any width).
+  // scores[row][map][key] = query · key, for keys of V whole vectors (0: any width). Two maps of a row go together.
   template <int V>
   void multiply(int64_t unit, Range range, const float* queries, float* scores) const {
-    const T* heads[2] = {keys.head(p, unit, 0), keys.head(p, unit, 1)};
+    const int64_t pairs = divide_up(maps(), 2);
     for (int64_t j = range.low; j < range.high; j += kLanes)
-      for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t pair = 0; pair < rows * pairs; ++pair) {
         Query<V> query;
-        query.rows[0] = queries + row * 2 * depth;
-        query.rows[1] = query.rows[0] + depth;
-        for (int c = 0; c < 2; ++c)
+        const T* heads[2];
+        int64_t chosen[2];
+        for (int c = 0; c < 2; ++c) {
+          const int64_t map = std::min(pair % pairs * 2 + c, p.ratio);  // of an odd number the last one twice
+          chosen[c] = pair / pairs * maps() + map;
+          heads[c] = keys.head(p, unit, map == p.ratio);
+          query.rows[c] = queries + chosen[c] * depth;
           for (int k = 0; k < V; ++k) query.parts[c][k] = load(query.rows[c] + k * kLanes);
+        }
         const Both products = far ? multiply_keys<V, kLanes, true>(query, heads, j, range.high - 1)
                                   : multiply_keys<V, kLanes, false>(query, heads, j, range.high - 1);
-        for (int c = 0; c < 2; ++c) products.map[c].store(scores + (row * 2 + c) * spread + j);
+        for (int c = 0; c < 2; ++c) products.map[c].store(scores + chosen[c] * spread + j);
       }
   }
 
@@ -168,7 +176,7 @@ struct Decode {
     for (int64_t j = range.low; j < std::min(range.high, of_row.low); ++j) scores[j - range.low] = kHidden;
     for (int64_t j = std::max(range.low, of_row.high); j < range.high; ++j) scores[j - range.low] = kHidden;
     if (p.mask_kind == MaskKind::kNone) return;
-    const int64_t start = unit / p.key_heads * p.mask_batch + head(unit, row) * p.mask_head + row % p.n * p.mask_row;
+    const int64_t start = unit / p.key_heads * p.mask_batch + group(unit, row) * p.mask_head + row % p.n * p.mask_row;
     for (int64_t j = range.low; j < range.high; ++j) {
       const int64_t at = start + j * p.mask_key;
       if (p.mask_kind == MaskKind::kFloat) {
@@ -182,33 +190,40 @@ struct Decode {
 
   // The highest score of all splits, and one over the sum of the exponentials (0 where nothing is seen).
   Partial over_splits(int64_t unit, int64_t m) const {
-    const Partial* of_split = partials + unit * splits * rows * 2 + m;
+    const Partial* of_split = partials + unit * splits * rows * maps() + m;
+    const int64_t step = rows * maps();
     Partial all{kLowest, 0.0f};
     for (int64_t split = 0; split < splits; ++split)
-      all.highest = std::max(all.highest, of_split[split * rows * 2].highest);
+      all.highest = std::max(all.highest, of_split[split * step].highest);
     for (int64_t split = 0; split < splits; ++split)
-      all.sum += of_split[split * rows * 2].sum * std::exp(of_split[split * rows * 2].highest - all.highest);
+      all.sum += of_split[split * step].sum * std::exp(of_split[split * step].highest - all.highest);
     return {all.highest, all.sum > 0.0f ? 1.0f / all.sum : 0.0f};
   }
 
-  float lambda(int64_t unit, int64_t row) const {
-    return p.lam[unit / p.key_heads * p.lam_batch + head(unit, row) * p.lam_head + row % p.n * p.lam_row];
+  // Which of all heads of the batch entry.
+  int64_t head(int64_t unit, int64_t row, int64_t signal) const { return group(unit, row) * p.ratio + signal; }
+
+  float lambda(int64_t unit, int64_t row, int64_t signal) const {
+    return p.lam[unit / p.key_heads * p.lam_batch + head(unit, row, signal) * p.lam_head + row % p.n * p.lam_row];
   }
 
   // The difference of the maps times the values of a split, and whether that is finite. All splits of the unit have
   // been scored.
   bool add_values(int64_t unit, int64_t split, float* scores) const {
     const Range seen = range(split);
-    float* sums_of_split = sums + (unit * splits + split) * rows * width;
-    std::fill(sums_of_split, sums_of_split + rows * width, 0.0f);
-    for (int64_t row = 0; row < rows; ++row) {
-      auto factor = [&](int c) {
-        const Partial all = over_splits(unit, row * 2 + c);
-        const Partial of_split = partials[((unit * splits + split) * rows + row) * 2 + c];
+    const int64_t heads = rows * p.ratio;
+    float* sums_of_split = sums + (unit * splits + split) * heads * width;
+    std::fill(sums_of_split, sums_of_split + heads * width, 0.0f);
+    auto scores_of = [&](int64_t m) { return scores + m * spread + score_index(split, 0); };
+    for (int64_t i = 0; i < heads; ++i) {
+      const int64_t row = i / p.ratio, signal = i % p.ratio, m = row * maps() + signal, noise = row * maps() + p.ratio;
+      auto factor = [&](int64_t map) {
+        const Partial all = over_splits(unit, map);
+        const Partial of_split = partials[(unit * splits + split) * rows * maps() + map];
         return all.sum * std::exp(of_split.highest - all.highest);
       };
-      const Vec a(factor(0)), b(factor(1) * lambda(unit, row));
-      float *first = scores + row * 2 * spread + score_index(split, 0), *second = first + spread;
+      const Vec a(factor(m)), b(factor(noise) * lambda(unit, row, signal));
+      float *first = scores_of(m), *second = scores_of(noise);
       for (int64_t j = seen.low; j < seen.high; j += kLanes)
         (load(first + j) * a - load(second + j) * b).store(first + j);
     }
@@ -216,9 +231,9 @@ struct Decode {
     for (int64_t low = seen.low; low < seen.high; low += kKeys) {
       const int64_t count = std::min(kKeys, seen.high - low);
       const T* value = head + low * values.row_stride;
-      for (int64_t row = 0; row < rows; ++row) {
-        const float* weights = scores + row * 2 * spread + score_index(split, low);
-        float* to = sums_of_split + row * width;
+      for (int64_t i = 0; i < heads; ++i) {
+        const float* weights = scores_of(i / p.ratio * maps() + i % p.ratio) + low;
+        float* to = sums_of_split + i * width;
         int64_t c = 0;
         for (; c + kValueVecs * kLanes <= p.dv; c += kValueVecs * kLanes)
           far ? add_some<kValueVecs, true>(value + c, kLanes, count, weights, to + c)
@@ -226,7 +241,7 @@ struct Decode {
         for (; c < p.dv; c += kLanes) add_some<1, false>(value + c, p.dv - c, count, weights, to + c);
       }
     }
-    return are_finite(sums_of_split, rows * width);
+    return are_finite(sums_of_split, heads * width);
   }
 
   static void prefetch(const T* row, int64_t width) {
@@ -261,17 +276,20 @@ struct Decode {
   void finish(int64_t unit, T* out, float* statistics) const {
     const int64_t batch = unit / p.key_heads;
     for (int64_t row = 0; row < rows; ++row) {
-      const int64_t head_index = batch * p.heads + head(unit, row), query = row % p.n;
-      float* total = sums + (unit * splits * rows + row) * width;
-      for (int64_t split = 1; split < splits; ++split) {
-        const float* of_split = total + split * rows * width;
-        for (int64_t c = 0; c < width; c += kLanes) (load(total + c) + load(of_split + c)).store(total + c);
+      for (int64_t signal = 0; signal < p.ratio; ++signal) {
+        const int64_t heads = rows * p.ratio;
+        float* total = sums + (unit * splits * heads + row * p.ratio + signal) * width;
+        for (int64_t split = 1; split < splits; ++split) {
+          const float* of_split = total + split * heads * width;
+          for (int64_t c = 0; c < width; c += kLanes) (load(total + c) + load(of_split + c)).store(total + c);
+        }
+        if (norm.weight) normalise(total);
+        T* to = out + ((batch * p.heads + head(unit, row, signal)) * p.n + row % p.n) * p.dv;
+        at::vec::convert(total, to, p.dv);
       }
-      if (norm.weight) normalise(total);
-      at::vec::convert(total, out + (head_index * p.n + query) * p.dv, p.dv);
-      for (int64_t c = 0; c < 2; ++c) {
-        const Partial all = over_splits(unit, row * 2 + c);
-        float* to = statistics + (head_index * 2 + c) * 2 * p.n + query;
+      for (int64_t map = 0; map < maps(); ++map) {
+        const Partial all = over_splits(unit, row * maps() + map);
+        float* to = statistics + ((batch * p.groups() + group(unit, row)) * maps() + map) * 2 * p.n + row % p.n;
         to[0] = all.highest;
         to[p.n] = all.sum;
       }
@@ -281,14 +299,14 @@ struct Decode {
 
 template <class T>
 bool decode_type(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& out, const at::Tensor& statistics) {
-  const int64_t rows = p.groups() * p.n, threads = at::get_num_threads();
+  const int64_t rows = p.groups_of_key_head() * p.n, threads = at::get_num_threads(), maps = rows * (p.ratio + 1);
   const int64_t wanted = p.units() < 2 * threads ? divide_up(2 * threads, p.units()) : 1;
   const int64_t split_size = divide_up(divide_up(p.s, std::min(wanted, divide_up(p.s, kLeastKeys))), kLanes) * kLanes;
   const int64_t splits = divide_up(p.s, split_size), tasks = p.units() * splits;
   const int64_t depth = divide_up(p.d, kLanes) * kLanes, width = divide_up(p.dv, kLanes) * kLanes;
   const int64_t spread = splits * (split_size + kLanes);
-  const Buffer<Partial> partials(tasks * rows * 2);
-  const Buffer<float> sums(tasks * rows * width);
+  const Buffer<Partial> partials(tasks * maps);
+  const Buffer<float> sums(tasks * rows * p.ratio * width);
   const bool far = p.units() * p.s * (p.key_maps * p.d + p.dv) * static_cast<int64_t>(sizeof(T)) > kFarBytes;
   Range seen{0, 0};
   for (int64_t query = 0; query < p.n; ++query) widen(seen, seen_by(p, query));
@@ -299,7 +317,7 @@ bool decode_type(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& o
   std::atomic<bool> finite{true};
   if (splits == 1) {
     share_cached_tasks(tasks, [&](const auto& next) {
-      const Buffer<float> queries(rows * 2 * depth), scores(rows * 2 * spread);
+      const Buffer<float> queries(maps * depth), scores(maps * spread);
       for (int64_t unit = next(); unit >= 0; unit = next()) {
         decode.read_queries(unit, queries.get());
         decode.score(unit, 0, queries.get(), scores.get());
@@ -309,17 +327,17 @@ bool decode_type(const Problem& p, const HeadwiseNorm& norm, const at::Tensor& o
     });
     return finite;
   }
-  const Buffer<float> scores(p.units() * rows * 2 * spread);
+  const Buffer<float> scores(p.units() * maps * spread);
   share_cached_tasks(tasks, [&](const auto& next) {
-    const Buffer<float> queries(rows * 2 * depth);
+    const Buffer<float> queries(maps * depth);
     for (int64_t task = next(); task >= 0; task = next()) {
       decode.read_queries(task / splits, queries.get());
-      decode.score(task / splits, task % splits, queries.get(), scores.get() + task / splits * rows * 2 * spread);
+      decode.score(task / splits, task % splits, queries.get(), scores.get() + task / splits * maps * spread);
     }
   });
   share_cached_tasks(tasks, [&](const auto& next) {
     for (int64_t task = next(); task >= 0; task = next())
-      if (!decode.add_values(task / splits, task % splits, scores.get() + task / splits * rows * 2 * spread))
+      if (!decode.add_values(task / splits, task % splits, scores.get() + task / splits * maps * spread))
         finite = false;
   });
   for (int64_t unit = 0; unit < p.units(); ++unit) decode.finish(unit, results, saved);

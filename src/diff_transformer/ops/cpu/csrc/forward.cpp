@@ -1,5 +1,6 @@
 // Forward pass: for a block of queries the scores of both maps are computed once and stored; when the sums of both
-// softmaxes are known, the maps are subtracted and multiplied with V once (4d multiply-adds for each visible pair).
+// softmaxes are known, the maps are subtracted and multiplied with V once (4d multiply-adds for each visible pair). The
+// noise map of a group stays stored while one signal head after the other meets it.
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -123,11 +124,21 @@ struct Forward {
   bool block(int64_t unit, int64_t index, Scratch& scratch) const {
     const int64_t batch = unit / p.key_heads, key_head = unit % p.key_heads;
     const Rows rows = blocks.rows(key_head, index);
-    const int vecs = rows.vecs;
     RunningSoftmax<Kind> softmax[2];
-    for (int c = 0; c < 2; ++c) {
+    bool finite = true;
+    for (int64_t signal = 0; signal < p.ratio; ++signal)
+      if (!signal_head(unit, batch, rows, signal, softmax, scratch)) finite = false;
+    return finite;
+  }
+
+  // The outputs of a block's queries in one signal head of their group. The first of them computes the noise map too.
+  bool signal_head(int64_t unit, int64_t batch, const Rows& rows, int64_t signal, RunningSoftmax<Kind>* softmax,
+                   Scratch& scratch) const {
+    const int vecs = rows.vecs, new_maps = signal == 0 ? 2 : 1;
+    const int64_t map_of[2] = {signal, p.ratio};
+    for (int c = 0; c < new_maps; ++c) {
       softmax[c].reset();
-      pack_lanes<Kind>(rows, p.d, [&](int r) { return query_row<T>(p, batch, rows, c, r); },
+      pack_lanes<Kind>(rows, p.d, [&](int r) { return query_row<T>(p, batch, rows, map_of[c], r); },
                        scratch.queries.get() + c * p.d * kStrip);
     }
     float* scores = scratch.scores.get();
@@ -144,7 +155,7 @@ struct Forward {
       const Visible mask = mask_tile(p, batch, rows, chunk, scratch.mask.get());
       scratch.skipped.push_back(mask == Visible::kNone);
       if (mask == Visible::kNone) return;
-      for (int c = 0; c < 2; ++c) {
+      for (int c = 0; c < new_maps; ++c) {
         float* reference = scratch.references[c].get() + number * kStrip;
         const Vec scale = score(chunk, edge, mask, c);
         softmax[c].update(vecs, chunk.size(), scores, scale, powers(chunk, c), reference);
@@ -152,7 +163,7 @@ struct Forward {
     });
     alignas(64) float lambdas[kStrip], inverse[2][kStrip];
     for (int r = 0; r < kStrip; ++r) {
-      lambdas[r] = p.lam[batch * p.lam_batch + rows.head[r] * p.lam_head + rows.query[r] * p.lam_row];
+      lambdas[r] = lambda_of(p, batch, rows, signal, r);
       for (int c = 0; c < 2; ++c) inverse[c][r] = softmax[c].sum[r] > 0.0f ? 1.0f / softmax[c].sum[r] : 0.0f;
     }
     float* sums = scratch.sums.get();
@@ -192,18 +203,16 @@ struct Forward {
       multiply_channels<Kind>(rows, chunk, edge, values_of_chunk(unit, chunk, scratch), scratch.weights.get(), p.dv,
                               sums);
     });
-    unpack_lanes<Kind>(rows, p.dv, sums, [&](int r) { return out + out_row(batch, rows, r) * p.dv; });
+    unpack_lanes<Kind>(rows, p.dv, sums, [&](int r) {
+      return out + ((batch * p.heads + head_of(p, rows, signal, r)) * p.n + rows.query[r]) * p.dv;
+    });
     for (int r = 0; r < rows.count; ++r)
-      for (int c = 0; c < 2; ++c) {
-        float* to = statistics + ((batch * p.heads + rows.head[r]) * 2 + c) * 2 * p.n + rows.query[r];
+      for (int c = 0; c < new_maps; ++c) {
+        float* to = statistics + map_index(p, batch, rows, map_of[c], r, 2);
         to[0] = softmax[c].highest[r];
         to[p.n] = inverse[c][r];
       }
     return are_finite(sums, p.dv * kStrip);
-  }
-
-  int64_t out_row(int64_t batch, const Rows& rows, int r) const {
-    return (batch * p.heads + rows.head[r]) * p.n + rows.query[r];
   }
 };
 

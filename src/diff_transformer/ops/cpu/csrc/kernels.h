@@ -11,7 +11,7 @@
 namespace diff_transformer {
 inline namespace CPU_CAPABILITY {
 
-// out (B, H, N, dv) and statistics (B, H, 2, 2, N): for each map the highest score, and one over the sum of the
+// out (B, H, N, dv) and statistics (B, G, r + 1, 2, N): for each map the highest score, and one over the sum of the
 // exponentials below it (0 where a query sees nothing). Queries have the dtype of `out`, keys and values `source`.
 bool attend(const Problem& p, at::ScalarType source, const at::Tensor& out, const at::Tensor& statistics);
 

@@ -44,7 +44,7 @@ inline void spoil(const Problem& p, const at::Tensor& rows, const at::Tensor& ou
   const bool* all = rows.const_data_ptr<bool>();
   for (int64_t i = 0; i < p.batch * p.heads; ++i) {
     const int64_t batch = i / p.heads, head = i % p.heads;
-    const bool* of_head = all + (batch * p.key_heads + head / p.groups()) * p.s;
+    const bool* of_head = all + (batch * p.key_heads + head / (p.heads / p.key_heads)) * p.s;
     for (int64_t query = 0; query < p.n; ++query)
       if (sees_any(p, batch, head, query, of_head))
         out[batch][head][query].fill_(std::numeric_limits<float>::quiet_NaN());

@@ -11,24 +11,27 @@ namespace diff_transformer {
 
 enum class MaskKind { kNone, kBool, kFloat };
 
-// Strides count elements. `q` (B, H, 2, N, d), `k` (B, H_kv, 2 or 1, S, d), `v` (B, H_kv, S, dv), last axes contiguous.
+// Strides count elements. `q` (B, G, r + 1, N, d): the queries of a group's r signal heads and then the one of its noise
+// map, which is subtracted from all of theirs; H = r·G, and r = 1 but in grouped differential attention. `k` (B, H_kv, 2 or
+// 1, S, d), `v` (B, H_kv, S, dv), last axes contiguous.
 struct Problem {
-  int64_t batch, heads, key_heads, key_maps, n, s, d, dv;
+  int64_t batch, heads, ratio, key_heads, key_maps, n, s, d, dv;
   const void *q, *k, *v;
-  int64_t q_batch, q_head, q_map, q_row;
+  int64_t q_batch, q_group, q_map, q_row;
   int64_t k_batch, k_head, k_map, k_row;
   int64_t v_batch, v_head, v_row;
   const float* lam;  // (B, H, N)
   int64_t lam_batch, lam_head, lam_row;
   MaskKind mask_kind;
-  const void* mask;  // (B, H, N, S), broadcast axes with stride 0
+  const void* mask;  // (B, H, N, S), broadcast axes with stride 0: that of heads always is where r > 1
   int64_t mask_batch, mask_head, mask_row, mask_key;
   bool is_causal;
   int64_t window;                 // 0: none
   const int32_t* segment_bounds;  // (2, N): the first key of each query's document, then the one past its last; or null
   float scale;
 
-  int64_t groups() const { return heads / key_heads; }
+  int64_t groups() const { return heads / ratio; }                       // G
+  int64_t groups_of_key_head() const { return groups() / key_heads; }
   int64_t units() const { return batch * key_heads; }  // a unit: a head of keys and values with all its queries
 };
 
@@ -77,10 +80,11 @@ inline Range seen_by(const Problem& p, int64_t query) {
   return seen;
 }
 
-// The queries of a block: the lanes of a strip. Those of several heads may share one if they share their keys.
+// The queries of a block: the lanes of a strip, of each signal head of a group in turn. Those of several groups may share
+// one if they share their keys.
 struct Rows {
   int count, vecs;
-  int64_t head[kStrip];  // among all heads of the batch entry
+  int64_t group[kStrip];  // among all groups of the batch entry
   int64_t query[kStrip];
   Range seen[kStrip];        // what position leaves to each query
   Range by_vec[kStripVecs];  // from the first to the last key that queries of a vector see; {0, 0} if there is none
@@ -96,21 +100,21 @@ inline void widen(Range& range, Range other) {
   range = range.size() <= 0 ? other : Range{std::min(range.low, other.low), std::max(range.high, other.high)};
 }
 
-// A unit's queries cut into blocks of at most `size`; where N is at least that, a block never crosses heads.
+// A unit's queries cut into blocks of at most `size`; where N is at least that, a block never crosses groups.
 struct Blocks {
   const Problem& problem;
-  int64_t size, per_head, count;
+  int64_t size, per_group, count;
 
   Blocks(const Problem& p, int64_t size_) : problem(p), size(size_) {
-    per_head = p.n >= size ? (p.n + size - 1) / size : 0;
-    count = per_head ? per_head * p.groups() : (p.groups() * p.n + size - 1) / size;
+    per_group = p.n >= size ? (p.n + size - 1) / size : 0;
+    count = per_group ? per_group * p.groups_of_key_head() : (p.groups_of_key_head() * p.n + size - 1) / size;
   }
 
   Rows rows(int64_t key_head, int64_t block) const {
     Rows rows;
-    const int64_t begin = per_head ? block / per_head * problem.n + block % per_head * size : block * size;
-    const int64_t end = per_head ? std::min(begin + size, (block / per_head + 1) * problem.n)
-                                 : std::min(begin + size, problem.groups() * problem.n);
+    const int64_t begin = per_group ? block / per_group * problem.n + block % per_group * size : block * size;
+    const int64_t end = per_group ? std::min(begin + size, (block / per_group + 1) * problem.n)
+                                  : std::min(begin + size, problem.groups_of_key_head() * problem.n);
     rows.count = static_cast<int>(end - begin);
     rows.vecs = (rows.count + kLanes - 1) / kLanes;
     rows.by_any = {0, 0};
@@ -118,7 +122,7 @@ struct Blocks {
     for (Range& seen : rows.by_vec) seen = {0, 0};
     for (int r = 0; r < kStrip; ++r) {
       const int64_t row = std::min(begin + r, end - 1);  // spare lanes repeat the last query
-      rows.head[r] = key_head * problem.groups() + row / problem.n;
+      rows.group[r] = key_head * problem.groups_of_key_head() + row / problem.n;
       rows.query[r] = row % problem.n;
       const Range seen = rows.seen[r] = seen_by(problem, rows.query[r]);
       widen(rows.by_vec[r / kLanes], seen);
@@ -175,7 +179,7 @@ inline Visible mask_tile(const Problem& p, int64_t batch, const Rows& rows, Rang
   if (p.mask_kind == MaskKind::kNone) return Visible::kAll;
   const int64_t count = keys.size();
   auto offset = [&](int r) {
-    return batch * p.mask_batch + rows.head[r] * p.mask_head + rows.query[r] * p.mask_row + keys.low * p.mask_key;
+    return batch * p.mask_batch + rows.group[r] * p.mask_head + rows.query[r] * p.mask_row + keys.low * p.mask_key;
   };
   if (p.mask_kind == MaskKind::kFloat) {
     const float* mask = static_cast<const float*>(p.mask);
@@ -193,7 +197,7 @@ inline Visible mask_tile(const Problem& p, int64_t batch, const Rows& rows, Rang
   const bool* mask = static_cast<const bool*>(p.mask);
   int64_t seen = 0;
   int distinct = rows.count;
-  if (p.mask_row == 0 && (p.mask_head == 0 || rows.head[0] == rows.head[rows.count - 1])) distinct = 1;
+  if (p.mask_row == 0 && (p.mask_head == 0 || rows.group[0] == rows.group[rows.count - 1])) distinct = 1;
   for (int r = 0; r < distinct; ++r) {
     const bool* row = mask + offset(r);
     if (p.mask_key == 1)

@@ -55,10 +55,10 @@ struct Inputs {
 
   Problem problem(bool is_causal, double scale, std::optional<int64_t> window) const {
     Problem p{};
-    p.batch = q.size(0), p.heads = q.size(1), p.n = q.size(3), p.d = q.size(4);
+    p.batch = q.size(0), p.ratio = q.size(2) - 1, p.heads = q.size(1) * p.ratio, p.n = q.size(3), p.d = q.size(4);
     p.key_heads = k.size(1), p.key_maps = k.size(2), p.s = k.size(3), p.dv = v.size(3);
     p.q = q.data_ptr(), p.k = k.data_ptr(), p.v = v.data_ptr();
-    p.q_batch = q.stride(0), p.q_head = q.stride(1), p.q_map = q.stride(2), p.q_row = q.stride(3);
+    p.q_batch = q.stride(0), p.q_group = q.stride(1), p.q_map = q.stride(2), p.q_row = q.stride(3);
     p.k_batch = k.stride(0), p.k_head = k.stride(1), p.k_map = k.stride(2), p.k_row = k.stride(3);
     p.v_batch = v.stride(0), p.v_head = v.stride(1), p.v_row = v.stride(2);
     p.lam = lam.data_ptr<float>();
@@ -68,6 +68,7 @@ struct Inputs {
       auto stride = [&](int64_t axis) { return mask.size(axis) == 1 ? 0 : mask.stride(axis); };
       p.mask_kind = mask.scalar_type() == at::kBool ? MaskKind::kBool : MaskKind::kFloat;
       p.mask = mask.data_ptr();
+      TORCH_CHECK(p.ratio == 1 || stride(1) == 0, "heads that share a noise map must share their mask");
       p.mask_batch = stride(0), p.mask_head = stride(1), p.mask_row = stride(2), p.mask_key = stride(3);
     }
     p.segment_bounds = segment_bounds.defined() ? segment_bounds.data_ptr<int32_t>() : nullptr;
@@ -89,7 +90,7 @@ bool hides_keys(const Problem& p) {
 
 // The backward takes its statistics from the forward pass, and they fit only scores that are summed up as it does.
 bool takes_few(const Tensor& q, const Tensor& k, bool differentiable) {
-  const int64_t rows = q.size(1) / k.size(1) * q.size(3);
+  const int64_t rows = q.size(1) / k.size(1) * (q.size(2) - 1) * q.size(3);
   return !differentiable && has_few_queries(k.scalar_type(), rows, k.size(0) * k.size(1));
 }
 
@@ -104,7 +105,7 @@ std::tuple<Tensor, Tensor> attend_to(const Tensor& q, const Tensor& k, const Ten
   const Inputs inputs = inputs_of(k, v);
   const Problem p = inputs.problem(is_causal, scale, window);
   Tensor out = at::empty({p.batch, p.heads, p.n, p.dv}, inputs.q.options());
-  Tensor statistics = at::empty({p.batch, p.heads, 2, 2, p.n}, lam.options());
+  Tensor statistics = at::empty({p.batch, p.groups(), p.ratio + 1, 2, p.n}, lam.options());
   auto run = [&](const Problem& problem) {
     if (out.numel() == 0) return true;
     return few ? decode(problem, norm, out, statistics) : attend(problem, inputs.k.scalar_type(), out, statistics);
@@ -162,9 +163,9 @@ std::optional<Tensor> attend_few(const Tensor& q, const Tensor& k, const Tensor&
   const bool known = type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
   if (!known || k.scalar_type() != type || v.scalar_type() != type || lam.scalar_type() != at::kFloat) return {};
   if (q.dim() != 5 || k.dim() != 5 || v.dim() != 4 || q.numel() == 0 || k.numel() == 0 || v.numel() == 0) return {};
-  if (q.size(2) != 2 || k.size(2) > 2 || q.size(0) != k.size(0) || q.size(4) != k.size(4)) return {};
+  if (q.size(2) < 2 || k.size(2) > 2 || q.size(0) != k.size(0) || q.size(4) != k.size(4)) return {};
   if (q.size(1) % k.size(1) || v.size(0) != k.size(0) || v.size(1) != k.size(1) || v.size(2) != k.size(3)) return {};
-  const int64_t heads[] = {q.size(0), q.size(1), q.size(3)};
+  const int64_t heads[] = {q.size(0), q.size(1) * (q.size(2) - 1), q.size(3)};
   if (!takes_few(q, k, false) || !broadcasts(lam, heads)) return {};
   if (scale && !std::isfinite(*scale)) return {};
   if (window && *window < 1) return {};
@@ -172,9 +173,10 @@ std::optional<Tensor> attend_few(const Tensor& q, const Tensor& k, const Tensor&
   if (attn_mask) {
     const bool boolean = attn_mask->scalar_type() == at::kBool;
     if (!is_ordinary(*attn_mask) || (!boolean && !attn_mask->is_floating_point())) return {};
-    if (!broadcasts(*attn_mask, {q.size(0), q.size(1), q.size(3), k.size(3)})) return {};
+    if (!broadcasts(*attn_mask, {heads[0], heads[1], heads[2], k.size(3)})) return {};
     mask = *attn_mask;
     while (mask->dim() < 4) mask = mask->unsqueeze(0);
+    if (q.size(2) > 2 && mask->size(1) > 1) return {};  // heads that share a noise map share their mask
   }
   HeadwiseNorm norm;
   Tensor weight;
