@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         DiffTransformerModel,
         attention_maps,
     )
-    from diff_transformer.nn import DiffAttention, DiffAttentionV2, SoftmaxAttention
+    from diff_transformer.nn import DiffAttention, DiffAttentionV2, GroupedDiffAttention, SoftmaxAttention
     from diff_transformer.ops import diff_attention, diff_attention_maps
     from diff_transformer.shipped_models import pretrained, pretrained_names
 
@@ -33,6 +33,7 @@ __all__ = [
     "DiffTransformerForSequenceClassification",
     "DiffTransformerForTokenClassification",
     "DiffTransformerModel",
+    "GroupedDiffAttention",
     "SoftmaxAttention",
     "__version__",
     "attention_maps",

@@ -1,6 +1,7 @@
 """Converts checkpoints from and to other layouts (docs/converting.md), and writes our models as folders to share."""
 
 from diff_transformer.convert.conversion import MAX_SHARD_SIZE, Converted, Progress, convert_from, convert_to
+from diff_transformer.convert.growth import grow_signal_heads
 from diff_transformer.convert.layout import Layout, Row
 from diff_transformer.convert.layout_tables import LAYOUTS
 from diff_transformer.convert.loaded_models import as_our_model
@@ -18,4 +19,5 @@ __all__ = [
     "convert_to",
     "export_folder",
     "export_onnx",
+    "grow_signal_heads",
 ]

@@ -1,0 +1,94 @@
+"""Grouped differential attention: one signal head to a group is DIFF, and what sizes are refused."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from diff_transformer import (
+    DiffAttention,
+    DiffTransformerConfig,
+    DiffTransformerForCausalLM,
+    GroupedDiffAttention,
+    diff_attention,
+)
+from diff_transformer.ops import blockwise
+from tiny_model import SIZES
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [8, 4, 2])
+def test_one_signal_head_to_a_group_is_diff_bit_for_bit(kv_heads: int, is_causal: bool) -> None:
+    sizes = {"num_key_value_heads": kv_heads, "head_dim": 4}
+    grouped, diff = GroupedDiffAttention(24, 8, 3, num_noise_heads=4, **sizes), DiffAttention(24, 8, 3, **sizes)
+    diff.load_state_dict(grouped.state_dict())
+    x = torch.randn(2, 7, 24)
+    outputs = [module(x, is_causal=is_causal) for module in (grouped, diff)]
+    assert torch.equal(*outputs)
+    for output in outputs:
+        output.square().sum().backward()
+    for (name, one), (_, other) in zip(grouped.named_parameters(), diff.named_parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad), name
+
+
+@pytest.mark.parametrize("implementation", ["diff_attention", "diff_attention_blockwise", "sdpa", "eager"])
+def test_a_model_of_one_signal_head_to_a_group_is_diff_bit_for_bit(implementation: str) -> None:
+    tokens = torch.randint(0, 29, (2, 9))
+    logits = []
+    for kind in ("diff", "diff_grouped"):
+        torch.manual_seed(0)
+        config = DiffTransformerConfig(attention_type=kind, **{**SIZES, "num_noise_heads": 4})
+        config._attn_implementation = implementation
+        logits.append(DiffTransformerForCausalLM(config)(tokens).logits)
+    assert torch.equal(*logits)
+
+
+def test_a_pair_of_queries_is_their_stripes() -> None:
+    q, k, v = torch.randn(2, 2, 4, 7, 6), torch.randn(2, 1, 2, 9, 6), torch.randn(2, 1, 9, 12)
+    pair = q[:, :, :3].flatten(1, 2), q[:, :, 3]
+    assert torch.equal(diff_attention(pair, k, v, 0.4, is_causal=True), diff_attention(q, k, v, 0.4, is_causal=True))
+    repeated = torch.stack((pair[0], pair[1].repeat_interleave(3, 1)), 2)
+    torch.testing.assert_close(diff_attention(pair, k, v, 0.4), diff_attention(repeated, k, v, 0.4))
+
+
+def test_blockwise_computes_the_noise_map_of_a_group_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    softmax = torch.softmax
+
+    def counted(scores: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        rows.append(scores.shape[:-1].numel())
+        return softmax(scores, *args, **kwargs)
+
+    monkeypatch.setattr(blockwise.torch, "softmax", counted)
+    q, k, v = torch.randn(2, 3, 5, 7, 4), torch.randn(2, 3, 2, 7, 4), torch.randn(2, 3, 7, 8)
+    diff_attention(q, k, v, 0.4, backend="blockwise")
+    assert sum(rows) == 2 * 3 * 5 * 7  # four signal heads and one noise map to a group, and not four
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "noise", "message"),
+    [
+        (8, 4, 3, r"must be \(r \+ 1\) · num_noise_heads, .*, with r of 1 or more, got 8 and 3\.$"),
+        (8, 4, 8, r"with r of 1 or more, got 8 and 8\.$"),
+        (8, 4, 0, r"with r of 1 or more, got 8 and 0\.$"),
+        (8, 3, 2, r"a multiple of the pairs of keys, num_key_value_heads / 2, got 2 and num_key_value_heads 3\.$"),
+        (8, 8, 2, r"a multiple of the pairs of keys, num_key_value_heads / 2, got 2 and num_key_value_heads 8\.$"),
+    ],
+)
+def test_sizes_that_do_not_fit(heads: int, kv_heads: int, noise: int, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^GroupedDiffAttention: .*{message}"):
+        GroupedDiffAttention(24, heads, 1, kv_heads, 4, num_noise_heads=noise)
+    sizes = {**SIZES, "num_attention_heads": heads, "num_key_value_heads": kv_heads, "num_noise_heads": noise}
+    with pytest.raises(Exception, match=message):
+        DiffTransformerConfig(attention_type="diff_grouped", **sizes)
+
+
+def test_key_heads_unless_given() -> None:
+    config = DiffTransformerConfig(
+        hidden_size=40, num_attention_heads=10, num_noise_heads=2, attention_type="diff_grouped"
+    )
+    assert config.num_key_value_heads == 4
+    view = config.get_text_config()
+    assert (view.num_attention_heads, view.num_key_value_heads, view.head_dim) == (10, 2, 8)
+    layer = GroupedDiffAttention(40, 10, 1, num_noise_heads=2)
+    assert (layer.ratio, layer.k_proj.out_features, layer.o_proj.in_features) == (4, 16, 64)
