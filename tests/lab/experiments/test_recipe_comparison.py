@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from corpora import written
-from diff_transformer.lab.experiments.experiment import Experiment
+from diff_transformer.lab.experiments.experiment import Experiment, count
 from diff_transformer.lab.experiments.recipe_comparison import compare_recipe, comparison_name, variant_of, with_data
 from diff_transformer.lab.experiments.request import as_defined, request_experiment
 from diff_transformer.lab.experiments.runner import run_experiment
 from diff_transformer.lab.measure.document_losses import REPEAT_COLUMNS
 from diff_transformer.lab.record import OWN, ResultsFile
 from diff_transformer.lab.results_files import read_results
-from diff_transformer.train import Recipe, TrainingInterrupted, build_data, load_recipe
+from diff_transformer.train import Recipe, TrainingInterrupted, build_config, build_data, load_recipe
 from small_experiment import Heard, Stop, trainings
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
@@ -60,7 +60,7 @@ def test_a_variant_is_called_by_its_type_and_what_is_changed(text: str, name: st
     [
         (("diff",), r"^A comparison needs two variants or more, got diff\.$"),
         (("diff", "sofmax"), r"^There is no variant 'sofmax'; did you mean 'softmax'\?$"),
-        (("diff", "x"), r"^There is no variant 'x'; there are diff, diff_v2, softmax\.$"),
+        (("diff", "x"), r"^There is no variant 'x'; there are diff, diff_grouped, diff_v2, softmax\.$"),
         (("diff", "dex"), r"^'dex' corrects a trained Transformer; no recipe trains it from the start\.$"),
         (("diff", "diff:model.lambda_int=1"), r"not by 'model\.lambda_int=1'; did you mean 'model\.lambda_init'\?$"),
         (("diff", "diff:train.steps=1"), r"^What 'diff:train\.steps=1' changes is the model, by model\.KEY=VALUE"),
@@ -90,6 +90,22 @@ def test_what_cannot_be_compared_by_a_recipe() -> None:
     for rates, given in (((1e-3, 0.0), "0, 0.001"), ((1e-3, 1e-3), "0.001, 0.001")):
         with pytest.raises(ValueError, match=rf"^Learning rates are above 0, each given once, got {given}\.$"):
             comparison(learning_rates=rates)
+
+
+def test_one_three_and_four_signal_heads_at_equal_parameters() -> None:
+    """W_O reads two widths of each of A − G heads, and the feed-forward network gives what that is more than A."""
+    heads = ("model.num_attention_heads=20", "model.num_key_value_heads=2", "model.intermediate_size=64")
+    grouped = (f"diff_grouped:model.num_noise_heads={groups}" for groups in (5, 4))
+    preset = comparison("diff", *grouped, "softmax", overrides=heads).presets[OWN]
+    assert [variant.name for variant in preset.variants][1] == "diff_grouped, num noise heads 5"
+    recipes = [preset.variant_recipe(variant) for variant in preset.variants]
+    wider = (0, (2 * 15 - 20) * 8 / 3, (2 * 16 - 20) * 8 / 3, 0)
+    assert [recipe.model.intermediate_size for recipe in recipes] == [64 - round(width) for width in wider]
+    sizes = [count(build_config(recipe, 257)).shared for recipe in recipes]
+    assert sizes[0] == sizes[3]
+    assert max(sizes) - min(sizes) < 3 * 16
+    caches = [build_config(recipe, 257).get_text_config() for recipe in recipes]
+    assert {config.num_key_value_heads * config.head_dim for config in caches} == {16}
 
 
 def test_all_variants_are_as_large_as_the_transformer_by_their_feed_forward_networks() -> None:
