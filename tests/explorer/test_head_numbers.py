@@ -11,12 +11,13 @@ from diff_transformer import DiffTransformerForCausalLM, attention_maps
 from diff_transformer.explorer import Answer, ExploredModel, head_numbers
 from diff_transformer.explorer.map_format import encode_maps
 from diff_transformer.explorer.trace import HeadMaps
+from tiny_model import DIFFERENTIAL
 
 TOKENS = [3, 7, 1, 12, 7, 9, 3, 7, 20, 11, 3, 5]
 Make = Callable[..., DiffTransformerForCausalLM]
 
 
-@pytest.mark.parametrize("kind", ["diff", "diff_v2"])
+@pytest.mark.parametrize("kind", DIFFERENTIAL)
 def test_numbers_of_heads(make: Make, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Whether all rows of a map are in memory at once or one at a time."""
     model = make(kind)

@@ -13,17 +13,17 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train import load_recipe
 from diff_transformer.train.recipe import build_config
 from rounding import check_within, rounding_limits
-from tiny_model import PAIRED
+from tiny_model import KINDS, PAIRED
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 # The type and whether it has the norm, where that is not what it has by itself.
-VARIANTS = {"diff": False, "diff_v2": True, "softmax": True}
+VARIANTS = {"diff": False, "diff_grouped": False, "diff_v2": True, "softmax": True}
 
 
 def test_left_out_it_is_as_the_type_has_it() -> None:
-    for kind in ("diff", "diff_v2", "softmax", "dex"):
-        config = DiffTransformerConfig(attention_type=kind)
+    for kind in (*KINDS, "dex"):
+        config = DiffTransformerConfig(attention_type=kind, num_noise_heads=3)
         assert config.headwise_norm is None
         assert config.has_headwise_norm is (kind in PAIRED)
     assert DiffTransformerConfig(attention_type="dex", headwise_norm=False).has_headwise_norm is False

@@ -6,6 +6,7 @@ import torch
 from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.train.recipe import TrainRecipe
 from diff_transformer.train.step import build_optimizers, learning_rate
+from tiny_model import KINDS
 
 
 def recipe(**settings: object) -> TrainRecipe:
@@ -42,6 +43,7 @@ def test_the_last_steps_decay_after_a_stable_time() -> None:
 
 def tiny(attention_type: str, **settings: object) -> DiffTransformerForCausalLM:
     sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes["num_noise_heads"] = 1
     config = DiffTransformerConfig(attention_type=attention_type, vocab_size=7, **sizes, **settings)  # type: ignore[arg-type]
     return DiffTransformerForCausalLM(config)
 
@@ -54,7 +56,7 @@ def names_of(model: DiffTransformerForCausalLM, parameters: list[torch.Tensor]) 
 MATRICES = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
-@pytest.mark.parametrize("attention_type", ["diff", "diff_v2", "softmax"])
+@pytest.mark.parametrize("attention_type", KINDS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_matrices_decay_but_not_embeddings_and_lambda(attention_type: str, tied: bool) -> None:
     model = tiny(attention_type, tie_word_embeddings=tied)
