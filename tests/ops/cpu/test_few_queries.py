@@ -34,6 +34,12 @@ CASES = {
     "mask": Case(queries=2, keys=50, mask="bool (B, 1, 1, S)", is_causal=True),
     "mask of fewer axes": Case(queries=2, keys=50, mask="bool (N, S)"),
     "additive mask": Case(queries=2, keys=50, mask="add -inf (B, 1, N, S)", scale=0.3),
+    "two signal heads to a noise map": Case(
+        heads=4, key_heads=1, ratio=2, queries=1, keys=40, mask="bool (B, 1, 1, S)"
+    ),
+    "three signal heads, several parts": Case(
+        batch=1, heads=3, key_heads=1, ratio=3, queries=2, keys=700, is_causal=True, lam="full"
+    ),
     "several parts": Case(batch=1, heads=1, key_heads=1, queries=1, keys=1500, dv=20, is_causal=True),
 }
 
@@ -132,6 +138,7 @@ def test_hidden_keys_may_hold_anything_and_seen_ones_give_nan(answers: list[Tens
         ({"lam": torch.randn(3)}, "lam must broadcast"),
         ({"lam": torch.tensor(1)}, "lam must be floating"),
         ({"attn_mask": torch.ones(4, dtype=torch.bool)}, "attn_mask must broadcast"),
+        ({"q": (torch.randn(1, 4, 1, 8), torch.randn(1, 3, 1, 8))}, "multiple"),
         ({"attn_mask": torch.ones(5, dtype=torch.int32)}, "attn_mask must be boolean"),
         ({"scale": math.inf}, "scale must be"),
         ({"scale": True}, "scale must be"),
@@ -156,6 +163,7 @@ def test_what_is_wrong_is_still_said(changes: dict[str, Any], error: str) -> Non
         {"backend": "reference"},
         {"cu_seqlens": torch.tensor([0, 5]), "q": torch.randn(1, 2, 2, 5, 8)},
         {"q": torch.randn(1, 2, 2, 40, 8)},
+        {"q": torch.randn(1, 2, 3, 1, 8), "attn_mask": torch.rand(4, 1, 5) < 0.7},
         {name: x.double() for name, x in request().items() if name in ("q", "k", "v")},
     ],
     ids=str,
