@@ -38,7 +38,7 @@ CASES = {
         heads=4, key_heads=1, ratio=2, queries=1, keys=40, mask="bool (B, 1, 1, S)"
     ),
     "three signal heads, several parts": Case(
-        batch=1, heads=3, key_heads=1, ratio=3, queries=2, keys=700, is_causal=True, lam="full"
+        batch=1, heads=3, key_heads=1, ratio=3, queries=1, keys=700, is_causal=True, lam="full"
     ),
     "several parts": Case(batch=1, heads=1, key_heads=1, queries=1, keys=1500, dv=20, is_causal=True),
 }
