@@ -1,0 +1,126 @@
+"""Every tutorial runs from its first cell to its last, at a small size, and its words are about files that exist."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from diff_transformer.cli.app import COMMANDS, app
+
+jupytext = pytest.importorskip("jupytext")
+pyplot = pytest.importorskip("matplotlib.pyplot")
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "tutorials"
+RESULTS = str(ROOT / "results" / "cpu")
+
+# Tutorial → what its cell of parameters is replaced with.
+SMALL: dict[str, dict[str, Any]] = {
+    "from_scratch": {"RESULTS": RESULTS},
+}
+# The tag of cells that need a package which the tests can do without → that package.
+OPTIONAL: dict[str, str] = {}
+
+
+def cells(name: str) -> list[Any]:
+    return list(jupytext.read(FOLDER / f"{name}.py").cells)
+
+
+def code_of(cell: Any) -> str:
+    """The cell without what is IPython's alone."""
+    return "\n".join("" if line.startswith("%") else line for line in cell.source.splitlines())
+
+
+def is_importable(package: str) -> bool:
+    """Also when it is installed: torchvision, which timm needs, does not load beside every torch."""
+    if importlib.util.find_spec(package) is None:
+        return False
+    code = f"import {package}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(autouse=True)
+def _drawn_nowhere() -> Iterator[None]:
+    with pyplot.rc_context():
+        pyplot.switch_backend("agg")
+        yield
+    pyplot.close("all")
+
+
+@pytest.fixture
+def _commands_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that a tutorial runs in a process of its own is called in this one, which has imported all it needs."""
+    start = subprocess.run
+
+    def run(command: list[str], **settings: Any) -> Any:
+        if command[1:3] != ["-m", "diff_transformer.cli"]:
+            return start(command, **settings)
+        result = CliRunner().invoke(app, command[3:], env={"COLUMNS": "120"})
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return subprocess.CompletedProcess(command, result.exit_code, result.stdout, result.stderr)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("diff_transformer.lab.experiments.runner.default_workers", lambda *_, **__: 1)
+
+
+def test_each_tutorial_has_small_parameters() -> None:
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(SMALL)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.usefixtures("_commands_in_this_process")
+def test_it_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    left_out = {tag for tag, package in OPTIONAL.items() if not is_importable(package)}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for number, cell in enumerate(cells(name)):
+        tags = set(cell.metadata.get("tags", []))
+        if cell.cell_type != "code" or tags & left_out:
+            continue
+        exec(compile(code_of(cell), f"{name}, cell {number}", "exec"), namespace)
+        if "parameters" in tags:
+            assert SMALL[name].keys() <= namespace.keys(), "a parameter of the test is none of the tutorial"
+            namespace.update(SMALL[name])
+        for figure in map(pyplot.figure, pyplot.get_fignums()):
+            figure.savefig(tmp_path / "figure.svg")
+        pyplot.close("all")
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_it_begins_with_a_question_and_ends_in_words(name: str) -> None:
+    first, *_, last = cells(name)
+    assert first.cell_type == last.cell_type == "markdown"
+    assert re.match(r"# .+\n\n", first.source)
+    assert "?" in first.source
+    assert "## What we have found" in last.source
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_its_cells_are_short(name: str) -> None:
+    for cell in cells(name):
+        assert len(cell.source.splitlines()) <= 40, cell.source
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_its_links_lead_somewhere(name: str) -> None:
+    text = "\n".join(cell.source for cell in cells(name) if cell.cell_type == "markdown")
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (FOLDER / target).exists(), target
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_its_commands_exist(name: str) -> None:
+    for line in re.findall(r"diff-transformer ([^\n\"`]+)", "\n".join(cell.source for cell in cells(name))):
+        word = shlex.split(line.replace("'", ""))[0]
+        assert word in COMMANDS or not word.isalpha(), line
