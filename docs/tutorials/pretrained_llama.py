@@ -41,10 +41,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from diff_transformer import attention_maps
 from diff_transformer.data import byte_tokenizer
 
+disable_progress_bar()  # of loading weights
 torch.manual_seed(0)
 for made in ("llama-v2", "llama-dex", "llama-folded"):  # by an earlier run of this page
     shutil.rmtree(made, ignore_errors=True)
@@ -93,6 +95,7 @@ def loss_on_held_out(model: nn.Module) -> float:
         return model.eval()(batch, labels=batch).loss.item()
 
 
+# %%
 config = LlamaConfig(
     vocab_size=len(tokenizer),
     hidden_size=64,

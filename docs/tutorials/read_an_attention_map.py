@@ -36,6 +36,7 @@ import torch
 from matplotlib.colors import FuncNorm, LinearSegmentedColormap
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 import diff_transformer
 from diff_transformer import attention_maps
@@ -43,6 +44,7 @@ from diff_transformer.data import RetrievalBatches
 from diff_transformer.explorer import ExploredModel, LambdaSettings
 from diff_transformer.train import load_recipe
 
+disable_progress_bar()  # of loading weights
 # Grey on a transparent ground can be read on a light page and on a dark one.
 GREY, BLUE, ORANGE = "#8b949e", "#2f7fd1", "#e0533d"
 plt.rcParams.update({f"{part}.color": GREY for part in ("text", "xtick", "ytick")})
