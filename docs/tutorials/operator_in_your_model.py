@@ -121,9 +121,8 @@ def made_differential(gpt: GPT) -> GPT:
 # `n_embd`, `c_attn` and `c_proj`. Two things to know: the operator has no dropout of attention weights, and the
 # schedule of λ counts layers from 1.
 #
-# Do both learn? Half a megabyte of English that every Python has with it, the help on its language, a few hundred
-# steps, one seed. What this shows is that the patched model trains, not which one is better: [one seed decides
-# nothing](https://en.wikipedia.org/wiki/Sampling_error).
+# Do both learn? Half a megabyte of English that every Python has with it, the help on its language, a hundred steps,
+# one seed. What this shows is that the patched model trains, not which one is better: one seed decides nothing.
 
 # %%
 text = torch.tensor(list("".join(topics.values()).encode()))
