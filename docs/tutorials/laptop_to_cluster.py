@@ -188,6 +188,7 @@ for name, text in commands.items():
 # - The files for Slurm, Kubernetes and SkyPilot hold one command each, and differ in who starts it and where its
 #   folder lies.
 #
-# How far they are checked: the batch script by shellcheck, and by running it with stand-ins for Slurm's commands; the
-# manifest by the schema of JobSet; the SkyPilot task by SkyPilot's own reader, where it is installed; the recipe by
-# loading it. None has been on a cluster. docs/training.md says what happens in each kind of failure.
+# How far they are checked: the batch script by shellcheck, by sbatch itself up to the point where it asks for a
+# cluster, and by running it with stand-ins for Slurm's commands; the manifest by the schema of JobSet; the SkyPilot
+# task by SkyPilot's own reader, where it is installed; the recipe by loading it. None has been on a cluster.
+# docs/training.md says what happens in each kind of failure.
