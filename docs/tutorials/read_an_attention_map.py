@@ -86,8 +86,8 @@ assert task.words()[predicted] == words[answer_at]
 # ## Which head?
 #
 # Two layers, and in each two heads of two maps. For each head we ask: of all the weight in the row of the question,
-# which share lies on the answer? A weight may be negative, so sizes are taken. With as many texts as it takes for the
-# mean to be steady:
+# which share lies on the answer? A weight may be negative, so sizes are taken; one text may be an exception, so the
+# mean of 256 is.
 
 
 # %%

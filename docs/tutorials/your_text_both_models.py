@@ -63,8 +63,8 @@ def shell(command: str) -> str:
 # ## A folder of text
 #
 # A `.txt` file is a document, and so is a line of a `.jsonl` file or a row of a `.parquet` file. If you have no folder
-# at hand, every Python has the help on its own language with it, some six hundred thousand characters of English in
-# almost a hundred topics; the cell below makes a folder of these.
+# at hand, every Python has the help on its own language with it, half a megabyte of English in some eighty topics; the
+# cell below makes a folder of these.
 
 # %%
 folder = Path(TEXT or "python-topics")
@@ -180,7 +180,8 @@ for note in results.notes:
 # %% [markdown]
 # ## The models are still there
 #
-# Each run is a folder that `generate`, `eval`, `explore` and `from_pretrained` take. What does one of them write?
+# Each run is a folder that `generate`, `eval` and `explore` take, and the `model` in it one for `from_pretrained`.
+# What does one of them write?
 
 # %%
 runs = sorted(path.parent for path in Path(OUTPUT).glob("runs/*/run/model"))
@@ -190,9 +191,22 @@ print(len(runs), "trained models")
 text = shell(f'diff-transformer generate {one} --prompt "The statement" --max-new-tokens 40')
 
 # %% [markdown]
+# ## The answer in a sentence
+
+# %%
+ahead = "the Transformer" if row.difference > 0 else "DIFF"
+answer = {
+    "reproduced": "DIFF is better",
+    "contrary": "the Transformer is better",
+    "inconclusive": "no difference was found",
+    "still learning": f"training ended while they were learning, and {ahead} was ahead at that moment",
+}[row.verdict]
+print(f"On this text, at this size, after {STEPS} steps: {answer}.")
+
+# %% [markdown]
 # ## What we have found
 #
-# One run, on one text, at one size: the verdict above, with its interval. To move on from it:
+# That sentence, with the interval above: about one text and one size. To move on from it:
 #
 # - **"Inconclusive"**: the table at the end of the command says how many seeds a difference of that size would need.
 # - **"Still learning"**: more `train.steps`, until the curves are flat. Who is ahead after a minute of training need
