@@ -89,6 +89,10 @@ def test_a_description_is_that_of_its_layer(name: str) -> None:
     names = {parameter for parameter, _ in layer.named_parameters()} | {buffer for buffer, _ in layer.named_buffers()}
     assert all(any(f".{name}".endswith(f".{last}") for name in names) for last in described.float32_parameters)
     modules = {part for module, _ in layer.named_modules() for part in module.split(".")}
+    assert described.styles_of(config).keys() <= modules
+    if "token_lambda" in described.settings:  # which exchanges one module of λ for another
+        other = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type=name, token_lambda=True, **SIZES))
+        modules |= {part for module, _ in other.named_modules() for part in module.split(".")}
     assert {*described.lambda_modules, *described.parallel_styles} <= modules
 
 

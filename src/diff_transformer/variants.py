@@ -23,6 +23,7 @@ class ModelSizes(Protocol):
     num_attention_heads: int
     num_key_value_heads: int | None
     num_noise_heads: int | None
+    token_lambda: bool
     head_dim: int | None
     dex_heads: list | None
 
@@ -43,7 +44,8 @@ class AttentionType:
             ``num_noise_heads``, of the second.
         even_heads: whether A and K must be even.
         headwise_norm: whether heads are normalised before the output projection unless the configuration says so.
-        lambda_per_token: whether λ is a projection W_λ of every token, one for each head.
+        lambda_per_token: whether λ is a projection W_λ of every token, one for each head; :meth:`has_token_lambda` also
+            asks the configuration, where "token_lambda" is one of the settings.
         corrects_heads: whether it starts as a trained Transformer, whose heads it corrects by W_D (DEX). No recipe
             trains such a model from the start.
         lambda_modules: modules of the layer whose parameters make λ.
@@ -87,6 +89,19 @@ class AttentionType:
         """G of a type with groups, which its configuration always has; None for any other."""
         return config.num_noise_heads if self.grouped else None
 
+    def has_token_lambda(self, config: ModelSizes) -> bool:
+        """Whether the layers of a configuration have a W_λ, the type's own or chosen."""
+        return self.lambda_per_token or ("token_lambda" in self.settings and config.token_lambda)
+
+    def styles_of(self, config: ModelSizes) -> dict[str, str]:
+        """The parallel styles of the modules that the layers of a configuration have."""
+        absent = {"lambda_proj"} if not self.has_token_lambda(config) else {"lam"}
+        return {module: style for module, style in self.parallel_styles.items() if module not in absent}
+
+    def float32_of(self, config: ModelSizes) -> frozenset[str]:
+        """The float32 parameters that the layers of a configuration have."""
+        return frozenset() if self.has_token_lambda(config) else self.float32_parameters
+
     def heads(self, config: ModelSizes) -> int:
         """Heads of a layer, each with its own output."""
         if (noise := self.noise_heads(config)) is not None:
@@ -121,7 +136,7 @@ class AttentionType:
         cached = self.cached_width(width)
         layer = self.query_heads(config) * width  # W_Q
         layer += (2 * self.key_heads(config) + self.heads(config)) * cached  # W_K and W_V, W_O
-        if self.lambda_per_token:
+        if self.has_token_lambda(config):
             layer += self.heads(config)
         weights = config.num_hidden_layers * config.hidden_size * layer
         if self.corrects_heads:
@@ -169,14 +184,14 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
     ),
     "diff_grouped": AttentionType(
         layer="diff_transformer.nn:GroupedDiffAttention",
-        settings=("num_noise_heads", "lambda_init", *_NORM),
+        settings=("num_noise_heads", "token_lambda", "lambda_init", *_NORM),
         maps=2,
         pairs_heads=True,
         grouped=True,
         headwise_norm=True,
-        lambda_modules=("lam",),
+        lambda_modules=("lam", "lambda_proj"),
         float32_parameters=frozenset({"lam.q1", "lam.k1", "lam.q2", "lam.k2"}),
-        parallel_styles={"lam": SHARED_PARAMETERS},
+        parallel_styles={"lam": SHARED_PARAMETERS, "lambda_proj": "colwise"},
         label="grouped DIFF",
         colour=("#8a6d00", "#d1ab1f"),
         marker="P",

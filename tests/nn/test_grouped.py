@@ -1,5 +1,6 @@
 """Grouped differential attention: one signal head to a group is DIFF, and what sizes are refused."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,58 @@ def test_key_heads_unless_given() -> None:
     assert (view.num_attention_heads, view.num_key_value_heads, view.head_dim) == (10, 2, 8)
     layer = GroupedDiffAttention(40, 10, 1, num_noise_heads=2)
     assert (layer.ratio, layer.k_proj.out_features, layer.o_proj.in_features) == (4, 16, 64)
+
+
+def lambda_of_tokens(**config: Any) -> DiffTransformerForCausalLM:
+    torch.manual_seed(3)
+    sizes = {**SIZES, "initializer_range": 0.3, **config}
+    model = DiffTransformerForCausalLM(DiffTransformerConfig(attention_type="diff_grouped", token_lambda=True, **sizes))
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("headwise_norm", [None, False])
+def test_lambda_of_each_token_and_signal_head(headwise_norm: bool | None) -> None:
+    """A layer by its parts: projections, the operator with sigmoid(X W_λ), a norm with the factor 1, W_O."""
+    model = lambda_of_tokens(headwise_norm=headwise_norm)
+    attention, x = model.model.layers[0].self_attn, torch.randn(2, 7, 24, dtype=torch.float64)
+    lam = torch.sigmoid(x @ attention.lambda_proj.weight.T).transpose(1, 2)
+    assert lam.shape == (2, 6, 7)
+    assert lam.std() > 0.05
+    queries = (x @ attention.q_proj.weight.T).view(2, 7, 2, 4, 4).permute(0, 2, 3, 1, 4)
+    keys = (x @ attention.k_proj.weight.T).view(2, 7, 2, 2, 4).permute(0, 2, 3, 1, 4)
+    values = (x @ attention.v_proj.weight.T).view(2, 7, 2, 8).transpose(1, 2)
+    heads = diff_attention(queries, keys, values, lam, is_causal=True, backend="reference")
+    if headwise_norm is None:
+        heads = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-5)
+    expected = heads.transpose(1, 2).flatten(2) @ attention.o_proj.weight.T
+    module = GroupedDiffAttention(
+        24, 8, 1, 4, 4, num_noise_heads=2, token_lambda=True, headwise_norm=headwise_norm is None
+    )
+    module = module.double()
+    module.load_state_dict(attention.state_dict())
+    torch.testing.assert_close(module(x, is_causal=True), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("implementation", ["diff_attention_blockwise", "sdpa", "eager"])
+def test_a_model_with_lambda_of_tokens(implementation: str, tmp_path: Path) -> None:
+    model, tokens = lambda_of_tokens(), torch.randint(0, 29, (2, 9))
+    expected = model(tokens).logits
+    assert model.lambdas() is None
+    model.set_attn_implementation(implementation)
+    torch.testing.assert_close(model(tokens).logits, expected, rtol=0, atol=1e-4)
+    model(tokens, labels=tokens).loss.backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())
+    model.save_pretrained(tmp_path)
+    loaded = DiffTransformerForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+    assert "layers.*.self_attn.lam" not in model.config.base_model_tp_plan
+    assert model.config.base_model_tp_plan["layers.*.self_attn.lambda_proj"] == "colwise"
+    weights = sum(p.numel() for name, p in model.named_parameters() if "self_attn" in name and "norm" not in name)
+    assert model.config.described.attention_weights(model.config) == weights
+
+
+def test_other_types_have_no_choice_of_lambda() -> None:
+    with pytest.raises(
+        Exception, match=r"token_lambda must be false or left out for attention_type 'diff', got True\.$"
+    ):
+        DiffTransformerConfig(attention_type="diff", token_lambda=True, **SIZES)

@@ -47,7 +47,7 @@ class ExploredModel:
         self.label = described.label if described else type(model).__name__.removesuffix("ForCausalLM")
         self.layers = config.num_hidden_layers
         self.subtracts = described is not None and described.differential
-        self.lambda_per_token = described is not None and described.lambda_per_token
+        self.lambda_per_token = described is not None and model.config.has_token_lambda
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
         if described:
             self.heads, self.kv_heads = described.heads(model.config), described.key_heads(model.config)

@@ -144,6 +144,8 @@ class DiffTransformerConfig(PreTrainedConfig):
         num_noise_heads: for "diff_grouped", which needs it, the number of groups G: A = (r + 1)·G query heads are r
             signal heads and one noise head in each group.
         head_dim: width d of a query or key; hidden_size / A unless given.
+        token_lambda: for "diff_grouped", whether λ is a projection of the token with a sigmoid, one for each signal
+            head, as "diff_v2" has it, and not one of the layer.
         lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant for all layers.
         lambda_init_offset: what the schedule adds to l, for checkpoints that count layers from another origin.
         headwise_norm: whether each head's output is normalised before the output projection (Equation 3); as the
@@ -177,6 +179,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     num_attention_heads: int = 12
     num_key_value_heads: int | None = None
     num_noise_heads: int | None = None
+    token_lambda: bool = False
     head_dim: int | None = None
     attention_type: str = "diff"
     lambda_init: float | int | str = "schedule"
@@ -217,6 +220,11 @@ class DiffTransformerConfig(PreTrainedConfig):
         """Whether the layers have a headwise norm, said so or not."""
         return self.described.headwise_norm if self.headwise_norm is None else self.headwise_norm
 
+    @property
+    def has_token_lambda(self) -> bool:
+        """Whether the layers have a λ for each token and head, a projection W_λ."""
+        return self.described.has_token_lambda(self)
+
     def lambda_init_of(self, layer: int) -> float | str:
         """λ_init of a layer, counted from 1, as a layer takes it: "schedule" or a number."""
         if isinstance(self.lambda_init, str) and self.lambda_init_offset:
@@ -232,7 +240,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
         """transformers' plan of tensor parallelism, as the attention type needs it."""
-        return tensor_parallel_plan(self.attention_type, self.has_headwise_norm)
+        return tensor_parallel_plan(self)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "DiffTransformerConfig":
         """This configuration as caches and servers read it: a live view with the heads of the one attention call."""
@@ -282,6 +290,10 @@ class DiffTransformerConfig(PreTrainedConfig):
         if self.headwise_norm and "headwise_norm" not in self.described.settings:
             raise ValueError(
                 f"headwise_norm must be false or left out for attention_type {self.attention_type!r}, got True."
+            )
+        if self.token_lambda and not self.has_token_lambda:
+            raise ValueError(
+                f"token_lambda must be false or left out for attention_type {self.attention_type!r}, got True."
             )
         if self.dex_lambda_start is not None and not math.isfinite(self.dex_lambda_start):
             raise ValueError(f"dex_lambda_start must be a finite number, got {self.dex_lambda_start!r}.")

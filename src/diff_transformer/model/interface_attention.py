@@ -204,6 +204,7 @@ def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:
         "heads": None if config.dex_heads is None else config.dex_heads[layer - 1],
         "lambda_start": config.dex_lambda_start,
         "num_noise_heads": config.num_noise_heads,
+        "token_lambda": config.token_lambda,
     }
 
 

@@ -85,7 +85,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         # A model is built from the configuration itself, also where it gets the view that get_text_config() returns.
         super().__init__(viewed_config(config), *args, **kwargs)
         # transformers takes every name for one that the model has, so it depends on the attention type.
-        self._keep_in_fp32_modules_strict = self.config.described.float32_parameters
+        self._keep_in_fp32_modules_strict = self.config.described.float32_of(self.config)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Our operator unless another implementation is asked for.
@@ -131,7 +131,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
         self.__dict__["_tensor_parallel_ranks"] = ranks
 
     def lambdas(self) -> list[float] | None:
-        """λ of each layer as it is now, or None where there is none to a layer ("diff_v2", "softmax").
+        """λ of each layer as it is now, or None where there is none to a layer ("diff_v2", "softmax", token_lambda).
 
         For "dex" layers without a corrected head are left out.
         """

@@ -7,7 +7,7 @@ transformers' own style for that, "replicated_with_grad_allreduce", sums ``.grad
 of two backward passes would sum the first one's gradient again.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 from torch import Tensor, nn
@@ -17,16 +17,19 @@ from transformers import LlamaConfig, PreTrainedConfig
 from diff_transformer.nn.layers import KeepsFloat32, ReplicatedAcrossHeads
 from diff_transformer.variants import ATTENTION_TYPES, SHARED_PARAMETERS
 
+if TYPE_CHECKING:
+    from diff_transformer.model.configuration import DiffTransformerConfig
+
 try:
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 except ModuleNotFoundError:  # where earlier releases of transformers 5 have it
     from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
 
-def tensor_parallel_plan(attention_type: str, headwise_norm: bool) -> dict[str, str]:
-    """The style of each module of the base model that an attention type has: Llama's for the modules that both have."""
-    styles = dict(ATTENTION_TYPES[attention_type].parallel_styles)
-    if headwise_norm:
+def tensor_parallel_plan(config: "DiffTransformerConfig") -> dict[str, str]:
+    """The style of each module of the base model that a configuration has: Llama's for the modules that both have."""
+    styles = config.described.styles_of(config)
+    if config.has_headwise_norm:
         styles["head_norm"] = SHARED_PARAMETERS
     return LlamaConfig.base_model_tp_plan | {f"layers.*.self_attn.{name}": style for name, style in styles.items()}
 

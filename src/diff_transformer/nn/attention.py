@@ -239,6 +239,8 @@ class GroupedDiffAttention(DifferentialAttention):
         num_noise_heads: G.
         num_key_value_heads: twice the pairs of keys, of whose number G is a multiple; 2G, a pair to a group, unless
             given.
+        token_lambda: True makes λ of each signal head and token a projection, sigmoid(X W_λ), as in
+            :class:`DiffAttentionV2`. There is no λ_init then, and the factor of the headwise norm is 1.
         lambda_init, headwise_norm: as :class:`DiffAttention`.
     """
 
@@ -256,17 +258,23 @@ class GroupedDiffAttention(DifferentialAttention):
         headwise_norm: bool = True,
         *,
         num_noise_heads: int,
+        token_lambda: bool = False,
     ) -> None:
         sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim
         super().__init__(*sizes, num_noise_heads=num_noise_heads)
         self.ratio = num_attention_heads // num_noise_heads - 1
-        self.lam = Lambda(self.head_dim, layer, lambda_init)
+        self.token_lambda, constant = token_lambda, 0.0
+        if token_lambda:
+            self.lambda_proj = nn.Linear(hidden_size, num_attention_heads - num_noise_heads, bias=False)
+        else:
+            self.lam = Lambda(self.head_dim, layer, lambda_init)
+            constant = self.lam.lambda_init
         if headwise_norm:
-            self.head_norm = HeadwiseNorm(2 * self.head_dim, self.lam.lambda_init, norm_eps)
+            self.head_norm = HeadwiseNorm(2 * self.head_dim, constant, norm_eps)
 
     def lambdas(self, hidden_states: Tensor) -> Tensor:
-        """λ of the layer, a float32 scalar: the same for every token."""
-        return self.lam()
+        """λ of the layer, a float32 scalar, or of each signal head and token, (B, r·G, N)."""
+        return token_lambdas(self.lambda_proj(hidden_states)) if self.token_lambda else self.lam()
 
 
 class DiffAttentionV2(DifferentialAttention):
@@ -296,8 +304,12 @@ class DiffAttentionV2(DifferentialAttention):
 
     def lambdas(self, hidden_states: Tensor) -> Tensor:
         """λ of each head and token, (B, A, N), in float32 at least."""
-        logits = self.lambda_proj(hidden_states)
-        return torch.sigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).transpose(1, 2)
+        return token_lambdas(self.lambda_proj(hidden_states))
+
+
+def token_lambdas(logits: Tensor) -> Tensor:
+    """Logits X W_λ (B, N, heads) → λ of each head and token, (B, heads, N), in float32 at least."""
+    return torch.sigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).transpose(1, 2)
 
 
 class SoftmaxAttention(Attention):

@@ -39,7 +39,7 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
                 training of the first version becomes unstable. Only for `attention_type` "diff"; also without the norm.
             "logit_max": the largest q·k/√d that any token sees, of both maps.
             "hidden_rms": root mean square of the residual stream after the layer.
-            "lambda_mean": the mean λ of tokens and heads. Only for "diff_v2", in which each has its own.
+            "lambda_mean": the mean λ of tokens and heads. Only where each has its own ("diff_v2").
     """
     attentions = [module for module in model.modules() if isinstance(module, InterfaceAttention)]
     layers = [module for module in model.modules() if isinstance(module, DecoderLayer)]
@@ -70,7 +70,7 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
         note("logit_max", _largest_logit(q, k, attention.scaling, window, bounds))
         if not isinstance(attention, DifferentialAttention):
             return
-        if attention.config.described.lambda_per_token:
+        if attention.config.has_token_lambda:
             note("lambda_mean", attention.lambdas(hidden).mean())
         else:
             lam, scale = attention.lambdas(hidden), attention.scaling

@@ -89,6 +89,7 @@ class ModelRecipe(Section):
     num_attention_heads: Count | None = None
     num_key_value_heads: Count | None = None
     num_noise_heads: Count | None = None
+    token_lambda: bool = False
     head_dim: Count | None = None
     lambda_init: Literal["schedule"] | float = "schedule"
     headwise_norm: bool | None = None

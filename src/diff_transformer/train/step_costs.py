@@ -164,7 +164,7 @@ def communication(
             of_layers = sizes.layers * sizes.layer * (2 * layout.item_size + FLOAT)
             gathered = float(layout.parts * (of_layers + sizes.ends * 2 * FLOAT))
         case "tensor":
-            styles = list(tensor_parallel_plan(config.attention_type, config.has_headwise_norm).values())
+            styles = list(tensor_parallel_plan(config).values())
             outputs, inputs = styles.count("rowwise"), styles.count("colwise")
             outputs += (outputs - 1) * layout.checkpointing  # computed again, but for the last, which no gradient needs
             added_up = config.num_hidden_layers * (outputs * layout.item_size + inputs * FLOAT)
@@ -259,7 +259,7 @@ def layer_bytes(config: DiffTransformerConfig, backend: str, half: bool, ranks: 
     width, size = config.hidden_size, 2 if half else FLOAT
     # A norm saves what it reads, that divided by its size, and one over the size.
     norms = 2 * _norm_bytes(width)
-    readers = 5 + config.described.lambda_per_token  # of norms: W_Q, W_K, W_V, (W_λ,) W_gate, W_up
+    readers = 5 + config.has_token_lambda  # of norms: W_Q, W_K, W_V, (W_λ,) W_gate, W_up
     read = readers * width * size if half else 2 * width * FLOAT  # in half precision each takes a copy of its own
     # What the gate's silu reads, what it gives, what W_up gives, and the product of both, which W_down reads.
     feed_forward = 4 * config.intermediate_size * size
@@ -291,7 +291,7 @@ def _attention_bytes(config: DiffTransformerConfig, backend: str, size: int) -> 
     # q, k, v; λ where it is one for each token. The Triton kernels get a second query for each head.
     queries = 2 * heads if backend == "triton" else described.query_heads(config)
     saved = (queries * head + 2 * keys) * size
-    saved += heads * FLOAT if described.lambda_per_token else 0
+    saved += heads * FLOAT if config.has_token_lambda else 0
     if backend == "triton":  # the output before the norm, that of the second map, log-sums; the norm is in the kernel
         saved += 2 * width * size + 2 * heads * FLOAT
         # What W_O reads is a tensor of its own: after the norm, or after `ops.nonfinite` has added what hidden NaN ask.
