@@ -48,6 +48,7 @@ def test_the_learned_lambda(make: Make, kind: str, config: dict[str, Any]) -> No
     trace = explored.trace(TOKENS)
     check_maps(trace, model)
     check_predictions(trace, model)
+    assert explored.label == ATTENTION_TYPES[kind].label + " in 2 groups of 3 heads" * ATTENTION_TYPES[kind].grouped
     assert explored.subtracts == (kind in DIFFERENTIAL) == (trace.lambdas is not None)
     if kind in PAIRED:
         learned = model.lambdas()

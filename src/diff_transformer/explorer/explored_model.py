@@ -29,7 +29,7 @@ class ExploredModel:
         name: how the page calls it, such as the name of its folder.
 
     Attributes:
-        label: what kind of model it is, such as "DIFF".
+        label: what kind of model it is, such as "DIFF"; of one with groups also how its heads fall into them.
         layers, heads, kv_heads: how many there are, heads as the layer computes them: a DIFF layer has half as many
             as the Transformer.
         subtracts: whether each head has two maps.
@@ -50,6 +50,9 @@ class ExploredModel:
         self.lambda_per_token = described is not None and model.config.has_token_lambda
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
         if described:
+            if described.grouped:  # in the order of the page: head 1 … r are group 1's
+                groups = described.noise_heads(model.config)
+                self.label += f" in {groups} groups of {described.heads(model.config) // groups} heads"
             self.heads, self.kv_heads = described.heads(model.config), described.key_heads(model.config)
         self.vocab_size = config.vocab_size
         longest = getattr(config, "max_position_embeddings", None) or MOST_TOKENS

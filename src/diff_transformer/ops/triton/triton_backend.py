@@ -40,8 +40,8 @@ def reason_against_triton(request: Request) -> str | None:
     q = request.q
     reason = _reason_against_device(q.device.type, q.device.index, q.dtype)
     d, dv = q.shape[-1], request.v.shape[-1]
-    if reason is None and (q.shape[0] > LARGEST_GRID or q.shape[1] > LARGEST_GRID):
-        return f"it takes up to {LARGEST_GRID} sequences and heads, got {q.shape[0]} and {q.shape[1]}"
+    if reason is None and (q.shape[0] > LARGEST_GRID or request.heads > LARGEST_GRID):
+        return f"it takes up to {LARGEST_GRID} sequences and heads, got {q.shape[0]} and {request.heads}"
     if reason is None and (d > WIDEST_KEY or dv > WIDEST_VALUE):  # no constants where torch.compile leaves them open
         return f"it takes d up to {WIDEST_KEY} and dv up to {WIDEST_VALUE}, got d {d} and dv {dv}"
     return reason
