@@ -3,6 +3,7 @@
 The common suite (tests/ops) runs on it too, with sizes that mostly fit into one block.
 """
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,6 +103,24 @@ CASES = {
     ),
     "more of them than the path for few takes": Case(
         batch=2, heads=4, key_heads=2, queries=5, keys=300, d=112, dv=112, is_causal=True, layout="projection"
+    ),
+    "three signal heads, two blocks, three chunks": Case(
+        batch=1, heads=6, ratio=3, key_heads=1, queries=70, keys=210, is_causal=True, lam="full"
+    ),
+    "three signal heads, groups in one block, padding": Case(
+        batch=2, heads=6, ratio=3, key_heads=1, queries=25, keys=130, mask="bool (B, 1, 1, S)", lam="per head"
+    ),
+    "two signal heads, documents, shared keys": Case(
+        batch=1, heads=4, ratio=2, key_maps=1, queries=200, keys=200, documents=(97, 2, 101), window=33, dv=4
+    ),
+    "four signal heads, widths beyond a strip": Case(
+        batch=1, heads=4, ratio=4, key_heads=1, queries=20, keys=30, d=80, dv=144, gain=1.5, layout="projection"
+    ),
+    "two signal heads, few queries, many keys": Case(
+        batch=1, heads=4, ratio=2, key_heads=1, queries=2, keys=700, is_causal=True, lam="full"
+    ),
+    "three signal heads, few queries, additive mask": Case(
+        batch=2, heads=6, ratio=3, queries=1, keys=600, mask="add -inf (B, 1, N, S)", layout="cache", is_causal=True
     ),
     "sixteen queries of one key head": Case(batch=1, heads=8, key_heads=1, queries=2, keys=530, is_causal=True),
 }
@@ -409,19 +428,25 @@ def test_the_error_does_not_grow_with_the_length(queries: int) -> None:
         assert error < 8 * torch.finfo(torch.float32).eps, name
 
 
-@pytest.mark.parametrize("queries", [3, 20])
-@pytest.mark.parametrize("window", [None, 69_000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_more_keys_than_a_block_keeps(queries: int, window: int | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("queries", "window", "dtype", "ratio"),
+    [
+        *itertools.product((3, 20), (None, 69_000), (torch.float32, torch.bfloat16), (1,)),
+        (20, None, torch.float32, 3),
+        (20, 69_000, torch.float32, 2),
+    ],
+    ids=str,
+)
+def test_more_keys_than_a_block_keeps(queries: int, window: int | None, dtype: torch.dtype, ratio: int) -> None:
     """Beyond 65,536 keys the maps of a block are computed twice instead of kept."""
     keys = 70_000
-    shapes = ((1, 1, 2, queries, 4), (1, 1, 2, keys, 4), (1, 1, keys, 8))
+    shapes = ((1, 1, ratio + 1, queries, 4), (1, 1, 2, keys, 4), (1, 1, keys, 8))
     q, k, v = (torch.randn(shape).to(dtype) for shape in shapes)
     mask = torch.ones(1, 1, queries, keys, dtype=torch.bool)
     mask[..., 30_000:30_500] = False
     mask[..., 1, 50_000:] = False
     options = {"attn_mask": mask, "is_causal": True, "window": window}
-    lam, dout = torch.rand(1, 1, queries), torch.randn(1, 1, queries, 8).to(dtype)
+    lam, dout = torch.rand(1, ratio, queries), torch.randn(1, ratio, queries, 8).to(dtype)
     problem = Problem(q, k, v, lam, dout, options)
     wide = Problem(*(x.double() for x in (q, k, v, problem.lam, problem.dout)), options)
     truth, plain = wide.solve(diff_attention, backend="reference"), problem.solve(diff_attention, backend="reference")
@@ -430,6 +455,16 @@ def test_more_keys_than_a_block_keeps(queries: int, window: int | None, dtype: t
         assert error <= 2 * limit + 4 * torch.finfo(dtype).eps * truth[name].norm(), name
     rtol, atol = (1e-4, 1e-6) if dtype == torch.float32 else (2e-2, 1e-4)
     torch.testing.assert_close(attend(problem).double(), truth["out"], rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("queries", [1, 70])
+def test_the_noise_map_of_a_group_is_computed_once(queries: int) -> None:
+    """The kernel keeps two numbers of each softmax that it computes: five for four signal heads."""
+    q, k, v = torch.randn(1, 3, 5, queries, 8), torch.randn(1, 3, 2, 99, 8), torch.randn(1, 3, 99, 16)
+    forward = torch.ops.diff_transformer_cpu.forward.default
+    with torch.no_grad():
+        _, statistics = forward(q, k, v, torch.rand(1, 12, queries), None, True, 0.3, None, None, False)
+    assert statistics.shape == (1, 3, 5, 2, queries)
 
 
 @pytest.mark.parametrize("differentiable", [False, True])
