@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,17 @@ from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
 from diff_transformer.data import byte_tokenizer
 from tiny_model import SIZES
 
-# Earlier releases of transformers have no server to build on.
-HAS_SERVER = find_spec("transformers.cli") is not None and find_spec("transformers.cli.serving") is not None
+
+def _has_engine() -> bool:
+    """Whether transformers generates in batches as the server knows it; earlier releases do not."""
+    try:
+        from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+HAS_SERVER = _has_engine()
 CONTEXT = 96
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'robot' %}{{ raise_exception('no robots') }}{% endif %}"

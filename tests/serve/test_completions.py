@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -99,16 +100,43 @@ def test_of_equally_likely_tokens_the_first_is_taken(batching: bool) -> None:
         assert complete(client, max_tokens=8).choices[0].text == "\0" * 8
 
 
-def test_a_seed_repeats_a_text(sequential: openai.OpenAI) -> None:
+def test_a_seed_repeats_a_text(client: openai.OpenAI) -> None:
     texts = [
-        complete(sequential, [PROMPT, "to"], max_tokens=12, temperature=1, seed=seed).choices[1].text
-        for seed in (1, 1, 2)
+        complete(client, [PROMPT, "to"], max_tokens=12, temperature=1, seed=seed).choices[1].text for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_top_p_leaves_the_most_likely_tokens(sequential: openai.OpenAI, alone: Callable[..., str]) -> None:
-    assert complete(sequential, max_tokens=12, temperature=2, top_p=1e-6).choices[0].text == alone(PROMPT, 12)
+def test_a_seed_repeats_a_text_whatever_else_is_in_the_batch() -> None:
+    with running(new_served(continuous_batching=True)) as url, client_of(url) as client:
+        asked: dict[str, Any] = {"max_tokens": 20, "temperature": 1.5, "seed": 3}
+        alone = complete(client, **asked).choices[0].text
+        assert [choice.text for choice in complete(client, [PROMPT] * 4, **asked).choices] == [alone] * 4
+        others = complete(client, ["a", "to be, or", "λ"], max_tokens=20, temperature=1.5)
+        assert alone not in [choice.text for choice in others.choices]
+
+
+def test_top_p_leaves_the_most_likely_tokens(client: openai.OpenAI, alone: Callable[..., str]) -> None:
+    assert complete(client, max_tokens=12, temperature=2, top_p=1e-6).choices[0].text == alone(PROMPT, 12)
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.8])
+def test_each_token_is_one_of_those_that_top_p_leaves(client: openai.OpenAI, top_p: float) -> None:
+    """Beside requests with another top_p."""
+    ids, rows = expected_logprobs(PROMPT)
+    likely, order = rows[-1].exp().sort(descending=True)
+    left = set(order[: int((likely.cumsum(0) < top_p).sum()) + 1].tolist())
+    assert 1 < len(left) < 250
+    asked: dict[str, Any] = {"max_tokens": 1, "logprobs": 0}
+    with ThreadPoolExecutor(2) as threads:
+        others = threads.submit(complete, client, [PROMPT] * 16, temperature=1, **asked)
+        answer = complete(client, [ids] * 16, temperature=1, top_p=top_p, **asked)
+        others.result()
+    drawn = torch.tensor([choice.logprobs.token_logprobs[0] for choice in answer.choices], dtype=torch.float64)
+    tokens = (rows[-1] - drawn[:, None]).abs().argmin(-1)
+    assert rows[-1][tokens].tolist() == pytest.approx(drawn.tolist(), abs=1e-10)
+    assert set(tokens.tolist()) <= left
+    assert top_p < 0.5 or len(set(tokens.tolist())) > 1
 
 
 def chat(client: openai.OpenAI, *contents: Any, **settings: Any) -> Any:
@@ -195,3 +223,86 @@ def test_logprobs_of_new_tokens(client: openai.OpenAI, alone: Callable[..., str]
         out = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False, pad_token_id=0)
         rows = model(out).logits[0].log_softmax(-1)[len(ids) - 1 : -1]
     assert choice.logprobs.token_logprobs == pytest.approx(rows.amax(-1).tolist(), abs=1e-10)
+
+
+def joined(events: list[Any]) -> dict[str, list[Any]]:
+    """The log-probabilities of all events of a stream."""
+    given = [event.choices[0].logprobs for event in events if event.choices and event.choices[0].logprobs]
+    return {name: [value for part in given for value in getattr(part, name)] for name in FIELDS}
+
+
+FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
+def same_logprobs(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> None:
+    assert first["tokens"] == second["tokens"]
+    assert first["text_offset"] == second["text_offset"]
+    numbers = [
+        [
+            value
+            for own, top in zip(given["token_logprobs"], given["top_logprobs"], strict=True)
+            if own is not None
+            for value in (own, *top.values())
+        ]
+        for given in (first, second)
+    ]
+    assert numbers[0] == pytest.approx(numbers[1], abs=1e-10)
+    assert [top and list(top) for top in first["top_logprobs"]] == [top and list(top) for top in second["top_logprobs"]]
+
+
+@pytest.mark.parametrize("settings", [{}, {"echo": True}, {"max_tokens": 1}, {"temperature": 1, "seed": 5}], ids=str)
+@pytest.mark.parametrize("prompt", [PROMPT, "a", "λ λ"])
+def test_a_streams_logprobs_are_those_of_the_whole(
+    client: openai.OpenAI, prompt: str, settings: dict[str, Any]
+) -> None:
+    asked: dict[str, Any] = {"max_tokens": 20, "logprobs": 2, **settings}
+    answer = complete(client, prompt, **asked)
+    whole = answer.choices[0]
+    events = list(complete(client, prompt, stream=True, **asked))
+    assert "".join(event.choices[0].text for event in events) == whole.text
+    shown = answer.usage.total_tokens if settings.get("echo") else answer.usage.completion_tokens
+    assert len(joined(events)["tokens"]) == shown
+    same_logprobs(joined(events), {name: getattr(whole.logprobs, name) for name in FIELDS})
+
+
+def test_the_logprobs_of_a_stream_come_with_their_tokens(client: openai.OpenAI) -> None:
+    events = streamed(client, max_tokens=20, logprobs=0)
+    assert len(events) > 5
+    shown = ""
+    for event in events[:-1]:
+        choice = event.choices[0]
+        assert all(len(shown) <= offset <= len(shown + choice.text) for offset in choice.logprobs.text_offset)
+        assert choice.logprobs.tokens
+        shown += choice.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("echo", [False, True])
+def test_logprobs_up_to_a_stop_string(
+    client: openai.OpenAI, alone: Callable[..., str], stream: bool, echo: bool
+) -> None:
+    """Those of the tokens that begin before it, and no others."""
+    asked: dict[str, Any] = {"max_tokens": 40, "echo": echo, "logprobs": 1}
+    unstopped = complete(client, **asked).choices[0]
+    stop = alone(PROMPT, 40)[9:12]
+    assert stop not in PROMPT
+    expected = unstopped.text[: unstopped.text.index(stop)]
+    asked["stop"] = ["\0never\0", stop]
+    if stream:
+        events = streamed(client, **asked)
+        text, given = "".join(event.choices[0].text for event in events), joined(events)
+        reason = events[-1].choices[0].finish_reason
+    else:
+        choice = complete(client, **asked).choices[0]
+        text, reason = choice.text, choice.finish_reason
+        given = {name: getattr(choice.logprobs, name) for name in FIELDS}
+    assert (text, reason) == (expected, "stop")
+    count = sum(offset < len(expected) for offset in unstopped.logprobs.text_offset)
+    assert len(PROMPT) * echo + 2 < count < len(unstopped.logprobs.tokens)
+    same_logprobs(given, {name: getattr(unstopped.logprobs, name)[:count] for name in FIELDS})
+
+
+def test_each_token_says_where_its_text_begins(client: openai.OpenAI) -> None:
+    """In characters: λ has two tokens."""
+    given = complete(client, "aλb", max_tokens=0, echo=True, logprobs=0).choices[0].logprobs
+    assert given.text_offset == [0, 1, 1, 2]

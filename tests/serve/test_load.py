@@ -84,10 +84,13 @@ class SlowSteps:
         return self.count <= before + 1
 
 
+@pytest.mark.parametrize("settings", [{}, {"logprobs": 1}], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_frees_its_place(served: Any, alone: Callable[..., str], stream: bool) -> None:
+def test_a_client_that_hangs_up_frees_its_place(
+    served: Any, alone: Callable[..., str], stream: bool, settings: dict[str, Any]
+) -> None:
     steps = SlowSteps(served, 0.03)
-    asked: dict[str, Any] = {"model": "tiny", "prompt": "to be", "max_tokens": 90, "temperature": 0}
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "to be", "max_tokens": 90, "temperature": 0, **settings}
     with running(served) as url, client_of(url) as client:
         if stream:
             with client.completions.create(**asked, stream=True) as events:
@@ -100,6 +103,22 @@ def test_a_client_that_hangs_up_frees_its_place(served: Any, alone: Callable[...
         assert 0 < steps.count < 60
         answer = client.completions.create(**{**asked, "max_tokens": 3})
         assert answer.choices[0].text == alone("to be", 3)
+
+
+def test_clients_that_hang_up_leave_nothing_behind() -> None:
+    """transformers keeps what is registered for a request until the request has ended."""
+    served = new_served(continuous_batching=True)
+    SlowSteps(served, 0.005)
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "to be", "max_tokens": 90, "temperature": 0, "stream": True}
+    with running(served) as url, client_of(url) as client:
+        for _ in range(10):
+            with client.completions.create(**asked) as events:
+                next(iter(events))
+        time.sleep(0.3)
+        router = served.engine._batches.output_router
+        assert router.result_handlers == {}
+        assert router.output_queue.qsize() < 5
+        assert served.engine._batches.batch_processor.scheduler.active_requests == {}
 
 
 def test_a_request_that_waits_can_be_given_up() -> None:

@@ -74,8 +74,6 @@ def refused(url: str, path: str, body: Any, status: int, *parts: str) -> None:
         ({"stop": {"a": 1}}, 400, "stop must be a text or a list"),
         ({"stream": "yes"}, 400, "stream must be true or false, got 'yes'"),
         ({"stream": True, "prompt": ["a", "b"]}, 400, "A stream takes one prompt, got 2"),
-        ({"stream": True, "logprobs": 1}, 400, "logprobs does not go with stream"),
-        ({"stop": "a", "logprobs": 1}, 400, "logprobs does not go with stop"),
         ({"stream_options": 1}, 400, "stream_options must be an object, got 1"),
         ({"logprobs": 6}, 400, "logprobs must be a whole number, from 0 to 5, got 6"),
         ({"n": 2}, 400, "n must be 1 or left out, got 2"),
@@ -120,13 +118,6 @@ def test_a_wrong_chat(url: str, changes: dict[str, Any], message: str) -> None:
 
 def test_a_chat_without_a_template(sequential_url: str) -> None:
     refused(sequential_url, "/v1/chat/completions", CHAT, 400, "has no chat template", "/v1/completions")
-
-
-@pytest.mark.parametrize("setting", [{"top_p": 0.5}, {"seed": 1}])
-def test_sampling_that_a_batch_does_not_have(setting: dict[str, Any]) -> None:
-    with running(new_served(continuous_batching=True)) as url:
-        refused(url, "/v1/completions", {**COMPLETION, **setting}, 400, "continuous batching")
-        assert post(url, "/v1/completions", json.dumps({**COMPLETION, **setting, "temperature": 0}).encode())[0] == 200
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, b"1" * 5000])

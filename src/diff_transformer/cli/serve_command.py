@@ -49,7 +49,7 @@ def serve(
         raise ValueError(f"The API key (--api-key or {API_KEY_VARIABLE}) must be printable ASCII text, not empty.")
     if cache_tokens is not None and not continuous_batching:
         raise ValueError("--cache-tokens needs --continuous-batching.")
-    _require_transformers_server()
+    _require_continuous_batching()
     from diff_transformer.serve.http_server import ModelServer, bound_socket, is_loopback, run_server, url_of
 
     if not is_loopback(host) and api_key is None and not without_key:
@@ -91,13 +91,15 @@ def _name_of(folder: Path) -> str:
     return f"{path.parents[1].name}-{path.name}" if path.parent.name == "checkpoints" else path.name
 
 
-def _require_transformers_server() -> None:
+def _require_continuous_batching() -> None:
     try:
-        from transformers.cli.serving.utils import CBGenerateManager, GenerateManager  # noqa: F401  # are they there?
+        from transformers.generation.continuous_batching.continuous_api import (  # is it as the server knows it?
+            BackgroundThreadStatus,  # noqa: F401
+        )
     except ImportError:
         import transformers
 
         raise ValueError(
-            f"`diff-transformer serve` needs the server of transformers 5.17 or later, and this is "
+            f"`diff-transformer serve` needs the continuous batching of transformers 5.17 or later, and this is "
             f"transformers {transformers.__version__}."
         ) from None

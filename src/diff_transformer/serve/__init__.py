@@ -1,1 +1,1 @@
-"""Serves a model over HTTP, as OpenAI's API does: transformers' server generates, and this package speaks HTTP."""
+"""Serves a model over HTTP, as OpenAI's API does: transformers generates, and this package speaks HTTP."""

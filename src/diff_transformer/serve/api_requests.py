@@ -76,11 +76,6 @@ class CompletionRequest(ApiRequest):
     logprobs: int | None
     """How many of the most likely tokens are named at each place; None for no log-probabilities."""
 
-    @property
-    def scored(self) -> bool:
-        """Whether the answer has log-probabilities."""
-        return self.logprobs is not None
-
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest(ApiRequest):
@@ -102,10 +97,6 @@ def completion_request(body: Any) -> CompletionRequest:
     )
     if request.sampling.max_tokens == 0 and not request.echo:
         raise RequestError("max_tokens must be 1 or more unless echo is true, got 0.", field="max_tokens")
-    if request.scored and request.stream:
-        raise RequestError("logprobs does not go with stream.", field="logprobs")
-    if request.scored and request.stop:
-        raise RequestError("logprobs does not go with stop.", field="logprobs")
     if request.stream and len(request.prompts) > 1:
         raise RequestError(f"A stream takes one prompt, got {len(request.prompts)}.", field="prompt")
     return request

@@ -15,20 +15,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from diff_transformer.serve.api_requests import (
-    ApiRequest,
-    CompletionRequest,
-    RequestError,
-    Sampling,
-    chat_request,
-    completion_request,
-)
+from diff_transformer.serve.api_requests import ApiRequest, RequestError, chat_request, completion_request
+from diff_transformer.serve.continuation import Continuation, Part
 from diff_transformer.serve.generation_engine import GenerationError, ServerStoppingError
 from diff_transformer.serve.served_model import ServedModel
-from diff_transformer.serve.stop_texts import UntilStop
 from diff_transformer.storage.files import parse_json
 
 LARGEST_BODY = 16 << 20  # bytes
+_NOTHING = Part("", None)
 Handler = Callable[[Request], Awaitable[Response]]
 # OpenAI's names of kinds of errors; other statuses of 400 and above are errors of the request.
 ERROR_TYPES = {401: "authentication_error", 500: "server_error", 503: "server_error"}
@@ -110,26 +104,30 @@ class _Routes:
         prompts = await asyncio.to_thread(lambda: [self.served.tokens_of(prompt) for prompt in asked.prompts])
         samplings = [self.served.fitted(tokens, asked.sampling) for tokens in prompts]
         answer = _Answer("text_completion", f"cmpl-{uuid4().hex}", self.served.name)
-        if asked.stream:
-            echoed = self._text(asked.prompts[0]) if asked.echo else ""
-            return _EventStream(self._stream(answer, asked, prompts[0], samplings[0], echoed))
-        parts = [
-            self._scored(number, asked, prompts[number], samplings[number])
-            if asked.scored
-            else self._completed(number, asked, prompts[number], samplings[number])
-            for number in range(len(prompts))
+        continuations = [
+            Continuation(
+                self.served,
+                tokens,
+                sampling,
+                stop=asked.stop,
+                echo=self._text(prompt) if asked.echo else None,
+                logprobs=asked.logprobs,
+            )
+            for prompt, tokens, sampling in zip(asked.prompts, prompts, samplings, strict=True)
         ]
-        return await _unless_hung_up(request, self._whole(answer, prompts, parts))
+        if asked.stream:
+            return _EventStream(self._stream(answer, asked, continuations[0], len(prompts[0])))
+        return await _unless_hung_up(request, self._whole(answer, continuations, sum(map(len, prompts))))
 
     async def chat_completions(self, request: Request) -> Response:
         asked = chat_request(await _read_json(request))
         self.served.require_name(asked.model)
         tokens = await asyncio.to_thread(self.served.tokens_of_messages, asked.messages)
-        sampling = self.served.fitted(tokens, asked.sampling)
+        continuation = Continuation(self.served, tokens, self.served.fitted(tokens, asked.sampling), stop=asked.stop)
         answer = _Answer("chat.completion", f"chatcmpl-{uuid4().hex}", self.served.name)
         if asked.stream:
-            return _EventStream(self._stream(answer, asked, tokens, sampling, ""))
-        return await _unless_hung_up(request, self._whole(answer, [tokens], [self._chat(asked, tokens, sampling)]))
+            return _EventStream(self._stream(answer, asked, continuation, len(tokens)))
+        return await _unless_hung_up(request, self._whole(answer, [continuation], len(tokens)))
 
     def _described(self) -> dict[str, Any]:
         return {
@@ -141,107 +139,34 @@ class _Routes:
         }
 
     def _text(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self.served.tokenizer.decode(prompt)
+        return prompt if isinstance(prompt, str) else self.served.tokenizer.decode(prompt, skip_special_tokens=True)
 
-    async def _whole(
-        self,
-        answer: "_Answer",
-        prompts: list[list[int]],
-        parts: list[Coroutine[Any, Any, tuple[dict[str, Any], int]]],
-    ) -> Response:
-        """The answer whose choices are all there, with how many tokens each of them has."""
-        done = await _all_or_none(parts)
-        usage = _usage(sum(map(len, prompts)), sum(new for _, new in done))
-        return JSONResponse(answer.with_choices([choice for choice, _ in done]) | {"usage": usage})
-
-    async def _completed(
-        self, number: int, asked: CompletionRequest, tokens: list[int], sampling: Sampling
-    ) -> tuple[dict[str, Any], int]:
-        text, reason, new = await self._generated(asked, tokens, sampling)
-        if asked.echo:
-            text = self._text(asked.prompts[number]) + text
-        return {"index": number, "text": text, "logprobs": None, "finish_reason": reason}, new
-
-    async def _chat(self, asked: ApiRequest, tokens: list[int], sampling: Sampling) -> tuple[dict[str, Any], int]:
-        text, reason, new = await self._generated(asked, tokens, sampling)
-        message = {"role": "assistant", "content": text}
-        return {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}, new
-
-    async def _generated(self, asked: ApiRequest, tokens: list[int], sampling: Sampling) -> tuple[str, str, int]:
-        """The text after some tokens, why it ends there, and of how many tokens it is."""
-        if sampling.max_tokens == 0:
-            return "", "length", 0
-        pieces: list[str] = []
-        ending = _Ending()
-        async with aclosing(self._pieces(asked, tokens, sampling, ending)) as texts:
-            async for piece in texts:
-                pieces.append(piece)
-        return "".join(pieces), ending.reason, ending.new_tokens
-
-    async def _pieces(
-        self, asked: ApiRequest, tokens: list[int], sampling: Sampling, ending: "_Ending"
-    ) -> AsyncGenerator[str, None]:
-        """The pieces of the text up to a stop string; afterwards `ending` is filled in."""
-        generation = self.served.generation(tokens, sampling)
-        until = UntilStop(asked.stop)
-        async with aclosing(generation.texts()) as texts:
-            async for piece in texts:
-                if text := until.feed(piece):
-                    yield text
-                if until.stopped:
-                    break
-        if text := until.rest():
-            yield text
-        ending.new_tokens = generation.new_tokens
-        ending.reason = "length" if generation.filled and not until.stopped else "stop"
-
-    async def _scored(
-        self, number: int, asked: CompletionRequest, tokens: list[int], sampling: Sampling
-    ) -> tuple[dict[str, Any], int]:
-        """A completion with log-probabilities."""
-        assert asked.logprobs is not None
-        # One greedy token, for which programs that score texts ask, comes from the same pass as the log-probabilities.
-        given: list[int] | None = None
-        if sampling.max_tokens != 1 or not sampling.greedy:
-            given = await self.served.engine.generate_tokens(tokens, sampling) if sampling.max_tokens else []
-        first = 0 if asked.echo else len(tokens)
-        new, logprobs = await asyncio.to_thread(self.served.scorer.completion, tokens, given, first, asked.logprobs)
-        text = self.served.tokenizer.decode(new, skip_special_tokens=True)
-        choice = {
-            "index": number,
-            "text": self._text(asked.prompts[number]) + text if asked.echo else text,
-            "logprobs": logprobs,
-            "finish_reason": "length" if len(new) >= (sampling.max_tokens or 0) else "stop",
-        }
-        return choice, len(new)
+    async def _whole(self, answer: "_Answer", continuations: list[Continuation], prompt_tokens: int) -> Response:
+        """The answer whose choices are all there."""
+        parts = await _all_or_none([continuation.whole() for continuation in continuations])
+        choices = [
+            answer.choice(number, part, continuation.reason)
+            for number, (part, continuation) in enumerate(zip(parts, continuations, strict=True))
+        ]
+        usage = _usage(prompt_tokens, sum(continuation.new_tokens for continuation in continuations))
+        return JSONResponse(answer.with_choices(choices) | {"usage": usage})
 
     async def _stream(
-        self, answer: "_Answer", asked: ApiRequest, tokens: list[int], sampling: Sampling, echoed: str
+        self, answer: "_Answer", asked: ApiRequest, continuation: Continuation, prompt_tokens: int
     ) -> AsyncGenerator[str, None]:
-        """The events of an answer that comes in pieces."""
-        ending = _Ending()
+        """The events of an answer that comes in parts."""
         try:
             if answer.is_chat:
-                yield answer.event(answer.piece("", role="assistant"))
-            if echoed:
-                yield answer.event(answer.piece(echoed))
-            if sampling.max_tokens:
-                async with aclosing(self._pieces(asked, tokens, sampling, ending)) as texts:
-                    async for text in texts:
-                        yield answer.event(answer.piece(text))
-            yield answer.event(answer.piece(None, finish_reason=ending.reason))
+                yield answer.event(answer.piece(_NOTHING, role="assistant"))
+            async with aclosing(continuation.parts()) as parts:
+                async for part in parts:
+                    yield answer.event(answer.piece(part))
+            yield answer.event(answer.piece(None, finish_reason=continuation.reason))
             if asked.include_usage:
-                yield answer.event(None, usage=_usage(len(tokens), ending.new_tokens))
+                yield answer.event(None, usage=_usage(prompt_tokens, continuation.new_tokens))
         except (GenerationError, ServerStoppingError) as error:
             yield f"data: {json.dumps(_error_body(500, str(error)))}\n\n"
         yield "data: [DONE]\n\n"
-
-
-class _Ending:
-    """Why a text has ended, and of how many tokens it is."""
-
-    reason = "length"
-    new_tokens = 0
 
 
 class _Answer:
@@ -255,12 +180,17 @@ class _Answer:
     def with_choices(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._same, "object": self._kind, "choices": choices}
 
-    def piece(self, text: str | None, *, role: str | None = None, finish_reason: str | None = None) -> dict[str, Any]:
-        """The choice of an event; the last one has no text and a reason."""
-        shared = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
+    def choice(self, number: int, part: Part, reason: str) -> dict[str, Any]:
+        """A choice that has ended."""
+        said = {"message": {"role": "assistant", "content": part.text}} if self.is_chat else {"text": part.text}
+        return {"index": number, **said, "logprobs": part.logprobs, "finish_reason": reason}
+
+    def piece(self, part: Part | None, *, role: str | None = None, finish_reason: str | None = None) -> dict[str, Any]:
+        """The choice of an event; the last one has no part and a reason."""
+        shared = {"index": 0, "logprobs": part and part.logprobs, "finish_reason": finish_reason}
         if not self.is_chat:
-            return {**shared, "text": text or ""}
-        delta = {} if text is None else {"content": text}
+            return {**shared, "text": part.text if part else ""}
+        delta = {"content": part.text} if part else {}
         return {**shared, "delta": {"role": role, **delta} if role else delta}
 
     def event(self, choice: dict[str, Any] | None, **fields: Any) -> str:

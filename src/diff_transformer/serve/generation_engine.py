@@ -1,24 +1,27 @@
-"""Runs the generation of transformers' server: one request after another, or all that are waiting in one batch.
+"""Generates for requests: one after another, or all that are waiting in one batch.
 
-The threads, the streams of text and continuous batching are those of ``transformers.cli.serving``. Added is what its
-own handlers of requests leave out: each request has its own sampling in a batch, too, a request can be given up at any
-time, and all end when the server stops.
+transformers generates: by `generate`, or by its continuous batching. Added is what a server needs: tokens arrive as
+they are generated, each request has its own sampling in a batch, too, a request can be given up at any time, and all
+end when the server stops.
 """
 
 import asyncio
+import contextlib
 import copy
+import queue
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 from weakref import WeakSet
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.cli.serving.utils import CBGenerateManager, CBWorkerDeadError, GenerateManager, _StreamError
-from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingTemperatureLogitsWarper
 
-from diff_transformer.serve.api_requests import RequestError, Sampling
+from diff_transformer.serve.api_requests import Sampling
+from diff_transformer.serve.batch_sampling import sampling_steps
 
 # Of a batch on the CPU, where transformers would take 8192 and masks of that many rows.
 CPU_BATCH_TOKENS = 512
@@ -36,57 +39,68 @@ class ServerStoppingError(RuntimeError):
         super().__init__("The server is stopping.")
 
 
+class TokenQueue:
+    """New tokens of one request, in their order. All methods but `get` may be called in any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[list[int] | Exception | None] = asyncio.Queue()
+
+    def put(self, tokens: list[int]) -> None:
+        """Add the next tokens."""
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, tokens)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Say that no tokens will come any more, and why, where it is no end that was asked for."""
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, error)
+
+    async def get(self) -> list[int] | None:
+        """The next tokens, None at the end. Raises the error that has ended them."""
+        tokens = await self._queue.get()
+        if isinstance(tokens, Exception):
+            raise tokens
+        return tokens
+
+
 class Engine(ABC):
     """Generates for many requests with one model. Its methods are called in the event loop."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self._queues: WeakSet[asyncio.Queue[Any]] = WeakSet()
+        self._queues: WeakSet[TokenQueue] = WeakSet()
         self._stopping = False
-
-    def check(self, sampling: Sampling) -> None:
-        """Raise RequestError for sampling that this engine does not have, ServerStoppingError while it stops."""
-        if self._stopping:
-            raise ServerStoppingError
-
-    async def generate_tokens(self, tokens: list[int], sampling: Sampling) -> list[int]:
-        """The new tokens, as numbers."""
-        self.check(sampling)
-        # Whoever is not there any more for the answer leaves what computes it alone.
-        _, _, generated = await asyncio.shield(self._generate_at_once(tokens, self._config(sampling), sampling))
-        return [int(token) for token in generated]
 
     @property
     def is_alive(self) -> bool:
         """Whether it can generate: an error in a batch ends the thread of all batches."""
         return True
 
+    def require_running(self) -> None:
+        """Raise ServerStoppingError once `stop` was called."""
+        if self._stopping:
+            raise ServerStoppingError
+
+    def begin(self, tokens: list[int], sampling: Sampling) -> tuple[TokenQueue, Callable[[], None]]:
+        """Begin to generate: the new tokens, and what gives the request up. Raises GenerationError."""
+        self.require_running()
+        new = TokenQueue()
+        self._queues.add(new)
+        return new, self._begin(tokens, self._config(sampling), sampling, new)
+
     def stop(self) -> None:
         """End all texts that are being generated, and begin none."""
         self._stopping = True
-        for queue in self._queues:
-            queue.put_nowait(ServerStoppingError())
+        for new in self._queues:
+            new.end(ServerStoppingError())
 
     @abstractmethod
     def close(self) -> None:
         """Wait until nothing is generated any more."""
 
     @abstractmethod
-    def _generate_at_once(self, tokens: list[int], config: GenerationConfig, sampling: Sampling) -> Any: ...
-
-    @abstractmethod
-    def _begin(self, tokens: list[int], config: GenerationConfig, sampling: Sampling) -> Any:
-        """The queue that the pieces of the text will come from, and the streamer that fills it."""
-
-    def begin(self, tokens: list[int], sampling: Sampling) -> Any:
-        """Begin to generate: the queue that the pieces of the text will come from, and the streamer that fills it."""
-        self.check(sampling)
-        try:
-            queue, streamer = self._begin(tokens, self._config(sampling), sampling)
-        except CBWorkerDeadError as error:
-            raise GenerationError(str(error)) from error
-        self._queues.add(queue)
-        return queue, streamer
+    def _begin(
+        self, tokens: list[int], config: GenerationConfig, sampling: Sampling, new: TokenQueue
+    ) -> Callable[[], None]: ...
 
     def _config(self, sampling: Sampling) -> GenerationConfig:
         """The model's own settings of generation, but for how tokens are chosen and how many."""
@@ -104,40 +118,47 @@ class Engine(ABC):
 
 
 class Generation:
-    """One request's text. Nothing is generated before it is asked for."""
+    """The new tokens of one request. None is generated before it is asked for."""
 
     def __init__(self, engine: Engine, tokens: list[int], sampling: Sampling) -> None:
         self._engine, self._tokens, self._sampling = engine, tokens, sampling
-        self.new_tokens = 0
-        """How many tokens have been generated, once the text has ended."""
 
-    @property
-    def filled(self) -> bool:
-        """Whether as many tokens have been generated as were asked for."""
-        return self.new_tokens >= (self._sampling.max_tokens or 0)
-
-    async def texts(self) -> AsyncGenerator[str, None]:
-        """The pieces of the text. Whoever closes the iterator before its end gives the request up.
+    async def tokens(self) -> AsyncGenerator[int, None]:
+        """The tokens as they come. Whoever closes the iterator before its end gives the request up.
 
         Raises:
             GenerationError: generating failed.
             ServerStoppingError: the server stops.
         """
-        queue, streamer = self._engine.begin(self._tokens, self._sampling)
-        ended = False
+        new, give_up = self._engine.begin(self._tokens, self._sampling)
         try:
-            while (piece := await queue.get()) is not None:
-                if isinstance(piece, ServerStoppingError):
-                    raise piece
-                if isinstance(piece, _StreamError):
-                    ended = True
-                    raise GenerationError(piece.msg)
-                yield piece
-            ended = True
+            while (tokens := await new.get()) is not None:
+                for token in tokens:
+                    yield token
         finally:
-            self.new_tokens = streamer.total_tokens
-            if not ended:
-                streamer.cancel()
+            give_up()
+
+
+class _GivenUpError(Exception):
+    """Ends `generate`: nobody waits for its text any more."""
+
+
+class _Streamer:
+    """What `generate` calls a streamer: gets the prompt, and then each new token."""
+
+    def __init__(self, new: TokenQueue, given_up: threading.Event) -> None:
+        self._new, self._given_up = new, given_up
+        self._is_prompt = True
+
+    def put(self, tokens: torch.Tensor) -> None:
+        if self._given_up.is_set():
+            raise _GivenUpError
+        if not self._is_prompt:
+            self._new.put(tokens.tolist())
+        self._is_prompt = False
+
+    def end(self) -> None:
+        """The queue is ended where `generate` was called, which also sees errors."""
 
 
 class SequentialEngine(Engine):
@@ -145,47 +166,36 @@ class SequentialEngine(Engine):
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         super().__init__(model, tokenizer)
-        self._manager = GenerateManager()
+        self._thread = ThreadPoolExecutor(1, "generate")
 
     def close(self) -> None:
         """Wait until nothing is generated any more."""
-        self._manager.submit(lambda: None).result(timeout=SECONDS_TO_STOP)
+        self._thread.shutdown()
 
-    def _inputs(self, tokens: list[int], sampling: Sampling) -> dict[str, torch.Tensor]:
-        if sampling.seed is not None:
-            self._manager.submit(torch.manual_seed, sampling.seed)  # the next that its thread does is this request
-        ids = torch.tensor([tokens], device=self.model.device)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    def _begin(
+        self, tokens: list[int], config: GenerationConfig, sampling: Sampling, new: TokenQueue
+    ) -> Callable[[], None]:
+        given_up = threading.Event()
 
-    def _begin(self, tokens: list[int], config: GenerationConfig, sampling: Sampling) -> Any:
-        inputs = self._inputs(tokens, sampling)
-        return self._manager.generate_streaming(self.model, self.tokenizer, inputs, config, uuid4().hex)
+        def generate() -> None:
+            try:
+                if sampling.seed is not None:
+                    torch.manual_seed(sampling.seed)
+                ids = torch.tensor([tokens], device=self.model.device)
+                self.model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    generation_config=config,
+                    streamer=_Streamer(new, given_up),
+                )
+                new.end()
+            except _GivenUpError:
+                pass
+            except Exception as error:  # whatever it is, the request has to be told, and the next one answered
+                new.end(GenerationError(f"{type(error).__name__}: {error}"))
 
-    async def _generate_at_once(self, tokens: list[int], config: GenerationConfig, sampling: Sampling) -> Any:
-        inputs = self._inputs(tokens, sampling)
-        return await self._manager.generate_non_streaming(self.model, self.tokenizer, inputs, config, uuid4().hex)
-
-
-class _Temperatures(ContinuousBatchingTemperatureLogitsWarper):
-    """Divides logits by each request's temperature; temperature 0 leaves the first of the most likely tokens alone."""
-
-    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        temperatures = tensor_arg[: len(scores)].view(torch.float32).unsqueeze(-1)
-        alone = torch.full_like(scores, -torch.inf).scatter(-1, scores.argmax(-1, keepdim=True), 0.0)
-        return torch.where(temperatures == 0, alone, scores / temperatures)
-
-
-class _SampledManager:
-    """transformers' manager of a batch, for one request: it is told the request's temperature, too."""
-
-    def __init__(self, manager: Any, temperature: float) -> None:
-        self._manager, self._temperature = manager, temperature
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)
-
-    def add_request(self, *arguments: Any, **settings: Any) -> Any:
-        return self._manager.add_request(*arguments, temperature=self._temperature, **settings)
+        self._thread.submit(generate)
+        return given_up.set
 
 
 class BatchingEngine(Engine):
@@ -202,31 +212,20 @@ class BatchingEngine(Engine):
         config.num_blocks = -(-cache_tokens // page)
         if model.device.type == "cpu":
             config.max_batch_tokens = CPU_BATCH_TOKENS
-        self._batches = CBGenerateManager(config)
-        # A temperature other than 1 makes transformers divide by one at all; every request brings its own.
-        self._batches.init_cb(model, self._config(Sampling(max_tokens=1, temperature=0.5)))
-        processors = self._batches._cb.logit_processor.logits_processor
-        processors[:] = [
-            _Temperatures(each) if isinstance(each, ContinuousBatchingTemperatureLogitsWarper) else each
-            for each in processors
-        ]
-
-    def check(self, sampling: Sampling) -> None:
-        """Raise RequestError for sampling that this engine does not have, ServerStoppingError while it stops."""
-        super().check(sampling)
-        if sampling.top_p != 1 and not sampling.greedy:
-            raise RequestError(f"top_p must be 1 with continuous batching, got {sampling.top_p}.", field="top_p")
-        if sampling.seed is not None and not sampling.greedy:
-            raise RequestError("A seed needs temperature 0 with continuous batching.", field="seed")
+        # With a temperature other than 1 transformers plans for steps between logits and tokens.
+        settings = self._config(Sampling(max_tokens=1, temperature=0.5))
+        self._batches = model.init_continuous_batching(generation_config=settings, continuous_batching_config=config)
+        self._batches.logit_processor = sampling_steps()
+        self._batches.start()
 
     @property
     def is_alive(self) -> bool:
         """Whether it can generate: an error in a batch ends the thread of all batches."""
-        return self._batches.is_alive()
+        return self._batches.background_thread_status.fatal_error is None
 
     def close(self) -> None:
         """Wait until nothing is generated any more."""
-        self._batches.stop()
+        self._batches.stop(block=True, timeout=SECONDS_TO_STOP)
 
     def _config(self, sampling: Sampling) -> GenerationConfig:
         config = super()._config(sampling)
@@ -235,15 +234,44 @@ class BatchingEngine(Engine):
             config.eos_token_id = -1
         return config
 
-    def _one(self, sampling: Sampling) -> CBGenerateManager:
-        manager = CBGenerateManager()
-        manager._cb = _SampledManager(self._batches._cb, sampling.temperature)
-        return manager
+    def _begin(
+        self, tokens: list[int], config: GenerationConfig, sampling: Sampling, new: TokenQueue
+    ) -> Callable[[], None]:
+        if not self.is_alive:
+            raise GenerationError(f"The batch has failed: {self._batches.background_thread_status.fatal_error}")
+        name = uuid4().hex
+        passed_on = 0
+        ended = False
 
-    def _begin(self, tokens: list[int], config: GenerationConfig, sampling: Sampling) -> Any:
-        inputs = {"input_ids": tokens}
-        return self._one(sampling).generate_streaming(self.model, self.tokenizer, inputs, config, uuid4().hex)
+        def receive(output: Any) -> None:
+            nonlocal passed_on, ended
+            new.put(output.generated_tokens[passed_on:])
+            passed_on = len(output.generated_tokens)
+            ended = output.error is not None or output.is_finished()
+            if ended:
+                new.end(None if output.error is None else GenerationError(output.error))
 
-    def _generate_at_once(self, tokens: list[int], config: GenerationConfig, sampling: Sampling) -> Any:
-        inputs = {"input_ids": tokens}
-        return self._one(sampling).generate_non_streaming(self.model, self.tokenizer, inputs, config, uuid4().hex)
+        def give_up() -> None:
+            if ended:
+                return
+            self._batches.cancel_request(name)
+            # transformers keeps whatever is registered, and whatever has no taker, until somebody takes it away.
+            router = self._batches.output_router
+            router.result_handlers.pop(name, None)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    router.output_queue.get_nowait()
+
+        settings = {} if sampling.seed is None else {"seed": sampling.seed}
+        self._batches.register_result_handler(name, receive)
+        self._batches.add_request(
+            tokens,
+            name,
+            max_new_tokens=config.max_new_tokens,
+            streaming=True,
+            eos_token_id=config.eos_token_id,
+            temperature=sampling.temperature,
+            top_p=1.0 if sampling.greedy else sampling.top_p,
+            **settings,
+        )
+        return give_up

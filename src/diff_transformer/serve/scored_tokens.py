@@ -2,77 +2,93 @@
 
 import copy
 import threading
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 
 class Scorer:
-    """Computes log-probabilities in one forward pass for each text, beside whatever the engine generates."""
+    """Computes log-probabilities in passes of its own, beside whatever the engine generates."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         # The same weights in modules of their own: continuous batching changes how the model attends.
         weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
         self._model = copy.deepcopy(model, weights)
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # one text at a time: its logits are the largest tensor of the server
 
-    def completion(
-        self, tokens: list[int], new: list[int] | None, first: int, most_likely: int
-    ) -> tuple[list[int], dict[str, Any]]:
-        """The new tokens of a completion and its field ``logprobs``.
+    def logprobs(
+        self, before: list[int], tokens: list[int], offsets: list[int], most_likely: int, cache: Any = None
+    ) -> dict[str, Any]:
+        """The field ``logprobs`` of some tokens of a text.
 
         Args:
-            tokens: the prompt's.
-            new: those after it; None for the one that is the most likely, which costs no pass of its own.
-            first, most_likely: as in `completion_logprobs`.
+            before: the text's tokens before them, but for those in the cache.
+            offsets: where in the text of the answer each of the tokens begins.
+            most_likely: how many of the most likely tokens are named at each place, beside the token itself.
+            cache: keys and values of the text's beginning, to which those of all tokens here but the last are added.
         """
-        with self._lock:  # one text at a time: its logits are the largest tensor of the server
-            expected = self.log_probabilities(tokens if new is None else (tokens + new)[:-1] or tokens)
-            if new is None:
-                new = [int(expected[-1].argmax())]
-            return new, completion_logprobs(tokens + new, expected, first, most_likely, self._tokenizer)
+        read = [*before, *tokens][:-1]
+        with self._lock:
+            expected = self.log_probabilities(read, cache, last=len(tokens)) if tokens and read else torch.empty(0, 0)
+            return self._named(tokens, expected, offsets, most_likely)
+
+    def most_likely_next(self, tokens: list[int], offsets: list[int], most_likely: int) -> tuple[int, dict[str, Any]]:
+        """The most likely token after some, and the field ``logprobs`` of the last of these and itself, in one pass."""
+        with self._lock:
+            expected = self.log_probabilities(tokens, last=len(offsets))
+            new = int(expected[-1].argmax())
+            return new, self._named([*tokens, new][-len(offsets) :], expected, offsets, most_likely)
+
+    def growing_text(self, most_likely: int) -> "GrowingText":
+        """A text whose tokens come in parts."""
+        return GrowingText(self, DynamicCache(config=self._model.config), most_likely)
 
     @torch.inference_mode()
-    def log_probabilities(self, tokens: list[int]) -> Tensor:
-        """What the model expects after each of N tokens: (N, vocabulary), in float32 or the model's wider dtype."""
+    def log_probabilities(self, tokens: list[int], cache: Any = None, *, last: int = 0) -> Tensor:
+        """What the model expects after each of N tokens, or after the `last` of them alone: (N or `last`, vocabulary),
+        in float32 or the model's wider dtype.
+        """
         ids = torch.tensor([tokens], device=self._model.device)
-        logits = self._model(ids, use_cache=False).logits[0]
+        out = self._model(ids, past_key_values=cache, use_cache=cache is not None, logits_to_keep=last)
+        logits = out.logits[0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
+    def _named(self, tokens: list[int], expected: Tensor, offsets: list[int], most_likely: int) -> dict[str, Any]:
+        """Tokens with what was expected in their places; nothing was in the place of a text's first token."""
+        texts = [self._tokenizer.decode([token]) for token in tokens]
+        token_logprobs: list[float | None] = [None] * (len(tokens) - len(expected))
+        top_logprobs: list[dict[str, float] | None] = [None] * len(token_logprobs)
+        for token, row in zip(tokens[len(token_logprobs) :], expected, strict=True):
+            own = float(row[token])
+            # Several tokens can have the same text; the likeliest of them is named.
+            likeliest = row.topk(min(most_likely, len(row))).indices.tolist()
+            named = {self._tokenizer.decode([other]): float(row[other]) for other in reversed(likeliest)}
+            token_logprobs.append(own)
+            top_logprobs.append({self._tokenizer.decode([token]): own} | named)
+        return {
+            "tokens": texts,
+            "token_logprobs": token_logprobs,
+            "top_logprobs": top_logprobs,
+            "text_offset": offsets,
+        }
 
-def completion_logprobs(
-    tokens: list[int], expected: Tensor, first: int, most_likely: int, tokenizer: Any
-) -> dict[str, Any]:
-    """The field ``logprobs`` of a completion.
 
-    Args:
-        tokens: all tokens, the prompt's too.
-        expected: what `Scorer.log_probabilities` says of all of them but perhaps the last.
-        first: the place of the first token that the completion shows.
-        most_likely: how many of the most likely tokens are named at each place, beside the token itself.
-    """
-    texts = [tokenizer.decode([token]) for token in tokens]
-    token_logprobs: list[float | None] = []
-    top_logprobs: list[dict[str, float] | None] = []
-    for place in range(first, len(tokens)):
-        if place == 0:  # nothing comes before the first token
-            token_logprobs.append(None)
-            top_logprobs.append(None)
-            continue
-        row = expected[place - 1]
-        own = float(row[tokens[place]])
-        # Several tokens can have the same text; the likeliest of them is named.
-        likeliest = row.topk(min(most_likely, len(row))).indices.tolist()
-        named = {tokenizer.decode([token]): float(row[token]) for token in reversed(likeliest)}
-        token_logprobs.append(own)
-        top_logprobs.append({texts[place]: own} | named)
-    ends = list(accumulate(map(len, texts[first:])))
-    return {
-        "tokens": texts[first:],
-        "token_logprobs": token_logprobs,
-        "top_logprobs": top_logprobs,
-        "text_offset": [0, *ends][: len(ends)],
-    }
+class GrowingText:
+    """A text whose tokens come in parts; the model reads each token once."""
+
+    def __init__(self, scorer: Scorer, cache: Any, most_likely: int) -> None:
+        self._scorer, self._cache, self._most_likely = scorer, cache, most_likely
+        self._unread: list[int] = []
+
+    def add(self, tokens: list[int]) -> None:
+        """Tokens whose log-probabilities nobody asks for."""
+        self._unread += tokens
+
+    def logprobs(self, tokens: list[int], offsets: list[int]) -> dict[str, Any]:
+        """The field ``logprobs`` of the next tokens, whose places in the text of the answer are `offsets`."""
+        named = self._scorer.logprobs(self._unread, tokens, offsets, self._most_likely, self._cache)
+        self._unread = tokens[-1:] or self._unread
+        return named

@@ -100,7 +100,7 @@ class ServedModel:
                 field="max_tokens",
             )
         fitted = Sampling(free if wanted is None else wanted, sampling.temperature, sampling.top_p, sampling.seed)
-        self.engine.check(fitted)
+        self.engine.require_running()
         return fitted
 
     def generation(self, tokens: list[int], sampling: Sampling) -> Generation:
