@@ -5,13 +5,14 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from diff_transformer.cli import app
+from diff_transformer.cli.serve_command import API_KEY_VARIABLE
 from running_server import HAS_SERVER, new_served, running
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,28 +25,32 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    if not HAS_SERVER:
-        pytest.skip("this transformers has no server to build on")
+pytestmark = pytest.mark.skipif(not HAS_SERVER, reason="this transformers has no continuous batching to build on")
+
+
+def new_named() -> Any:
     served = new_served()
     served.name = "mine"
-    with running(served) as address:
-        yield address
+    return served
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_curl_is_answered(url: str) -> None:
-    (block,) = blocks("bash")
+@pytest.mark.parametrize(("number", "key"), [(0, None), (1, "sesame")])
+def test_curl_is_answered(number: int, key: str | None) -> None:
+    """Also where the server asks for the key, as in the container."""
+    block = blocks("bash")[number]
     assert URL in block
-    done = subprocess.run(["bash", "-c", block.replace(URL, url)], capture_output=True, check=True)
+    with running(new_named(), key) as url:
+        done = subprocess.run(["bash", "-c", block.replace(URL, url)], capture_output=True, check=True)
     assert json.loads(done.stdout)["usage"]["completion_tokens"] == 20
+    assert key is None or f"export {API_KEY_VARIABLE}={key}" in PAGE
 
 
-def test_the_client_is_answered(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_client_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = blocks("python")
     assert URL in block
-    exec(compile(block.replace(URL, url), "serving.md", "exec"), {"__name__": "page"})
+    with running(new_named()) as url:
+        exec(compile(block.replace(URL, url), "serving.md", "exec"), {"__name__": "page"})
     assert capsys.readouterr().out
 
 

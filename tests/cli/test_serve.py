@@ -20,7 +20,7 @@ from diff_transformer.data import byte_tokenizer
 from diff_transformer.shipped_models import LANGUAGE_MODEL
 from running_server import HAS_SERVER, client_of, new_model, started
 
-pytestmark = pytest.mark.skipif(not HAS_SERVER, reason="this transformers has no server to build on")
+pytestmark = pytest.mark.skipif(not HAS_SERVER, reason="this transformers has no continuous batching to build on")
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +71,17 @@ def test_a_model_without_a_tokenizer(run: Callable[..., Any], tmp_path: Path) ->
     fails(run("serve", tmp_path, "--port", 0), "has no tokenizer")
 
 
+def test_weights_that_another_user_owns(
+    run: Callable[..., Any], checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container: whoever serves is not who trained."""
+    monkeypatch.setattr("os.access", lambda file, mode: not str(file).endswith(".safetensors"))
+    fails(run("serve", checkpoint, "--port", 0), "model.safetensors' may not be read by this user")
+
+
 def test_an_older_transformers(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers.cli.serving.utils", None)
-    fails(run("serve", "nowhere"), "needs the server of transformers 5.17 or later, and this is transformers ")
+    monkeypatch.setitem(sys.modules, "transformers.generation.continuous_batching.continuous_api", None)
+    fails(run("serve", "nowhere"), "needs the continuous batching of transformers 5.17 or later, and this is")
 
 
 def test_without_the_packages_that_it_needs(run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Finds and loads the model, tokenizer and recipe in a folder that the user names, or says why it cannot."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,6 +143,9 @@ def _check_model(folder: Path, ours: bool) -> None:
         raise ValueError(f"The model in {str(folder)!r} is no causal language model: its model_type is {kind!r}.")
     if not any(folder.glob("*.safetensors")):
         raise FileNotFoundError(f"{str(folder)!r} holds no weights: there is no .safetensors file in it.")
+    for file in folder.glob("*.safetensors"):
+        if not os.access(file, os.R_OK):  # safetensors would say that there is no such file
+            raise PermissionError(f"The weights {str(file)!r} may not be read by this user: chmod a+r lets everybody.")
 
 
 def _convert_command(folder: Path, settings: dict[str, Any]) -> str:
