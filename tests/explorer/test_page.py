@@ -23,6 +23,7 @@ from diff_transformer.explorer import (
     explore,
 )
 from diff_transformer.explorer.recorded_page import recorded_page
+from diff_transformer.lab.report.run_pages import build_run_report
 
 pytest.importorskip("uvicorn")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -547,3 +548,23 @@ def test_the_widget_of_a_notebook(
     page.wait_for_selector(".refusal")
     page.evaluate("clean()")
     assert page.locator("#cell").inner_text() == ""
+
+
+def test_the_demos_report_shows_the_saved_page_in_a_frame(watch: Watch, saved: Path, tmp_path: Path) -> None:
+    """From disk; the report itself can run nothing, and its frame cannot reach it."""
+    run = tmp_path / "retrieval-diff"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 0.9}\n', encoding="utf-8")
+    shutil.copy(saved, tmp_path / "explorer.html")
+    page = watch.open(build_run_report([tmp_path]).as_uri(), wait=False)
+    frame = page.frame_locator("iframe")
+    page.locator("iframe").scroll_into_view_if_needed()
+    frame.locator(READY).wait_for()
+    before = frame.locator(".measures").inner_text()
+    frame.locator("input[type=range]").first.fill("0")
+    settled(page, lambda: frame.locator(".measures").inner_text() != before)
+    (inner,) = [each for each in page.frames if each != page.main_frame]
+    assert inner.evaluate("() => { try { return parent.document.title } catch (error) { return error.name } }") == (
+        "SecurityError"
+    )
+    assert page.evaluate("() => document.scripts.length") == 0

@@ -101,6 +101,27 @@ def test_the_page_is_one_file_that_loads_and_runs_nothing(demo_page: Path) -> No
     assert {load[1:] for load in page.loads if load.startswith("#")} <= set(page.ids)
 
 
+@pytest.mark.usefixtures("no_drawings")
+def test_the_explorer_beside_the_page_may_run_in_a_frame_and_nothing_else_may(demo_dir: Path) -> None:
+    (demo_dir / "explorer.html").write_text("<!doctype html>", encoding="utf-8")
+    source = build_run_report([demo_dir]).read_text(encoding="utf-8")
+    policy = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', source)
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-src 'self' file:"]
+    frames = re.findall(r"<iframe [^>]*>", source)
+    assert len(frames) == 1
+    assert 'src="explorer.html"' in frames[0]
+    assert 'sandbox="allow-scripts allow-downloads"' in frames[0], "not allow-same-origin"
+    assert "<script" not in source
+
+
+@pytest.mark.usefixtures("no_drawings")
+def test_a_page_elsewhere_finds_the_explorer(demo_dir: Path, tmp_path: Path) -> None:
+    (demo_dir / "explorer.html").touch()
+    folder = demo_dir.rename(tmp_path / "a demo #1")
+    source = build_run_report([folder], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert source.count('="a%20demo%20%231/explorer.html"') == 2
+
+
 def test_ids_are_the_pages_own_and_what_refers_to_one_finds_it_in_its_figure(demo_page: Path) -> None:
     page = Page(demo_page)
     assert len(page.ids) == len(set(page.ids))
