@@ -47,6 +47,33 @@ def test_numbers_of_heads(make: Make, monkeypatch: pytest.MonkeyPatch, kind: str
             assert (numbers.pictures[layer, head] - picture).abs().max() <= 1
 
 
+@pytest.mark.parametrize(("length", "size"), [(150, 16), (97, 32), (64, 64), (33, 32)])
+def test_the_picture_of_a_long_text_has_the_brightest_weight_of_each_pixel(
+    make: Make, monkeypatch: pytest.MonkeyPatch, length: int, size: int
+) -> None:
+    """However many rows are in memory at once, also where the last pixels have fewer rows and columns."""
+    model = make("diff", max_position_embeddings=256)
+    tokens = torch.randint(0, 29, (1, length), generator=torch.Generator().manual_seed(3))
+    explored = ExploredModel(model, "diff")
+    pixel = -(-length // size)
+    monkeypatch.setattr(head_numbers, "_WEIGHTS_AT_ONCE", 3 * pixel * length)
+    trace = explored.trace(tokens[0].tolist())
+    pictures = head_numbers.head_numbers(trace, explored.layers, explored.heads, None, size).pictures
+    side = -(-length // pixel)
+    assert pictures.shape == (explored.layers, explored.heads, side, side)
+    for layer, maps in enumerate(attention_maps(model, tokens)):
+        for head in range(explored.heads):
+            weights = maps.difference[0, head]
+            brightest = torch.zeros(side, side, dtype=weights.dtype)
+            for i in range(length):
+                for j in range(i + 1):
+                    if weights[i, j].abs() > brightest[i // pixel, j // pixel].abs():
+                        brightest[i // pixel, j // pixel] = weights[i, j]
+            scale = brightest[side // 4 :].abs().max()
+            expected = (brightest.sign() * (brightest.abs() / scale).clamp(max=1).sqrt() * 127).round()
+            assert (pictures[layer, head] - expected).abs().max() <= 1
+
+
 def test_a_picture_keeps_what_is_bright_in_a_pixel() -> None:
     rows = torch.zeros(7, 7)
     rows[0, 0], rows[1, 1] = 0.25, -1.0

@@ -550,6 +550,38 @@ def test_the_widget_of_a_notebook(
     assert page.locator("#cell").inner_text() == ""
 
 
+@pytest.mark.all
+def test_2048_tokens_stay_usable(
+    watch: Watch, served: Callable[[Explorer], str], make: Callable[..., DiffTransformerForCausalLM]
+) -> None:
+    """Maps travel one head at a time, each as its lower triangles in float16, and λ and heads still answer."""
+    tokens = [(7 * number * number + number // 3) % 29 for number in range(2048)]
+    words = WordVocabulary([f"w{number}" for number in range(29)])
+    sides = [
+        Side(ExploredModel(make(kind, max_position_embeddings=2048).float(), kind), words)
+        for kind in ("diff", "softmax")
+    ]
+    page = watch.open(served(Explorer(*sides, [Example("long", " ".join(f"w{token}" for token in tokens))])))
+    maps: list[Any] = []
+    page.on("response", lambda response: maps.append(response) if response.url.endswith("/api/map") else None)
+    assert page.locator(".flow .token").count() == 2048
+    for head in ("1.2", "2.3"):  # it opened with one of them at most
+        page.locator(f'.grid-card:nth-child(1) [data-head="{head}"]').click()
+        settled(page, lambda name=f"Layer {head[0]}, head {head[2]}": name in page.locator("main").inner_text())
+        page.wait_for_load_state("networkidle")
+    assert maps
+    sizes = [int(each.headers["content-length"]) for each in maps]
+    triangle = 2 * 2048 * 2049 // 2  # bytes of a map in float16
+    assert all(size < 2 * triangle + 20_000 for size in sizes)
+    assert max(sizes) > triangle
+    page.locator(".flow .token").nth(2000).hover()
+    assert chosen_row(page) == 2000
+    row = sides[0].model.trace(tokens).maps.of(1, slice(2, 3), slice(2000, 2001)).difference[0, 0]
+    assert weights(page)[:2001] == pytest.approx(row[:2001].tolist(), abs=1.1e-3)
+    page.fill("#lambda-all", "0")
+    settled(page, lambda: measure(page, "KL to")[0] != "0.000 nats")
+
+
 def test_the_demos_report_shows_the_saved_page_in_a_frame(watch: Watch, saved: Path, tmp_path: Path) -> None:
     """From disk; the report itself can run nothing, and its frame cannot reach it."""
     run = tmp_path / "retrieval-diff"
