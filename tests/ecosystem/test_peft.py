@@ -11,12 +11,24 @@ import pytest
 import torch
 from peft import (
     AdaLoraConfig,
+    C3AConfig,
+    FourierFTConfig,
+    HRAConfig,
     IA3Config,
+    LNTuningConfig,
     LoHaConfig,
+    LoKrConfig,
     LoraConfig,
+    MissConfig,
+    OFTConfig,
     PeftConfig,
     PeftModel,
     PrefixTuningConfig,
+    PromptEncoderConfig,
+    PromptTuningConfig,
+    RandLoraConfig,
+    TaskType,
+    VBLoRAConfig,
     VeraConfig,
     get_peft_model,
 )
@@ -212,6 +224,33 @@ def test_layers_need_not_be_named(kind: str, method: str, make: Any, tokens: Any
     adapted = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
     assert adapted == layers
     losses = train(model, tokens())
+    assert losses[-1] < losses[0]
+
+
+# More of PEFT's methods; all but prompts and P-tuning find their layers themselves.
+MORE_METHODS: dict[str, PeftConfig] = {
+    "C3A": C3AConfig(block_size=4),
+    "DoRA": LoraConfig(r=2, use_dora=True),
+    "FourierFT": FourierFTConfig(n_frequency=10, scaling=20.0),
+    "HRA": HRAConfig(r=4),
+    "LN tuning": LNTuningConfig(),
+    "LoKr": LoKrConfig(r=2),
+    "MiSS": MissConfig(r=4),
+    "OFT": OFTConfig(oft_block_size=4),
+    "P-tuning": PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=8),
+    "PiSSA": LoraConfig(r=2, init_lora_weights="pissa"),
+    "prompt tuning": PromptTuningConfig(num_virtual_tokens=3),
+    "RandLoRA": RandLoraConfig(r=2),
+    "VB-LoRA": VBLoRAConfig(vector_length=4, num_vectors=8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # PEFT's word for any norm but torch's
+@pytest.mark.parametrize("method", MORE_METHODS)
+def test_more_methods_train(kind: str, method: str, make: Any, tokens: Any, train: Any) -> None:
+    config = copy.deepcopy(MORE_METHODS[method])
+    config.task_type = TaskType.CAUSAL_LM
+    losses = train(get_peft_model(make(kind), config), tokens())
     assert losses[-1] < losses[0]
 
 
