@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from diff_transformer.model import (
         DiffTransformerConfig,
         DiffTransformerForCausalLM,
+        DiffTransformerForMaskedLM,
         DiffTransformerForQuestionAnswering,
         DiffTransformerForSequenceClassification,
         DiffTransformerForTokenClassification,
         DiffTransformerModel,
         attention_maps,
+        text_embeddings,
     )
     from diff_transformer.nn import DiffAttention, DiffAttentionV2, GroupedDiffAttention, SoftmaxAttention
     from diff_transformer.ops import diff_attention, diff_attention_maps
@@ -29,6 +31,7 @@ __all__ = [
     "DiffAttentionV2",
     "DiffTransformerConfig",
     "DiffTransformerForCausalLM",
+    "DiffTransformerForMaskedLM",
     "DiffTransformerForQuestionAnswering",
     "DiffTransformerForSequenceClassification",
     "DiffTransformerForTokenClassification",
@@ -42,6 +45,7 @@ __all__ = [
     "explore",
     "pretrained",
     "pretrained_names",
+    "text_embeddings",
 ]
 
 

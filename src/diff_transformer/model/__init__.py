@@ -15,13 +15,19 @@ from diff_transformer.model.interface_attention import (
 )
 from diff_transformer.model.modeling import (
     DiffTransformerForCausalLM,
-    DiffTransformerForQuestionAnswering,
-    DiffTransformerForSequenceClassification,
-    DiffTransformerForTokenClassification,
     DiffTransformerModel,
     DiffTransformerPreTrainedModel,
 )
+from diff_transformer.model.pooling import pooled, text_embeddings
 from diff_transformer.model.remote_code import AUTO_CLASSES
+from diff_transformer.model.task_models import (
+    DiffTransformerForMaskedLM,
+    DiffTransformerForQuestionAnswering,
+    DiffTransformerForSequenceClassification,
+    DiffTransformerForTokenClassification,
+    LanguageModel,
+    language_model_class,
+)
 
 register_attention()
 for auto_class, name in AUTO_CLASSES.items():
@@ -36,11 +42,16 @@ __all__ = [
     "AttentionMaps",
     "DiffTransformerConfig",
     "DiffTransformerForCausalLM",
+    "DiffTransformerForMaskedLM",
     "DiffTransformerForQuestionAnswering",
     "DiffTransformerForSequenceClassification",
     "DiffTransformerForTokenClassification",
     "DiffTransformerModel",
     "DiffTransformerPreTrainedModel",
+    "LanguageModel",
     "attends_by_document",
     "attention_maps",
+    "language_model_class",
+    "pooled",
+    "text_embeddings",
 ]

@@ -118,6 +118,20 @@ def pair_cached_heads(cache: "Cache | None", config: "DiffTransformerConfig") ->
                 setattr(layer, name, heads.transpose(2, 3).flatten(3))
 
 
+def check_encoder(config: "DiffTransformerConfig") -> None:
+    """Refuse settings that only a causal model has; ``from_pretrained(…, is_causal=False)`` may leave them behind.
+
+    Raises:
+        ValueError: a sliding window.
+    """
+    windowed = [layer for layer in range(config.num_hidden_layers) if config.layer_type(layer) == "sliding_attention"]
+    if not config.is_causal and windowed:
+        raise ValueError(
+            f"an encoder (is_causal False) has no sliding window, since a window looks back only: sliding_window must "
+            f"be None, got {config.sliding_window}."
+        )
+
+
 # Far above any model there is. Beyond, building the model would not end, or its sizes would overflow.
 LARGEST = {
     "vocab_size": 1 << 27,
@@ -162,10 +176,12 @@ class DiffTransformerConfig(PreTrainedConfig):
         tie_word_embeddings: whether the output head shares the embedding's weight.
         sliding_window: how many tokens back a layer looks, the token itself included; None for all. Of every layer, or
             with ``layer_types`` (a list of "full_attention" and "sliding_attention") of those that say so.
+        is_causal: whether a token sees only itself and those before it. False makes an encoder, in which every token
+            sees all others: :class:`DiffTransformerForMaskedLM`, no cache, no sliding window.
 
     Raises:
         ValueError: sizes that do not fit each other, an unknown attention type, a λ_init that is no number, a headwise
-            norm of "dex".
+            norm of "dex", a sliding window of an encoder.
     """
 
     model_type = "diff_transformer"
@@ -194,6 +210,7 @@ class DiffTransformerConfig(PreTrainedConfig):
     residual_initializer_range: float | None = None
     tie_word_embeddings: bool = False
     sliding_window: int | None = None
+    is_causal: bool = True
     use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -207,8 +224,9 @@ class DiffTransformerConfig(PreTrainedConfig):
         # Programs that do not know the model read there which Auto classes load it: TRL, vLLM, and transformers itself
         # where this package has not been imported. A subclass with a model type of its own has code of its own.
         if self.model_type == DiffTransformerConfig.model_type:
-            kwargs["auto_map"] = auto_map()
+            kwargs["auto_map"] = auto_map(self.is_causal)
         super().__post_init__(**kwargs)
+        check_encoder(self)
 
     @property
     def described(self) -> AttentionType:
@@ -248,7 +266,8 @@ class DiffTransformerConfig(PreTrainedConfig):
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs: Any) -> None:
         """Save, with the code files that ``auto_map`` names."""
-        if getattr(self, "auto_map", None) == auto_map():
+        if getattr(self, "auto_map", None) in (auto_map(True), auto_map(False)):
+            self.auto_map = auto_map(self.is_causal)  # which from_pretrained(…, is_causal=…) sets afterwards
             Path(save_directory).mkdir(parents=True, exist_ok=True)
             for name, text in code_files().items():
                 Path(save_directory, name).write_text(text, encoding="utf-8")

@@ -134,7 +134,7 @@ class InterfaceAttention(Attention):
         known = layer_settings(config, layer)
         super().__init__(*sizes, **{name: known[name] for name in config.described.settings})
         self.config = config
-        self.is_causal = True
+        self.is_causal = config.is_causal  # which attention implementations read where there is no mask
         query_heads = self.q_proj.out_features // self.head_dim
         self.num_key_value_groups = query_heads // (self.k_proj.out_features // self.cache_width)
 
@@ -244,7 +244,8 @@ def operator_attention_forward(
     Args:
         module: the layer; with λ a :class:`DifferentialAttention`.
         query, key, value: (B, heads, N, d), those of a group side by side, and (B, H_kv, S, width), as cached.
-        attention_mask: boolean or additive (B, 1, N, S), or None for plain causality.
+        attention_mask: boolean or additive (B, 1, N, S), or None for plain causality, or for nothing hidden where
+            ``module.is_causal`` is False.
         lam: λ, broadcastable to (B, H, N); None for ordinary attention.
         sliding_window: how many tokens back the layer looks, itself included; needed where there is no mask.
         maps: where given, the layer's attention maps are appended.
@@ -256,7 +257,7 @@ def operator_attention_forward(
         weights (B, A, N, S) with ``output_attentions``, else None.
     """
     n, s = query.shape[2], key.shape[2]
-    is_causal = attention_mask is None and n > 1 and kwargs.get("is_causal", True)
+    is_causal = attention_mask is None and n > 1 and kwargs.get("is_causal", getattr(module, "is_causal", True))
     if is_causal and s > n:
         # transformers leaves the mask out here only while filling an empty static cache, whose later slots are unused.
         key, value = key[:, :, :n], value[:, :, :n]

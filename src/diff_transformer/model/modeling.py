@@ -1,4 +1,4 @@
-"""Defines the models for transformers: base model, language model and task models."""
+"""Defines the models for transformers: what all share, the base model and the language model."""
 
 import inspect
 from collections.abc import Iterator
@@ -12,12 +12,7 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.masking_utils import LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING
-from transformers.modeling_layers import (
-    GenericForQuestionAnswering,
-    GenericForSequenceClassification,
-    GenericForTokenClassification,
-    GradientCheckpointingLayer,
-)
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -25,8 +20,9 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from diff_transformer.model.bidirectional_mask import encoder_mask
 from diff_transformer.model.chunked_loss import chunked_cross_entropy
-from diff_transformer.model.configuration import DiffTransformerConfig, pair_cached_heads, viewed_config
+from diff_transformer.model.configuration import DiffTransformerConfig, check_encoder, pair_cached_heads, viewed_config
 from diff_transformer.model.interface_attention import (
     OPERATOR_IMPLEMENTATION,
     OPERATOR_IMPLEMENTATIONS,
@@ -160,6 +156,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
     """Embedding, decoder layers and final norm."""
 
     def __init__(self, config: DiffTransformerConfig) -> None:
+        check_encoder(config)
         super().__init__(config)
         config = self.config
         self.padding_idx = config.pad_token_id
@@ -193,19 +190,25 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
                 additive, or a BlockMask, used as it is; or such masks by type of layer, as ``generate`` makes them.
             position_ids: (B, N); counted from what the cache holds unless given. Without a mask and a cache, positions
                 that begin anew in a row begin another document, which sees itself alone.
-            past_key_values: a cache of transformers'.
+            past_key_values: a cache of transformers'; an encoder (``is_causal`` False) has none.
             use_cache: whether to return one.
             kwargs: ``cu_seq_lens_q`` and its companions, for documents packed into one row (B = 1): see
                 :mod:`diff_transformer.model.packed_documents`. With our own implementations no mask is made, and no
                 cache.
 
         Raises:
-            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; documents that do not fit the rest.
+            ValueError: both or neither of ``input_ids`` and ``inputs_embeds``; documents that do not fit the rest; a
+                cache for an encoder.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        if past_key_values is not None and not self.config.is_causal:
+            raise ValueError(
+                "an encoder (is_causal False) sees all tokens at once and takes no past_key_values, got a "
+                f"{type(past_key_values).__name__}."
+            )
         pair_cached_heads(past_key_values, self.config)
         # Fewer layers than there are where generate lets the first ones speculate ("assistant_early_exit").
         layers = self.layers[: self.config.num_hidden_layers]
@@ -216,7 +219,7 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
         # A mask of tokens may be wider than they are, as Llama's: a cache, even an empty one, tells which are there.
         # Where there is no mask, documents packed into a row are read from the positions, unless there is a cache.
         past_of_caller = past_key_values
-        if use_cache and past_key_values is None and cu_seqlens is None:
+        if use_cache and past_key_values is None and cu_seqlens is None and self.config.is_causal:
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None and past_of_caller is None:
             position_ids = document_positions(kwargs.get("cu_seq_lens_q"), inputs_embeds.shape[1])
@@ -224,6 +227,9 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             masks = attention_mask
         elif cu_seqlens is not None:
             masks = dict.fromkeys(layer_types)
+        elif not self.config.is_causal:
+            mask = encoder_mask(self.config, inputs_embeds, attention_mask, position_ids)
+            masks = dict.fromkeys(layer_types, mask)
         else:
             masks = {
                 layer_type: LAYER_PATTERN_TO_MASK_FUNCTION_MAPPING[layer_type](
@@ -255,7 +261,11 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
 
 
 class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin):
-    """The language model: :class:`DiffTransformerModel` and an output head."""
+    """The language model: :class:`DiffTransformerModel` and an output head.
+
+    Raises:
+        ValueError: the configuration of an encoder.
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  # transformers reads a plain dict
     _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012  # as above
@@ -263,6 +273,11 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
     _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012  # as above
 
     def __init__(self, config: DiffTransformerConfig) -> None:
+        if not config.is_causal:
+            raise ValueError(
+                "DiffTransformerForCausalLM predicts the next token: its configuration must have is_causal True, got "
+                "False (DiffTransformerForMaskedLM is the encoder)."
+            )
         super().__init__(config)
         config = self.config
         self.model = DiffTransformerModel(config)
@@ -358,15 +373,3 @@ class DiffTransformerForCausalLM(DiffTransformerPreTrainedModel, GenerationMixin
 def _reads_the_call_config() -> bool:
     # Nothing that can be called tells: earlier releases have the same classes, with the sizes of the other config.
     return "get_text_config" in inspect.getsource(ContinuousBatchingManager)
-
-
-class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel):
-    """One label a text: a linear map of the last token that is no padding, (B, num_labels)."""
-
-
-class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffTransformerPreTrainedModel):
-    """One label a token: a linear map of every token, (B, N, num_labels)."""
-
-
-class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel):
-    """Where the answer begins and ends in the text: two logits a token, each (B, N)."""

@@ -10,11 +10,13 @@ from diff_transformer._version import INSTALL, __version__
 
 _CONFIGURATION, _MODELING = "configuration_diff_transformer", "modeling_diff_transformer"
 
-# transformers' Auto classes and this package's: what `auto_map` in config.json says.
+# transformers' Auto classes and this package's. `auto_map` in config.json names all but one: a language model is causal
+# or masked.
 AUTO_CLASSES = {
     "AutoConfig": "DiffTransformerConfig",
     "AutoModel": "DiffTransformerModel",
     "AutoModelForCausalLM": "DiffTransformerForCausalLM",
+    "AutoModelForMaskedLM": "DiffTransformerForMaskedLM",
     "AutoModelForQuestionAnswering": "DiffTransformerForQuestionAnswering",
     "AutoModelForSequenceClassification": "DiffTransformerForSequenceClassification",
     "AutoModelForTokenClassification": "DiffTransformerForTokenClassification",
@@ -58,10 +60,13 @@ from .{configuration} import package
 '''
 
 
-def auto_map() -> dict[str, str]:
-    """``auto_map`` of every configuration: Auto class → "file.class"."""
+def auto_map(is_causal: bool = True) -> dict[str, str]:
+    """``auto_map`` of a configuration: Auto class → "file.class"."""
+    other = "AutoModelForMaskedLM" if is_causal else "AutoModelForCausalLM"
     return {
-        auto: f"{_CONFIGURATION if auto == 'AutoConfig' else _MODELING}.{name}" for auto, name in AUTO_CLASSES.items()
+        auto: f"{_CONFIGURATION if auto == 'AutoConfig' else _MODELING}.{name}"
+        for auto, name in AUTO_CLASSES.items()
+        if auto != other
     }
 
 

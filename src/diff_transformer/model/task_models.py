@@ -1,0 +1,148 @@
+"""Defines the models with other heads than that of the next token: masked tokens, classes and answers."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
+from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutputWithPast
+from transformers.utils import can_return_tuple
+
+from diff_transformer.model.chunked_loss import IGNORED, chunked_cross_entropy
+from diff_transformer.model.configuration import DiffTransformerConfig
+from diff_transformer.model.modeling import (
+    DiffTransformerForCausalLM,
+    DiffTransformerModel,
+    DiffTransformerPreTrainedModel,
+)
+from diff_transformer.model.pooling import pooled
+
+
+class DiffTransformerForMaskedLM(DiffTransformerPreTrainedModel):
+    """The encoder that finds masked tokens: :class:`DiffTransformerModel` and an output head, as the language model's.
+
+    Weights of a causal model fit: ``from_pretrained(folder, is_causal=False)`` begins with them.
+
+    Raises:
+        ValueError: a configuration whose ``is_causal`` is True.
+    """
+
+    _tied_weights_keys = DiffTransformerForCausalLM._tied_weights_keys
+    _tp_plan = DiffTransformerForCausalLM._tp_plan
+    _pp_plan = DiffTransformerForCausalLM._pp_plan
+    _fsdp_plan = DiffTransformerForCausalLM._fsdp_plan
+
+    def __init__(self, config: DiffTransformerConfig) -> None:
+        if config.is_causal:
+            raise ValueError(
+                "DiffTransformerForMaskedLM is an encoder: its configuration must have is_causal False, got True."
+            )
+        super().__init__(config)
+        config = self.config
+        self.model = DiffTransformerModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        chunked_loss: bool = False,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """Logits of every token, and the loss where ``labels`` are given.
+
+        Args: as :meth:`DiffTransformerModel.forward`, and
+            labels: (B, N), at each masked token the one that it hides, −100 elsewhere; nothing is shifted. The mean
+                over masked tokens, or the sum divided by ``num_items_in_batch`` where that is given.
+            chunked_loss: compute the loss alone, from the logits of the masked tokens, a chunk at a time; the logits
+                are None then.
+
+        Raises:
+            ValueError: ``chunked_loss`` without labels.
+        """
+        if chunked_loss and labels is None:
+            raise ValueError("chunked_loss=True gives a loss and no logits, so labels must be given, got None.")
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+        hidden_states = outputs.last_hidden_state
+        logits = loss = None
+        if chunked_loss and labels is not None:
+            masked = labels != kwargs.get("ignore_index", IGNORED)
+            hidden_states, found = hidden_states[masked].unsqueeze(0), labels[masked].unsqueeze(0)
+            size = self.config.vocab_size
+            loss = chunked_cross_entropy(self.lm_head, hidden_states, found, size, shift_labels=found, **kwargs)
+        else:
+            logits = self.lm_head(hidden_states)
+            if labels is not None:
+                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class DiffTransformerForSequenceClassification(GenericForSequenceClassification, DiffTransformerPreTrainedModel):
+    """One label a text, (B, num_labels): a linear map of the last token that is no padding; of an encoder, which has
+    seen all from everywhere, of the mean of the tokens that ``attention_mask`` shows.
+    """
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutputWithPast:
+        """Logits of each text, and the loss where ``labels`` (B,), or (B, num_labels) for several labels, are given."""
+        inputs: dict[str, Any] = {
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+            "inputs_embeds": inputs_embeds,
+            **kwargs,
+        }
+        if self.config.is_causal:
+            return super().forward(input_ids, labels=labels, use_cache=use_cache, **inputs)
+        outputs = self.model(input_ids, **inputs)
+        logits = self.score(pooled(outputs.last_hidden_state, attention_mask))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+        return SequenceClassifierOutputWithPast(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class DiffTransformerForTokenClassification(GenericForTokenClassification, DiffTransformerPreTrainedModel):
+    """One label a token: a linear map of every token, (B, N, num_labels)."""
+
+
+class DiffTransformerForQuestionAnswering(GenericForQuestionAnswering, DiffTransformerPreTrainedModel):
+    """Where the answer begins and ends in the text: two logits a token, each (B, N)."""
+
+
+LanguageModel = DiffTransformerForCausalLM | DiffTransformerForMaskedLM
+
+
+def language_model_class(config: DiffTransformerConfig) -> type[LanguageModel]:
+    """The class that is trained on text: of the next token where the model is causal, else of masked ones."""
+    return DiffTransformerForCausalLM if config.is_causal else DiffTransformerForMaskedLM

@@ -1,0 +1,288 @@
+"""Encoders: every token sees all others of its text, and nothing else, whatever computes the attention.
+
+The truth is a causal model with the same weights and a mask (B, 1, N, N) that shows everything, through the reference.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, DynamicCache, pipeline
+
+import diff_transformer
+from diff_transformer import (
+    DiffTransformerConfig,
+    DiffTransformerForCausalLM,
+    DiffTransformerForMaskedLM,
+    DiffTransformerForSequenceClassification,
+    attention_maps,
+    text_embeddings,
+)
+from diff_transformer.data import byte_tokenizer
+from diff_transformer.data.batches import flattened
+from diff_transformer.model import language_model_class, pooled
+from tiny_model import SIZES
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+IMPLEMENTATIONS = ("diff_attention", "diff_attention_blockwise", "diff_attention_sdpa", "sdpa", "eager")
+# transformers' eager attention takes the softmax in float32, even of float64.
+COMPUTES_IN = {"eager": torch.float32}
+Gradients = dict[str, Tensor]
+
+
+@pytest.fixture
+def encoder(make: Any) -> Callable[..., DiffTransformerForMaskedLM]:
+    """(kind, dtype=float64, **config) → the encoder with the weights of ``make``'s causal model."""
+
+    def encoder(kind: str, dtype: torch.dtype = torch.float64, **config: Any) -> DiffTransformerForMaskedLM:
+        causal = make(kind, dtype, **config)
+        settings = {**SIZES, **config, "attention_type": kind, "is_causal": False}
+        model = DiffTransformerForMaskedLM(DiffTransformerConfig(**settings)).to(dtype).eval()
+        model.load_state_dict(causal.state_dict())
+        return model
+
+    return encoder
+
+
+def unmasked(model: DiffTransformerForCausalLM, tokens: Tensor) -> Tensor:
+    """Logits of a causal model that is shown everything."""
+    n = tokens.shape[1]
+    everything = torch.ones(len(tokens), 1, n, n, dtype=torch.bool)
+    return model(tokens, attention_mask=everything, use_cache=False).logits
+
+
+def gradients(model: torch.nn.Module, loss: Tensor) -> Gradients:
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def check_gradients(check: Callable[..., None], answer: Gradients, truth: Gradients, dtype: Any) -> None:
+    assert answer.keys() == truth.keys()
+    for name, value in truth.items():
+        assert value.any(), name
+        check(answer[name], value, least=max(1.0, 4 * value.abs().max().item()), dtype=dtype)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_sees_everything(kind: str, implementation: str, make: Any, encoder: Any, tokens: Any, check: Any) -> None:
+    """Logits and every gradient, in float64, with one call of attention in each layer."""
+    truth, inputs = make(kind, attn_implementation="diff_attention_reference"), tokens()
+    model = encoder(kind, attn_implementation=implementation)
+    expected, logits = unmasked(truth, inputs), model(inputs).logits
+    check(logits, expected, dtype=COMPUTES_IN.get(implementation))
+    direction = torch.randn_like(expected)
+    answers = gradients(model, (logits * direction).sum())
+    expected_gradients = gradients(truth, (expected * direction).sum())
+    check_gradients(check, answers, expected_gradients, COMPUTES_IN.get(implementation))
+    causal = truth(inputs).logits
+    assert (causal[:, :-1] - expected[:, :-1]).abs().max() > 0.1, "the mask does not matter in this test"
+
+
+def test_one_call_in_each_layer(kind: str, encoder: Any, tokens: Any, ran: Counter[str]) -> None:
+    encoder(kind, attn_implementation="sdpa")(tokens())
+    assert ran == {"torch": SIZES["num_hidden_layers"]}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_padding(kind: str, implementation: str, side: str, encoder: Any, tokens: Any, check: Any) -> None:
+    """A padded text gives what it gives alone; what stands at padding does not matter."""
+    dtype = COMPUTES_IN.get(implementation, torch.float64)
+    model, inputs = encoder(kind, dtype, attn_implementation=implementation), tokens()
+    mask = torch.ones_like(inputs)
+    hidden = slice(0, 3) if side == "left" else slice(6, 9)
+    mask[0, hidden] = 0
+    real = mask[0].bool()
+    alone = model(inputs[:1, real]).logits[0]
+    for filling in (inputs[0, hidden], torch.tensor([0, 7, 7])):
+        inputs[0, hidden] = filling
+        logits = model(inputs, attention_mask=mask).logits
+        # Positions are counted over the padding as well: only distances matter, up to the tables' float32.
+        check(logits[0, real], alone, dtype=torch.float32)
+        check(logits[1], model(inputs[1:]).logits[0], dtype=torch.float32)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_documents_of_a_row_do_not_see_each_other(
+    kind: str, implementation: str, encoder: Any, tokens: Any, check: Any
+) -> None:
+    """By positions, and by transformers' names for packed documents; logits and gradients."""
+    dtype = COMPUTES_IN.get(implementation, torch.float64)
+    model, inputs = encoder(kind, dtype, attn_implementation=implementation), tokens(2, 9)
+    lengths = ((4, 5), (1, 8))
+    positions = torch.stack([torch.cat([torch.arange(length) for length in row]) for row in lengths])
+    alone = [
+        torch.cat([model(document).logits for document in row.unsqueeze(0).split(ends, dim=1)], dim=1)
+        for row, ends in zip(inputs, lengths, strict=True)
+    ]
+    expected = torch.cat(alone)
+    direction = torch.randn_like(expected)
+    truth = gradients(model, (expected * direction).sum())
+    row = flattened({"input_ids": inputs, "labels": inputs, "position_ids": positions})
+    del row["labels"]
+    for packed in ({"input_ids": inputs, "position_ids": positions}, row):
+        logits = model(**packed).logits.view_as(expected)
+        check(logits, expected, dtype=torch.float32)
+        check_gradients(check, gradients(model, (logits * direction).sum()), truth, torch.float32)
+
+
+def test_maps_are_those_of_the_whole_text(kind: str, encoder: Any, tokens: Any) -> None:
+    """No weight is hidden, and the rows of each map add up to 1."""
+    for maps in attention_maps(encoder(kind), tokens(1, 6)):
+        first = maps.difference if maps.first is None else maps.first
+        assert (first > 0).all()
+        torch.testing.assert_close(first.sum(-1), torch.ones(first.shape[:-1], dtype=first.dtype))
+
+
+def test_the_loss_is_that_of_masked_tokens(kind: str, encoder: Any, tokens: Any, check: Any) -> None:
+    """Nothing is shifted; in chunks without logits it is the same, with the same gradients."""
+    model, inputs = encoder(kind), tokens()
+    labels = torch.full_like(inputs, -100)
+    labels[0, 0], labels[0, 4], labels[1, 8] = 3, 5, 7
+    out = model(inputs, labels=labels)
+    logs = out.logits.log_softmax(-1)
+    expected = -(logs[0, 0, 3] + logs[0, 4, 5] + logs[1, 8, 7])
+    check(out.loss, expected / 3, dtype=torch.float32)  # transformers takes it in float32
+    summed = model(inputs, labels=labels, num_items_in_batch=torch.tensor(2.0)).loss
+    check(summed, expected / 2, dtype=torch.float32)
+    chunked = model(inputs, labels=labels, chunked_loss=True)
+    assert chunked.logits is None
+    check(chunked.loss, expected / 3)
+    truth = gradients(model, expected / 3)
+    check_gradients(check, gradients(model, model(inputs, labels=labels, chunked_loss=True).loss), truth, None)
+    with pytest.raises(ValueError, match=r"chunked_loss=True .* labels must be given, got None"):
+        model(inputs, chunked_loss=True)
+
+
+def test_what_an_encoder_has_not_is_refused(encoder: Any, tokens: Any) -> None:
+    model = encoder("diff")
+    with pytest.raises(ValueError, match=r"takes no past_key_values, got a DynamicCache"):
+        model.model(tokens(), past_key_values=DynamicCache(config=model.config))
+    assert model.model(tokens(), use_cache=True).past_key_values is None
+    with pytest.raises(ValueError, match=r"must have is_causal True, got False"):
+        DiffTransformerForCausalLM(model.config)
+    with pytest.raises(ValueError, match=r"must have is_causal False, got True"):
+        DiffTransformerForMaskedLM(DiffTransformerConfig(**SIZES))
+    window = "sliding_window must be None, got 3"
+    with pytest.raises(ValueError, match=window):
+        DiffTransformerConfig(**SIZES, is_causal=False, sliding_window=3)
+    mixed = ["full_attention", "sliding_attention"]
+    config = DiffTransformerConfig(**SIZES, sliding_window=3, layer_types=mixed)
+    config.is_causal = False  # as from_pretrained(…, is_causal=False) does
+    with pytest.raises(ValueError, match=window):
+        DiffTransformerForMaskedLM(config)
+
+
+def test_saved_and_loaded(kind: str, make: Any, tokens: Any, check: Any, tmp_path: Path) -> None:
+    """A causal model's folder makes an encoder, whose own folder names the class that loads it."""
+    causal, inputs = make(kind, torch.float32), tokens()
+    causal.save_pretrained(tmp_path / "causal")
+    assert "AutoModelForMaskedLM" not in causal.config.auto_map
+    model, report = DiffTransformerForMaskedLM.from_pretrained(
+        tmp_path / "causal", is_causal=False, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    check(model(inputs).logits, unmasked(causal, inputs))
+    model.save_pretrained(tmp_path / "encoder")
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path / "encoder")
+    assert type(again) is language_model_class(again.config) is DiffTransformerForMaskedLM
+    assert "AutoModelForMaskedLM" in again.config.auto_map
+    assert "AutoModelForCausalLM" not in again.config.auto_map
+    assert torch.equal(again(inputs).logits, model(inputs).logits)
+    base = AutoModel.from_pretrained(tmp_path / "encoder")
+    assert torch.equal(base(inputs).last_hidden_state, model.model(inputs).last_hidden_state)
+    with pytest.raises(ValueError, match="must have is_causal True, got False"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "encoder")
+    with pytest.raises(ValueError, match="must have is_causal False, got True"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path / "causal")
+
+
+def test_transformers_fills_a_mask(make: Any) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"mask_token": "<|mask|>"})
+    config = DiffTransformerConfig(**{**SIZES, "vocab_size": len(tokenizer)}, is_causal=False)
+    filled = pipeline("fill-mask", model=DiffTransformerForMaskedLM(config), tokenizer=tokenizer, top_k=2)
+    answers = filled(["to be<|mask|>or not", "a<|mask|>"])
+    assert [len(each) for each in answers] == [2, 2]
+    assert all(0 < answer["score"] < 1 for each in answers for answer in each)
+
+
+HIDDEN = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]], [[2.0, 0.0], [4.0, 8.0], [torch.nan, 1.0]]])
+SHOWN = torch.tensor([[0, 1, 1], [1, 1, 0]])  # padding on the left, and on the right
+
+
+def test_pooling() -> None:
+    assert pooled(HIDDEN, SHOWN).tolist() == [[4.0, 5.5], [3.0, 4.0]]
+    assert pooled(HIDDEN, SHOWN, "first").tolist() == [[3.0, 4.0], [2.0, 0.0]]
+    assert pooled(HIDDEN, SHOWN, "last").tolist() == [[5.0, 7.0], [4.0, 8.0]]
+    assert pooled(HIDDEN[:1]).tolist() == [[3.0, pytest.approx(13 / 3)]]
+    assert pooled(HIDDEN[:1], pooling="last").tolist() == [[5.0, 7.0]]
+    assert pooled(HIDDEN, torch.zeros(2, 3)).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    # A mean of many numbers in half precision is rounded once.
+    many = torch.full((1, 3000, 1), 1.0, dtype=torch.bfloat16)
+    assert pooled(many).dtype == torch.bfloat16
+    assert pooled(many).item() == 1.0
+    with pytest.raises(ValueError, match=r"one of 'mean', 'first', 'last', got 'max'"):
+        pooled(HIDDEN, SHOWN, "max")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"\(B, N\) = \(2, 3\), got \(2, 1, 3, 3\)"):
+        pooled(HIDDEN, torch.ones(2, 1, 3, 3))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_embeddings(kind: str, side: str, make: Any, encoder: Any, tokens: Any, check: Any) -> None:
+    """Padding on either side leaves them alone; an encoder's are means, a causal model's the last token's."""
+    inputs, model = tokens(), encoder(kind)
+    sides = (3, 0) if side == "left" else (0, 3)
+    padded, mask = F.pad(inputs, sides), F.pad(torch.ones_like(inputs), sides)
+    hidden = model.model(inputs).last_hidden_state.mean(1)
+    check(text_embeddings(model, padded, mask, normalize=False), hidden, dtype=torch.float32)
+    vectors = text_embeddings(model.model, padded, mask)
+    check(vectors, hidden / hidden.norm(dim=-1, keepdim=True), dtype=torch.float32)
+    last = model.model(inputs).last_hidden_state[:, -1]
+    check(text_embeddings(model, padded, mask, pooling="last", normalize=False), last, dtype=torch.float32)
+    causal = make(kind)
+    last = causal.model(inputs).last_hidden_state[:, -1]
+    check(text_embeddings(causal, padded, mask, normalize=False), last, dtype=torch.float32)
+    vectors.sum().backward()
+    assert model.model.embed_tokens.weight.grad.any()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_classifier_takes_the_mean(kind: str, side: str, encoder: Any, tokens: Any, check: Any) -> None:
+    """Of the tokens that the mask shows, without a padding token in the configuration; losses are the usual ones."""
+    language_model, inputs = encoder(kind, num_labels=3), tokens()
+    model = DiffTransformerForSequenceClassification(language_model.config).double().eval()
+    model.model.load_state_dict(language_model.model.state_dict())
+    expected = model.model(inputs).last_hidden_state.mean(1) @ model.score.weight.T
+    sides = (3, 0) if side == "left" else (0, 3)
+    padded, mask = F.pad(inputs, sides), F.pad(torch.ones_like(inputs), sides)
+    labels = torch.tensor([2, 0])
+    out = model(padded, attention_mask=mask, labels=labels)
+    check(out.logits, expected, dtype=torch.float32)
+    torch.testing.assert_close(out.loss, F.cross_entropy(out.logits, labels))
+    check(model(inputs_embeds=model.model.embed_tokens(inputs)).logits, expected)
+    out.loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+def test_public_names() -> None:
+    for name in ("DiffTransformerForMaskedLM", "text_embeddings"):
+        assert name in diff_transformer.__all__
+        assert getattr(diff_transformer, name)
+
+
+def test_the_code_of_the_page_runs() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "encoders.md"
+    code = page.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(code, page.name, "exec"), names)
+    assert names["loss"] > 0
+    torch.testing.assert_close(names["vectors"].norm(dim=-1), torch.ones(2))
