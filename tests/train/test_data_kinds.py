@@ -11,10 +11,12 @@ from diff_transformer.train.data_kinds import KINDS, AnyData, Data, DataRequest,
 SMALL: dict[str, dict[str, Any]] = {
     "text": {"length": 64, "batch_size": 2},
     "needles": {"length": 700, "batch_size": 5},
+    "masked_text": {"length": 64, "batch_size": 2},
     "retrieval": {"batch_size": 2},
     "many_shot": {"shots": 6, "batch_size": 2},
     "arithmetic": {"batch_size": 2},
 }
+OF_TEXT = ("text", "needles", "masked_text")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(kind: str, text: Path) -> dict[str, Any]:
-    return {"kind": kind, **SMALL[kind], **({"paths": [str(text)]} if kind in ("text", "needles") else {})}
+    return {"kind": kind, **SMALL[kind], **({"paths": [str(text)]} if kind in OF_TEXT else {})}
 
 
 def test_this_file_has_settings_for_every_kind() -> None:
@@ -45,7 +47,7 @@ def test_what_a_kind_says_of_its_batches_is_true(kind: str, text: Path) -> None:
     reseeded = section.build(DataRequest(seed=4, timeout_minutes=1)).batches
     assert not batch["input_ids"].equal(reseeded.train_batch(1)["input_ids"])
     described = section.describe()
-    assert ("text.txt" in described) == (kind in ("text", "needles"))
+    assert ("text.txt" in described) == (kind in OF_TEXT)
     assert not described.endswith(".")
 
 
@@ -60,3 +62,4 @@ def test_what_a_kind_says_of_its_batches_is_true(kind: str, text: Path) -> None:
 def test_where_text_comes_from(source: dict[str, Any], described: str) -> None:
     assert KINDS["text"](**SMALL["text"], **source).describe() == described
     assert KINDS["needles"](**SMALL["needles"], **source).describe() == f"{described}, with needle documents among it"
+    assert KINDS["masked_text"](**SMALL["masked_text"], **source).describe() == f"{described}, with hidden tokens"

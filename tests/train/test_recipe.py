@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from diff_transformer.data import byte_tokenizer
-from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerForCausalLM, language_model_class
 from diff_transformer.train import build_config, load_recipe, parse_recipe, shipped_recipes
 from diff_transformer.train.data_kinds import RetrievalData, TextData
 from diff_transformer.train.recipe import differences, dump_recipe, read_yaml
@@ -19,6 +19,7 @@ model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, head_dim: 
 data: {kind: retrieval}
 train: {steps: 3, learning_rate: 2e-3, precision: no}
 """
+KINDS_LISTED = "'text', 'needles', 'masked_text', 'retrieval', 'many_shot', 'arithmetic'"
 
 
 @pytest.fixture
@@ -55,8 +56,9 @@ def test_every_shipped_recipe_loads_and_builds_its_config(name: str, attention_t
     assert config.hidden_size == config.num_attention_heads * recipe.model.head_dim
     assert config.max_position_embeddings == recipe.data.length
     assert config.eos_token_id == (256 if tokenizer else None)
+    assert config.is_causal == (name != "masked")
     if config.hidden_size <= 128:
-        DiffTransformerForCausalLM(config)
+        language_model_class(config)(config)
 
 
 def test_a_tokenizer_of_a_shipped_kind_can_be_saved_beside_the_model(tmp_path: Path) -> None:
@@ -164,8 +166,8 @@ def test_a_key_that_is_like_no_other_gets_the_list(path: Path) -> None:
         ("model.head_dim=12", "hidden_size=32 is not a multiple of head_dim=12"),
         ("model.head_dim=null", "give head_dim or num_attention_heads"),
         ("model.max_position_embeddings=64", "model.max_position_embeddings=64 is shorter than data.length=128"),
-        ("data.kind=txt", "'data.kind' is one of 'text', 'needles', 'retrieval', 'many_shot', 'arithmetic', got 'txt'"),
-        ("data={}", "'data.kind' is one of 'text', 'needles', 'retrieval', 'many_shot', 'arithmetic', got None"),
+        ("data.kind=txt", f"'data.kind' is one of {KINDS_LISTED}, got 'txt'"),
+        ("data={}", f"'data.kind' is one of {KINDS_LISTED}, got None"),
         ("train.accumulation=5", "train.accumulation=5 does not divide data.batch_size=32"),
         ("train={learning_rate: 1}", "'train.steps' is missing"),
         ("train.steps", "'train.steps' is not an override"),
@@ -197,7 +199,7 @@ def test_vocab_size_belongs_to_bpe() -> None:
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     with pytest.raises(
-        FileNotFoundError, match="no recipe 'retrieva'; shipped ones are 'arithmetic', 'language', 'paper-"
+        FileNotFoundError, match="no recipe 'retrieva'; shipped ones are 'arithmetic', 'language', 'masked', 'paper-"
     ):
         load_recipe("retrieva")
     file = tmp_path / "recipe.yaml"

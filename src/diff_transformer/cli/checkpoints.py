@@ -15,6 +15,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoTokenizer
 from diff_transformer import shipped_models
 from diff_transformer.lab.bench.benchmark import check_device
 from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.model.remote_code import AUTO_CLASSES
 from diff_transformer.storage.files import parse_json
 from diff_transformer.storage.manifest import require_unchanged_weights
 from diff_transformer.suggestions import did_you_mean
@@ -71,6 +72,14 @@ def find_checkpoint(path: Path, ours: bool = True) -> Path:
 def shown_folder(folder: Path) -> Path:
     """A model's folder as titles and results name it: a model that the package ships by its name alone."""
     return Path(folder.name) if folder.parent == shipped_models.WEIGHTS else folder
+
+
+def auto_class_of(folder: Path) -> str:
+    """transformers' Auto class of the model in a folder that `find_checkpoint` found: a causal language model's where
+    its config.json does not say.
+    """
+    named = parse_json((folder / "config.json").read_bytes(), repr(str(folder))).get("architectures") or [""]
+    return next((auto for auto, ours in AUTO_CLASSES.items() if ours == named[0]), "AutoModelForCausalLM")
 
 
 def load_model(

@@ -62,7 +62,14 @@ def evaluate_measures(
     checkpoint: Path, text: list[Path] | None, names: list[str], option_texts: list[str], device: str | None
 ) -> "Iterator[tuple[ResultsFile, Table]]":
     """The results of all measurements at once, and their table: of those named, or else of the standard measurement."""
-    from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer, shown_folder
+    from diff_transformer.cli.checkpoints import (
+        auto_class_of,
+        find_checkpoint,
+        find_recipe,
+        load_model,
+        load_tokenizer,
+        shown_folder,
+    )
     from diff_transformer.data import NeedleBatches, TextBatches
     from diff_transformer.lab.measure.measurement import EvalInput
     from diff_transformer.lab.report.measured_tables import demo_table, measure_table
@@ -79,7 +86,13 @@ def evaluate_measures(
     if text and not takes_data:
         raise ValueError(f"--text does not go with the measure {', '.join(measures)}, which takes no text.")
     folder = find_checkpoint(checkpoint, ours=not all(measure.any_model for measure in measures.values()))
-    model = load_model(folder, device)
+    is_encoder = auto_class_of(folder) == "AutoModelForMaskedLM"
+    if is_encoder and named:
+        raise ValueError(
+            f"{str(folder)!r} holds an encoder, which does not predict the next token: eval without --measure tells "
+            "its accuracy and loss at hidden tokens."
+        )
+    model = load_model(folder, device, "AutoModelForMaskedLM" if is_encoder else "AutoModelForCausalLM")
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
     variant = getattr(model.config, "attention_type", model.config.model_type)
     context = getattr(model.config, "max_position_embeddings", None)
@@ -226,17 +239,22 @@ def evaluate(
 
 def batches_of(folder: Path, text: list[Path] | None, context: int | None) -> "Batches":
     """The data to measure on: the given text, read with the model's own tokenizer, or what the run was trained on."""
-    from diff_transformer.cli.checkpoints import find_recipe, load_tokenizer
-    from diff_transformer.data import TextBatches, TextFiles, prepare
+    from diff_transformer.cli.checkpoints import auto_class_of, find_recipe, load_tokenizer
+    from diff_transformer.data import MaskedTextBatches, TextBatches, TextFiles, prepare
     from diff_transformer.train import build_data
-    from diff_transformer.train.data_kinds import TextData
+    from diff_transformer.train.data_kinds import MaskedTextData, TextData
 
     recipe = find_recipe(folder)
     if text:
         tokenizer = load_tokenizer(folder)
         length = recipe.data.length if recipe else min(context or DEFAULT_LENGTH, DEFAULT_LENGTH)
         cache = prepare(TextFiles(text), tokenizer)
-        return TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
+        batches = TextBatches(cache, tokenizer, length=length, batch_size=BATCH_SIZE, validation_fraction=1)
+        if auto_class_of(folder) != "AutoModelForMaskedLM":
+            return batches
+        data = recipe.data if recipe else None
+        fraction = data.mask_fraction if isinstance(data, MaskedTextData) else MaskedTextBatches.mask_fraction
+        return MaskedTextBatches(batches, tokenizer, mask_fraction=fraction)
     if recipe is None:
         raise ValueError(f"No recipe.yaml belongs to {str(folder)!r} and tells its data; name a text with --text.")
     # A tokenizer that is trained again on text that has changed since would give the model other tokens.

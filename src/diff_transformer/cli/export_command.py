@@ -52,14 +52,13 @@ def export(
         if max_shard_size:
             raise ValueError("--max-shard-size is for folders of safetensors, and --onnx writes none.")
         require_extra("onnx")
-    from diff_transformer.cli.checkpoints import find_checkpoint, find_recipe, load_model, load_tokenizer
+    from diff_transformer.cli.checkpoints import auto_class_of, find_checkpoint, find_recipe, load_model, load_tokenizer
     from diff_transformer.convert import MAX_SHARD_SIZE, export_folder, export_onnx
     from diff_transformer.convert.shared_folder import check_shard_size
     from diff_transformer.lab.record import CardRecord
     from diff_transformer.lab.report.model_card import model_card
     from diff_transformer.lab.results_files import read_record
-    from diff_transformer.model.remote_code import AUTO_CLASSES
-    from diff_transformer.storage.files import read_json, refuse_existing
+    from diff_transformer.storage.files import refuse_existing
 
     shard_size = max_shard_size or MAX_SHARD_SIZE
     check_shard_size(shard_size)
@@ -68,8 +67,7 @@ def export(
     recipe = find_recipe(folder)
     measured = _results(folder, recipe, results or [])
     tokenizer = load_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
-    named = read_json(folder / "config.json").get("architectures") or [""]
-    auto_class = next((auto for auto, ours in AUTO_CLASSES.items() if ours == named[0]), "AutoModelForCausalLM")
+    auto_class = auto_class_of(folder)
     if onnx and auto_class != "AutoModelForCausalLM":
         raise ValueError(f"--onnx writes language models, and {str(folder)!r} loads with {auto_class}.")
     model = load_model(folder, "cpu", auto_class, "float32" if onnx else dtype)

@@ -65,7 +65,7 @@ def prepare(
 
     An interrupted command continues where it stopped when it is run again.
     """
-    from diff_transformer.data import NeedleBatches, TextBatches
+    from diff_transformer.data import MaskedTextBatches, NeedleBatches, TextBatches
     from diff_transformer.train import build_data
     from diff_transformer.train.data_kinds import KINDS, TextData
 
@@ -79,7 +79,7 @@ def prepare(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with tokenising_progress(console.messages()) as tell:
         batches = build_data(resolved, tell=tell, workers=workers or cores).batches
-    text = batches.text if isinstance(batches, NeedleBatches) else batches
+    text = batches.text if isinstance(batches, NeedleBatches | MaskedTextBatches) else batches
     if not isinstance(text, TextBatches):
         console.print_line("There is no text to tokenise: every sequence of a step holds needles (data.share).")
     else:

@@ -5,6 +5,7 @@ from diff_transformer.data.batches import Batches
 from diff_transformer.data.corpus import Corpus, Fingerprinted, HubDataset, Piece, TextFiles
 from diff_transformer.data.labelled_text import LabelledText, read_labelled
 from diff_transformer.data.many_shot_task import Episode, ManyShotBatches
+from diff_transformer.data.masked_text import MaskedTextBatches, with_mask_token
 from diff_transformer.data.needle_task import NeedleBatches, NeedleDocument, NeedleTask
 from diff_transformer.data.retrieval_task import RetrievalBatches, RetrievalSample
 from diff_transformer.data.split import training_text, validation_text
@@ -22,6 +23,7 @@ __all__ = [
     "HubDataset",
     "LabelledText",
     "ManyShotBatches",
+    "MaskedTextBatches",
     "NeedleBatches",
     "NeedleDocument",
     "NeedleTask",
@@ -44,4 +46,5 @@ __all__ = [
     "trained_bpe",
     "training_text",
     "validation_text",
+    "with_mask_token",
 ]

@@ -23,7 +23,8 @@ class Batches(Protocol):
 
     A batch is a dictionary of `input_ids` and `labels`, both (batch, length) int64 on the CPU, and of `position_ids` of
     the same shape where sequences hold several documents that do not see each other. Labels are as in transformers:
-    the same positions as `input_ids` (the model shifts them), −100 where nothing is to be predicted.
+    the same positions as `input_ids` (the model of the next token shifts them, an encoder does not), −100 where nothing
+    is to be predicted. A row's first label, and that of a document that sees itself alone, is never predicted.
     """
 
     @property

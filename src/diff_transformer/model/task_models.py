@@ -56,6 +56,7 @@ class DiffTransformerForMaskedLM(DiffTransformerPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
         chunked_loss: bool = False,
         **kwargs: Any,
     ) -> MaskedLMOutput:
@@ -64,6 +65,7 @@ class DiffTransformerForMaskedLM(DiffTransformerPreTrainedModel):
         Args: as :meth:`DiffTransformerModel.forward`, and
             labels: (B, N), at each masked token the one that it hides, −100 elsewhere; nothing is shifted. The mean
                 over masked tokens, or the sum divided by ``num_items_in_batch`` where that is given.
+            logits_to_keep: which positions get logits, or how many last ones; 0 for all.
             chunked_loss: compute the loss alone, from the logits of the masked tokens, a chunk at a time; the logits
                 are None then.
 
@@ -87,7 +89,8 @@ class DiffTransformerForMaskedLM(DiffTransformerPreTrainedModel):
             size = self.config.vocab_size
             loss = chunked_cross_entropy(self.lm_head, hidden_states, found, size, shift_labels=found, **kwargs)
         else:
-            logits = self.lm_head(hidden_states)
+            keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(hidden_states[:, keep, :])
             if labels is not None:
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return MaskedLMOutput(

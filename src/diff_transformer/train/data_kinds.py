@@ -19,6 +19,7 @@ from diff_transformer.data import (
     Fingerprinted,
     HubDataset,
     ManyShotBatches,
+    MaskedTextBatches,
     NeedleBatches,
     NeedleTask,
     RetrievalBatches,
@@ -30,6 +31,7 @@ from diff_transformer.data import (
     trained_bpe,
     training_text,
     validation_text,
+    with_mask_token,
 )
 from diff_transformer.train.process_errors import broadcast_from_first, plain_connection_errors
 
@@ -66,6 +68,8 @@ class DataRequest:
 
 class DataSection(Section):
     """What every kind of data has, beside its settings `kind`, `length` and `batch_size`."""
+
+    is_causal: ClassVar[bool] = True  # whether the model predicts the next token; else it is an encoder
 
     @abstractmethod
     def describe(self) -> str:
@@ -223,6 +227,37 @@ class NeedleData(TextData):
         )
 
 
+class MaskedTextData(TextData):
+    """Text of which an encoder finds hidden tokens; see `diff_transformer.data.masked_text.MaskedTextBatches`.
+
+    Every key of text has its meaning; a tokenizer without a mask token gets one more token. `mask_fraction` is the
+    share of each sequence that is to be found.
+    """
+
+    is_causal: ClassVar[bool] = False
+
+    kind: Literal["masked_text"] = "masked_text"  # type: ignore[assignment]  # what tells it from text
+    mask_fraction: Annotated[float, Field(gt=0, le=1)] = 0.3
+
+    def describe(self) -> str:
+        return f"{super().describe()}, with hidden tokens"
+
+    def vocabulary(self) -> int:
+        made_here = self.tokenizer == "bytes" or self.vocab_size is not None
+        if made_here or not Path(self.tokenizer).is_dir():  # where it raises
+            return super().vocabulary() + 1
+        return len(with_mask_token(AutoTokenizer.from_pretrained(self.tokenizer)))
+
+    def _tokenizer(self, corpus: Corpus) -> PreTrainedTokenizerFast:
+        return with_mask_token(super()._tokenizer(corpus))
+
+    def _batches(
+        self, corpus: Corpus, tokenizer: PreTrainedTokenizerFast, request: DataRequest, batch_size: int | None = None
+    ) -> Batches:
+        text: Any = super()._batches(corpus, tokenizer, request, batch_size)
+        return MaskedTextBatches(text, tokenizer, mask_fraction=self.mask_fraction, seed=request.seed)
+
+
 class GeneratedData(DataSection):
     """Data that a seeded generator makes as it is read; its settings are the arguments of the generator."""
 
@@ -299,5 +334,5 @@ class ArithmeticData(GeneratedData):
     validation_problems: Count = 512
 
 
-AnyData = TextData | NeedleData | RetrievalData | ManyShotData | ArithmeticData
+AnyData = TextData | NeedleData | MaskedTextData | RetrievalData | ManyShotData | ArithmeticData
 KINDS: dict[str, type[DataSection]] = {section.model_fields["kind"].default: section for section in get_args(AnyData)}

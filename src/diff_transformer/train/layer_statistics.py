@@ -66,15 +66,15 @@ def measure_layers(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, list
             q, k = attention.split_queries(queries), attention.split_keys(keys)
         else:
             q, k = queries.transpose(1, 2).unsqueeze(2), keys.unsqueeze(2)
-        window = attention.sliding_window
-        note("logit_max", _largest_logit(q, k, attention.scaling, window, bounds))
+        window, is_causal = attention.sliding_window, attention.is_causal
+        note("logit_max", _largest_logit(q, k, attention.scaling, is_causal, window, bounds))
         if not isinstance(attention, DifferentialAttention):
             return
         if attention.config.has_token_lambda:
             note("lambda_mean", attention.lambdas(hidden).mean())
         else:
             lam, scale = attention.lambdas(hidden), attention.scaling
-            heads = diff_attention(q, k, values, lam, is_causal=True, scale=scale, window=window, cu_seqlens=ends)
+            heads = diff_attention(q, k, values, lam, is_causal=is_causal, scale=scale, window=window, cu_seqlens=ends)
             note("norm_input_rms", _rms(heads))
 
     with ExitStack() as undo:
@@ -107,7 +107,9 @@ def reduced(numbers: Mapping[str, list[float]]) -> dict[str, list[float]]:
     return {name: by_name.get(name, root_mean_square)[i].tolist() for i, name in enumerate(numbers)}
 
 
-def _largest_logit(q: Tensor, k: Tensor, scale: float, window: int | None, segment_bounds: Tensor | None) -> Tensor:
+def _largest_logit(
+    q: Tensor, k: Tensor, scale: float, is_causal: bool, window: int | None, segment_bounds: Tensor | None
+) -> Tensor:
     """The largest logit that is seen: q (B, H, C, N, d) of C maps, k (B, H_kv, 2 or 1, N, d).
 
     The last of two maps or more, the noise map, meets the second of two keys, and all before it the first.
@@ -115,19 +117,20 @@ def _largest_logit(q: Tensor, k: Tensor, scale: float, window: int | None, segme
     batch, heads, maps, n, _ = q.shape
     dtype = torch.promote_types(q.dtype, torch.float32)
     rows = max(1, _SCORES // (batch * heads * n))
-    begin, end = key_ranges(n, n, True, window, segment_bounds, q.device)
+    begin, end = key_ranges(n, n, is_causal, window, segment_bounds, q.device)
     largest = []
     with torch.autocast(q.device.type, enabled=False):
         for start in range(0, n, rows):
             stop = min(n, start + rows)
             low = 0 if window is None else max(0, start - window + 1)
-            keys = torch.arange(low, stop, device=q.device)
+            high = stop if is_causal else n
+            keys = torch.arange(low, high, device=q.device)
             seen = (begin[start:stop, None] <= keys) & (keys < end[start:stop, None])  # (rows, keys)
             for c in range(maps):
                 # The queries of a group meet the same keys: one product, (B, H_kv, G·rows, keys).
                 block = q[:, :, c, start:stop].unflatten(1, (k.shape[1], -1)).flatten(2, 3).to(dtype) * scale
                 key = k.shape[2] - 1 if c == maps - 1 else 0
-                logits = block @ k[:, :, key, low:stop].to(dtype).mT
+                logits = block @ k[:, :, key, low:high].to(dtype).mT
                 logits = logits.unflatten(2, (-1, stop - start)).masked_fill_(~seen, -torch.inf)
                 largest.append(logits.amax())
     return torch.stack(largest).amax()

@@ -281,6 +281,7 @@ def build_config(
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
     }
     settings = model.model_dump(exclude={"init_from", "rope_theta"})
+    derived["is_causal"] = recipe.data.is_causal
     return DiffTransformerConfig(**settings | derived, bos_token_id=end, eos_token_id=end)
 
 

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from diff_transformer.data import Tell
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.storage.files import read_json
 from diff_transformer.storage.manifest import require_unchanged_weights
 from diff_transformer.train.checkpoint import without_progress_bars
@@ -47,10 +47,9 @@ def build_data(
     )
 
 
-def build_model(
-    recipe: Recipe, data: Data, *, init_from: bool = True, without_weights: bool = False
-) -> DiffTransformerForCausalLM:
-    """A recipe's model in float32 with its first weights, for the vocabulary of the recipe's data.
+def build_model(recipe: Recipe, data: Data, *, init_from: bool = True, without_weights: bool = False) -> LanguageModel:
+    """A recipe's model in float32 with its first weights, for the vocabulary of the recipe's data: a causal one, or the
+    encoder that data with hidden tokens train.
 
     Args:
         init_from: whether to load the weights that the recipe names in `init_from`. Not where a checkpoint's are loaded
@@ -66,15 +65,15 @@ def build_model(
         model = _load_initial_weights(folder, config, data.tokenizer)
     else:
         with torch.device("meta") if without_weights else nullcontext():
-            model = DiffTransformerForCausalLM(config)
+            model = language_model_class(config)(config)
         if not without_weights:
             draw_weights(model, recipe.train.seed)
-    if data.tokenizer is not None:
+    if data.tokenizer is not None and config.is_causal:
         model.generation_config.pad_token_id = data.tokenizer.pad_token_id
     return model
 
 
-def draw_weights(model: DiffTransformerForCausalLM, seed: int) -> None:
+def draw_weights(model: LanguageModel, seed: int) -> None:
     """First weights, of each module from a stream of its own, named by the seed and the module.
 
     So whatever two models have in common starts with identical numbers, although one of them has modules that the other
@@ -90,7 +89,7 @@ def draw_weights(model: DiffTransformerForCausalLM, seed: int) -> None:
 
 def _load_initial_weights(
     folder: Path, config: DiffTransformerConfig, tokenizer: PreTrainedTokenizerFast | None
-) -> DiffTransformerForCausalLM:
+) -> LanguageModel:
     """A model in float32 with the weights in a folder."""
     vocab_size = DiffTransformerConfig.from_pretrained(folder).vocab_size
     if vocab_size != config.vocab_size:
@@ -107,7 +106,7 @@ def _load_initial_weights(
     require_unchanged_weights(folder)
     try:
         with without_progress_bars():
-            model, report = DiffTransformerForCausalLM.from_pretrained(
+            model, report = language_model_class(config).from_pretrained(
                 folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
             )
     except (SafetensorError, RuntimeError) as error:

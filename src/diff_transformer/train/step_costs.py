@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from diff_transformer.model import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.model.chunked_loss import CORE_LOGITS, DEVICE_LOGITS
 from diff_transformer.model.parallel_plan import tensor_parallel_plan
 from diff_transformer.train.distributed import Kind
@@ -39,16 +39,16 @@ class StepLayout:
         return 2 if self.half else FLOAT
 
 
-def meta_model(config: DiffTransformerConfig) -> DiffTransformerForCausalLM:
+def meta_model(config: DiffTransformerConfig) -> LanguageModel:
     """The model on the meta device, where nothing takes memory."""
     with torch.device("meta"):
-        return DiffTransformerForCausalLM(config)
+        return language_model_class(config)(config)
 
 
 class ModelSizes:
     """Parameters of a model, which may be on the meta device; tied ones count once. All layers are alike."""
 
-    def __init__(self, model: DiffTransformerForCausalLM, recipe: TrainRecipe) -> None:
+    def __init__(self, model: LanguageModel, recipe: TrainRecipe) -> None:
         layer = model.model.layers[0]
         counts, layer_counts = ([each.numel() for each in module.parameters()] for module in (model, layer))
         self.layers = len(model.model.layers)
@@ -66,7 +66,7 @@ class ModelSizes:
 
 
 def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
-    """Operations of a training step for each token of causal sequences of `length` tokens.
+    """Operations of a training step for each token of sequences of `length` tokens.
 
     A multiply-add is two operations. The backward pass takes twice the forward's matrix products, so
 
@@ -85,13 +85,15 @@ def flops_per_token(config: DiffTransformerConfig, length: int) -> float:
     The maps are subtracted before the product with V, as Equation 1 is written: a backend that multiplies V once for
     each map does more, as one does that computes the scores again in its backward, and is not credited for it. So DIFF
     takes as many operations as the Transformer. Sharing key/value heads saves weights and no products; a sliding window
-    leaves a query no more than `sliding_window` pairs. Not counted: norms, softmax, rotary embedding, activations, λ.
+    leaves a query no more than `sliding_window` pairs, and an encoder's query sees all keys. An encoder's output head
+    is counted for every token, although its loss takes the hidden ones alone. Not counted: norms, softmax, rotary
+    embedding, activations, λ.
     """
     windows = [
         config.sliding_window if config.layer_type(layer) == "sliding_attention" else None
         for layer in range(config.num_hidden_layers)
     ]
-    pairs = sum(visible_pairs(length, window) for window in windows)
+    pairs = sum(visible_pairs(length, window) if config.is_causal else length**2 for window in windows)
     return 6.0 * (multiplied_weights(config) + config.described.attention_products(config) * pairs / length)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from diff_transformer.data import Batches, NeedleBatches, TextBatches
+from diff_transformer.data import Batches, MaskedTextBatches, NeedleBatches, TextBatches
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.measure.measurement import MeasurementRequest, Options, find_measurement
 from diff_transformer.lab.measure.standard import validation_callback
@@ -200,7 +200,7 @@ PASSES = 4
 
 def text_notes(recipe: Recipe, batches: Batches) -> list[str]:
     """What a reader must know of a text that a run reads often; nothing where it does not, or there is no text."""
-    text = batches.text if isinstance(batches, NeedleBatches) else batches
+    text = batches.text if isinstance(batches, NeedleBatches | MaskedTextBatches) else batches
     if not isinstance(text, TextBatches) or not text.train_tokens:
         return []
     passes = recipe.train.steps * text.batch_size * text.length / text.train_tokens

@@ -27,11 +27,11 @@ from diff_transformer.lab.measure.arithmetic import EXACT_MATCH
 from diff_transformer.lab.measure.document_losses import REPEAT_COLUMNS, Repeats
 from diff_transformer.lab.measure.measurement import MeasurementRequest, Options
 from diff_transformer.lab.measure.retrieval import ACCURACY, BY_DEPTH, FIRST_QUERY
-from diff_transformer.lab.measure.standard import LABEL_ACCURACY, LANGUAGE_LOSS, Standard
+from diff_transformer.lab.measure.standard import LABEL_ACCURACY, LANGUAGE_LOSS, MASKED_LOSS, Standard
 from diff_transformer.lab.record import OWN, Headline
 from diff_transformer.suggestions import did_you_mean
 from diff_transformer.train import Data, Recipe, build_config, load_recipe
-from diff_transformer.train.data_kinds import ArithmeticData, NeedleData, RetrievalData, TextData
+from diff_transformer.train.data_kinds import ArithmeticData, MaskedTextData, RetrievalData, TextData
 from diff_transformer.train.recipe import ModelRecipe, read_yaml
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -294,6 +294,6 @@ def _compared(recipe: Recipe, by_document: bool) -> tuple[str, ...]:
         return (FIRST_QUERY, ACCURACY, BY_DEPTH)
     if isinstance(recipe.data, ArithmeticData):
         return (EXACT_MATCH,)
-    if isinstance(recipe.data, TextData) and not isinstance(recipe.data, NeedleData):
+    if recipe.data.kind == "text":
         return (*(REPEAT_COLUMNS if by_document else ()), LANGUAGE_LOSS, BITS_PER_BYTE)
-    return (LABEL_ACCURACY,)
+    return (LABEL_ACCURACY, MASKED_LOSS) if isinstance(recipe.data, MaskedTextData) else (LABEL_ACCURACY,)

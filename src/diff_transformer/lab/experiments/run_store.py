@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from diff_transformer.data import Batches, RetrievalBatches
 from diff_transformer.lab.results_files import capture_environment, write_json
-from diff_transformer.model import DiffTransformerForCausalLM
+from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.storage.files import read_json, read_metrics
 from diff_transformer.train import Data, DivergenceError, Progress, Recipe, build_data, train
 from diff_transformer.train.checkpoint import without_progress_bars
@@ -51,12 +51,13 @@ class Stored:
         path = self.folder / METRICS
         return read_metrics(path) if path.is_file() else []
 
-    def load(self, recipe: Recipe) -> DiffTransformerForCausalLM:
+    def load(self, recipe: Recipe) -> LanguageModel:
         """The model in evaluation mode, where the recipe would train it."""
         on_cpu = recipe.train.device == "cpu" or not torch.accelerator.is_available()
         device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
         with without_progress_bars():
-            return DiffTransformerForCausalLM.from_pretrained(self.model_folder).eval().to(device)
+            model_class = language_model_class(DiffTransformerConfig.from_pretrained(self.model_folder))
+            return model_class.from_pretrained(self.model_folder).eval().to(device)
 
 
 class Store:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from diff_transformer.data import TextBatches
+from diff_transformer.data import MaskedTextBatches, TextBatches
 from diff_transformer.lab.coordinates import Coordinates
 from diff_transformer.lab.experiments.experiment import (
     Counts,
@@ -257,7 +257,7 @@ class ExperimentRunner:
 
     def _validation_of(self, recipe: Recipe) -> tuple[str, Better]:
         """What a run logs that its learning rate is chosen by, and which is the better one."""
-        is_text = isinstance(self._build_data(recipe).batches, TextBatches)
+        is_text = isinstance(self._build_data(recipe).batches, TextBatches | MaskedTextBatches)
         return (VALIDATION_LOSS, "lower") if is_text else (LABEL_ACCURACY, "higher")
 
     def _curve(self, variant: Variant, seed: int, run: Stored, recipe: Recipe) -> list[Result]:

@@ -6,10 +6,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from diff_transformer.data import ArithmeticBatches, Batches, NeedleBatches, RetrievalBatches, TextBatches
+from diff_transformer.data import (
+    ArithmeticBatches,
+    Batches,
+    MaskedTextBatches,
+    NeedleBatches,
+    RetrievalBatches,
+    TextBatches,
+)
 from diff_transformer.data.batches import IGNORED, flattened
 from diff_transformer.lab.coordinates import NOWHERE, Coordinates
 from diff_transformer.lab.learning import ACCURACY_CURVE, LOSS_CURVE
@@ -28,6 +36,7 @@ from diff_transformer.model import DiffTransformerForCausalLM, attends_by_docume
 
 LANGUAGE_LOSS = "language/validation_loss"
 LABEL_ACCURACY = "validation/accuracy"
+MASKED_LOSS = "masked/loss"
 VALIDATION_LOSS = "validation/loss"
 GUESS = "sensitivity/loss_of_a_guess"
 VALIDATION_SEQUENCES = 1024  # of the retrieval task, in training
@@ -103,6 +112,42 @@ def label_answers(model: Any, batches: Batches) -> tuple[int, int]:
     return right, labels
 
 
+@dataclass(frozen=True)
+class MaskedAnswers:
+    """What an encoder makes of hidden tokens: their negative log-likelihood in nats, how many it finds, of how many."""
+
+    nats: float
+    right: int
+    targets: int
+
+    @property
+    def loss(self) -> float:
+        """Mean loss in nats per hidden token."""
+        return self.nats / self.targets
+
+    @property
+    def accuracy(self) -> float:
+        """The share of hidden tokens that are the likeliest one."""
+        return self.right / self.targets
+
+
+@torch.no_grad()
+def masked_answers(model: Any, batches: MaskedTextBatches) -> MaskedAnswers:
+    """The answers of an encoder of ours to the validation data."""
+    device = next(model.parameters()).device
+    nats, right, targets = 0.0, 0, 0
+    for batch in batches.validation_batches():
+        row = flattened(batch) if attends_by_document(model.config) else batch
+        row = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in row.items()}
+        labels = row.pop("labels")
+        hidden = labels != IGNORED
+        logits = model(**row).logits[hidden].float()
+        nats += float(F.cross_entropy(logits, labels[hidden], reduction="sum"))
+        right += int((logits.argmax(-1) == labels[hidden]).sum())
+        targets += int(hidden.sum())
+    return MaskedAnswers(nats, right, targets)
+
+
 def text_part(batches: Batches | None) -> TextBatches:
     """The text of validation data, which may have needle documents beside it. Raises ValueError where there is none."""
     text = batches.text if isinstance(batches, NeedleBatches) else batches
@@ -121,6 +166,9 @@ def validation_callback(batches: Batches) -> Callable[[Any, int], dict[str, floa
         retrieval = batches.asking(batches.num_pairs, 1).sample(VALIDATION_SEQUENCES, seed=0)
 
     def on_evaluate(model: Any, step: int) -> dict[str, float]:
+        if isinstance(batches, MaskedTextBatches):
+            answers = masked_answers(model, batches)
+            return {VALIDATION_LOSS: answers.loss, LABEL_ACCURACY: answers.accuracy}
         if isinstance(batches, TextBatches):
             loss = language_loss(model, batches)
             return {VALIDATION_LOSS: loss.per_token, "validation/bits_per_byte": loss.bits_per_byte}
@@ -166,8 +214,8 @@ def curve_baselines(recipe: Any) -> list[Baseline]:
 
 
 class Standard(Measurement):
-    """Loss and bits per byte on text, accuracy and attention mass on the retrieval task, exact match on arithmetic, and
-    on any other data the accuracy of the predicted labels."""
+    """Loss and bits per byte on text, an encoder's accuracy and loss at hidden tokens, accuracy and attention mass on
+    the retrieval task, exact match on arithmetic, and on any other data the accuracy of the predicted labels."""
 
     sequences: Count = Field(default=512, description="sequences of the retrieval task")
 
@@ -184,6 +232,13 @@ class Standard(Measurement):
                 return [
                     measured.record("language/bits_per_byte", loss.bits_per_byte, unit="bits/byte", **text),
                     measured.record(LANGUAGE_LOSS, loss.per_token, unit="nats/token", **text),
+                ]
+            case MaskedTextBatches():
+                answers = masked_answers(model, batches)
+                hidden: dict[str, Any] = {"seed": None, "n": answers.targets}
+                return [
+                    measured.record(LABEL_ACCURACY, answers.accuracy, better="higher", **hidden),
+                    measured.record(MASKED_LOSS, answers.loss, unit="nats/token", better="lower", **hidden),
                 ]
             case RetrievalBatches():
                 return retrieval_records(measured, batches, self.sequences)
