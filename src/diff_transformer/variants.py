@@ -13,6 +13,14 @@ from typing import Any, Protocol
 SHARED_PARAMETERS = "diff_transformer_shared_parameters"
 _PAPER = "[Differential Transformer](https://arxiv.org/abs/2410.05258)"
 _NORM = ("norm_eps", "headwise_norm")
+# Options of a layer's attention, by their names in a configuration → those of the module's arguments.
+ATTENTION_OPTIONS = {
+    "attention_bias": "bias",
+    "qk_norm": "qk_norm",
+    "output_gate": "output_gate",
+    "attention_dropout": "dropout",
+}
+_OPTIONS = tuple(ATTENTION_OPTIONS.values())
 
 
 class ModelSizes(Protocol):
@@ -26,6 +34,7 @@ class ModelSizes(Protocol):
     token_lambda: bool
     head_dim: int | None
     dex_heads: list | None
+    output_gate: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +140,15 @@ class AttentionType:
         return self.query_heads(config) * width + self.heads(config) * self.cached_width(width)
 
     def attention_weights(self, config: ModelSizes) -> int:
-        """Weights in the attention of all layers that every token is multiplied with: projections, W_λ and W_D."""
+        """Weights in the attention of all layers that every token is multiplied with: projections, W_λ, W_gate, W_D."""
         heads, width = config.num_attention_heads, head_dim(config)
         cached = self.cached_width(width)
         layer = self.query_heads(config) * width  # W_Q
         layer += (2 * self.key_heads(config) + self.heads(config)) * cached  # W_K and W_V, W_O
         if self.has_token_lambda(config):
             layer += self.heads(config)
+        if config.output_gate:
+            layer += self.heads(config) * cached
         weights = config.num_hidden_layers * config.hidden_size * layer
         if self.corrects_heads:
             chosen = config.dex_heads or [range(heads)] * config.num_hidden_layers
@@ -169,7 +180,7 @@ def lambda_init_schedule(layer: int, offset: int = 0) -> float:
 ATTENTION_TYPES: dict[str, AttentionType] = {
     "diff": AttentionType(
         layer="diff_transformer.nn:DiffAttention",
-        settings=("lambda_init", *_NORM),
+        settings=("lambda_init", *_NORM, *_OPTIONS),
         maps=2,
         pairs_heads=True,
         even_heads=True,
@@ -184,7 +195,7 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
     ),
     "diff_grouped": AttentionType(
         layer="diff_transformer.nn:GroupedDiffAttention",
-        settings=("num_noise_heads", "token_lambda", "lambda_init", *_NORM),
+        settings=("num_noise_heads", "token_lambda", "lambda_init", *_NORM, *_OPTIONS),
         maps=2,
         pairs_heads=True,
         grouped=True,
@@ -200,7 +211,7 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
     ),
     "diff_v2": AttentionType(
         layer="diff_transformer.nn:DiffAttentionV2",
-        settings=_NORM,
+        settings=(*_NORM, *_OPTIONS),
         maps=2,
         lambda_per_token=True,
         lambda_modules=("lambda_proj",),
@@ -212,7 +223,7 @@ ATTENTION_TYPES: dict[str, AttentionType] = {
     ),
     "softmax": AttentionType(
         layer="diff_transformer.nn:SoftmaxAttention",
-        settings=_NORM,
+        settings=(*_NORM, *_OPTIONS),
         even_heads=True,  # so that a configuration stays valid when only its attention type becomes "diff"
         label="Transformer",
         colour=("#d55e00", "#ff8b3d"),

@@ -143,6 +143,7 @@ def write_settings(layout: Layout, config: DiffTransformerConfig) -> dict[str, A
     settings = layout.write(config)
     read_again = layout.read(settings)
     names = [*SHARED, *HEADS, "sliding_window", "has_headwise_norm"]
+    names += ["is_causal", "attention_bias", "qk_norm", "output_gate"]
     if config.described.differential and "lambda_init" in config.described.settings:
         names += ["lambda_init", "lambda_init_offset"]
     changed = [

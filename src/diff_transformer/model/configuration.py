@@ -19,7 +19,7 @@ from diff_transformer.nn.attention import check_heads, default_key_heads
 from diff_transformer.nn.dex import check_chosen_heads
 from diff_transformer.nn.layers import constant_lambda
 from diff_transformer.ops import lambda_init_schedule
-from diff_transformer.variants import ATTENTION_TYPES, AttentionType, head_dim
+from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES, AttentionType, head_dim
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -164,6 +164,9 @@ class DiffTransformerConfig(PreTrainedConfig):
         lambda_init_offset: what the schedule adds to l, for checkpoints that count layers from another origin.
         headwise_norm: whether each head's output is normalised before the output projection (Equation 3); as the
             attention type has it unless given: "diff" has the norm, with its factor 1 − λ_init, and no other type.
+        attention_bias, qk_norm, output_gate, attention_dropout: options of the layers' attention, see
+            :class:`diff_transformer.nn.Attention` (``bias`` and ``dropout`` there). None of them is the paper's, and
+            "dex" has none.
         dex_heads: for "dex", the corrected heads of each layer, ascending from 0; all of every layer unless given.
         dex_lambda_start: for "dex", λ_learn at the start; λ_init unless given.
         hidden_size, intermediate_size, num_hidden_layers, vocab_size, max_position_embeddings: sizes; the largest that
@@ -201,6 +204,10 @@ class DiffTransformerConfig(PreTrainedConfig):
     lambda_init: float | int | str = "schedule"
     lambda_init_offset: int = 0
     headwise_norm: bool | None = None
+    attention_bias: bool = False
+    qk_norm: bool = False
+    output_gate: bool = False
+    attention_dropout: float | int = 0.0
     dex_heads: list | None = None
     dex_lambda_start: float | int | None = None
     max_position_embeddings: int = 2048
@@ -314,6 +321,13 @@ class DiffTransformerConfig(PreTrainedConfig):
             raise ValueError(
                 f"token_lambda must be false or left out for attention_type {self.attention_type!r}, got True."
             )
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"attention_dropout must be at least 0 and below 1, got {self.attention_dropout!r}.")
+        for name, option in ATTENTION_OPTIONS.items():
+            if getattr(self, name) and option not in self.described.settings:
+                raise ValueError(
+                    f"{name} must be left out for attention_type {self.attention_type!r}, got {getattr(self, name)!r}."
+                )
         if self.dex_lambda_start is not None and not math.isfinite(self.dex_lambda_start):
             raise ValueError(f"dex_lambda_start must be a finite number, got {self.dex_lambda_start!r}.")
         if self.described.grouped and self.num_noise_heads is None:

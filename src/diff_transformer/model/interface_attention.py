@@ -28,7 +28,7 @@ from diff_transformer.nn import Attention
 from diff_transformer.ops import diff_attention, diff_attention_maps
 from diff_transformer.ops.backends import BACKENDS
 from diff_transformer.ops.flex import is_block_mask
-from diff_transformer.variants import ATTENTION_TYPES
+from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES
 
 # "diff_attention" lets the operator choose its backend; "diff_attention_blockwise" and so on name one.
 OPERATOR_IMPLEMENTATION = "diff_attention"
@@ -172,7 +172,7 @@ class InterfaceAttention(Attention):
             keys,
             values,
             attention_mask,
-            dropout=0.0,
+            dropout=self.dropped,
             scaling=self.scaling,
             sliding_window=self.sliding_window,
             **kwargs,
@@ -184,7 +184,7 @@ class InterfaceAttention(Attention):
         elif not subtracts:
             heads, weights = self.transform_heads(subtracted(heads, lam, self.ratio)), None
         wants_weights = kwargs.get("output_attentions", self.config.output_attentions)
-        return self.o_proj(heads.flatten(-2)), weights if wants_weights else None
+        return self.output(hidden_states, heads), weights if wants_weights else None
 
     @property
     def sliding_window(self) -> int | None:
@@ -201,6 +201,7 @@ def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:
         "lambda_init": config.lambda_init_of(layer),
         "norm_eps": config.rms_norm_eps,
         "headwise_norm": config.has_headwise_norm,
+        **{option: getattr(config, name) for name, option in ATTENTION_OPTIONS.items()},
         "heads": None if config.dex_heads is None else config.dex_heads[layer - 1],
         "lambda_start": config.dex_lambda_start,
         "num_noise_heads": config.num_noise_heads,
@@ -230,6 +231,7 @@ def operator_attention_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    dropout: float = 0.0,
     lam: Tensor | None = None,
     sliding_window: int | None = None,
     maps: list[AttentionMaps] | None = None,
@@ -246,6 +248,7 @@ def operator_attention_forward(
         query, key, value: (B, heads, N, d), those of a group side by side, and (B, H_kv, S, width), as cached.
         attention_mask: boolean or additive (B, 1, N, S), or None for plain causality, or for nothing hidden where
             ``module.is_causal`` is False.
+        dropout: the share of attention weights to drop.
         lam: λ, broadcastable to (B, H, N); None for ordinary attention.
         sliding_window: how many tokens back the layer looks, itself included; needed where there is no mask.
         maps: where given, the layer's attention maps are appended.
@@ -267,12 +270,17 @@ def operator_attention_forward(
     settings |= {"window": window, "cu_seqlens": cu_seqlens}
     if lam is not None:
         q, k = query.unflatten(1, (-1, module.ratio + 1)), module.split_keys(key)
-        out = diff_attention(q, k, value, lam, backend=backend, **settings, **module.norm_arguments()).transpose(1, 2)
+        more: dict[str, Any] = {"dropout_p": dropout, "backend": backend, **module.norm_arguments()}
+        out = diff_attention(q, k, value, lam, **settings, **more).transpose(1, 2)
     elif cu_seqlens is not None:
-        out = attend_by_document(module, query, key, value, cu_seqlens, scaling, is_causal, window, max_length_q)
+        out = attend_by_document(
+            module, query, key, value, cu_seqlens, scaling, is_causal, window, max_length_q, dropout
+        )
     else:
         attend = flex_attention_forward if is_block_mask(attention_mask) else sdpa_attention_forward
-        out, _ = attend(module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal)
+        out, _ = attend(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal
+        )
     if maps is None and not kwargs.get("output_attentions", False):
         return out, None
     if lam is None:  # one map: the first of two equal ones

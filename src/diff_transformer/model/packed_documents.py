@@ -79,6 +79,7 @@ def attend_by_document(
     is_causal: bool,
     window: int | None,
     longest: int | None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Ordinary attention in which every document sees itself alone.
 
@@ -87,10 +88,11 @@ def attend_by_document(
 
     ``query`` is (1, heads, N, d), ``key`` and ``value`` (1, H_kv, N, d), and the result (1, N, heads, d). ``window`` is
     how many tokens back each looks, itself included; causal attention alone has one. No document has more tokens than
-    ``longest``.
+    ``longest``. ``dropout`` is the share of attention weights to drop, which torch's FlashAttention does not do for
+    sequences of several lengths.
     """
     dtype = autocast_dtype(query.device.type) or query.dtype
-    if _takes_several_lengths(query.device.type, dtype, query.shape[-1]):
+    if not dropout and _takes_several_lengths(query.device.type, dtype, query.shape[-1]):
         from torch.nn.attention.varlen import varlen_attn
 
         q, k, v = (x.squeeze(0).transpose(0, 1).to(dtype) for x in (query, key, value))
@@ -99,7 +101,7 @@ def attend_by_document(
         grouped = q.shape[1] != k.shape[1]
         out: Any = varlen_attn(q, k, v, ends, ends, most, most, scale=scaling, window_size=sides, enable_gqa=grouped)
         return out.unsqueeze(0)
-    return _attend_in_turn(module, (query, key, value), cu_seqlens, scaling, is_causal, window)
+    return _attend_in_turn(module, (query, key, value), cu_seqlens, scaling, is_causal, window, dropout)
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
@@ -137,7 +139,9 @@ def _attend_in_turn(
     scaling: float | None,
     is_causal: bool,
     window: int | None,
+    dropout: float,
 ) -> Tensor:
+    options: dict[str, Any] = {"scaling": scaling, "is_causal": is_causal, "dropout": dropout}
     lengths = [length for length in cu_seqlens.diff().tolist() if length]
     outs = []
     for q, k, v in zip(*(x.split(lengths, dim=2) for x in inputs), strict=True):
@@ -148,5 +152,5 @@ def _attend_in_turn(
             stop, low = min(n, start + rows), max(0, start - back + 1)
             mask = None if n <= back else position_mask(stop - start, stop - low, True, window, None, q.device)
             block = q[:, :, start:stop], k[:, :, low:stop], v[:, :, low:stop]
-            outs.append(sdpa_attention_forward(module, *block, mask, scaling=scaling, is_causal=is_causal)[0])
+            outs.append(sdpa_attention_forward(module, *block, mask, **options)[0])
     return torch.cat(outs, dim=1)

@@ -31,6 +31,10 @@ def tensor_parallel_plan(config: "DiffTransformerConfig") -> dict[str, str]:
     styles = config.described.styles_of(config)
     if config.has_headwise_norm:
         styles["head_norm"] = SHARED_PARAMETERS
+    if config.qk_norm:
+        styles |= {"q_norm": SHARED_PARAMETERS, "k_norm": SHARED_PARAMETERS}
+    if config.output_gate:
+        styles["gate_proj"] = "colwise"
     return LlamaConfig.base_model_tp_plan | {f"layers.*.self_attn.{name}": style for name, style in styles.items()}
 
 

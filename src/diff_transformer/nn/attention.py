@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diff_transformer.nn.layers import HeadwiseNorm, Lambda, residual_projection
+from diff_transformer.nn.layers import HeadwiseNorm, Lambda, QueryKeyNorm, residual_projection
 from diff_transformer.ops import apply_rotary, diff_attention
 
 
@@ -41,9 +41,17 @@ class Attention(nn.Module):
             (nothing is subtracted, or there is none to a layer) its factor 1 − λ_init is 1.
         num_noise_heads: G, into how many groups the A query heads fall, each of which has one noise map; only where a
             subclass has groups.
+        bias: whether the four projections have biases; the paper's have none.
+        qk_norm: whether every query and key is normalised before the rotary embedding, by RMSNorm over its d channels
+            with one weight for the queries and one for the keys of the layer (and ``norm_eps``).
+        output_gate: whether a projection of the input, as wide as all heads together, gates them channel by channel
+            before the output projection: W_O (heads ⊙ sigmoid(X W_gate)).
+        dropout: the share of attention weights that are dropped in training, of each map by itself, before the maps
+            are subtracted; at least 0 and below 1.
+        context_size: the width of the other sequence in cross-attention; ``hidden_size`` unless given.
 
     Raises:
-        ValueError: sizes that do not fit each other.
+        ValueError: sizes that do not fit each other, a dropout out of range.
     """
 
     pairs_kv_heads = False  # whether two key/value heads of the Transformer make one differential head
@@ -62,6 +70,12 @@ class Attention(nn.Module):
         norm_eps: float = 1e-5,
         headwise_norm: bool = False,
         num_noise_heads: int | None = None,
+        *,
+        bias: bool = False,
+        qk_norm: bool = False,
+        output_gate: bool = False,
+        dropout: float = 0.0,
+        context_size: int | None = None,
     ) -> None:
         super().__init__()
         kv_heads = default_key_heads(num_attention_heads, num_key_value_heads, num_noise_heads)
@@ -69,17 +83,26 @@ class Attention(nn.Module):
         check_heads(type(self).__name__, *sizes, self.pairs_kv_heads, num_noise_heads)
         if layer < 1:
             raise ValueError(f"layer must be 1 or more (the paper counts layers from 1), got {layer}.")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"{type(self).__name__}: dropout must be at least 0 and below 1, got {dropout}.")
+        if context_size is not None and context_size < 1:
+            raise ValueError(f"{type(self).__name__}: context_size must be 1 or more, got {context_size}.")
         self.layer_idx = layer - 1
+        self.dropout = float(dropout)
         self.head_norm: HeadwiseNorm | None = None
         self.head_dim = head_dim or hidden_size // num_attention_heads
         self.scaling = self.head_dim**-0.5
         width = num_attention_heads * self.head_dim
-        self.q_proj = nn.Linear(hidden_size, width * self.queries_per_head, bias=False)
-        self.k_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=False)
+        context_size = context_size or hidden_size
         noise = 0 if num_noise_heads is None else num_noise_heads
         heads = (num_attention_heads - noise) * (1 if num_noise_heads is None else 2)  # of width d, which W_O reads
-        self.o_proj = residual_projection(heads * self.head_dim, hidden_size)
+        self.q_proj = nn.Linear(hidden_size, width * self.queries_per_head, bias=bias)
+        self.k_proj = nn.Linear(context_size, kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(context_size, kv_heads * self.head_dim, bias=bias)
+        self.o_proj = residual_projection(heads * self.head_dim, hidden_size, bias)
+        self.gate_proj = nn.Linear(hidden_size, heads * self.head_dim, bias=False) if output_gate else None
+        self.q_norm = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
+        self.k_norm = QueryKeyNorm(self.head_dim, norm_eps) if qk_norm else None
         if headwise_norm:
             self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
 
@@ -92,15 +115,31 @@ class Attention(nn.Module):
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, D) → queries (B, N, heads of W_Q, d), and keys and values as they are cached, (B, heads, N, width)."""
+        return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
+
+    def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Another sequence (B, S, ``context_size``) → its keys and values, (B, heads, S, width) each.
+
+        ``forward`` takes them in place of the sequence: computed once, they serve every call for it, as those of a
+        decoder that writes token by token.
+        """
+        if context.dim() != 3 or context.shape[-1] != self.k_proj.in_features:
+            raise ValueError(f"context must be (B, S, {self.k_proj.in_features}), got {tuple(context.shape)}.")
+        return self._cached(context, None)
+
+    def _queries(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
+        queries = self.q_proj(hidden_states).view(*hidden_states.shape[:-1], -1, self.head_dim)
+        return _normed_and_turned(queries, self.q_norm, position_embeddings)
+
+    def _cached(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
         shape = hidden_states.shape[:-1]
-        queries = self.q_proj(hidden_states).view(*shape, -1, self.head_dim)
         keys = self.k_proj(hidden_states).view(*shape, -1, self.head_dim)
-        if position_embeddings is not None:
-            cos, sin = (table.unsqueeze(-2) for table in position_embeddings)
-            queries, keys = apply_rotary(queries, cos, sin), apply_rotary(keys, cos, sin)
+        keys = _normed_and_turned(keys, self.k_norm, position_embeddings)
         keys = keys.reshape(*shape, -1, self.cache_width).transpose(1, 2)
         values = self.v_proj(hidden_states).view(*shape, -1, self.cache_width).transpose(1, 2)
-        return queries, keys, values
+        return keys, values
 
     def forward(
         self,
@@ -109,6 +148,7 @@ class Attention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         cache: KeyValueCache | None = None,
+        context: Tensor | tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Attend.
 
@@ -118,22 +158,48 @@ class Attention(nn.Module):
             attn_mask: broadcastable to (B, heads, N, S), boolean (True = may attend) or additive.
             is_causal: query i sees key j where j ≤ i + S − N; as in the operator, off by default.
             cache: keys and values of earlier tokens; those of this call are appended.
+            context: for cross-attention, the other sequence (B, S, ``context_size``), whose keys and values the queries
+                meet, or what :meth:`project_context` has made of it. ``attn_mask`` says which of its tokens are seen;
+                positions, causality and a cache have no meaning then.
 
         Returns:
             (B, N, D).
+
+        Raises:
+            ValueError: hidden states or a context of another width; a context together with positions, causality or a
+                cache, or no context where ``context_size`` is another width than D.
         """
         if hidden_states.dim() != 3 or hidden_states.shape[-1] != self.q_proj.in_features:
             raise ValueError(
                 f"hidden_states must be (B, N, {self.q_proj.in_features}), got {tuple(hidden_states.shape)}."
             )
-        queries, keys, values = self.project(hidden_states, position_embeddings)
+        if context is not None:
+            _check_cross_attention(position_embeddings, is_causal, cache)
+            queries = self._queries(hidden_states, None)
+            keys, values = self.project_context(context) if isinstance(context, Tensor) else context
+        elif self.k_proj.in_features != self.q_proj.in_features:
+            raise ValueError(f"context must be given where its width is another one ({self.k_proj.in_features}).")
+        else:
+            queries, keys, values = self.project(hidden_states, position_embeddings)
         if cache is not None:
             keys, values = cache.update(keys, values, self.layer_idx)
             # A static cache returns all its slots; those after the tokens it has seen are empty.
             seen = int(cache.get_seq_length(self.layer_idx))
             keys, values = keys[:, :, :seen], values[:, :, :seen]
         heads = self.attend(hidden_states, queries, keys, values, attn_mask, is_causal)
-        return self.o_proj(heads.flatten(-2))
+        return self.output(hidden_states, heads)
+
+    def output(self, hidden_states: Tensor, heads: Tensor) -> Tensor:
+        """Heads (B, N, H, dv) → (B, N, D): the gate that hidden_states (B, N, D) make, if any, and W_O."""
+        flat = heads.flatten(-2)
+        if self.gate_proj is not None:
+            flat = flat * torch.sigmoid(self.gate_proj(hidden_states))
+        return self.o_proj(flat)
+
+    @property
+    def dropped(self) -> float:
+        """The share of attention weights that are dropped now: none but in training."""
+        return self.dropout if self.training else 0.0
 
     def attend(
         self, hidden_states: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool
@@ -185,6 +251,7 @@ class DifferentialAttention(Attention):
             is_causal=is_causal,
             attn_mask=mask,
             scale=self.scaling,
+            dropout_p=self.dropped,
             **self.norm_arguments(),
         )
         return heads.transpose(1, 2)
@@ -216,8 +283,16 @@ class DiffAttention(DifferentialAttention):
         lambda_init: float | str = "schedule",
         norm_eps: float = 1e-5,
         headwise_norm: bool = True,
+        *,
+        bias: bool = False,
+        qk_norm: bool = False,
+        output_gate: bool = False,
+        dropout: float = 0.0,
+        context_size: int | None = None,
     ) -> None:
-        super().__init__(hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim)
+        options = {"bias": bias, "qk_norm": qk_norm, "output_gate": output_gate}
+        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim
+        super().__init__(*sizes, norm_eps, dropout=dropout, context_size=context_size, **options)
         self.lam = Lambda(self.head_dim, layer, lambda_init)
         if headwise_norm:
             self.head_norm = HeadwiseNorm(2 * self.head_dim, self.lam.lambda_init, norm_eps)
@@ -259,9 +334,22 @@ class GroupedDiffAttention(DifferentialAttention):
         *,
         num_noise_heads: int,
         token_lambda: bool = False,
+        bias: bool = False,
+        qk_norm: bool = False,
+        output_gate: bool = False,
+        dropout: float = 0.0,
+        context_size: int | None = None,
     ) -> None:
-        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim
-        super().__init__(*sizes, num_noise_heads=num_noise_heads)
+        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim, norm_eps
+        super().__init__(
+            *sizes,
+            num_noise_heads=num_noise_heads,
+            bias=bias,
+            qk_norm=qk_norm,
+            output_gate=output_gate,
+            dropout=dropout,
+            context_size=context_size,
+        )
         self.ratio = num_attention_heads // num_noise_heads - 1
         self.token_lambda, constant = token_lambda, 0.0
         if token_lambda:
@@ -296,8 +384,16 @@ class DiffAttentionV2(DifferentialAttention):
         head_dim: int | None = None,
         norm_eps: float = 1e-5,
         headwise_norm: bool = False,
+        *,
+        bias: bool = False,
+        qk_norm: bool = False,
+        output_gate: bool = False,
+        dropout: float = 0.0,
+        context_size: int | None = None,
     ) -> None:
-        super().__init__(hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim)
+        options = {"bias": bias, "qk_norm": qk_norm, "output_gate": output_gate}
+        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim
+        super().__init__(*sizes, norm_eps, dropout=dropout, context_size=context_size, **options)
         self.lambda_proj = nn.Linear(hidden_size, num_attention_heads, bias=False)
         if headwise_norm:
             self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
@@ -332,6 +428,7 @@ class SoftmaxAttention(Attention):
             keys,
             values,
             attn_mask=mask,
+            dropout_p=self.dropped,
             is_causal=is_causal,
             scale=self.scaling,
             enable_gqa=keys.shape[1] != queries.shape[2],
@@ -344,6 +441,26 @@ def default_key_heads(heads: int, kv_heads: int | None, noise_heads: int | None)
     if kv_heads is not None:
         return kv_heads
     return heads if noise_heads is None else 2 * noise_heads
+
+
+def _normed_and_turned(
+    x: Tensor, norm: QueryKeyNorm | None, position_embeddings: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Queries or keys (…, heads, d), normalised and turned to their positions where the layer does that."""
+    x = x if norm is None else norm(x)
+    if position_embeddings is None:
+        return x
+    cos, sin = (table.unsqueeze(-2) for table in position_embeddings)
+    return apply_rotary(x, cos, sin)
+
+
+def _check_cross_attention(position_embeddings: object, is_causal: bool, cache: object) -> None:
+    given = {"position_embeddings": position_embeddings is not None, "is_causal": is_causal, "cache": cache is not None}
+    if any(given.values()):
+        raise ValueError(
+            f"context, the other sequence of cross-attention, goes without position_embeddings, is_causal and cache, "
+            f"got {', '.join(name for name, is_given in given.items() if is_given)} as well."
+        )
 
 
 def check_heads(

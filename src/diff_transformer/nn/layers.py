@@ -16,12 +16,12 @@ from diff_transformer.ops import lambda_init_schedule, lambda_value, rms_norm, r
 _DRAWN_AT_ONCE = 1 << 20  # numbers, 8 MiB of them beside the weights
 
 
-def residual_projection(in_features: int, out_features: int) -> nn.Linear:
+def residual_projection(in_features: int, out_features: int, bias: bool = False) -> nn.Linear:
     """A projection whose output is added to the residual stream: W_O of attention, W_down of SwiGLU.
 
     It is marked, and no class of its own, as tools that quantise look for `nn.Linear` itself.
     """
-    projection = nn.Linear(in_features, out_features, bias=False)
+    projection = nn.Linear(in_features, out_features, bias=bias)
     projection.adds_to_residual = True  # type: ignore[assignment]  # nn.Module takes it for a weight
     return projection
 
@@ -167,6 +167,17 @@ class HeadwiseNorm(RMSNorm, ReplicatedAcrossHeads):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, factor={self.factor:.4f}"
+
+
+class QueryKeyNorm(RMSNorm, ReplicatedAcrossHeads):
+    """RMSNorm over the d channels of each query, or of each key, (…, d) → (…, d); all heads and maps share the weight.
+
+    Its name says why it is not the class of the other norms: the weight is the heads' of a layer, see
+    :class:`HeadwiseNorm`.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.shared(self.weight), self.eps)
 
 
 class RotaryEmbedding(nn.Module):

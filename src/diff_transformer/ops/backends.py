@@ -35,6 +35,7 @@ _BACKENDS = {
     "triton": Backend(ungrouped(triton_attention), fuses_norm=True),
 }
 BACKENDS = tuple(_BACKENDS)
+_DROPPING = ("reference", "sdpa")  # attend(request, dropout_p)
 # These have a backward of their own, which torch.func cannot use, nor torch differentiate, and none in forward mode.
 _OPAQUE = ("blockwise", "flex", "cpu", "triton")
 
@@ -67,9 +68,11 @@ def _loses_gradient(backend: str, request: Request) -> bool:
     return False
 
 
-def _reason_in_request(backend: str, request: Request) -> str | None:
+def _reason_in_request(backend: str, request: Request, dropout_p: float = 0.0) -> str | None:
     """What in the request itself ``backend`` does not do, or None. Costs nothing: the kernel is not looked for."""
     q, attn_mask = request.q, request.attn_mask
+    if dropout_p and backend not in _DROPPING:
+        return "it drops no attention weights (dropout); use 'reference' or 'sdpa'"
     if backend in _OPAQUE and _in_forward_mode():
         return "it has no derivative in forward mode; use 'reference'"
     if _loses_gradient(backend, request):
@@ -87,13 +90,13 @@ def _reason_in_request(backend: str, request: Request) -> str | None:
     return reason_against_dtype(q.dtype) if backend == "cpu" else None
 
 
-def reason_against(backend: str, request: Request) -> str | None:
+def reason_against(backend: str, request: Request, dropout_p: float = 0.0) -> str | None:
     """Why ``backend`` cannot answer this request, or None if it can. For "cpu" this may compile the kernel."""
-    reason = _reason_in_request(backend, request)
+    reason = _reason_in_request(backend, request, dropout_p)
     return reason_against_cpu_kernel() if reason is None and backend == "cpu" else reason
 
 
-def choose(request: Request) -> str:
+def choose(request: Request, dropout_p: float = 0.0) -> str:
     """The backend that ``auto`` takes. The rules and their measurements are in docs/backends.md."""
     q, attn_mask = request.q, request.attn_mask
     if attn_mask is not None and is_block_mask(attn_mask):
@@ -102,6 +105,8 @@ def choose(request: Request) -> str:
         return "reference"
     if attn_mask is not None and attn_mask.requires_grad:
         return "reference"
+    if dropout_p:
+        return "sdpa" if q.device.type == "cuda" else "reference"  # on the CPU torch drops by its plain formula
     if q.device.type == "cuda":
         return _choose_on_cuda(request)
     if q.device.type == "cpu" and reason_against_dtype(q.dtype) is None and available_to_auto():
@@ -115,15 +120,15 @@ def _choose_on_cuda(request: Request) -> str:
     return fastest(request, {name: _BACKENDS[name].attend for name in ("triton", "sdpa")})
 
 
-def resolve(backend: str, request: Request) -> Backend:
+def resolve(backend: str, request: Request, dropout_p: float = 0.0) -> Backend:
     """The backend that answers the request; a ValueError for an unknown name, or a named one that cannot run it."""
     if backend == "auto":
-        backend = choose(request)
+        backend = choose(request, dropout_p)
         if backend != "flex":  # which is taken for want of another, and may have a reason against it
             return _BACKENDS[backend]
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be 'auto' or one of {', '.join(map(repr, BACKENDS))}, got {backend!r}.")
-    reason = reason_against(backend, request)
+    reason = reason_against(backend, request, dropout_p)
     if reason is not None:
         raise ValueError(f"backend {backend!r} cannot run this request: {reason}.")
     return _BACKENDS[backend]

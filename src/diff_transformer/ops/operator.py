@@ -36,6 +36,7 @@ def diff_attention(
     norm_weight: Tensor | None = None,
     norm_eps: float = 1e-5,
     norm_scale: float = 1.0,
+    dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
     """Differential attention, (softmax(Q1 K1ᵀ·s) − λ · softmax(Q2 K2ᵀ·s)) V (Equation 1).
@@ -68,6 +69,9 @@ def diff_attention(
             ``norm_scale`` · RMSNorm(head) · ``norm_weight``; fused into the kernel where the backend can.
         norm_eps: added to the mean square.
         norm_scale: 1 − λ_init in the paper.
+        dropout_p: the share of the weights of each map that is dropped at random, at least 0 and below 1; those that
+            stay are divided by 1 − ``dropout_p``. Only "reference" and "sdpa" drop weights, and "auto" takes one of
+            them: with "reference", memory grows with N·S.
         backend: "auto", "reference", "blockwise", "sdpa", "flex" (FlexAttention), "cpu" (a fused kernel for float32,
             bfloat16 and float16, compiled on first use) or "triton" (fused kernels for CUDA). A backend asked for by
             name runs or raises.
@@ -84,7 +88,7 @@ def diff_attention(
         TypeError: an argument that is no tensor where one is needed.
     """
     q = _joined(q)
-    if cu_seqlens is None:
+    if cu_seqlens is None and dropout_p == 0.0:
         out = attend_few(backend, q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale)
         if out is not None:
             return out
@@ -99,16 +103,18 @@ def diff_attention(
     lambdas = _check_lambda(lam, q)
     segment_bounds = _check_cu_seqlens(cu_seqlens, q, k)
     _check_norm(norm_weight, norm_eps, norm_scale, v)
+    _check_dropout(dropout_p)
     request = Request(q, k, v, lambdas, attn_mask, is_causal, scale, window, segment_bounds)
     if isinstance(attn_mask, Tensor) and attn_mask.shape[1] > 1:
         request = request.ungrouped()
-    chosen = resolve(backend, request)
+    chosen = resolve(backend, request, dropout_p)
+    options = (dropout_p,) if dropout_p else ()  # which the backends that drop take
     if norm_weight is None:
-        return chosen.attend(request)
+        return chosen.attend(request, *options)
     # The gradient of torch.func may be the norm's alone: the kernel's operator does not take part in it.
     if chosen.fuses_norm and not torch._C._are_functorch_transforms_active():
         return chosen.attend(request, Norm(norm_weight, norm_eps, norm_scale))
-    return rms_norm(chosen.attend(request), norm_weight, norm_eps) * norm_scale
+    return rms_norm(chosen.attend(request, *options), norm_weight, norm_eps) * norm_scale
 
 
 def diff_attention_maps(
@@ -321,6 +327,12 @@ def _check_norm(weight: Tensor | None, eps: float, scale: float, v: Tensor) -> N
     _check_tensor("norm_weight", weight, v)
     if tuple(weight.shape) != (v.shape[-1],) or not weight.is_floating_point():
         _refuse(f"norm_weight must be ({v.shape[-1]},) and floating, got {_shape(weight)} {weight.dtype}.")
+
+
+def _check_dropout(dropout_p: float) -> None:
+    _check_number("dropout_p", dropout_p)
+    if not 0 <= dropout_p < 1:
+        _refuse(f"dropout_p must be at least 0 and below 1, got {dropout_p!r}.")
 
 
 def _check_lambda(lam: Tensor | float, q: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Memory and time grow with N·S. Differentiable any number of times.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from diff_transformer.ops.attention_request import Request
@@ -38,9 +39,11 @@ def softmax_maps(request: Request) -> tuple[Tensor, Tensor]:
     return a1.flatten(1, 2), a2.expand_as(a1).flatten(1, 2)
 
 
-def reference_attention(request: Request) -> Tensor:
-    """(A1 − λA2) V, (B, H, N, dv)."""
+def reference_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
+    """(A1 − λA2) V, (B, H, N, dv). Of the weights of either map a share ``dropout_p`` is dropped."""
     a1, a2 = softmax_maps(request)
+    if dropout_p:
+        a1, a2 = F.dropout(a1, dropout_p), F.dropout(a2, dropout_p)
     v = request.v.to(a1.dtype).repeat_interleave(request.groups, dim=1)
     with torch.autocast(v.device.type, enabled=False):
         out = (a1 - request.lam.unsqueeze(-1).to(a1.dtype) * a2) @ v

@@ -203,8 +203,8 @@ def _combined_mask(request: Request, dtype: torch.dtype) -> tuple[Tensor | None,
     return mask.masked_fill(fully_masked, 0.0), fully_masked
 
 
-def sdpa_attention(request: Request) -> Tensor:
-    """A1 V − λ A2 V, (B, H, N, dv)."""
+def sdpa_attention(request: Request, dropout_p: float = 0.0) -> Tensor:
+    """A1 V − λ A2 V, (B, H, N, dv). Of the weights of either map a share ``dropout_p`` is dropped."""
     q, k, v, lam, _ = request[:5]
     ratio = request.ratio
     dtype, gradient = q.dtype, torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
@@ -219,12 +219,14 @@ def sdpa_attention(request: Request) -> Tensor:
     mask, fully_masked = (None, None) if plain_causal else _combined_mask(request, q.dtype)
     # Torch's attention takes no symbols here, and torch.compile makes them of comparisons but not of branches.
     causal = True if plain_causal else False  # noqa: SIM210  # bool(...) leaves a symbol
-    if mask is None and _fits_padded_q(q, k, v):
+    if mask is None and not dropout_p and _fits_padded_q(q, k, v):
         a1_v, a2_v = sdpa_padded_q(q, k, v, causal, scale)
         return (a1_v - lam.unsqueeze(-1) * a2_v).to(dtype)
     # index() fixes a size that torch.compile would leave open, and so does a condition.
     widths, counts = (operator.index(d), operator.index(dv)), (2 if groups > 1 else 1, 2 if n > 1 else 1)
     plan = sdpa_plan(q.device.type, q.dtype, *widths, mask is not None, gradient, *counts)
+    if dropout_p:  # calls for parts of V would drop other weights each
+        plan = SdpaPlan(full_v=True, repeat_keys=True)
     repeats = True if plan.repeat_keys and groups > 1 else False  # noqa: SIM210
     grouped = True if groups > 1 and not repeats else False  # noqa: SIM210
 
@@ -232,6 +234,7 @@ def sdpa_attention(request: Request) -> Tensor:
     v_parts = (v,) if plan.full_v else tuple(F.pad(part, (0, d - part.shape[-1])) for part in v.split(d, dim=-1))
     maps_v = []
     options: dict[str, Any] = {"attn_mask": mask, "is_causal": causal, "scale": scale, "enable_gqa": grouped}
+    options["dropout_p"] = dropout_p
     with _kernels(plan.cudnn):
         for c, queries in enumerate((request.first_queries(), request.second_queries())):
             keys, parts = k[:, :, c % k.shape[2]].to(q.dtype), [part.to(q.dtype) for part in v_parts]

@@ -93,6 +93,10 @@ class ModelRecipe(Section):
     head_dim: Count | None = None
     lambda_init: Literal["schedule"] | float = "schedule"
     headwise_norm: bool | None = None
+    attention_bias: bool = False
+    qk_norm: bool = False
+    output_gate: bool = False
+    attention_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     vocab_size: Count | None = None
     max_position_embeddings: Count | None = None
     rope_theta: Positive = 10000.0

@@ -8,7 +8,6 @@ from torch import nn
 
 from diff_transformer.model import DiffTransformerConfig, LanguageModel, language_model_class
 from diff_transformer.model.chunked_loss import CORE_LOGITS, DEVICE_LOGITS
-from diff_transformer.model.parallel_plan import tensor_parallel_plan
 from diff_transformer.train.distributed import Kind
 from diff_transformer.train.hardware import NODE
 from diff_transformer.train.recipe import TrainRecipe
@@ -166,7 +165,7 @@ def communication(
             of_layers = sizes.layers * sizes.layer * (2 * layout.item_size + FLOAT)
             gathered = float(layout.parts * (of_layers + sizes.ends * 2 * FLOAT))
         case "tensor":
-            styles = list(tensor_parallel_plan(config).values())
+            styles = list(config.base_model_tp_plan.values())
             outputs, inputs = styles.count("rowwise"), styles.count("colwise")
             outputs += (outputs - 1) * layout.checkpointing  # computed again, but for the last, which no gradient needs
             added_up = config.num_hidden_layers * (outputs * layout.item_size + inputs * FLOAT)

@@ -18,6 +18,7 @@ from diff_transformer.storage.files import read_json, read_metrics
 from diff_transformer.train import Data, DivergenceError, Progress, Recipe, build_data, train
 from diff_transformer.train.checkpoint import without_progress_bars
 from diff_transformer.train.run_folder import CHECKPOINTS, METRICS, MODEL
+from diff_transformer.variants import ATTENTION_OPTIONS
 
 RUN = "run"
 TRAINED = "trained.json"
@@ -139,9 +140,12 @@ def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: s
     # The key's former name stays in the digest, so that runs of earlier versions are found.
     init_from = settings["model"].pop("init_from")
     settings["model"]["start_from"] = init_from if before is None else before
-    # A key that earlier versions had not is left out where it says nothing.
+    # Keys that earlier versions had not are left out where they say nothing.
     if settings["model"]["residual_initializer_range"] is None:
         del settings["model"]["residual_initializer_range"]
+    for name in ATTENTION_OPTIONS:
+        if not settings["model"][name]:
+            del settings["model"][name]
     # Earlier versions logged the accuracy of all queries, which is not to be mixed with that of the first.
     logs = logs or ("first queries" if isinstance(batches, RetrievalBatches) else "")
     digest = hashlib.sha256(json.dumps([settings, logs, batches.source], sort_keys=True).encode())

@@ -1,0 +1,265 @@
+"""Options of the attention modules: biases, norms of queries and keys, a gate, dropout, and keys of another sequence.
+
+The truth is the oracle in float64 where it has the option, else the equations written out for one module.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import gradcheck
+from transformers import DynamicCache
+
+import oracle
+from diff_transformer.nn import Attention, DifferentialAttention
+from diff_transformer.ops import apply_rotary, diff_attention
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bias": {"bias": True},
+    "qk_norm": {"qk_norm": True},
+    "output_gate": {"output_gate": True},
+    "all": {"bias": True, "qk_norm": True, "output_gate": True},
+    "all, grouped": {"bias": True, "qk_norm": True, "output_gate": True, "num_key_value_heads": 4},
+}
+
+
+def written_out(
+    module: Attention,
+    x: Tensor,
+    tables: tuple[Tensor, Tensor] | None = None,
+    is_causal: bool = False,
+    context: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The layer by matrix products of its parameters, one head and one map at a time, (N, D) → (N, D)."""
+    d, weight = module.head_dim, dict(module.named_parameters())
+    source = x if context is None else context
+
+    def projected(name: str, of: Tensor) -> Tensor:
+        out = of @ weight[f"{name}_proj.weight"].T
+        return out + weight[f"{name}_proj.bias"] if f"{name}_proj.bias" in weight else out
+
+    def heads(name: str, of: Tensor) -> list[Tensor]:
+        each = [projected(name, of)[:, i : i + d] for i in range(0, len(weight[f"{name}_proj.weight"]), d)]
+        if f"{name}_norm.weight" in weight:
+            each = [h / (h.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight[f"{name}_norm.weight"] for h in each]
+        return each if tables is None else [apply_rotary(h, *tables) for h in each]
+
+    q, k, v = heads("q", x), heads("k", source), projected("v", source)
+    hidden = torch.zeros(len(x), len(source), dtype=torch.bool)
+    if is_causal:
+        hidden = ~torch.ones_like(hidden).tril()
+    if mask is not None:
+        hidden = hidden | ~mask
+
+    def attended(query: Tensor, key: Tensor) -> Tensor:
+        scores = (query @ key.T / math.sqrt(d)).masked_fill(hidden, -math.inf)
+        return scores.softmax(1)
+
+    width = module.cache_width
+    values = [v[:, i : i + width] for i in range(0, v.shape[1], width)]
+    outs = []
+    if isinstance(module, DifferentialAttention):
+        lam = module.lambdas(x.unsqueeze(0))
+        shared = width == d
+        for h in range(len(q) // 2):
+            g = h // (len(q) // 2 // len(values))
+            keys = (k[g], k[g]) if shared else (k[2 * g], k[2 * g + 1])
+            per_row = lam if lam.dim() == 0 else lam[0, h].unsqueeze(1)
+            outs.append((attended(q[2 * h], keys[0]) - per_row * attended(q[2 * h + 1], keys[1])) @ values[g])
+    else:
+        outs = [attended(q[h], k[h // (len(q) // len(k))]) @ values[h // (len(q) // len(k))] for h in range(len(q))]
+    if module.head_norm is not None:
+        norm = module.head_norm
+        outs = [o / (o.square().mean(1, keepdim=True) + norm.eps).sqrt() * norm.weight * norm.factor for o in outs]
+    flat = torch.cat(outs, dim=1)
+    if "gate_proj.weight" in weight:
+        flat = flat / (1 + (-x @ weight["gate_proj.weight"].T).exp())
+    return projected("o", flat)
+
+
+def compare(module: Attention, answer: Tensor, expected: Tensor, leaves: list[Tensor], check: Any) -> None:
+    """Outputs, and the gradients of the leaves and of every parameter."""
+    check(answer, expected)
+    leaves = [*leaves, *module.parameters()]
+    direction = torch.randn_like(expected)
+    answers, truths = (torch.autograd.grad(out, leaves, direction) for out in (answer, expected))
+    for one, truth in zip(answers, truths, strict=True):
+        assert truth.abs().max() > 1e-4
+        check(one, truth, least=max(1.0, truth.abs().max().item()))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_outputs_and_gradients(kind: str, option: str, build: Any, inputs: Any, tables: Any, check: Any) -> None:
+    module, x = build(kind, **OPTIONS[option]), inputs(1, 7).requires_grad_()
+    rotary = tables(range(7))
+    answer = module(x, rotary, is_causal=True)[0]
+    compare(module, answer, written_out(module, x[0], rotary, is_causal=True), [x], check)
+
+
+def test_the_writing_out_is_the_oracles(kind: str, build: Any, inputs: Any, tables: Any, by_oracle: Any) -> None:
+    """Without options it says what the independent implementation says."""
+    module, x = build(kind, num_key_value_heads=4), inputs(1, 7)
+    expected = by_oracle(module, x, positions=range(7), is_causal=True)
+    np.testing.assert_allclose(
+        written_out(module, x[0], tables(range(7)), is_causal=True).detach().numpy(), expected[0], atol=1e-9
+    )
+
+
+def test_without_options_nothing_is_there(kind: str, build: Any) -> None:
+    names = {name for name, _ in build(kind).named_parameters()}
+    assert not {name for name in names if "bias" in name or "gate" in name or "q_norm" in name or "k_norm" in name}
+
+
+def test_options_with_a_cache(kind: str, build: Any, inputs: Any, tables: Any, check: Any) -> None:
+    module, x = build(kind, **OPTIONS["all, grouped"]), inputs(2, 7)
+    cache = DynamicCache()
+    parts = [
+        module(x[:, begin:end], tables(range(begin, end)), is_causal=True, cache=cache)
+        for begin, end in ((0, 4), (4, 5), (5, 7))
+    ]
+    check(torch.cat(parts, dim=1), module(x, tables(range(7)), is_causal=True))
+
+
+@pytest.mark.parametrize("option", ["plain", "all, grouped"])
+def test_cross_attention(kind: str, option: str, build: Any, inputs: Any, check: Any) -> None:
+    """Keys and values of another sequence, of another width and length, with a mask of its tokens; and its gradient."""
+    module = build(kind, context_size=10, **OPTIONS.get(option, {}))
+    x = inputs(1, 5).requires_grad_()
+    context = torch.randn(1, 9, 10, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([True] * 4 + [False] * 2 + [True] * 3)
+    answer = module(x, context=context, attn_mask=mask.view(1, 1, 1, 9))[0]
+    expected = written_out(module, x[0], context=context[0], mask=mask.expand(5, 9))
+    (of_context,) = torch.autograd.grad(answer.sum(), context, retain_graph=True)
+    assert not of_context[0, 4:6].any()
+    compare(module, answer, expected, [x, context], check)
+    # Projected once, the other sequence serves every token.
+    memory = module.project_context(context)
+    one_by_one = [module(x[:, i : i + 1], context=memory, attn_mask=mask.view(1, 1, 1, 9)) for i in range(5)]
+    check(torch.cat(one_by_one, dim=1)[0], expected)
+
+
+def test_what_does_not_go_with_another_sequence(kind: str, build: Any, inputs: Any, tables: Any) -> None:
+    module, x = build(kind), inputs()
+    for more in ({"is_causal": True}, {"cache": DynamicCache()}, {"position_embeddings": tables(range(7))}):
+        with pytest.raises(ValueError, match=f"goes without .* got {next(iter(more))} as well"):
+            module(x, context=x, **more)
+    with pytest.raises(ValueError, match=r"context must be \(B, S, 24\), got \(2, 7, 10\)"):
+        module(x, context=x[..., :10])
+    with pytest.raises(ValueError, match=r"context must be given where its width is another one \(10\)"):
+        build(kind, context_size=10)(x)
+    with pytest.raises(ValueError, match="context_size must be 1 or more, got 0"):
+        build(kind, context_size=0)
+
+
+def test_gradcheck_of_all_options(kind: str, build: Any) -> None:
+    module = build(kind, hidden_size=6, num_attention_heads=2, head_dim=2, context_size=4, **OPTIONS["all"])
+    x = torch.randn(1, 3, 6, dtype=torch.float64, requires_grad=True)
+    context = torch.randn(1, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda x, context: module(x, context=context), (x, context))
+
+
+def test_qk_norm_and_gate_in_half_precision(kind: str, build: Any, inputs: Any, check: Any) -> None:
+    module, x = build(kind, **OPTIONS["all"]), inputs(2, 7)
+    half = build(kind, **OPTIONS["all"])
+    half.load_state_dict(module.state_dict())
+    half = half.to(torch.bfloat16)
+    rounded = build(kind, **OPTIONS["all"])
+    rounded.load_state_dict({name: value.double() for name, value in half.state_dict().items()})
+    x = x.bfloat16()
+    check(half(x), rounded(x.double()), least=4.0)
+
+
+class TestDropout:
+    """Each map loses weights of its own, before the maps are subtracted; what stays is divided by 1 − p."""
+
+    @pytest.mark.parametrize("backend", ["reference", "sdpa"])
+    @pytest.mark.parametrize("causal", [True, False])
+    def test_maps_of_the_operator(self, backend: str, causal: bool) -> None:
+        """With values that are the identity, the output is the difference of the two maps as they were used."""
+        n, p = 24, 0.3
+        q, k = torch.randn(2, 8, 3, 2, n, 4, dtype=torch.float64)
+        v = torch.eye(n, dtype=torch.float64).expand(8, 3, n, n)
+        exact = [diff_attention(q, k, v, lam, is_causal=causal) for lam in (0.0, 1.0)]
+        first, second = exact[0], exact[0] - exact[1]
+        torch.manual_seed(1)
+        used = diff_attention(q, k, v, 1.0, is_causal=causal, dropout_p=p, backend=backend)
+        visible = first > 0
+        # Every entry is one of four: either weight may be there, scaled, or not.
+        cases = torch.stack([a * first - b * second for a in (0, 1 / (1 - p)) for b in (0, 1 / (1 - p))])
+        distance, which = (cases - used).abs().min(0)
+        assert distance.max() < 1e-9
+        shares = torch.bincount(which[visible], minlength=4) / visible.sum()
+        expected = torch.tensor([p * p, p * (1 - p), (1 - p) * p, (1 - p) ** 2])
+        assert (shares - expected).abs().max() < 0.02
+        # Heads and sequences lose weights of their own.
+        dropped = (which == 0).flatten(0, 1).flatten(1)
+        assert len({tuple(row.tolist()) for row in dropped}) == len(dropped)
+
+    @pytest.mark.parametrize("backend", ["reference", "sdpa"])
+    def test_gradients(self, backend: str) -> None:
+        """With the random numbers of the forward pass, they are those of finite differences."""
+        q, k = (torch.randn(1, 2, 2, 5, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        v = torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+        lam = torch.rand(1, 2, 5, dtype=torch.float64, requires_grad=True)
+
+        def attend(*tensors: Tensor) -> Tensor:
+            torch.manual_seed(3)
+            return diff_attention(*tensors, is_causal=True, dropout_p=0.4, backend=backend)
+
+        assert gradcheck(attend, (q, k, v, lam))
+
+    @pytest.mark.parametrize("backend", ["blockwise", "flex", "cpu", "triton"])
+    def test_other_backends_refuse_it_by_name(self, backend: str) -> None:
+        q, v = torch.randn(1, 1, 2, 3, 4), torch.randn(1, 1, 3, 8)
+        with pytest.raises(ValueError, match=f"backend '{backend}' cannot run this request: it drops no attention"):
+            diff_attention(q, q, v, 0.5, dropout_p=0.1, backend=backend)
+
+    def test_auto_takes_one_that_drops(self) -> None:
+        q, v = torch.randn(1, 1, 2, 300, 4), torch.randn(1, 1, 300, 8)
+        torch.manual_seed(0)
+        chosen = diff_attention(q, q, v, 0.5, dropout_p=0.1)
+        torch.manual_seed(0)
+        assert torch.equal(chosen, diff_attention(q, q, v, 0.5, dropout_p=0.1, backend="reference"))
+        assert not torch.equal(chosen, diff_attention(q, q, v, 0.5))
+
+    @pytest.mark.parametrize("p", [-0.1, 1.0, math.nan, True, "0.1"])
+    def test_a_share_out_of_range(self, p: Any) -> None:
+        q, v = torch.randn(1, 1, 2, 3, 4), torch.randn(1, 1, 3, 8)
+        with pytest.raises(ValueError, match=r"dropout_p must be"):
+            diff_attention(q, q, v, 0.5, dropout_p=p)
+
+    def test_a_module_drops_in_training_alone(self, kind: str, build: Any, inputs: Any, check: Any) -> None:
+        """The mean over many draws is the output without dropout, but for the norm, which is not linear."""
+        options = {} if kind == "softmax" else {"headwise_norm": False}
+        module, plain = build(kind, dropout=0.2, **options), build(kind, **options)
+        plain.load_state_dict(module.state_dict())
+        x = inputs(1, 5)
+        expected = plain(x)
+        check(module.eval()(x), expected)
+        module.train()
+        with torch.no_grad():
+            many = module(x.expand(20_000, -1, -1))
+        assert many.std(0).min() > 0
+        error = (many.mean(0) - expected[0]).abs() / (many.std(0) / math.sqrt(len(many)))
+        assert error.max() < 6
+
+    def test_a_modules_share_out_of_range(self, kind: str, build: Any) -> None:
+        with pytest.raises(ValueError, match=r"dropout must be at least 0 and below 1, got 1.0"):
+            build(kind, dropout=1.0)
+
+
+def test_the_oracle_and_the_operator_agree_on_a_gate(build: Any, inputs: Any, by_oracle: Any) -> None:
+    """A gate that is 1/2 everywhere halves what the independent implementation says."""
+    module, x = build("diff", output_gate=True), inputs()
+    with torch.no_grad():
+        module.gate_proj.weight.zero_()
+    np.testing.assert_allclose(module(x).detach().numpy(), by_oracle(module, x) / 2, atol=1e-9)
+    assert oracle.lambda_init(3) == pytest.approx(module.lam.lambda_init)
+    assert torch.sigmoid(F.linear(x, module.gate_proj.weight)).eq(0.5).all()
