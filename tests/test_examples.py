@@ -1,6 +1,7 @@
 """The examples run offline as they stand, and leave a model that has learned something."""
 
 import json
+import re
 import runpy
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import datasets
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -65,6 +66,44 @@ def test_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("--model", tmp_path / "first", "--data", data, "--output", tmp_path / "second", "--steps", 30)
     run("sft.py", monkeypatch, *arguments)
     check_learned(tmp_path / "second", 4.0)
+
+
+def write_questions(folder: Path) -> None:
+    """TREC's files, in which a question's word tells its class."""
+    words = {"HUM:ind": "Who", "LOC:city": "Where", "NUM:date": "When", "DESC:reason": "Why"}
+    things = ("cat", "dog", "house", "river", "king", "song", "stone", "tree", "ship", "town")
+    for name, numbers in (("train.txt", range(5)), ("test.txt", range(5, 7))):
+        lines = [
+            f"{label} {word} is {thing} {n} ?" for n in numbers for thing in things for label, word in words.items()
+        ]
+        (folder / name).write_text("\n".join(lines), encoding="latin-1")
+
+
+def test_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The classifier finds the classes, and the reranker's best hits are of the question's."""
+    write_questions(tmp_path)
+    steps = ("--masked-steps", 4, "--steps", 40)
+    run("encoder.py", monkeypatch, "--data", tmp_path, "--output", tmp_path / "out", *steps)
+    printed = capsys.readouterr().out
+    right = {name: float(share) for name, share in re.findall(r"^([a-z ]+): (\d\.\d+) of", printed, re.MULTILINE)}
+    assert right.keys() == {"classifier", "search", "search and reranker"}
+    assert min(right.values()) > 0.9
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "classifier")
+    assert (model.config.is_causal, model.config.num_labels) == (False, 4)
+
+
+@pytest.mark.parametrize("model", ["plain", "timm"])
+def test_images(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both twins read most digits after some epochs, and the figure and the weights are there."""
+    if model == "timm":
+        pytest.importorskip("timm")
+    run("images.py", monkeypatch, "--model", model, "--output", tmp_path, "--epochs", 8, "--images", 2)
+    shares = re.findall(r"^(DIFF|Transformer): (\d\.\d+) of", capsys.readouterr().out, re.MULTILINE)
+    assert [name for name, _ in shares] == ["DIFF", "Transformer"]
+    assert all(float(share) > 0.5 for _, share in shares)
+    assert {file.name for file in tmp_path.iterdir()} == {"rollout.png", "DIFF.safetensors", "Transformer.safetensors"}
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
