@@ -111,7 +111,8 @@ def class_loss() -> Tensor:
 
 train(classifier, arguments.steps, class_loss, "classifier")
 
-reranker_config = DiffTransformerConfig.from_dict(config.to_dict() | {"num_labels": 1})
+settings = {name: value for name, value in config.to_dict().items() if name not in ("id2label", "label2id")}
+reranker_config = DiffTransformerConfig.from_dict(settings | {"num_labels": 1})
 reranker = DiffTransformerForSequenceClassification(reranker_config)
 reranker.model.load_state_dict(classifier.model.state_dict())
 

@@ -26,6 +26,7 @@ NORMED = "softmax with the headwise norm"
 SPREAD = {
     **{kind: {"kind": kind, **SIZES} for kind in KINDS},
     NORMED: {"kind": "softmax", "headwise_norm": True, **SIZES},
+    "diff with options": {"kind": "diff", "attention_bias": True, "qk_norm": True, "output_gate": True, **SIZES},
 }
 TOKENS = torch.arange(1, 19).view(2, 9)
 MASK = torch.ones_like(TOKENS)
