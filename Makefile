@@ -1,4 +1,5 @@
-# `make demo` trains and compares two small models; `make test` is what CI runs; `make test-all` runs every test.
+# `make demo` trains and compares two small models; `make test` is what CI runs; `make test-all` runs every test;
+# `make docs` builds the documentation's site in build/site.
 # The first run of any of them sets up .venv.
 PYTHON ?= python3
 VENV := .venv
@@ -7,11 +8,15 @@ READY := $(VENV)/.ready
 VLLM := .venv-vllm
 PYTEST := $(BIN)/pytest -q -n auto --dist worksteal
 
-.PHONY: demo test test-all test-vllm setup style types kernels tests all-tests
+.PHONY: demo docs test test-all test-vllm setup style types kernels tests all-tests
 .DEFAULT_GOAL := demo
 
 demo: setup
 	$(BIN)/diff-transformer demo --resume
+
+# To read it with its search: python3 -m http.server --directory build/site
+docs: setup
+	$(BIN)/python website/build_site.py
 
 test: style
 	@$(MAKE) --no-print-directory --jobs 3 types kernels tests

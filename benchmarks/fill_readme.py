@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from concept_tables import attention_types, findings, measured_variants
 from diff_transformer.lab.bench.bench_pages import (
     base_of,
     page_part,
@@ -69,6 +70,8 @@ AMX_OPERATOR, AMX_MODEL = HERE / "amx" / OPERATOR.name, HERE / "amx" / MODEL.nam
 CUDA_OPERATOR, CUDA_MODEL = HERE / "operator-cuda.json", HERE / "model-cuda.json"
 GPU_RECORD = HERE / "gpu-record.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
+START_PAGE, COST_PAGE = ROOT / "docs" / "index.md", ROOT / "docs" / "concepts" / "cost.md"
+CHOICE_PAGE = ROOT / "docs" / "concepts" / "which-one.md"
 KERNELS_PAGE = ROOT / "docs" / "kernels.md"
 ALT = (
     "DIFF, DIFF V2 and the Transformer: needles found and classes learned after training, with chance and floor, steps "
@@ -280,6 +283,17 @@ def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> di
     }
 
 
+def pages_parts(
+    experiments: Sequence[ExperimentResults], model: dict[str, Any], amx_model: dict[str, Any]
+) -> dict[Path, dict[str, str]]:
+    """What the start page and the pages of concepts show."""
+    return {
+        START_PAGE: {"findings": findings(experiments, "../results/RESULTS.md")},
+        CHOICE_PAGE: {"attention types": attention_types(), "measured variants": measured_variants(experiments)},
+        COST_PAGE: {"model": whole_model_table(model), "amx model": whole_model_table(amx_model)},
+    }
+
+
 def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) -> dict[Path, dict[str, str]]:
     """What each page shows of a GPU's results: nothing of what was not measured."""
     readme, backends = {}, {}
@@ -384,7 +398,7 @@ def main() -> None:
     }
     replace_sections(README, readme)
     replace_sections(BACKENDS_PAGE, backends_parts(operator, amx_operator))
-    for path, parts in measured_on_cuda().items():
+    for path, parts in (pages_parts(experiments, model, amx_model) | measured_on_cuda()).items():
         replace_sections(path, parts)
     if GPU_RECORD.is_file():
         replace_sections(KERNELS_PAGE, {"gpu record": gpu_record_table(read_json(GPU_RECORD))})

@@ -38,9 +38,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """Findings of one kind, under a title."""
+    """Findings with one verdict, or of how soon variants learn, which has none, under a title."""
 
     title: str
+    verdict: Verdict | None
     findings: tuple[Finding, ...]
 
 
@@ -51,10 +52,14 @@ def summary(all_results: Sequence[ExperimentResults]) -> list[Findings]:
     """
     rows = [(results, results.headline) for results in all_results if results.file.headline is not None]
     parts = [
-        Findings(title, tuple(Finding(results, _sentence(results, row)) for results, row in rows if _is(row, verdict)))
+        Findings(
+            title,
+            verdict,
+            tuple(Finding(results, _sentence(results, row)) for results, row in rows if _is(row, verdict)),
+        )
         for verdict, title in _TITLES.items()
     ]
-    parts.append(Findings(_SOONER, tuple(_speeds(all_results))))
+    parts.append(Findings(_SOONER, None, tuple(_speeds(all_results))))
     return [part for part in parts if part.findings]
 
 

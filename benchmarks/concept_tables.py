@@ -1,0 +1,109 @@
+"""Makes what the documentation's pages say of findings and of attention types, from results and descriptions.
+
+`benchmarks/fill_readme.py` writes it into docs/index.md and docs/concepts/which-one.md.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from diff_transformer.lab.measure.document_losses import WHOLE
+from diff_transformer.lab.record import Comparison
+from diff_transformer.lab.report.experiment_tables import ExperimentResults
+from diff_transformer.lab.report.summary import Finding, certainty, summary
+from diff_transformer.lab.report.wording import format_difference, format_number, variant_label, verdict_text
+from diff_transformer.model import DiffTransformerConfig
+from diff_transformer.variants import ATTENTION_TYPES, AttentionType
+
+# The layer that types are counted for.
+WIDTH, HEADS, HEAD_DIM = 1024, 16, 64
+# The experiments whose losses of several variants stand beside each other.
+COMPARED = ("v2", "language")
+
+
+def findings(experiments: Sequence[ExperimentResults], report: str) -> str:
+    """What holds and what does not, a sentence each, and the names of what is open, with links into the report.
+
+    Args:
+        experiments: all results.
+        report: path of the report from the page.
+    """
+    parts = summary(experiments)
+    decided = [part for part in parts if part.verdict in ("reproduced", "contrary")]
+    others = [part for part in parts if part.verdict not in ("reproduced", "contrary", None)]
+    texts = [
+        f"**{part.title}**\n\n"
+        + "\n".join(f"- {_link(one, report)}: {_escaped(one.sentence)}" for one in part.findings)
+        for part in decided
+    ]
+    texts += [f"**{part.title}**: {', '.join(_link(one, report) for one in part.findings)}." for part in others]
+    return "\n\n".join([*texts, certainty(experiments)])
+
+
+def _link(finding: Finding, report: str) -> str:
+    return f"[{finding.results.title}]({report}#{finding.results.anchor})"
+
+
+def _escaped(text: str) -> str:
+    """With intervals that Markdown does not take for links."""
+    return text.replace("[", r"\[").replace("]", r"\]")
+
+
+def attention_types() -> str:
+    """What sets the attention types apart, counted for one layer."""
+    columns = (
+        "`attention_type`",
+        "query heads",
+        "maps of a head",
+        "λ",
+        "norm of each head",
+        "weights",
+        "multiply-adds",
+    )
+    header = f"| {' | '.join([*columns, 'cache of a token', 'tensor parallelism'])} |"
+    return "\n".join([header, "|---" * 9 + "|", *(_row(name, one) for name, one in ATTENTION_TYPES.items())])
+
+
+def _row(name: str, one: AttentionType) -> str:
+    sizes = DiffTransformerConfig(
+        attention_type=name, hidden_size=WIDTH, num_attention_heads=HEADS, head_dim=HEAD_DIM, num_hidden_layers=1
+    )
+    call: Any = sizes.get_text_config()  # the layer's one attention call, whose keys and values are cached
+    if not one.lambda_modules:
+        coefficient = "–"
+    else:
+        coefficient = "one for each token and head" if one.lambda_per_token else "one for the layer"
+    cells = (
+        f"`{name}`",
+        str(call.num_attention_heads),
+        str(one.maps),
+        coefficient,
+        "yes" if one.headwise_norm else "no",
+        f"{one.attention_weights(sizes):,}",
+        f"{one.attention_products(sizes):,}",
+        f"{2 * call.num_key_value_heads * call.head_dim:,}",
+        "yes" if one.parallel_refusal is None else "after folding",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def measured_variants(experiments: Sequence[ExperimentResults]) -> str:
+    """Losses on text of every variant beside the Transformer's, with what was trained."""
+    columns = ("trained on", "variant", "loss", "the Transformer's", "difference", "better than the Transformer?")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for results, row in _losses(experiments):
+        size = " and ".join(sorted({f"{one['parameters'] / 1e6:.2f}M" for one in results.variants}))
+        part = f", {row.coordinates['part']}" if "part" in row.coordinates else ""
+        losses = " | ".join(map(format_number, row.ours))
+        lines.append(
+            f"| {results.heading}, {size} parameters{part} | {variant_label(row.variant)} | {losses} | "
+            f"{format_difference(row)} | {verdict_text(row).removeprefix('open question: ')} |"
+        )
+    return "\n".join(lines)
+
+
+def _losses(experiments: Sequence[ExperimentResults]) -> Iterator[tuple[ExperimentResults, Comparison]]:
+    for results in experiments:
+        if results.name in COMPARED:
+            for row in results.file.comparisons:
+                if row.name == WHOLE and row.against == "softmax":
+                    yield results, row

@@ -1,0 +1,213 @@
+"""What the pages of docs/ say of names, commands, files and numbers is true, and their code runs."""
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import typer
+
+import diff_transformer
+import fill_readme
+from diff_transformer.cli import app
+from diff_transformer.convert import convert_from
+from diff_transformer.lab.bench.bench_pages import read_document
+from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
+from diff_transformer.lab.results_files import read_results
+from diff_transformer.train import load_recipe, shipped_recipes
+from diff_transformer.variants import ATTENTION_TYPES
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+# Pages whose code needs files or a server, with the tests that run it; the README's is run by tests/test_readme.py.
+WITH_TESTS_OF_THEIR_OWN = {
+    "docs/training.md": "test_training_page.py",
+    "docs/serving.md": "test_serving_page.py",
+    "README.md": "test_readme.py",
+    "docs/dex.md": "test_documentation.py",  # below
+}
+FENCES = [
+    (page, language, code)
+    for page, text in PAGES.items()
+    for language, code in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+]
+BLOCKS = [
+    (page, code) for page, language, code in FENCES if language == "python" and page not in WITH_TESTS_OF_THEIR_OWN
+]
+# Lines of indented code, which are commands.
+SHELL = [
+    (page, line)
+    for page, text in PAGES.items()
+    for line in re.findall(
+        r"^    ((?:diff-transformer|torchrun|accelerate|python|pip|make|npm) [^\n]*)", text, flags=re.MULTILINE
+    )
+]
+
+
+@pytest.mark.parametrize(("page", "code"), BLOCKS, ids=[page for page, _ in BLOCKS])
+def test_code_runs(page: str, code: str) -> None:
+    torch.manual_seed(0)
+    exec(compile(code, page, "exec"), {"__name__": "page"})
+
+
+def test_there_is_no_code_that_no_test_runs() -> None:
+    assert {page for page, _ in BLOCKS} >= {"docs/index.md", "docs/own-model.md", "docs/transformers.md"}
+    for page, language, _ in FENCES:
+        assert language == "python" or page in WITH_TESTS_OF_THEIR_OWN, (
+            f"{page} has code in {language or 'no language'}"
+        )
+    for page, file in WITH_TESTS_OF_THEIR_OWN.items():
+        assert Path(page).name in (ROOT / "tests" / file).read_text(encoding="utf-8")
+
+
+def test_the_code_of_dex_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where the page begins, the folder of a Llama, converted; with two steps in place of a hundred."""
+    monkeypatch.chdir(tmp_path)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained("llama")
+    convert_from("llama", Path("llama"), Path("llama-dex"), attention_type="dex")
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGES["docs/dex.md"], flags=re.DOTALL | re.MULTILINE)
+    shorter = code.replace("max_steps=100", "max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True")
+    assert shorter != code
+    tokens = torch.arange(8)
+    dataset = [{"input_ids": tokens, "labels": tokens}] * 4
+    exec(compile(shorter, "docs/dex.md", "exec"), {"__name__": "page", "dataset": dataset})
+    assert (tmp_path / "trained" / "model.safetensors").is_file()
+
+
+def page_commands() -> list[Any]:
+    """Every command of ours on a page, as its words; of launchers from where ours begins."""
+    found = []
+    for page, line in SHELL:
+        for part in line.split(" && "):
+            # A part in brackets may be left out; what stands for one of several things is only text.
+            words = shlex.split(part.replace("[", "").replace("]", ""), comments=True)
+            if words[0] == "diff-transformer":
+                found.append(pytest.param(page, words[1:], id=f"{page}: {part.split('  ')[0]}"))
+            elif "diff_transformer.train" in words:
+                words = ["train", *words[words.index("diff_transformer.train") + 1 :]]
+                found.append(pytest.param(page, words, id=f"{page}: {part.split('  ')[0]}"))
+    return found
+
+
+@pytest.mark.parametrize(("page", "words"), page_commands())
+def test_commands_are_as_the_page_has_them(page: str, words: list[str]) -> None:
+    name, *arguments = words
+    assert name in app.COMMANDS
+    command: Any = typer.main.get_command(app.app).get_command(None, name)  # type: ignore[attr-defined]  # a group
+    if name == "tokenizer":
+        command = command.commands[arguments.pop(0)]
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in arguments if word.startswith("-")} <= options
+    positional = [word for word in arguments if not word.startswith("-")]
+    if name == "reproduce" and positional and positional[0] != "NAME":
+        assert positional[0] in {*EXPERIMENTS, "all"}
+    if name in ("train", "plan", "prepare") and positional[0] in shipped_recipes():
+        load_recipe(positional[0], [])
+
+
+def test_other_programs_find_what_they_are_given() -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = re.findall(r"^([\w]+) = \[", project.partition("[project.optional-dependencies]")[2], flags=re.MULTILINE)
+    for page, line in SHELL:
+        words = shlex.split(line, comments=True)
+        if words[0] == "make":
+            assert words[1] in targets, f"{page}: {line}"
+        if words[0] == "python" and words[1].endswith(".py") and "/" in words[1]:
+            assert (ROOT / words[1]).is_file(), f"{page}: {line}"
+        for names in re.findall(r"^pip install \"?\.\[([\w,]+)\]", line):
+            assert set(names.split(",")) <= set(extras), f"{page}: {line}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page: str) -> None:
+    folder = (ROOT / page).parent
+    for link in re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", PAGES[page]):
+        if link != "explorer-page.html":  # made when the site is built
+            assert (folder / link).exists(), link
+
+
+def test_every_command_is_on_its_page() -> None:
+    listed = re.findall(r"^    diff-transformer (\w+)", PAGES["docs/command-line.md"], flags=re.MULTILINE)
+    assert set(listed) == set(app.COMMANDS)
+
+
+def test_the_api_has_every_public_name() -> None:
+    documented = {name for text in PAGES.values() for name in re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)}
+    for name in documented:
+        module, _, attribute = name.rpartition(".")
+        assert getattr(importlib.import_module(module), attribute).__doc__, name
+    last = {name.rpartition(".")[2] for name in documented}
+    for package in ("diff_transformer", "diff_transformer.ops", "diff_transformer.nn"):
+        assert set(importlib.import_module(package).__all__) - {"__version__"} <= last
+
+
+def test_filled_in_numbers_are_those_that_were_measured() -> None:
+    documents = map(read_document, (fill_readme.MODEL, fill_readme.AMX_MODEL))
+    for path, parts in fill_readme.pages_parts(fill_readme.measured_experiments(), *documents).items():
+        text = path.read_text(encoding="utf-8")
+        for name, part in parts.items():
+            assert f"<!-- {name} -->\n{part}\n<!-- /{name} -->" in text, f"run benchmarks/fill_readme.py for {path}"
+
+
+def verdicts(experiment: str, name: str, variant: str, against: str = "softmax") -> set[str]:
+    file = read_results(ROOT / "results" / "cpu" / f"{experiment}.json")
+    rows = fill_readme.as_defined(file).comparisons
+    return {str(row.verdict) for row in rows if (row.name, row.variant, row.against) == (name, variant, against)}
+
+
+def test_what_the_choice_rests_on_was_found() -> None:
+    """The sentences of docs/concepts/which-one.md: if a result changes its verdict, they have to change."""
+    whole = fill_readme.WHOLE
+    assert verdicts("v2", whole, "diff_v2") == verdicts("v2", whole, "diff_v2", "diff") == {"reproduced"}
+    assert verdicts("language", whole, "diff_v2") == {"reproduced"}
+    assert verdicts("fig6", fill_readme.MANY_SHOT, "diff") == {"reproduced"}
+    assert verdicts("table6", whole, "diff") == {"contrary"}
+    headlines = {results.name: row for results, row in fill_readme.headlines(fill_readme.measured_experiments())}
+    assert headlines["fig3"].verdict == headlines["fig4"].verdict == "contrary"
+    low, high = headlines["table2"].interval or (1.0, -1.0)
+    assert low < 0 < high
+
+
+def test_the_choice_names_every_attention_type() -> None:
+    rows = re.findall(r"^\|[^|]*\| `(\w+)`", PAGES["docs/concepts/which-one.md"], flags=re.MULTILINE)
+    assert set(rows) == set(ATTENTION_TYPES)
+
+
+def test_the_paper_s_page_names_every_experiment_and_files_that_exist() -> None:
+    page = PAGES["docs/concepts/paper.md"]
+    of_the_paper = {name for name in EXPERIMENTS if re.match(r"table|fig|appendix", name)}
+    assert set(re.findall(r"`diff-transformer reproduce (\w+)`", page)) == of_the_paper
+    for file in re.findall(r"`([\w/]+\.py)`", page):
+        assert (ROOT / "src" / "diff_transformer" / file).is_file(), file
+    for name in re.findall(r"`(paper-[\w.]+)`", page):
+        assert name in shipped_recipes()
+    assert all(PAPER in find_experiment(name).presets for name in of_the_paper)
+
+
+def test_limits_are_limits() -> None:
+    """A few sentences of docs/concepts/limits.md."""
+    sizes = {"hidden_size": 30, "num_attention_heads": 3, "head_dim": 10}
+    for name, described in ATTENTION_TYPES.items():
+        if described.even_heads:
+            with pytest.raises(ValueError, match="even"):
+                diff_transformer.DiffTransformerConfig(attention_type=name, **sizes)
+        else:
+            diff_transformer.DiffTransformerConfig(attention_type=name, **sizes)
+    assert ATTENTION_TYPES["dex"].parallel_refusal is not None
+
+
+def test_the_demo_takes_as_long_as_the_start_page_says() -> None:
+    from diff_transformer.cli.experiment_commands import demo
+
+    (minutes,) = re.findall(r"make demo .*, (\d+ to \d+ minutes)", PAGES["docs/index.md"])
+    assert f"takes {minutes}" in " ".join(str(demo.__doc__).split())
