@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from diff_transformer._version import __version__
 from diff_transformer.cli.console import quiet_libraries
 from diff_transformer.cli.extras import missing_extra, require_extra
+from diff_transformer.cli.start_page import start_page
 
 # Command → "module:function".
 COMMANDS = {
@@ -80,7 +81,7 @@ class Commands(TyperGroup):
             code = super().main(*arguments, **settings)
         except CommandLineError as error:
             message = " ".join(error.format_message().split())
-            if message:  # there is none where no command was given and the help has been shown
+            if message:  # there is none where a group was given no command and its help has been shown
                 end = "" if message.endswith((".", "?")) else "."
                 context = getattr(error, "ctx", None)
                 command = context.command_path if context else "diff-transformer"
@@ -142,7 +143,7 @@ def user_message(error: Exception) -> str | None:
 app = typer.Typer(
     cls=Commands,
     add_completion=False,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -156,8 +157,11 @@ def _print_version(is_requested: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Train, run and measure Differential Transformers beside Transformers of the same size."""
+    if context.invoked_subcommand is None:
+        typer.echo(start_page())
