@@ -1,0 +1,111 @@
+"""The files that GitHub, PyPI and pre-commit read are valid, and say the same as the rest of the project."""
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from diff_transformer._version import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+URLS = dict(re.findall(r'^(\w+) = "(https://[^"]+)"$', PROJECT.partition("[project.urls]")[2], flags=re.MULTILINE))
+SCHEMAS = {
+    "CITATION.cff": "citation-file-format",
+    ".github/dependabot.yml": "dependabot",
+    ".github/ISSUE_TEMPLATE/config.yml": "github-issue-config",
+    **{f".github/ISSUE_TEMPLATE/{name}.yml": "github-issue-forms" for name in ("bug", "idea", "result")},
+    **{f".github/workflows/{name}.yml": "github-workflows" for name in ("docs", "release")},
+}
+
+
+def read(path: str) -> Any:
+    loaded = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+    if "on" not in loaded and True in loaded:  # YAML 1.1 takes `on` for a truth value
+        loaded["on"] = loaded.pop(True)
+    return loaded
+
+
+@pytest.mark.parametrize("schema", sorted(set(SCHEMAS.values())))
+def test_files_are_as_their_readers_want_them(schema: str) -> None:
+    files = [str(ROOT / path) for path, wanted in SCHEMAS.items() if wanted == schema]
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_such_file_is_checked() -> None:
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / ".github").rglob("*.yml")}
+    assert found == {path for path in SCHEMAS if path.startswith(".github")}
+
+
+def test_the_repository_has_one_address() -> None:
+    """That of pyproject.toml, which the site reads as well."""
+    assert set(URLS) == {"Repository", "Documentation", "Changelog", "Issues"}
+    repository = URLS["Repository"]
+    assert all(URLS[name].startswith(repository) for name in ("Changelog", "Issues"))
+    assert read("CITATION.cff")["repository-code"] == repository
+    assert read("CITATION.cff")["url"] == URLS["Documentation"]
+    for path in ("SECURITY.md", "CODE_OF_CONDUCT.md", ".github/ISSUE_TEMPLATE/config.yml"):
+        named = re.findall(r"https://github\.com/[\w-]+/[\w-]+", (ROOT / path).read_text(encoding="utf-8"))
+        assert set(named) == {repository}, path
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = read("CITATION.cff")
+    assert citation["version"] == __version__
+    assert f'license = "{citation["license"]}"' in PROJECT
+
+
+def test_the_style_of_a_commit_is_that_of_make_test() -> None:
+    (ruff,) = read(".pre-commit-config.yaml")["repos"]
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert f"\nruff=={ruff['rev'].removeprefix('v')}\n" in constraints
+    style = re.search(r"^style: setup\n((?:\t.+\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert style is not None
+    commands = re.findall(r"\$\(BIN\)/(ruff \w+)", style[1])
+    assert [hook["id"].replace("-", " ") for hook in ruff["hooks"]] == commands
+
+
+def test_a_release_is_tested_built_checked_and_trusted() -> None:
+    jobs = read(".github/workflows/release.yml")["jobs"]
+    assert jobs["build"]["needs"] == "test"
+    assert jobs["publish"]["needs"] == "build"
+    assert [step["run"] for step in jobs["test"]["steps"] if "run" in step] == [".ci/run"]
+    commands = [step["run"] for step in jobs["build"]["steps"] if "run" in step]
+    assert commands[-2:] == ["python -m build", "python -m twine check --strict dist/*"]
+    # No password: PyPI trusts this workflow, and nothing else may ask for such a token.
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert not any("permissions" in jobs[name] for name in ("test", "build"))
+    assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
+    (check,) = (command for command in commands if command.startswith("grep"))
+    version = re.search(r'^version = "(.+)"$', PROJECT, flags=re.MULTILINE)
+    assert version is not None
+    command = ["bash", "-c", check]
+    for tag, code in ((f"v{version[1]}", 0), ("v999", 1)):
+        done = subprocess.run(command, cwd=ROOT, env={"GITHUB_REF_NAME": tag, "PATH": "/usr/bin:/bin"}, check=False)
+        assert done.returncode == code
+
+
+def test_the_site_that_is_published_is_that_of_make_docs() -> None:
+    jobs = read(".github/workflows/docs.yml")["jobs"]
+    assert {"run": "make docs"} in jobs["build"]["steps"]
+    (upload,) = (step for step in jobs["build"]["steps"] if "upload-pages" in step.get("uses", ""))
+    assert upload["with"]["path"] == "build/site"
+    assert jobs["publish"]["needs"] == "build"
+    assert jobs["publish"]["permissions"] == {"pages": "write", "id-token": "write"}
+
+
+def test_the_documentation_can_be_built_with_the_versions_that_are_pinned() -> None:
+    extra = re.search(r"^docs = \[\n(.*?)^\]", PROJECT, flags=re.MULTILINE | re.DOTALL)
+    assert extra is not None
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    for name in re.findall(r'"([\w-]+)>=', extra[1]):
+        assert f"\n{name}==" in constraints, name
+        if sys.version_info >= (3, 11):
+            assert f"\n{name}=={metadata.version(name)}" in constraints, name
