@@ -62,6 +62,7 @@ FIRST = {
     "test_onnx.py",
     "test_fsdp.py",
     "test_tensor_parallel.py",
+    "test_site.py",
 }
 
 

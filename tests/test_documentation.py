@@ -18,6 +18,7 @@ from diff_transformer.convert import convert_from
 from diff_transformer.lab.bench.bench_pages import read_document
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
 from diff_transformer.lab.results_files import read_results
+from diff_transformer.ops import lambda_init_schedule
 from diff_transformer.train import load_recipe, shipped_recipes
 from diff_transformer.variants import ATTENTION_TYPES
 
@@ -206,8 +207,32 @@ def test_limits_are_limits() -> None:
     assert ATTENTION_TYPES["dex"].parallel_refusal is not None
 
 
+def test_the_counts_of_the_cost_page_are_those_of_the_layers() -> None:
+    """And the λ_init of docs/concepts/layer.md."""
+    page, D, A, d = PAGES["docs/concepts/cost.md"], 64, 4, 16
+
+    def parameters(name: str) -> int:
+        return sum(each.numel() for each in ATTENTION_TYPES[name].layer_class()(D, A, 1).parameters())
+
+    assert "4d numbers for λ and 2d for the norm" in page
+    assert parameters("diff") - parameters("softmax") == 4 * d + 2 * d
+    assert "A · d · D for the" in page
+    assert "A · D for W_λ" in page
+    assert parameters("diff_v2") - parameters("softmax") == A * d * D + A * D
+    sizes = {"hidden_size": D, "num_attention_heads": A, "head_dim": d, "num_hidden_layers": 1}
+    products = {
+        name: ATTENTION_TYPES[name].attention_products(
+            diff_transformer.DiffTransformerConfig(attention_type=name, **sizes)
+        )
+        for name in ("diff", "softmax", "diff_v2")
+    }
+    assert products == {"diff": A // 2 * 4 * d, "softmax": A // 2 * 4 * d, "diff_v2": A * 3 * d}
+    assert lambda_init_schedule(1) == pytest.approx(0.2)
+    assert 0.79 < lambda_init_schedule(28) < 0.8
+
+
 def test_the_demo_takes_as_long_as_the_start_page_says() -> None:
     from diff_transformer.cli.experiment_commands import demo
 
-    (minutes,) = re.findall(r"make demo .*, (\d+ to \d+ minutes)", PAGES["docs/index.md"])
+    (minutes,) = re.findall(r"(\d+ to \d+ minutes)\n    make demo", PAGES["docs/index.md"])
     assert f"takes {minutes}" in " ".join(str(demo.__doc__).split())

@@ -20,7 +20,7 @@ import tomllib
 import yaml
 
 from site_pages import on_the_site, pages_and_pictures
-from tutorial_pages import Tutorial, contents_page, tutorials
+from tutorial_pages import FOLDER, Tutorial, tutorials
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -90,8 +90,6 @@ def stage(folder: Path, *, with_outputs: bool) -> None:
             shutil.copy(ROOT / source, folder / target)
     for name, drawn in pictures.items():
         (folder / name).write_bytes(drawn)
-    if lessons:
-        (folder / "tutorials" / "index.md").write_text(contents_page(lessons), encoding="utf-8")
     shutil.copytree(HERE / "assets", folder / "assets")
     settings = folder.parent / "mkdocs.yml"
     settings.write_text(yaml.safe_dump(site_settings(urls, lessons), allow_unicode=True), encoding="utf-8")
@@ -103,7 +101,8 @@ def site_settings(urls: dict[str, str], lessons: Sequence[Tutorial]) -> dict[str
     settings |= {"docs_dir": "pages", "site_dir": "site", "site_url": urls["Documentation"]}
     # A link in the footer: with zensical's own, pages would ask GitHub for the number of its stars.
     settings["extra"] = {"social": [{"icon": "simple/github", "link": urls["Repository"], "name": "Repository"}]}
-    listed = ["tutorials/index.md", *({lesson.title: lesson.target} for lesson in lessons)] if lessons else []
+    contents = ["tutorials/index.md"] if (ROOT / FOLDER / "README.md").is_file() else []
+    listed = [*contents, *({lesson.title: lesson.target} for lesson in lessons)]
     sections = ({"Tutorials": listed} if "Tutorials" in section else section for section in settings["nav"])
     settings["nav"] = [section for section in sections if all(section.values())]
     (plugin,) = (plugin["mkdocstrings"] for plugin in settings["plugins"] if "mkdocstrings" in plugin)

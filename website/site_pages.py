@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-# Pages that lie outside of docs/, by the name that they have on the site.
+# Pages that lie outside of docs/ or have another name there, with the name that they have on the site.
 ELSEWHERE = {
     "results/RESULTS.md": "results/index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "docs/tutorials/README.md": "tutorials/index.md",
 }
 # Pictures beside the pages.
 PICTURES = (".svg", ".png")
@@ -31,7 +32,7 @@ def pages_and_pictures(root: Path) -> dict[str, str]:
         for file in sorted((root / folder).rglob("*")):
             path = file.relative_to(root / folder).as_posix()
             if file.suffix in PICTURES or (file.suffix == ".md" and folder == "docs"):
-                found[f"{folder}/{path}"] = f"{prefix}{path}"
+                found.setdefault(f"{folder}/{path}", f"{prefix}{path}")
     return found
 
 

@@ -1,9 +1,11 @@
 """Makes pages of the tutorials, which are notebooks kept as text (jupytext, py:percent) in docs/tutorials."""
 
 import base64
+import functools
 import hashlib
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ FOLDER = "docs/tutorials"
 TIMEOUT = 1800
 # What a cell's output is shown as: the first of these that it has.
 _PICTURES = {"image/svg+xml": "svg", "image/png": "png"}
+# The tag of a cell that is not run where a package does not load: needs-timm.
+_NEEDS = "needs-"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -27,14 +31,12 @@ class Tutorial:
     Attributes:
         source: its path in the repository.
         title: its first heading.
-        summary: its first paragraph.
         text: the page, in Markdown.
         pictures: what its cells draw, by file name; the page shows them.
     """
 
     source: str
     title: str
-    summary: str
     text: str
     pictures: dict[str, bytes] = field(default_factory=dict)
 
@@ -50,7 +52,7 @@ def page_name(source: str) -> str:
 
 
 def tutorials(root: Path, repository: str, run: Path | None) -> list[Tutorial]:
-    """All tutorials, in the order of their file names.
+    """All tutorials, in the order in which the folder's README.md names them; those that it does not name come last.
 
     Args:
         root: the repository.
@@ -58,14 +60,18 @@ def tutorials(root: Path, repository: str, run: Path | None) -> list[Tutorial]:
         run: folder of tutorials that have been run; those that have changed are run again. None: none is run, and
             pages show code without its outputs.
     """
-    return [read_tutorial(file, root, repository, run) for file in sorted((root / FOLDER).glob("*.py"))]
+    contents = root / FOLDER / "README.md"
+    named = re.findall(r"\(([\w-]+\.py)\)", contents.read_text(encoding="utf-8")) if contents.is_file() else []
+    place = {name: number for number, name in enumerate(named)}
+    files = sorted((root / FOLDER).glob("*.py"), key=lambda file: (place.get(file.name, len(place)), file.name))
+    return [read_tutorial(file, root, repository, run) for file in files]
 
 
 def read_tutorial(file: Path, root: Path, repository: str, run: Path | None) -> Tutorial:
     """A tutorial's file as a page: cells of text as they are, cells of code as blocks with what they print and draw.
 
     Raises:
-        ValueError: a tutorial does not begin with a heading and a paragraph.
+        ValueError: a tutorial does not begin with a heading.
         nbclient.exceptions.CellExecutionError: a cell failed.
     """
     source = file.relative_to(root).as_posix()
@@ -86,11 +92,10 @@ def read_tutorial(file: Path, root: Path, repository: str, run: Path | None) -> 
                 pictures[name] = picture
                 parts.append(f"![What the code above draws]({name})")
     first, _, rest = "\n\n".join(filter(None, parts)).partition("\n\n")
-    summary = rest.partition("\n\n")[0]
-    if not first.startswith("# ") or not summary or summary.startswith(("#", "```")):
-        raise ValueError(f"{source} must begin with a heading and a paragraph of text.")
+    if not first.startswith("# "):
+        raise ValueError(f"{source} must begin with a heading, got {first[:60]!r}.")
     note = f"*A notebook: [{file.name}]({repository}/blob/main/{source}) opens in Jupyter with jupytext.*"
-    return Tutorial(source, first.removeprefix("# ").strip(), summary, f"{first}\n\n{note}\n\n{rest}\n", pictures)
+    return Tutorial(source, first.removeprefix("# ").strip(), f"{first}\n\n{note}\n\n{rest}\n", pictures)
 
 
 def executed(file: Path, folder: Path) -> Any:
@@ -99,6 +104,10 @@ def executed(file: Path, folder: Path) -> Any:
     finished = folder / f"{file.stem}-{digest}.ipynb"
     if not finished.is_file():
         notebook = jupytext.read(file, fmt="py:percent")
+        for cell in notebook.cells:
+            tags = cell.metadata.get("tags", [])
+            if not all(_loads(tag.removeprefix(_NEEDS)) for tag in tags if tag.startswith(_NEEDS)):
+                cell.metadata["tags"] = [*tags, "skip-execution"]
         place = {"metadata": {"path": str(file.parent)}}
         NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3", resources=place).execute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +115,12 @@ def executed(file: Path, folder: Path) -> Any:
         nbformat.write(notebook, unfinished)
         unfinished.rename(finished)
     return nbformat.read(finished, as_version=4)
+
+
+@functools.cache
+def _loads(package: str) -> bool:
+    """Whether a package can be imported here, which its being installed does not tell."""
+    return subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, check=False).returncode == 0
 
 
 def _shown(output: Any) -> tuple[str, bytes | None]:
@@ -117,14 +132,3 @@ def _shown(output: Any) -> tuple[str, bytes | None]:
             drawn = output.data[kind]
             return ending, drawn.encode() if ending == "svg" else base64.b64decode(drawn)
     return _COLOUR.sub("", output.data["text/plain"]), None
-
-
-def contents_page(pages: list[Tutorial]) -> str:
-    """The page that lists them."""
-    return "\n".join(_entries(pages))
-
-
-def _entries(pages: list[Tutorial]) -> Iterator[str]:
-    yield "# Tutorials\n\nEach is a notebook: ten minutes to read, and at most a few to run.\n"
-    for page in pages:
-        yield f"## [{page.title}]({Path(page.target).name})\n\n{page.summary}\n"

@@ -18,7 +18,7 @@ def test_no_command_shows_three_things_to_try(run: Callable[..., Any]) -> None:
         assert f"diff-transformer {trial.command} " in result.stdout
         assert trial.takes in result.stdout
         assert shlex.split(trial.command)[0] in COMMANDS
-    assert all(len(line) <= 90 for line in result.stdout.splitlines())
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
 
 
 def test_the_times_are_those_of_the_commands() -> None:

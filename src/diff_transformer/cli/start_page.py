@@ -22,7 +22,7 @@ TRIALS = (
 def start_page() -> str:
     """The page, as plain text of at most 80 columns."""
     width = max(len(trial.command) for trial in TRIALS)
-    lines = ["Attention that subtracts its own noise. Three things to try, on two processor cores:", ""]
+    lines = ["Three things to try, with the times they take on two processor cores:", ""]
     for trial in TRIALS:
         lines += [f"  diff-transformer {trial.command:{width}}  {trial.takes}", f"      {trial.shows}", ""]
     lines.append("diff-transformer --help lists all commands, COMMAND --help the options of one.")
