@@ -70,21 +70,23 @@ def train(model: torch.nn.Module, steps: int, loss_of: Callable[[], Tensor], nam
     model.eval()
 
 
-config = DiffTransformerConfig(
-    attention_type=arguments.attention,
-    is_causal=False,
-    vocab_size=len(tokenizer),
-    hidden_size=128,
-    intermediate_size=344,
-    num_hidden_layers=2,
-    num_attention_heads=8,
-    max_position_embeddings=512,
-    initializer_range=0.08,
-    residual_initializer_range=0.01,
-    num_labels=len(task.labels),
-)
+def config_for(labels: int) -> DiffTransformerConfig:
+    return DiffTransformerConfig(
+        attention_type=arguments.attention,
+        is_causal=False,
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=344,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        max_position_embeddings=512,
+        initializer_range=0.08,
+        residual_initializer_range=0.01,
+        num_labels=labels,
+    )
 
-encoder = DiffTransformerForMaskedLM(config)
+
+encoder = DiffTransformerForMaskedLM(config_for(len(task.labels)))
 
 
 def masked_loss() -> Tensor:
@@ -99,7 +101,7 @@ def masked_loss() -> Tensor:
 
 train(encoder, arguments.masked_steps, masked_loss, "hidden tokens")
 
-classifier = DiffTransformerForSequenceClassification(config)
+classifier = DiffTransformerForSequenceClassification(config_for(len(task.labels)))
 classifier.model.load_state_dict(encoder.model.state_dict())
 
 
@@ -111,9 +113,7 @@ def class_loss() -> Tensor:
 
 train(classifier, arguments.steps, class_loss, "classifier")
 
-settings = {name: value for name, value in config.to_dict().items() if name not in ("id2label", "label2id")}
-reranker_config = DiffTransformerConfig.from_dict(settings | {"num_labels": 1})
-reranker = DiffTransformerForSequenceClassification(reranker_config)
+reranker = DiffTransformerForSequenceClassification(config_for(1))
 reranker.model.load_state_dict(classifier.model.state_dict())
 
 

@@ -17,6 +17,7 @@ from transformers import DynamicCache
 import oracle
 from diff_transformer.nn import Attention, DifferentialAttention
 from diff_transformer.ops import apply_rotary, diff_attention
+from diff_transformer.variants import ATTENTION_TYPES
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -66,13 +67,15 @@ def written_out(
     values = [v[:, i : i + width] for i in range(0, v.shape[1], width)]
     outs = []
     if isinstance(module, DifferentialAttention):
-        lam = module.lambdas(x.unsqueeze(0))
-        shared = width == d
-        for h in range(len(q) // 2):
-            g = h // (len(q) // 2 // len(values))
+        lam, ratio = module.lambdas(x.unsqueeze(0)), module.ratio
+        shared, groups = width == d, len(q) // (ratio + 1)
+        for h in range(groups * ratio):
+            first = h // ratio * (ratio + 1)  # query of the head's group
+            g = h // ratio // (groups // len(values))
             keys = (k[g], k[g]) if shared else (k[2 * g], k[2 * g + 1])
             per_row = lam if lam.dim() == 0 else lam[0, h].unsqueeze(1)
-            outs.append((attended(q[2 * h], keys[0]) - per_row * attended(q[2 * h + 1], keys[1])) @ values[g])
+            noise = attended(q[first + ratio], keys[1])
+            outs.append((attended(q[first + h % ratio], keys[0]) - per_row * noise) @ values[g])
     else:
         outs = [attended(q[h], k[h // (len(q) // len(k))]) @ values[h // (len(q) // len(k))] for h in range(len(q))]
     if module.head_norm is not None:
@@ -159,7 +162,8 @@ def test_what_does_not_go_with_another_sequence(kind: str, build: Any, inputs: A
 
 
 def test_gradcheck_of_all_options(kind: str, build: Any) -> None:
-    module = build(kind, hidden_size=6, num_attention_heads=2, head_dim=2, context_size=4, **OPTIONS["all"])
+    grouped = {"num_noise_heads": 1} if ATTENTION_TYPES[kind].grouped else {}
+    module = build(kind, hidden_size=6, num_attention_heads=2, head_dim=2, context_size=4, **grouped, **OPTIONS["all"])
     x = torch.randn(1, 3, 6, dtype=torch.float64, requires_grad=True)
     context = torch.randn(1, 4, 4, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda x, context: module(x, context=context), (x, context))

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import oracle
-from diff_transformer.ops import lambda_init_schedule
-from diff_transformer.ops.functional import lambda_value
+from diff_transformer.ops import lambda_init_schedule, lambda_value
 
 
 def test_schedule_counts_layers_from_one() -> None:

@@ -265,7 +265,8 @@ class DiffTransformerConfig(PreTrainedConfig):
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
         """transformers' plan of tensor parallelism, as the attention type needs it."""
-        return tensor_parallel_plan(self)
+        options = {"qk_norm": self.qk_norm, "output_gate": self.output_gate}
+        return tensor_parallel_plan(self.described.styles_of(self), self.has_headwise_norm, **options)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "DiffTransformerConfig":
         """This configuration as caches and servers read it: a live view with the heads of the one attention call."""

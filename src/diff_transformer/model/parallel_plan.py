@@ -7,7 +7,8 @@ transformers' own style for that, "replicated_with_grad_allreduce", sums ``.grad
 of two backward passes would sum the first one's gradient again.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch.distributed
 from torch import Tensor, nn
@@ -17,25 +18,23 @@ from transformers import LlamaConfig, PreTrainedConfig
 from diff_transformer.nn.layers import KeepsFloat32, ReplicatedAcrossHeads
 from diff_transformer.variants import ATTENTION_TYPES, SHARED_PARAMETERS
 
-if TYPE_CHECKING:
-    from diff_transformer.model.configuration import DiffTransformerConfig
-
 try:
     from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 except ModuleNotFoundError:  # where earlier releases of transformers 5 have it
     from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES, TensorParallelLayer
 
 
-def tensor_parallel_plan(config: "DiffTransformerConfig") -> dict[str, str]:
-    """The style of each module of the base model that a configuration has: Llama's for the modules that both have."""
-    styles = config.described.styles_of(config)
-    if config.has_headwise_norm:
-        styles["head_norm"] = SHARED_PARAMETERS
-    if config.qk_norm:
-        styles |= {"q_norm": SHARED_PARAMETERS, "k_norm": SHARED_PARAMETERS}
-    if config.output_gate:
-        styles["gate_proj"] = "colwise"
-    return LlamaConfig.base_model_tp_plan | {f"layers.*.self_attn.{name}": style for name, style in styles.items()}
+def tensor_parallel_plan(
+    styles: Mapping[str, str], headwise_norm: bool, *, qk_norm: bool = False, output_gate: bool = False
+) -> dict[str, str]:
+    """The style of each module of the base model: those of the attention type, and Llama's for what both have."""
+    more = {"head_norm": SHARED_PARAMETERS} if headwise_norm else {}
+    if qk_norm:
+        more |= {"q_norm": SHARED_PARAMETERS, "k_norm": SHARED_PARAMETERS}
+    if output_gate:
+        more["gate_proj"] = "colwise"
+    ours = {f"layers.*.self_attn.{name}": style for name, style in {**styles, **more}.items()}
+    return LlamaConfig.base_model_tp_plan | ours
 
 
 def check_ranks(ranks: int, config: PreTrainedConfig) -> None:

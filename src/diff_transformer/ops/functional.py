@@ -1,9 +1,7 @@
-"""Computes the normalisation, the rotary embedding and λ (Equation 2) as functions of tensors, without modules."""
+"""Computes the normalisation and the rotary embedding as functions of tensors, without modules."""
 
 import torch
 from torch import Tensor
-
-from diff_transformer.ops.cpu.cpu_backend import lambda_without_gradient
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -59,25 +57,3 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return (x * cos + turned * sin).to(x.dtype)
-
-
-def lambda_value(
-    lambda_q1: Tensor, lambda_k1: Tensor, lambda_q2: Tensor, lambda_k2: Tensor, lambda_init: float
-) -> Tensor:
-    """λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init (Equation 2).
-
-    Args:
-        lambda_q1, lambda_k1, lambda_q2, lambda_k2: the layer's four vectors, each (d,).
-        lambda_init: the constant λ_init of the layer.
-
-    Returns:
-        A scalar, float32 at least whatever the vectors' dtype. It may exceed 1 or be negative; nothing is clamped.
-    """
-    lam = lambda_without_gradient(lambda_q1, lambda_k1, lambda_q2, lambda_k2, lambda_init)
-    if lam is not None:
-        return lam
-    dtype = torch.promote_types(lambda_q1.dtype, torch.float32)
-    # A product and a sum instead of torch.dot: autocast would run dot in half precision.
-    first = (lambda_q1.to(dtype) * lambda_k1.to(dtype)).sum()
-    second = (lambda_q2.to(dtype) * lambda_k2.to(dtype)).sum()
-    return first.exp() - second.exp() + lambda_init
