@@ -13,6 +13,8 @@ function show(element, data, source) {
 }
 
 function render({ model, el }) {
+  // Or JupyterLab would take keys for its own: B adds a cell. It looks for this at the element that has the focus.
+  el.addEventListener("focusin", ({ target }) => (target.dataset.lmSuppressShortcuts = "true"));
   show(el, model.get("described"), new WidgetSource(model));
   return () => renderInto(null, el);
 }
