@@ -15,7 +15,7 @@ from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 
 # The layer that types are counted for.
-WIDTH, HEADS, HEAD_DIM = 1024, 16, 64
+WIDTH, HEADS, HEAD_DIM, NOISE_HEADS = 1024, 16, 64, 4
 # The experiments whose losses of several variants stand beside each other.
 COMPARED = ("v2", "language")
 
@@ -65,7 +65,12 @@ def attention_types() -> str:
 
 def _row(name: str, one: AttentionType) -> str:
     sizes = DiffTransformerConfig(
-        attention_type=name, hidden_size=WIDTH, num_attention_heads=HEADS, head_dim=HEAD_DIM, num_hidden_layers=1
+        attention_type=name,
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        head_dim=HEAD_DIM,
+        num_noise_heads=NOISE_HEADS if one.grouped else None,
+        num_hidden_layers=1,
     )
     call: Any = sizes.get_text_config()  # the layer's one attention call, whose keys and values are cached
     if not one.lambda_modules:

@@ -41,12 +41,14 @@ FENCES = [
 BLOCKS = [
     (page, code) for page, language, code in FENCES if language == "python" and page not in WITH_TESTS_OF_THEIR_OWN
 ]
-# Lines of indented code, which are commands.
+# Lines of indented code, which are commands; a backslash continues one.
 SHELL = [
     (page, line)
     for page, text in PAGES.items()
     for line in re.findall(
-        r"^    ((?:diff-transformer|torchrun|accelerate|python|pip|make|npm) [^\n]*)", text, flags=re.MULTILINE
+        r"^    ((?:diff-transformer|torchrun|accelerate|python|pip|make|npm) [^\n]*)",
+        re.sub(r" *\\\n +", " ", text),
+        flags=re.MULTILINE,
     )
 ]
 
@@ -203,7 +205,8 @@ def test_limits_are_limits() -> None:
             with pytest.raises(ValueError, match="even"):
                 diff_transformer.DiffTransformerConfig(attention_type=name, **sizes)
         else:
-            diff_transformer.DiffTransformerConfig(attention_type=name, **sizes)
+            groups = 1 if described.grouped else None
+            diff_transformer.DiffTransformerConfig(attention_type=name, num_noise_heads=groups, **sizes)
     assert ATTENTION_TYPES["dex"].parallel_refusal is not None
 
 

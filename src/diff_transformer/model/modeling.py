@@ -227,9 +227,8 @@ class DiffTransformerModel(DiffTransformerPreTrainedModel):
             masks = attention_mask
         elif cu_seqlens is not None:
             masks = dict.fromkeys(layer_types)
-        elif (
-            not self.config.is_causal and "sliding_attention" not in layer_types
-        ):  # which a call may look both ways with
+        # A causal model that is called with is_causal=False may have windows: transformers' masks look both ways then.
+        elif not self.config.is_causal and "sliding_attention" not in layer_types:
             mask = encoder_mask(self.config, inputs_embeds, attention_mask, position_ids)
             masks = dict.fromkeys(layer_types, mask)
         else:
