@@ -126,6 +126,11 @@ def test_hidden_keys_may_hold_anything_and_seen_ones_give_nan(answers: list[Tens
     assert spoilt.isnan().all()
 
 
+def named(value: Any) -> str:
+    """The name of a parameter, the same in every process."""
+    return ", ".join(value) if isinstance(value, dict) else str(value)
+
+
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
@@ -147,7 +152,7 @@ def test_hidden_keys_may_hold_anything_and_seen_ones_give_nan(answers: list[Tens
         ({"norm_weight": torch.ones(16), "norm_eps": -1.0}, "norm_eps must be"),
         ({"norm_weight": torch.ones(16), "norm_scale": math.nan}, "norm_scale must be"),
     ],
-    ids=str,
+    ids=named,
 )
 def test_what_is_wrong_is_still_said(changes: dict[str, Any], error: str) -> None:
     with torch.no_grad(), pytest.raises(ValueError, match=error):
@@ -166,7 +171,7 @@ def test_what_is_wrong_is_still_said(changes: dict[str, Any], error: str) -> Non
         {"q": torch.randn(1, 2, 3, 1, 8), "attn_mask": torch.rand(4, 1, 5) < 0.7},
         {name: x.double() for name, x in request().items() if name in ("q", "k", "v")},
     ],
-    ids=str,
+    ids=named,
 )
 def test_other_requests_take_the_usual_way(changes: dict[str, Any], answers: list[Tensor | None]) -> None:
     arguments = request(**changes)
