@@ -1,6 +1,6 @@
 """Makes what the documentation's pages say of findings and of attention types, from results and descriptions.
 
-`benchmarks/fill_readme.py` writes it into docs/index.md and docs/concepts/which-one.md.
+`benchmarks/fill_readme.py` writes it into README.md, docs/index.md and docs/concepts/which-one.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,7 @@ from diff_transformer.variants import ATTENTION_TYPES, AttentionType
 WIDTH, HEADS, HEAD_DIM, NOISE_HEADS = 1024, 16, 64, 4
 # The experiments whose losses of several variants stand beside each other.
 COMPARED = ("v2", "language")
+DECIDED = ("reproduced", "contrary")
 
 
 def findings(experiments: Sequence[ExperimentResults], report: str) -> str:
@@ -27,16 +28,20 @@ def findings(experiments: Sequence[ExperimentResults], report: str) -> str:
         experiments: all results.
         report: path of the report from the page.
     """
-    parts = summary(experiments)
-    decided = [part for part in parts if part.verdict in ("reproduced", "contrary")]
-    others = [part for part in parts if part.verdict not in ("reproduced", "contrary", None)]
+    others = [part for part in summary(experiments) if part.verdict not in (*DECIDED, None)]
+    texts = [f"**{part.title}**: {', '.join(_link(one, report) for one in part.findings)}." for part in others]
+    return "\n\n".join([decided(experiments, report), *texts, certainty(experiments)])
+
+
+def decided(experiments: Sequence[ExperimentResults], report: str) -> str:
+    """What holds and what does not, a sentence each, with links into the report. Arguments: as of :func:`findings`."""
     texts = [
         f"**{part.title}**\n\n"
         + "\n".join(f"- {_link(one, report)}: {_escaped(one.sentence)}" for one in part.findings)
-        for part in decided
+        for part in summary(experiments)
+        if part.verdict in DECIDED
     ]
-    texts += [f"**{part.title}**: {', '.join(_link(one, report) for one in part.findings)}." for part in others]
-    return "\n\n".join([*texts, certainty(experiments)])
+    return "\n\n".join(texts)
 
 
 def _link(finding: Finding, report: str) -> str:

@@ -16,12 +16,14 @@ of the trained models that come with the package (benchmarks/pack_weights.py). W
 """
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from concept_tables import attention_types, findings, measured_variants
+from concept_tables import attention_types, decided, findings, measured_variants
+from cost_tables import costs
 from diff_transformer.lab.bench.bench_pages import (
     base_of,
     page_part,
@@ -72,7 +74,8 @@ GPU_RECORD = HERE / "gpu-record.json"
 README, BACKENDS_PAGE = ROOT / "README.md", ROOT / "docs" / "backends.md"
 START_PAGE, COST_PAGE = ROOT / "docs" / "index.md", ROOT / "docs" / "concepts" / "cost.md"
 CHOICE_PAGE = ROOT / "docs" / "concepts" / "which-one.md"
-KERNELS_PAGE = ROOT / "docs" / "kernels.md"
+KERNELS_PAGE, PAPER_PAGE = ROOT / "docs" / "kernels.md", ROOT / "docs" / "concepts" / "paper.md"
+MODELS_PAGE = ROOT / "docs" / "trained-models.md"
 ALT = (
     "DIFF, DIFF V2 and the Transformer: needles found and classes learned after training, with chance and floor, steps "
     "of training that finding needles takes, and losses on text, with 95 % intervals"
@@ -119,16 +122,6 @@ SHOWN_LOSSES = (
     Shown("11M tokens, small first W_O and W_down", "language", WHOLE, _SMALL, preset="evening"),
     Shown("the same, DIFF V2", "language", WHOLE, _SMALL, "diff_v2", preset="evening"),
 )
-# What the README shows of the operator's times.
-SELECTION = {
-    "lengths": (512, 2048),
-    "batches": (1,),
-    "candidates": ("auto", "blockwise", "sdpa_split_v", "DiffLlama", "reference"),
-}
-CUDA_SELECTION = {
-    "lengths": (4096, 16384),
-    "candidates": ("auto", "softmax cuDNN", "sdpa_full_v cuDNN", "sdpa_split_v flash", "flex", "DiffLlama"),
-}
 
 
 def measured_experiments() -> list[ExperimentResults]:
@@ -163,8 +156,7 @@ def results_table(experiments: Sequence[ExperimentResults]) -> str:
     commits = ", ".join(dict.fromkeys(str(file.commit)[:12] for file in files))
     devices = ", ".join(dict.fromkeys(file.device for file in files))
     note = (
-        "One row per experiment, the comparison that its definition names. All comparisons, with figures: "
-        f"[results](results/RESULTS.md). {LEVELS} {_moments(experiments)}{devices}, "
+        f"One row per experiment, the comparison that its definition names. {LEVELS} {_moments(experiments)}{devices}, "
         f"torch {files[0].versions['torch']}, commit {commits}, `diff-transformer reproduce all --output results/cpu`."
     )
     return "\n".join(lines) + "\n\n" + note
@@ -247,13 +239,13 @@ def _pair(values: tuple[float, float]) -> str:
     return ", ".join(format_number(value) for value in values)
 
 
-def speed_table(document: dict[str, Any], **selection: Any) -> str:
-    """The operator's times: all of them, or what is named of "lengths", "batches" and "candidates"."""
+def speed_table(document: dict[str, Any]) -> str:
+    """The operator's times."""
     note = (
         f"Ratios to the time of `{base_of(document)}`, the Transformer's attention, in the same round, median of the "
         "rounds; causal; heads are the Transformer's. "
     )
-    return f"{ratio_table(document, **selection)}\n\n{note}{page_part('provenance', document)}"
+    return f"{ratio_table(document)}\n\n{note}{page_part('provenance', document)}"
 
 
 def whole_model_table(document: dict[str, Any]) -> str:
@@ -286,8 +278,10 @@ def backends_parts(operator: dict[str, Any], amx_operator: dict[str, Any]) -> di
 def pages_parts(
     experiments: Sequence[ExperimentResults], model: dict[str, Any], amx_model: dict[str, Any]
 ) -> dict[Path, dict[str, str]]:
-    """What the start page and the pages of concepts show."""
+    """What the start page, the pages of concepts and that of the trained models show."""
     return {
+        PAPER_PAGE: {"results": results_table(experiments)},
+        MODELS_PAGE: {"shipped models": shipped_models(MODELS_PAGE.parent)},
         START_PAGE: {"findings": findings(experiments, "../results/RESULTS.md")},
         CHOICE_PAGE: {"attention types": attention_types(), "measured variants": measured_variants(experiments)},
         COST_PAGE: {"model": whole_model_table(model), "amx model": whole_model_table(amx_model)},
@@ -296,21 +290,20 @@ def pages_parts(
 
 def cuda_parts(operator: dict[str, Any] | None, model: dict[str, Any] | None) -> dict[Path, dict[str, str]]:
     """What each page shows of a GPU's results: nothing of what was not measured."""
-    readme, backends = {}, {}
+    cost, backends = {}, {}
     if operator is not None:
         notes = "\n\n".join(operator["notes"])
-        readme["cuda speed"] = speed_table(operator, **CUDA_SELECTION)
         backends["cuda speed"] = f"{speed_table(operator)}\n\n{notes}"
         backends["cuda throughput"] = page_part("throughput", operator) or "Not measured."
         backends["cuda decode"] = page_part("bandwidth", operator) or "Not measured."
         backends["cuda memory"] = page_part("memory", operator) or "Not measured."
     if model is not None:
         notes = "\n\n".join(model["notes"])
-        readme["cuda model"] = f"{whole_model_table(model)}\n\n{page_part('tokens', model)}\n\n{notes}"
+        cost["cuda model"] = f"{whole_model_table(model)}\n\n{page_part('tokens', model)}\n\n{notes}"
     thresholds = [one for document in (operator, model) if document is not None for one in document["thresholds"]]
     if thresholds:
         backends["cuda thresholds"] = page_part("thresholds", {"thresholds": thresholds})
-    return {README: readme, BACKENDS_PAGE: backends}
+    return {COST_PAGE: cost, BACKENDS_PAGE: backends}
 
 
 def measured_on_cuda() -> dict[Path, dict[str, str]]:
@@ -345,8 +338,8 @@ def _found(stage: str, found: Mapping[str, Any]) -> str:
     return f"`benchmarks/{found['document']}`, {found['wrong']} wrong" if "document" in found else "–"
 
 
-def shipped_models() -> str:
-    """What the README says of the trained models that come with the package; nothing where there are none."""
+def shipped_models(folder_of_page: Path) -> str:
+    """What a page says of the trained models that come with the package; nothing where there are none."""
     folders = {name: Path(pretrained(name)) for name in pretrained_names()}
     if not folders:
         return ""
@@ -355,7 +348,7 @@ def shipped_models() -> str:
         record = read_record(folder / CARD_RECORD, CardRecord)
         overall = [one for one in read_results(folder / "results.json").records if not one.coordinates]
         numbers = "; ".join(" ".join([row.label, *row.texts(variants_of(overall))]) for row in rows_of(overall))
-        card = f"[{name}]({(folder / 'README.md').relative_to(ROOT)})"
+        card = f"[{name}]({os.path.relpath(folder / 'README.md', folder_of_page)})"
         lines.append(f"| {card} | {record.summary} | {numbers} | {_megabytes([folder])} |")
     writes = LANGUAGE_MODEL in folders
     code = [
@@ -389,17 +382,14 @@ def main() -> None:
     draw(experiments)
     readme = {
         "figure": f"![{ALT}]({FIGURE.relative_to(ROOT)})",
-        "results": results_table(experiments),
-        "speed": speed_table(operator, **SELECTION),
-        "amx speed": speed_table(amx_operator, **SELECTION),
-        "model": whole_model_table(model),
-        "amx model": whole_model_table(amx_model),
-        "shipped models": shipped_models(),
+        "decided": decided(experiments, "results/RESULTS.md"),
+        "costs": costs([(operator, model), (amx_operator, amx_model)]),
     }
     replace_sections(README, readme)
     replace_sections(BACKENDS_PAGE, backends_parts(operator, amx_operator))
-    for path, parts in (pages_parts(experiments, model, amx_model) | measured_on_cuda()).items():
-        replace_sections(path, parts)
+    for pages in (pages_parts(experiments, model, amx_model), measured_on_cuda()):
+        for path, parts in pages.items():
+            replace_sections(path, parts)
     if GPU_RECORD.is_file():
         replace_sections(KERNELS_PAGE, {"gpu record": gpu_record_table(read_json(GPU_RECORD))})
     for path in (OPERATOR, MODEL, AMX_OPERATOR, AMX_MODEL, CUDA_OPERATOR, CUDA_MODEL):
