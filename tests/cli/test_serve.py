@@ -190,6 +190,7 @@ def test_the_kernel_is_there_before_it_listens(tmp_path: Path, monkeypatch: pyte
         return False
 
     monkeypatch.setattr("diff_transformer.ops.backends.available_to_auto", look_for_kernel)
+    monkeypatch.setattr("diff_transformer.ops.cpu.cpu_backend._loaded", set())
     monkeypatch.setattr(
         "diff_transformer.serve.http_server.run_server", lambda server, bound: happened.append("listens")
     )

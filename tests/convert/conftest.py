@@ -22,7 +22,9 @@ from tiny_model import SIZES, check_rounding
 
 transformers.utils.logging.disable_progress_bar()
 
-MODEL: dict[str, Any] = {**SIZES, "hidden_size": 32, "num_hidden_layers": 3, "rms_norm_eps": 1e-5}
+# Also a Llama's, which has no groups.
+MODEL: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "num_noise_heads"}
+MODEL |= {"hidden_size": 32, "num_hidden_layers": 3, "rms_norm_eps": 1e-5}
 VOCABULARY = SIZES["vocab_size"]
 AUTHORS: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -218,7 +218,7 @@ def test_who_sees_a_marked_key(name: str) -> None:
     window = None if problem.options["window"] is None else min(problem.options["window"], 1 << 40)
     q, k, v, is_causal = problem.q, problem.k, problem.v, problem.options["is_causal"]
     seen = see_any(marks, Request(q, k, v, q[:, :, 0, :, 0], mask, is_causal, 1.0, window, bounds))
-    repeated = marks.repeat_interleave(problem.q.shape[1] // key_heads, 1).unsqueeze(2).numpy()
+    repeated = marks.repeat_interleave(visible.shape[1] // key_heads, 1).unsqueeze(2).numpy()
     assert np.array_equal(float64(seen).astype(bool), (visible & repeated).any(-1))
 
 

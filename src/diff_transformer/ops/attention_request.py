@@ -18,6 +18,7 @@ REQUEST_SCHEMA = (
     "Tensor q, Tensor k, Tensor v, Tensor lam, Tensor? attn_mask, bool is_causal, float scale, SymInt? window, "
     "Tensor? documents"
 )
+WIDEST_WINDOW = 1 << 62  # of those that 64 bits hold; no sequence is as long
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of the fused kernels
 
 _TRACING = (

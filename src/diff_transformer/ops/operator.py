@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Norm, Request
+from diff_transformer.ops.attention_request import WIDEST_WINDOW, Norm, Request
 from diff_transformer.ops.backends import resolve
 from diff_transformer.ops.cpu.cpu_backend import attend_few
 from diff_transformer.ops.flex import is_block_mask
@@ -18,8 +18,6 @@ from diff_transformer.ops.visibility import segment_bounds_from
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
-
-_WIDEST_WINDOW = 1 << 62  # of those that 64 bits hold; no sequence is as long
 
 
 def diff_attention(
@@ -269,7 +267,7 @@ def _check_window(window: int | None) -> int | None:
         return None
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         _refuse(f"window must be None or a whole number of keys, 1 or more, got {window!r}.")
-    return min(window, _WIDEST_WINDOW)
+    return min(window, WIDEST_WINDOW)
 
 
 def _check_mask(attn_mask: Any, q: Tensor, k: Tensor) -> Tensor | None:

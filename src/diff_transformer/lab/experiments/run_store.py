@@ -143,7 +143,7 @@ def run_key(recipe: Recipe, batches: Batches, before: str | None = None, logs: s
     # Keys that earlier versions had not are left out where they say nothing.
     if settings["model"]["residual_initializer_range"] is None:
         del settings["model"]["residual_initializer_range"]
-    for name in ATTENTION_OPTIONS:
+    for name in (*ATTENTION_OPTIONS, "num_noise_heads", "token_lambda"):
         if not settings["model"][name]:
             del settings["model"][name]
     # Earlier versions logged the accuracy of all queries, which is not to be mixed with that of the first.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diff_transformer.ops.attention_request import Request, register_gradient
+from diff_transformer.ops.attention_request import WIDEST_WINDOW, Request, register_gradient
 from diff_transformer.ops.cpu.cpu_build import SWITCH, BuildError, KernelDisabledError, load, unavailable_reason
 
 _lock = threading.Lock()
@@ -128,6 +128,8 @@ def attend_few(
         return None
     if type(is_causal) is not bool or not (window is None or type(window) is int):
         return None
+    if window is not None:
+        window = min(window, WIDEST_WINDOW)
     operator = torch.ops.diff_transformer_cpu.attend_few.default
     answer: Tensor | None = operator(
         q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale
