@@ -352,10 +352,9 @@ def test_the_program_says_what_it_packed(
         packer.main(["novels-diff", str(text_run), "--output", str(tmp_path / "new")])
 
 
-def test_the_readme_shows_the_models_that_there_are(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_the_models_that_there_are(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filler = program("fill_readme")
-    monkeypatch.setattr(filler, "ROOT", weights.parent)
-    part = filler.shipped_models()
+    part = filler.shipped_models(weights.parent)
     record = read_record(weights / "novels-diff" / "card.json", CardRecord)
     loss = read_results(weights / "novels-diff" / "results.json").records[1]
     row = next(line for line in part.splitlines() if line.startswith("| [novels-diff]("))
@@ -366,4 +365,4 @@ def test_the_readme_shows_the_models_that_there_are(weights: Path, monkeypatch: 
     exec(re.findall(r"```python\n(.*?)```", part, re.DOTALL)[0], namespace)
     assert namespace["model"].config.attention_type == "diff"
     monkeypatch.setattr(shipped_models, "WEIGHTS", weights / "nowhere")
-    assert filler.shipped_models() == ""
+    assert filler.shipped_models(weights.parent) == ""
