@@ -362,10 +362,13 @@ def shipped_models(folder_of_page: Path) -> str:
         "```",
     ]
     prompt = '`diff-transformer generate --prompt "It was"` writes with this one; ' if writes else ""
+    takes = "`generate`, `eval` and `export` take"
+    if not writes:
+        takes = "These read tokens and no text. `eval`, `export` and `explore` take"
     parts = [
         f"Trained models come with the package, {_megabytes(folders.values())} MB together:",
         "\n".join(code),
-        f"{prompt}`generate`, `eval` and `export` take these names, and `diff-transformer eval NAME` measures the "
+        f"{prompt}{takes} these names, and `diff-transformer eval NAME` measures the "
         "numbers again. Each model was trained once, so that they do not tell which kind of attention is better.",
         "\n".join(lines),
     ]

@@ -15,6 +15,7 @@ import diff_transformer
 import fill_readme
 from diff_transformer.cli import app
 from diff_transformer.convert import convert_from
+from diff_transformer.data import byte_tokenizer
 from diff_transformer.lab.bench.bench_pages import read_document
 from diff_transformer.lab.experiments.experiment import EXPERIMENTS, PAPER, find_experiment
 from diff_transformer.lab.results_files import read_results
@@ -76,6 +77,7 @@ def test_the_code_of_dex_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
     )
     transformers.LlamaForCausalLM(config).save_pretrained("llama")
+    byte_tokenizer().save_pretrained("llama")
     convert_from("llama", Path("llama"), Path("llama-dex"), attention_type="dex")
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGES["docs/dex.md"], flags=re.DOTALL | re.MULTILINE)
     shorter = code.replace("max_steps=100", "max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True")

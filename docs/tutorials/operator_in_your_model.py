@@ -18,7 +18,7 @@
 # `timm`, trains each beside its original, and shows what else the operator takes: windows, packed documents, grouped
 # queries, a cache, and queries that look at another sequence.
 #
-# *Ten minutes to read, two to run on two cores. You need `pip install diff-transformer scikit-learn timm`; without
+# *Ten minutes to read, two to run on two cores. You need `pip install . scikit-learn timm` in a checkout; without
 # timm, leave out the two cells of the vision transformer.*
 
 # %% tags=["parameters"]
@@ -118,8 +118,7 @@ def made_differential(gpt: GPT) -> GPT:
 
 # %% [markdown]
 # nanoGPT's own model takes the same patch: its blocks are in `model.transformer.h`, and its attention has `n_head`,
-# `n_embd`, `c_attn` and `c_proj`. Two things to know: the operator has no dropout of attention weights, and the
-# schedule of λ counts layers from 1.
+# `n_embd`, `c_attn` and `c_proj`. The schedule of λ counts layers from 1.
 #
 # Do both learn? Half a megabyte of English that every Python has with it, the help on its language, a hundred steps,
 # one seed. What this shows is that the patched model trains, not which one is better: one seed decides nothing.
@@ -265,8 +264,8 @@ print(f"queries {tuple(q.shape)}, keys {tuple(k[:, :2].shape)}")
 
 # %% [markdown]
 # **Cross-attention.** The queries come from one sequence, keys and values from another, of any length; `attn_mask`
-# hides what is padding. The operator takes that as it is. The package's layers attend to their own input, so the
-# module around it is yours:
+# hides what is padding. The operator takes that as it is. The package's `DiffAttention` does it with
+# `context=`; here is the module written by hand:
 
 
 # %%
@@ -311,7 +310,6 @@ print("gradient of λ:", tuple(by_token.grad.shape))
 #   train.
 # - The projections keep their shapes. New are λ and the norm's weight: less than a hundredth of the parameters here.
 # - Windows, packed documents, a cache, grouped queries and cross-attention are arguments or shapes of the same call.
-# - There is no dropout of attention weights, and no ready cross-attention layer.
 #
 # A patched model starts anew: its λ and its pairs of maps have to be trained. For weights that you want to keep, see
 # *A pretrained Llama becomes differential*.

@@ -14,14 +14,14 @@
 # # A pretrained Llama becomes differential
 #
 # Training a model from nothing to try another attention is expensive. Can a Llama that is trained already become
-# differential, without losing what it knows? There are two ways, and both begin at exactly the Llama's outputs: DIFF
-# V2, whose second map starts as a copy of the first, and DEX, whose heads get a correction that starts at 0. A DEX can
-# be folded back into a plain Llama in the end.
+# differential, without losing what it knows? There are two ways, and both begin at the Llama's outputs, up to
+# rounding: DIFF V2, whose second map starts as a copy of the first, and DEX, whose heads get a correction that starts
+# at 0. A DEX can be folded back into a plain Llama in the end.
 #
 # We take a small Llama that we train here for a moment, so that nothing has to be downloaded. With your own
 # checkpoint, replace the folder `llama`; the commands are the same.
 #
-# *Ten minutes to read, two to run on two cores. You need `pip install "diff-transformer[train,serve]"`.*
+# *Ten minutes to read, two to run on two cores. You need `pip install ".[train,serve]"` in a checkout.*
 
 # %% tags=["parameters"]
 LLAMA_STEPS = 120  # of the training that stands for the Llama's past
@@ -184,7 +184,8 @@ assert loss_on_held_out(dex) < first_loss
 # ### Folded back
 #
 # The correction is linear, so it goes into the output projection: $W_O$ becomes $(I - \lambda W_D) W_O$, head by head.
-# What comes out is a Llama with a Llama's files, for every program that runs Llamas: llama.cpp, Ollama, vLLM.
+# What comes out is a Llama with a Llama's files, for every program that runs Llamas. (llama.cpp and
+# Ollama are such programs; here they have not been run.)
 
 # %%
 dex.save_pretrained("llama-dex-trained")

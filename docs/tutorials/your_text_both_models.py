@@ -16,7 +16,7 @@
 # On *your* text, at *your* size: is a Differential Transformer better than a Transformer? This page goes from a folder
 # of text to a verdict with an interval, by one command, and reads with you what the command says.
 #
-# *Ten minutes to read, three to run on two cores. You need `pip install "diff-transformer[train]"`.*
+# *Ten minutes to read, three to run on two cores. You need `pip install ".[train]"` in a checkout.*
 
 # %% tags=["parameters"]
 TEXT = None  # a folder of yours with .txt, .jsonl or .parquet files

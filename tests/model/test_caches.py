@@ -310,3 +310,10 @@ def test_a_window_in_both_directions(kind: str, make: Any, tokens: Any, check: A
         with torch.no_grad():
             logits = model(inputs, is_causal=False, use_cache=False).logits
             check(logits, model(inputs, attention_mask=near, use_cache=False).logits)
+
+
+def test_whether_it_is_causal_may_be_left_open(kind: str, make: Any, tokens: Any) -> None:
+    """``is_causal=None`` is what a caller passes on that has no opinion."""
+    inputs, model = tokens(length=7), make(kind)
+    with torch.no_grad():
+        assert torch.equal(model(inputs, is_causal=None).logits, model(inputs).logits)

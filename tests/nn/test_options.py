@@ -157,6 +157,10 @@ def test_what_does_not_go_with_another_sequence(kind: str, build: Any, inputs: A
         module(x, context=x[..., :10])
     with pytest.raises(ValueError, match=r"context must be given where its width is another one \(10\)"):
         build(kind, context_size=10)(x)
+    keys, values = module.project_context(x)
+    for wrong in ((x, x), x[:1], (keys[:1], values[:1]), (keys, values[..., :1])):
+        with pytest.raises(ValueError, match="context must be of the batch 2"):
+            module(x, context=wrong)
     with pytest.raises(ValueError, match="context_size must be 1 or more, got 0"):
         build(kind, context_size=0)
 

@@ -260,7 +260,9 @@ def operator_attention_forward(
         weights (B, A, N, S) with ``output_attentions``, else None.
     """
     n, s = query.shape[2], key.shape[2]
-    is_causal = attention_mask is None and n > 1 and kwargs.get("is_causal", getattr(module, "is_causal", True))
+    wanted = kwargs.get("is_causal")  # None, as transformers passes on what a caller leaves open, is the layer's own
+    wanted = getattr(module, "is_causal", True) if wanted is None else wanted
+    is_causal = attention_mask is None and n > 1 and wanted
     if is_causal and s > n:
         # transformers leaves the mask out here only while filling an empty static cache, whose later slots are unused.
         key, value = key[:, :, :n], value[:, :, :n]

@@ -117,6 +117,16 @@ class Attention(nn.Module):
         """(B, N, D) → queries (B, N, heads of W_Q, d), and keys and values as they are cached, (B, heads, N, width)."""
         return self._queries(hidden_states, position_embeddings), *self._cached(hidden_states, position_embeddings)
 
+    def _check_context(self, hidden_states: Tensor, keys: Tensor, values: Tensor) -> None:
+        heads = self.k_proj.out_features // self.cache_width
+        fit = keys.dim() == 4 and keys.shape == values.shape
+        if not fit or (keys.shape[0], keys.shape[1], keys.shape[3]) != (len(hidden_states), heads, self.cache_width):
+            raise ValueError(
+                f"context must be of the batch {len(hidden_states)}, or the keys and values that project_context makes "
+                f"of it, ({len(hidden_states)}, {heads}, S, {self.cache_width}) each, got {tuple(keys.shape)} and "
+                f"{tuple(values.shape)}."
+            )
+
     def project_context(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Another sequence (B, S, ``context_size``) → its keys and values, (B, heads, S, width) each.
 
@@ -177,6 +187,7 @@ class Attention(nn.Module):
             _check_cross_attention(position_embeddings, is_causal, cache)
             queries = self._queries(hidden_states, None)
             keys, values = self.project_context(context) if isinstance(context, Tensor) else context
+            self._check_context(hidden_states, keys, values)
         elif self.k_proj.in_features != self.q_proj.in_features:
             raise ValueError(f"context must be given where its width is another one ({self.k_proj.in_features}).")
         else:

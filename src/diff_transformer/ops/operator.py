@@ -86,7 +86,7 @@ def diff_attention(
         TypeError: an argument that is no tensor where one is needed.
     """
     q = _joined(q)
-    if cu_seqlens is None and dropout_p == 0.0:
+    if cu_seqlens is None and type(dropout_p) is float and dropout_p == 0.0:
         out = attend_few(backend, q, k, v, lam, attn_mask, is_causal, scale, window, norm_weight, norm_eps, norm_scale)
         if out is not None:
             return out

@@ -148,6 +148,9 @@ def named(value: Any) -> str:
         ({"scale": math.inf}, "scale must be"),
         ({"scale": True}, "scale must be"),
         ({"window": 0}, "window must be"),
+        ({"window": -(1 << 63) - 1}, "window must be"),
+        ({"dropout_p": False}, "dropout_p must be"),
+        ({"norm_eps": -1.0}, "norm_eps must be"),
         ({"norm_weight": torch.ones(8)}, "norm_weight must be"),
         ({"norm_weight": torch.ones(16), "norm_eps": -1.0}, "norm_eps must be"),
         ({"norm_weight": torch.ones(16), "norm_scale": math.nan}, "norm_scale must be"),
@@ -182,7 +185,8 @@ def test_other_requests_take_the_usual_way(changes: dict[str, Any], answers: lis
     torch.testing.assert_close(out, due)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
 def test_gradients_transformations_and_traces_take_the_usual_way(answers: list[Tensor | None]) -> None:
     """Whatever follows what the operator computes, rather than its values."""
     arguments = request()
@@ -196,10 +200,11 @@ def test_gradients_transformations_and_traces_take_the_usual_way(answers: list[T
             assert diff_attention(q, **arguments).dtype == torch.bfloat16
         with FlopCounterMode(display=False):
             counted = diff_attention(q, **arguments)
+        traced = torch.jit.trace(lambda x: diff_attention(x, **arguments), (q,), check_trace=False)
         graph = make_fx(lambda x: diff_attention(x, **arguments))(q)
     assert answers == [None] * len(answers)
     assert tangent.abs().sum() > 0
-    for out in (mapped, counted, graph(q)):
+    for out in (mapped, counted, graph(q), traced(q)):
         torch.testing.assert_close(out, plain)
 
 

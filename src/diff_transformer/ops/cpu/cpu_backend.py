@@ -1,6 +1,7 @@
 """Makes the fused CPU kernel a backend, whose operators autograd and torch.compile know once they are loaded."""
 
 import functools
+import math
 import os
 import platform
 import threading
@@ -97,7 +98,7 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, lam: Tensor, *_: Any) -> tupl
 def _nobody_traces() -> bool:
     if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
         return False
-    return torch._C._len_torch_dispatch_stack() == 0
+    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._get_tracing_state() is None
 
 
 def attend_few(
@@ -124,9 +125,13 @@ def attend_few(
         return None
     tensors = (q, k, v, lam, q if attn_mask is None else attn_mask, q if norm_weight is None else norm_weight)
     numbers = (0.0 if scale is None else scale, norm_eps, norm_scale)
-    if not all(isinstance(x, Tensor) for x in tensors) or not all(type(x) is float for x in numbers):
+    if not all(isinstance(x, Tensor) for x in tensors):
         return None
-    if type(is_causal) is not bool or not (window is None or type(window) is int):
+    if not all(type(x) is float and math.isfinite(x) for x in numbers):
+        return None
+    if norm_eps < 0.0 or (window is not None and (type(window) is not int or window < 1)):
+        return None
+    if type(is_causal) is not bool:
         return None
     if window is not None:
         window = min(window, WIDEST_WINDOW)
