@@ -1,14 +1,6 @@
 """Gives the modules that own parameters; each is usable alone in somebody's own model. Needs torch alone."""
 
-from diff_transformer.nn.attention import (
-    Attention,
-    DiffAttention,
-    DiffAttentionV2,
-    DifferentialAttention,
-    GroupedDiffAttention,
-    KeyValueCache,
-    SoftmaxAttention,
-)
+from diff_transformer.nn.attention import Attention, KeyValueCache, SoftmaxAttention
 from diff_transformer.nn.dex import (
     AnnealedLambda,
     DexAttention,
@@ -16,6 +8,12 @@ from diff_transformer.nn.dex import (
     annealed_lambda,
     fold_output,
     set_dex_progress,
+)
+from diff_transformer.nn.differential import (
+    DiffAttention,
+    DiffAttentionV2,
+    DifferentialAttention,
+    GroupedDiffAttention,
 )
 from diff_transformer.nn.layers import (
     DecoderLayer,

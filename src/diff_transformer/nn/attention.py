@@ -1,18 +1,18 @@
-"""Computes multi-head differential attention (Equations 2 and 3), in groups, its second version, and the Transformer's.
+"""Computes what all multi-head attentions share, and the Transformer's.
 
-All take the *same* ``num_attention_heads``: that of the Transformer with which they are compared, D / d. Nobody halves
-anything.
+All of them take the *same* ``num_attention_heads``: that of the Transformer with which they are compared, D / d. Nobody
+halves anything.
 """
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diff_transformer.nn.layers import HeadwiseNorm, Lambda, QueryKeyNorm, residual_projection
-from diff_transformer.ops import apply_rotary, diff_attention
+from diff_transformer.nn.layers import HeadwiseNorm, QueryKeyNorm, residual_projection
+from diff_transformer.ops import apply_rotary
 
 
 class KeyValueCache(Protocol):
@@ -225,198 +225,6 @@ class Attention(nn.Module):
     def transform_heads(self, heads: Tensor) -> Tensor:
         """What comes between attention and the output projection: the headwise norm of heads (…, H, dv), if any."""
         return heads if self.head_norm is None else self.head_norm(heads)
-
-
-class DifferentialAttention(Attention):
-    """What all kinds of differential attention share: maps that are subtracted, a λ, one call of the operator."""
-
-    def lambdas(self, hidden_states: Tensor) -> Tensor:
-        """λ, broadcastable to (B, H, N), in float32 at least. Subclasses fill this in."""
-        raise NotImplementedError
-
-    def norm_arguments(self) -> dict[str, Any]:
-        """The operator's arguments for the headwise norm, which it applies itself: none where there is no norm.
-
-        :meth:`transform_heads` is for heads that something else than our operator has computed.
-        """
-        if (norm := self.head_norm) is None:
-            return {}
-        return {"norm_weight": norm(None), "norm_eps": norm.eps, "norm_scale": norm.factor}
-
-    def split_keys(self, keys: Tensor) -> Tensor:
-        """Cached keys (B, H_kv, S, width) → (B, H_kv, width / d, S, d), a view: two keys of a head, or a shared one."""
-        return keys.unflatten(-1, (-1, self.head_dim)).transpose(2, 3)
-
-    def split_queries(self, queries: Tensor) -> Tensor:
-        """Queries (B, N, heads of W_Q, d) → (B, G, r + 1, N, d), as the operator takes them: a view."""
-        return queries.unflatten(2, (-1, self.ratio + 1)).permute(0, 2, 3, 1, 4)
-
-    def attend(
-        self, hidden_states: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        heads = diff_attention(
-            self.split_queries(queries),
-            self.split_keys(keys),
-            values,
-            self.lambdas(hidden_states),
-            is_causal=is_causal,
-            attn_mask=mask,
-            scale=self.scaling,
-            dropout_p=self.dropped,
-            **self.norm_arguments(),
-        )
-        return heads.transpose(1, 2)
-
-
-class DiffAttention(DifferentialAttention):
-    """Multi-head differential attention, Equations 2 and 3.
-
-    A/2 heads, each with two queries and two keys of width d and a value of width 2d; λ shared by the heads of the
-    layer; headwise RMSNorm times (1 − λ_init) before the output projection. 4d + 2d parameters more than
-    :class:`SoftmaxAttention` of the same arguments.
-
-    The operator applies the norm, fused where its kernel can: ``head_norm`` provides its weight alone.
-
-    Args: as :class:`Attention`, and
-        lambda_init: "schedule" for 0.8 − 0.6·exp(−0.3·(l − 1)), or one constant.
-        headwise_norm: False (the ablation of Table 6) leaves the norm out, and the factor, which belongs to it.
-    """
-
-    pairs_kv_heads = True
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_attention_heads: int,
-        layer: int,
-        num_key_value_heads: int | None = None,
-        head_dim: int | None = None,
-        lambda_init: float | str = "schedule",
-        norm_eps: float = 1e-5,
-        headwise_norm: bool = True,
-        *,
-        bias: bool = False,
-        qk_norm: bool = False,
-        output_gate: bool = False,
-        dropout: float = 0.0,
-        context_size: int | None = None,
-    ) -> None:
-        options = {"bias": bias, "qk_norm": qk_norm, "output_gate": output_gate}
-        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim
-        super().__init__(*sizes, norm_eps, dropout=dropout, context_size=context_size, **options)
-        self.lam = Lambda(self.head_dim, layer, lambda_init)
-        if headwise_norm:
-            self.head_norm = HeadwiseNorm(2 * self.head_dim, self.lam.lambda_init, norm_eps)
-
-    def lambdas(self, hidden_states: Tensor) -> Tensor:
-        """λ of the layer, a float32 scalar: the same for every token."""
-        return self.lam()
-
-
-class GroupedDiffAttention(DifferentialAttention):
-    """Grouped differential attention (arXiv 2510.06949): r signal heads share the noise map that is subtracted.
-
-    The A query heads fall into G groups of r signal heads and one noise head, A = (r + 1)·G, so that r = 1 is
-    :class:`DiffAttention`. Keys and values are pairs of the Transformer's heads, as there: two keys of width d and a
-    value of width 2d, for one group or more. λ is shared by the heads of the layer, and each of the r·G heads is
-    normalised. W_O reads r·G heads of 2d, more than the Transformer's where r > 1.
-
-    Args: as :class:`Attention`, and
-        num_noise_heads: G.
-        num_key_value_heads: twice the pairs of keys, of whose number G is a multiple; 2G, a pair to a group, unless
-            given.
-        token_lambda: True makes λ of each signal head and token a projection, sigmoid(X W_λ), as in
-            :class:`DiffAttentionV2`. There is no λ_init then, and the factor of the headwise norm is 1.
-        lambda_init, headwise_norm: as :class:`DiffAttention`.
-    """
-
-    pairs_kv_heads = True
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_attention_heads: int,
-        layer: int,
-        num_key_value_heads: int | None = None,
-        head_dim: int | None = None,
-        lambda_init: float | str = "schedule",
-        norm_eps: float = 1e-5,
-        headwise_norm: bool = True,
-        *,
-        num_noise_heads: int,
-        token_lambda: bool = False,
-        bias: bool = False,
-        qk_norm: bool = False,
-        output_gate: bool = False,
-        dropout: float = 0.0,
-        context_size: int | None = None,
-    ) -> None:
-        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim, norm_eps
-        super().__init__(
-            *sizes,
-            num_noise_heads=num_noise_heads,
-            bias=bias,
-            qk_norm=qk_norm,
-            output_gate=output_gate,
-            dropout=dropout,
-            context_size=context_size,
-        )
-        self.ratio = num_attention_heads // num_noise_heads - 1
-        self.token_lambda, constant = token_lambda, 0.0
-        if token_lambda:
-            self.lambda_proj = nn.Linear(hidden_size, num_attention_heads - num_noise_heads, bias=False)
-        else:
-            self.lam = Lambda(self.head_dim, layer, lambda_init)
-            constant = self.lam.lambda_init
-        if headwise_norm:
-            self.head_norm = HeadwiseNorm(2 * self.head_dim, constant, norm_eps)
-
-    def lambdas(self, hidden_states: Tensor) -> Tensor:
-        """λ of the layer, a float32 scalar, or of each signal head and token, (B, r·G, N)."""
-        return token_lambdas(self.lambda_proj(hidden_states)) if self.token_lambda else self.lam()
-
-
-class DiffAttentionV2(DifferentialAttention):
-    """DIFF V2 (the authors, January 2026): A heads with two queries each over *shared* keys and values of width d.
-
-    λ = sigmoid(X W_λ), one for each token and head; no headwise norm, no λ_init. W_Q is twice as large as the
-    Transformer's, the cache is the same. Both queries of a head use the key/value head of its group. The arguments are
-    those of :class:`Attention`.
-    """
-
-    queries_per_head = 2
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_attention_heads: int,
-        layer: int,
-        num_key_value_heads: int | None = None,
-        head_dim: int | None = None,
-        norm_eps: float = 1e-5,
-        headwise_norm: bool = False,
-        *,
-        bias: bool = False,
-        qk_norm: bool = False,
-        output_gate: bool = False,
-        dropout: float = 0.0,
-        context_size: int | None = None,
-    ) -> None:
-        options = {"bias": bias, "qk_norm": qk_norm, "output_gate": output_gate}
-        sizes = hidden_size, num_attention_heads, layer, num_key_value_heads, head_dim
-        super().__init__(*sizes, norm_eps, dropout=dropout, context_size=context_size, **options)
-        self.lambda_proj = nn.Linear(hidden_size, num_attention_heads, bias=False)
-        if headwise_norm:
-            self.head_norm = HeadwiseNorm(self.head_dim, 0.0, norm_eps)
-
-    def lambdas(self, hidden_states: Tensor) -> Tensor:
-        """λ of each head and token, (B, A, N), in float32 at least."""
-        return token_lambdas(self.lambda_proj(hidden_states))
-
-
-def token_lambdas(logits: Tensor) -> Tensor:
-    """Logits X W_λ (B, N, heads) → λ of each head and token, (B, heads, N), in float32 at least."""
-    return torch.sigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32))).transpose(1, 2)
 
 
 class SoftmaxAttention(Attention):
