@@ -5,7 +5,8 @@
 
 Each case types a text that the explorer has not seen, and waits. "numbers" is the first answer (next token, loss, KL),
 "grid" the answer with the pictures and numbers of all heads, "map" one head in full with its size on the way to the
-page: these three without a browser. "page" is from typing until the browser has every answer of both models and rests.
+page: these three without a browser. "grid on the page" is from typing until the page shows the heads of the
+differential model, and "both grids" until it shows those of the other one, too. The page waits .35 s for more typing.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import torch
 import transformers
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
+from diff_transformer.brief_threads import in_brief_thread
 from diff_transformer.cli.explored_checkpoints import build_explorer, shipped_pairs
 from diff_transformer.explorer import Example, ExploredModel, Explorer, Side, WordVocabulary
 from diff_transformer.explorer.server import ExplorerServer
@@ -33,13 +36,15 @@ from diff_transformer.storage.files import write_atomically
 
 VOCABULARY = 257  # of the models with random weights: the multiply-adds of a large one have no part in the limits
 PICTURE_SIDE = 32
-# The time, in ms, at which the browser had its last answer or its last long task ended.
-RESTS = """() => Math.max(0, ...performance.getEntriesByType("resource").map(entry => entry.responseEnd),
-                          ...(window.longTasks || []))"""
-WATCH = """window.longTasks = [];
-new PerformanceObserver(list => {
-  for (const entry of list.getEntries()) window.longTasks.push(entry.startTime + entry.duration);
-}).observe({ type: "longtask", buffered: true });"""
+# The time in ms, and from now on in `shown` that at which each grid of heads was finished last, 0 while it is not.
+WATCH = """() => {
+  const grids = [...document.querySelectorAll("[role=grid]")];
+  window.shown = grids.map(() => 0);
+  grids.forEach((grid, number) => new MutationObserver(() => {
+    window.shown[number] = grid.getAttribute("aria-busy") === "false" ? performance.now() : 0;
+  }).observe(grid, { attributes: true, attributeFilter: ["aria-busy"] }));
+  return performance.now();
+}"""
 
 
 @dataclass
@@ -97,8 +102,13 @@ def timed(ask: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, answer
 
 
-def measure_answers(case: Case, explorer: Explorer, number: int) -> None:
-    """The times of the three questions, of a text that is new."""
+def measure_answers(case: Case, explorer: Explorer, rounds: int) -> None:
+    """The times of the three questions, each time of a text that is new."""
+    for number in range(rounds):
+        measure_text(case, explorer, number)
+
+
+def measure_text(case: Case, explorer: Explorer, number: int) -> None:
     question = {"text": text_of(explorer, case.length, number)}
     heads = explorer.sides["left"].model.heads
     seconds = {}
@@ -128,12 +138,11 @@ def page_of(explorer: Explorer) -> Iterator[Any]:
             browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.set_default_timeout(600_000)
-            page.add_init_script(WATCH)
             asked: Counter[str] = Counter()
             for event in ("request", "requestfinished"):
                 page.on(event, lambda _, event=event: asked.update([event]))
             page.goto(server.address)
-            rested(page, asked)
+            wait_for_rest(page, asked)
             yield page, asked
             browser.close()
     finally:
@@ -141,23 +150,24 @@ def page_of(explorer: Explorer) -> Iterator[Any]:
         thread.join()
 
 
-def rested(page: Any, asked: Counter[str]) -> float:
-    """Waits until all that was asked is answered and nothing more is asked for a while; the time of the end in ms."""
+def wait_for_rest(page: Any, asked: Counter[str]) -> None:
+    """Until all that was asked is answered and nothing more is asked for a while."""
     quiet = 0
     while quiet < 20:
         page.wait_for_timeout(50)
         quiet = quiet + 1 if 0 < asked["request"] == asked["requestfinished"] else 0
-    return float(page.evaluate(RESTS))
 
 
 def measure_page(case: Case, explorer: Explorer, page: Any, asked: Counter[str], number: int) -> None:
     text = text_of(explorer, case.length, number)
-    page.evaluate("() => { performance.clearResourceTimings(); window.longTasks.length = 0 }")
-    asked.clear()
-    start = page.evaluate("() => performance.now()")
+    start = page.evaluate(WATCH)
     page.fill("textarea", text)
-    page.wait_for_function(f"() => document.querySelectorAll('.flow .token').length === {case.length}")
-    case.times.setdefault("page", []).append((rested(page, asked) - start) / 1000)
+    shown = "words => document.querySelector('.flow').textContent.replaceAll(/\\s/g, '') === words"
+    page.wait_for_function(shown, arg="".join(text.split()))
+    page.wait_for_function("() => window.shown.every(time => time)")
+    wait_for_rest(page, asked)
+    for name, time_shown in zip(("page, grid", "page, both"), page.evaluate("() => window.shown"), strict=True):
+        case.times.setdefault(name, []).append((time_shown - start) / 1000)
 
 
 def main() -> None:
@@ -167,7 +177,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the table there, too")
     settings = parser.parse_args()
     width = settings.width
-    shipped = shipped_pair()
+    shipped = in_brief_thread(shipped_pair)
     length = min(128, shipped.sides["left"].model.most_tokens)
     cases = [
         Case(f"the package's {shipped.sides['left'].model.name}, {length} tokens", lambda: shipped, length, 1.0),
@@ -175,14 +185,13 @@ def main() -> None:
         Case(f"28 × 12 heads of {width // 24}, 512 tokens", lambda: random_pair(28, 12, width, 512), 512, 3.0),
         Case("8 × 4 heads of 64, 2,048 tokens", lambda: random_pair(8, 4, 512, 2048), 2048, None),
     ]
-    columns = ["numbers", "grid", "map", "map, MB", "page"]
-    units = ["numbers, s", "grid, s", "map, s", "map, MB", "page, s"]
+    columns = ["numbers", "grid", "map", "map, MB", "page, grid", "page, both"]
+    units = ["numbers, s", "grid, s", "map, s", "map, MB", "grid on the page, s", "both grids, s"]
     lines = [f"| | {' | '.join(units)} | limit, s |", "|---|" + "---|" * (len(columns) + 1)]
     print("\n".join(lines), flush=True)
     for case in cases:
-        explorer = case.make()
-        for number in range(settings.rounds + 1):
-            measure_answers(case, explorer, number)
+        explorer = in_brief_thread(case.make)
+        in_brief_thread(partial(measure_answers, case, explorer, settings.rounds + 1))
         with page_of(explorer) as opened:
             for number in range(settings.rounds + 1) if opened is not None else ():
                 page, asked = opened

@@ -3,16 +3,17 @@
     python benchmarks/serving_speed.py                    # random weights, 26M parameters; on an idle machine, minutes
     python benchmarks/serving_speed.py --model FOLDER     # a model folder with a tokenizer
 
-Two servers of the same weights in this process answer the same greedy requests through HTTP, in turns, so that a drift
-of the machine meets both alike; the texts of both are compared. Prints a table in Markdown.
+Two servers of the same weights, each a process of its own, answer the same greedy requests through HTTP, in turns, so
+that a drift of the machine meets both alike; the texts of both are compared. Prints a table in Markdown.
 """
 
 import argparse
 import asyncio
-import copy
-import platform
+import re
 import statistics
-import threading
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,18 +22,16 @@ from typing import Any
 
 import openai
 import torch
+import transformers
 
 from diff_transformer import DiffTransformerConfig, DiffTransformerForCausalLM
-from diff_transformer.cli.checkpoints import load_model, load_tokenizer
 from diff_transformer.data import byte_tokenizer
-from diff_transformer.serve.application import make_application
-from diff_transformer.serve.http_server import ModelServer, bound_socket, url_of
-from diff_transformer.serve.served_model import ServedModel
+from diff_transformer.lab.results_files import command_line, device_name
 
 PROMPT_LENGTHS = (8, 40, 120, 240)  # characters
 
 
-def random_model() -> Any:
+def save_random_model(folder: Path) -> None:
     torch.manual_seed(0)
     config = DiffTransformerConfig(
         vocab_size=257,
@@ -42,33 +41,38 @@ def random_model() -> Any:
         num_attention_heads=8,
         max_position_embeddings=512,
     )
-    return DiffTransformerForCausalLM(config).eval()
+    DiffTransformerForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
 
 
 @contextmanager
-def running(served: ServedModel) -> Iterator[str]:
+def running(model: Path, *options: str) -> Iterator[str]:
     """The address of a server, which answers until the block ends."""
-    bound, ready = bound_socket("127.0.0.1", 0), threading.Event()
-    server = ModelServer(make_application(served), served, ready.set)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
-    thread.start()
-    try:
-        ready.wait()
-        yield url_of("127.0.0.1", bound)
-    finally:
-        server.should_exit = True
-        thread.join()
+    command = [sys.executable, "-m", "diff_transformer.cli", "serve", str(model), "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            told = []
+            for line in process.stderr:
+                told.append(line)
+                if ready := re.match(r"Serving \S+ at (\S+) ", line):
+                    yield ready[1]
+                    return
+            raise SystemExit(f"The server has ended: {''.join(told)}")
+        finally:
+            process.terminate()
 
 
 async def answers(url: str, requests: int, at_once: int, tokens: int) -> tuple[float, list[str]]:
     """Tokens per second, and the texts."""
     limit = asyncio.Semaphore(at_once)
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=3600) as client:
+        name = (await client.models.list()).data[0].id
 
         async def one(number: int) -> Any:
             prompt = ("to be, or not to be " * 12)[: PROMPT_LENGTHS[number % len(PROMPT_LENGTHS)]]
             async with limit:
-                return await client.completions.create(model="model", prompt=prompt, max_tokens=tokens, temperature=0)
+                return await client.completions.create(model=name, prompt=prompt, max_tokens=tokens, temperature=0)
 
         start = time.perf_counter()
         given = await asyncio.gather(*map(one, range(requests)))
@@ -86,33 +90,33 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--rounds", type=int, default=3)
     settings = parser.parse_args()
-    model = load_model(settings.model, None) if settings.model else random_model()
-    tokenizer = load_tokenizer(settings.model) if settings.model else byte_tokenizer()
-    plain = ServedModel(copy.deepcopy(model), tokenizer, "model")
-    batched = ServedModel(model, tokenizer, "model", continuous_batching=True)
-    print("| requests at once | one after another, tokens/s | in one batch, tokens/s | ratio | equal texts |")
-    print("|---|---|---|---|---|")
-    with running(plain) as plain_url, running(batched) as batched_url:
-        for at_once in settings.at_once:
-            rates: list[list[float]] = [[], []]
-            texts: list[list[str]] = [[], []]
-            for turn in range(settings.rounds + 1):
-                for place, url in enumerate((plain_url, batched_url)):
-                    rate, texts[place] = asyncio.run(answers(url, settings.requests, at_once, settings.tokens))
-                    if turn:  # the first finds memory
-                        rates[place].append(rate)
-            plain_rate, batched_rate = map(statistics.median, rates)
-            equal = sum(first == second for first, second in zip(*texts, strict=True))
-            print(
-                f"| {at_once} | {plain_rate:.0f} | {batched_rate:.0f} | {batched_rate / plain_rate:.2f} "
-                f"| {equal} of {settings.requests} |",
-                flush=True,
-            )
-    size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    with tempfile.TemporaryDirectory() as folder:
+        model = settings.model or Path(folder) / "model"
+        if settings.model is None:
+            save_random_model(model)
+        print("| requests at once | one after another, tokens/s | in one batch, tokens/s | ratio | equal texts |")
+        print("|---|---|---|---|---|")
+        with running(model) as plain_url, running(model, "--continuous-batching") as batched_url:
+            for at_once in settings.at_once:
+                rates: list[list[float]] = [[], []]
+                texts: list[list[str]] = [[], []]
+                for turn in range(settings.rounds + 1):
+                    for place, url in enumerate((plain_url, batched_url)):
+                        rate, texts[place] = asyncio.run(answers(url, settings.requests, at_once, settings.tokens))
+                        if turn:  # the first finds memory
+                            rates[place].append(rate)
+                plain_rate, batched_rate = map(statistics.median, rates)
+                equal = sum(first == second for first, second in zip(*texts, strict=True))
+                print(
+                    f"| {at_once} | {plain_rate:.0f} | {batched_rate:.0f} | {batched_rate / plain_rate:.2f} "
+                    f"| {equal} of {settings.requests} |",
+                    flush=True,
+                )
+        size = sum(weight.numel() for weight in DiffTransformerForCausalLM.from_pretrained(model).parameters()) / 1e6
     print(
-        f"\n{size:.1f}M parameters, {model.dtype}, {settings.requests} requests of {settings.tokens} tokens, median of "
-        f"{settings.rounds} rounds; {torch.get_num_threads()} threads, {platform.processor() or platform.machine()}, "
-        f"torch {torch.__version__}."
+        f"\n{size:.1f}M parameters in float32, {settings.requests} requests of {settings.tokens} tokens, median of "
+        f"{settings.rounds} rounds; {device_name()}, torch {torch.__version__}, transformers "
+        f"{transformers.__version__}, `{command_line()}`."
     )
 
 

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "storage": set(),
     "suggestions": set(),
     "shipped_models": set(),
+    "brief_threads": set(),
     "text_workers": set(),  # the processes that it starts must load nothing else
     "ops": {"storage"},
     "nn": {"ops"},
@@ -63,8 +64,19 @@ MAY_IMPORT = {
     },
     "vllm_plugin": {"model"},
     "vllm_model": set(),  # vLLM imports it by its name
-    "serve": {"storage"},  # what it is given is a model of transformers
-    "cli": {"storage", "shipped_models", *LIBRARY, "convert", "explorer", "data", "train", "lab", "serve"},
+    "serve": {"storage", "brief_threads"},  # what it is given is a model of transformers
+    "cli": {
+        "storage",
+        "brief_threads",
+        "shipped_models",
+        *LIBRARY,
+        "convert",
+        "explorer",
+        "data",
+        "train",
+        "lab",
+        "serve",
+    },
 }
 # The package itself imports the hook that registers the model with transformers; the rest is for type checkers.
 FOR_TYPES_ALONE = {"diff_transformer"}

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,9 +185,11 @@ def test_the_kernel_is_there_before_it_listens(tmp_path: Path, monkeypatch: pyte
     from diff_transformer.cli import serve_command
 
     happened: list[str] = []
+    loaded_in: list[threading.Thread] = []
 
     def look_for_kernel() -> bool:
         happened.append("kernel")
+        loaded_in.append(threading.current_thread())
         return False
 
     monkeypatch.setattr("diff_transformer.ops.backends.available_to_auto", look_for_kernel)
@@ -199,3 +202,5 @@ def test_the_kernel_is_there_before_it_listens(tmp_path: Path, monkeypatch: pyte
     serve_command.serve(tmp_path, port=0)
     assert happened[0] == "kernel"
     assert happened[-1] == "listens"
+    # Nor does the thread that loads the model slow down the one that generates.
+    assert not any(thread.is_alive() for thread in loaded_in)

@@ -47,6 +47,21 @@ def test_numbers_of_heads(make: Make, monkeypatch: pytest.MonkeyPatch, kind: str
             assert (numbers.pictures[layer, head] - picture).abs().max() <= 1
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (4, 4)])
+def test_pictures_of_ordinary_heads(make: Make, heads: int, kv_heads: int) -> None:
+    """Two are computed at a time, or one where one is asked for; each has the keys of its own group."""
+    model = make("softmax", num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=8)
+    explored = ExploredModel(model, "softmax")
+    trace = explored.trace(TOKENS)
+    pictures = head_numbers.head_numbers(trace, explored.layers, heads, None, 32).pictures
+    for layer, maps in enumerate(attention_maps(model, torch.tensor([TOKENS]))):
+        for head, weights in enumerate(maps.difference[0]):
+            picture = ((weights / weights[3:].max()).clamp(max=1).sqrt() * 127).round()
+            assert (pictures[layer, head] - picture).abs().max() <= 1
+            alone = trace.maps.of(layer, slice(head, head + 1), slice(2, 9)).first
+            torch.testing.assert_close(alone[0], weights[2:9])
+
+
 @pytest.mark.parametrize(("length", "size"), [(150, 16), (97, 32), (64, 64), (33, 32)])
 def test_the_picture_of_a_long_text_has_the_brightest_weight_of_each_pixel(
     make: Make, monkeypatch: pytest.MonkeyPatch, length: int, size: int
@@ -79,7 +94,7 @@ def test_a_picture_keeps_what_is_bright_in_a_pixel() -> None:
     rows[0, 0], rows[1, 1] = 0.25, -1.0
     rows[6, 5], rows[6, 6] = 0.25, 0.5
     rows[4, 4] = 0.125
-    pictures = head_numbers.pictures_of(head_numbers.pooled(rows, 2).unsqueeze(0))
+    pictures = head_numbers.pictures_of(head_numbers.pooled(rows.unsqueeze(0), 2))
     # The scale ends at 0.5, whatever is larger in the first rows.
     assert pictures[0].tolist() == [[-127, 0, 0, 0], [0] * 4, [0, 0, 64, 0], [0, 0, 90, 127]]
     assert not head_numbers.pictures_of(torch.zeros(1, 3, 3)).any()

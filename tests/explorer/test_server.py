@@ -56,6 +56,26 @@ def ask(server: ExplorerServer, name: str, question: Any) -> tuple[int, Any]:
     return status, json.loads(body)
 
 
+def test_one_thread_computes_for_all_questions(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one would slow down the first: brief_threads.py."""
+    computing: set[threading.Thread] = set()
+    answered = Explorer.run
+
+    def run(self: Explorer, question: Any) -> Any:
+        computing.add(threading.current_thread())
+        return answered(self, question)
+
+    monkeypatch.setattr(Explorer, "run", run)
+    with serving(explorer) as server:
+        asking = [threading.Thread(target=ask, args=(server, "run", {"text": TEXT})) for _ in range(6)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+    assert len(computing) == 1
+    computing.pop().join(10)  # it ends with the server
+
+
 def test_the_page_and_its_questions(server: ExplorerServer, explorer: Explorer) -> None:
     status, page, headers = request(server.address)
     assert status == 200

@@ -1,5 +1,6 @@
 """Completions and chats through the `openai` client, one after another and in one batch."""
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from diff_transformer.data import byte_tokenizer
+from diff_transformer.serve.scored_tokens import Scorer
 from running_server import client_of, new_model, new_served, running
 
 PROMPT = "to be, or not"
@@ -206,6 +208,25 @@ def test_logprobs_of_a_prompt_are_those_of_a_forward_pass(client: openai.OpenAI,
     assert all(3 <= len(top) <= 4 or "\N{REPLACEMENT CHARACTER}" in top for top in given.top_logprobs[1:])
     if new:
         assert given.token_logprobs[-1] == pytest.approx(float(rows[-1].max()), abs=1e-10)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_thread_that_has_scored_slows_down_the_one_that_generates(
+    client: openai.OpenAI, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored_in: set[threading.Thread] = set()
+    scored = Scorer.log_probabilities
+
+    def log_probabilities(self: Scorer, *arguments: Any, **settings: Any) -> torch.Tensor:
+        scored_in.add(threading.current_thread())
+        return scored(self, *arguments, **settings)
+
+    monkeypatch.setattr(Scorer, "log_probabilities", log_probabilities)
+    answer = complete(client, max_tokens=4, logprobs=1, stream=stream)
+    if stream:
+        assert list(answer)
+    assert scored_in
+    assert not any(thread.is_alive() for thread in scored_in)
 
 
 def test_logprobs_of_new_tokens(client: openai.OpenAI, alone: Callable[..., str]) -> None:

@@ -78,12 +78,16 @@ export function App({ data, source, root }) {
     useEffect(() => {
       if (!view.text.trim()) return;
       const size = models[side].layers * models[side].heads > 64 ? PICTURE.many : PICTURE.few;
+      const wait = (waitsForHeads) => setRuns((now) => ({ ...now, [side]: now[side] && { ...now[side], waitsForHeads } }));
+      wait(true);
       latest[side].run.ask(async () => {
         try {
+          // The models run one at a time: the differential one's heads come first.
+          if (side === "right") await latest.left.run.answered;
           const quick = await source.run(run);
           setRefusal((now) => (now?.side === side ? null : now));
           // The pictures of the heads before stay until there are new ones.
-          setRuns((now) => ({ ...now, [side]: { heads: now[side]?.heads, ...quick } }));
+          setRuns((now) => ({ ...now, [side]: { heads: now[side]?.heads, ...quick, waitsForHeads: !quick.heads } }));
           if (latest[side].run.waits || quick.heads) return;
           const whole = await source.run({ ...run, picture: size });
           setRuns((now) => ({ ...now, [side]: whole }));
@@ -97,6 +101,7 @@ export function App({ data, source, root }) {
             change({ right: { layer: Math.min(first.layer, layers), head: Math.min(first.head, heads) } });
           }
         } catch (error) {
+          wait(false);
           setRefusal({ side, message: error.message });
         }
       });
@@ -107,6 +112,7 @@ export function App({ data, source, root }) {
       if (!view.text.trim()) return;
       latest[side].map.ask(async () => {
         try {
+          if (side === "right") await latest.left.run.answered;
           const { append, ...base } = asked;
           const key = JSON.stringify([base, head]);
           const before = shownMaps.current[side];
@@ -147,10 +153,19 @@ export function App({ data, source, root }) {
     return () => removeEventListener("hashchange", follow);
   }, []);
 
-  const choose = (side) => (place) => {
-    isChosen.current[side] = true;
-    change({ [side]: place });
-  };
+  // Hundreds of heads are compared with what the page shows where they have changed, and not at every hovered token.
+  const grids = sides.map((side) => {
+    const { heads, waitsForHeads } = runs[side] ?? {};
+    const { layer, head } = view[side];
+    return useMemo(() => {
+      const choose = (place) => {
+        isChosen.current[side] = true;
+        change({ [side]: place });
+      };
+      return html`<${HeadGrid} key=${side} side=${side} model=${models[side]} heads=${heads} isBusy=${!heads || Boolean(waitsForHeads)} chosen=${{ layer, head }}
+        theme=${theme} onChoose=${choose} />`;
+    }, [heads, waitsForHeads, layer, head, theme]);
+  });
   const setLambdas = (lambdas) => change({ lambdas });
 
   return html`
@@ -181,10 +196,7 @@ export function App({ data, source, root }) {
       <div class="pictures">
         <${HeadView} models=${models} runs=${runs} maps=${maps} view=${view} theme=${theme} row=${row} hovered=${hovered}
           shared=${data.shared_vocabulary} onHover=${setHovered} onChange=${change} live=${source.live} hasAddress=${source.hasAddress} />
-        <div class="grids">
-          ${sides.map((side) => html`<${HeadGrid} key=${side} side=${side} model=${models[side]} run=${runs[side]}
-              chosen=${view[side]} theme=${theme} onChoose=${choose(side)} />`)}
-        </div>
+        <div class="grids">${grids}</div>
       </div>
     </main>
     <footer>

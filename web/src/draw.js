@@ -37,6 +37,23 @@ export function paintMap(canvas, weights, length, scale, theme, most = 640) {
   paint(canvas, Uint16Array.from(extremes, (weight) => indexOf(weight, scale)), side, theme);
 }
 
+// The pictures of all heads on one canvas behind the grid, each where its element is: a canvas for each of hundreds of
+// heads takes the browser seconds to show. `elements` come layer by layer.
+export function paintPictures(canvas, elements, pictureOf, side, theme) {
+  const frame = canvas.parentElement.getBoundingClientRect();
+  const ratio = devicePixelRatio;
+  [canvas.width, canvas.height] = [Math.ceil(frame.width * ratio), Math.ceil(frame.height * ratio)];
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  const one = document.createElement("canvas");
+  elements.forEach((element, index) => {
+    const box = element.getBoundingClientRect();
+    paintPicture(one, pictureOf(index), side, theme);
+    const place = [box.left - frame.left, box.top - frame.top, box.width, box.height];
+    context.drawImage(one, ...place.map((length) => Math.round(length * ratio)));
+  });
+}
+
 // The small pictures come from the server as ±127 · √(weight / scale).
 export function paintPicture(canvas, picture, side, theme) {
   paint(canvas, Uint16Array.from(picture, (value) => 255 + Math.round((255 * value) / 127)), side, theme);

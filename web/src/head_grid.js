@@ -2,30 +2,28 @@
 import { html } from "htm/preact";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { fromBase64 } from "./decode.js";
-import { paintPicture } from "./draw.js";
+import { paintPictures } from "./draw.js";
 import { saveGrid } from "./save.js";
 import { SaveButtons } from "./save_buttons.js";
+import { useWidth } from "./use_width.js";
 import { percent, place } from "./words.js";
-
-function Picture({ picture, side, theme }) {
-  const canvas = useRef(null);
-  useEffect(() => {
-    if (picture) paintPicture(canvas.current, picture, side, theme);
-  }, [picture, side, theme]);
-  return html`<canvas ref=${canvas} width="8" height="8" aria-hidden="true"></canvas>`;
-}
 
 const KEYS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
 
-export function HeadGrid({ side, model, run, chosen, theme, onChoose }) {
+export function HeadGrid({ side, model, heads, isBusy, chosen, theme, onChoose }) {
   const grid = useRef(null);
-  const heads = run?.heads;
+  const canvas = useRef(null);
+  const [frame, width] = useWidth();
   const pictures = useMemo(() => {
     if (!heads) return null;
     const all = typeof heads.pictures === "string" ? new Int8Array(fromBase64(heads.pictures)) : heads.pictures;
     const size = heads.picture_size ** 2;
-    return (layer, head) => all.subarray(((layer - 1) * model.heads + head - 1) * size, ((layer - 1) * model.heads + head) * size);
+    return (index) => all.subarray(index * size, (index + 1) * size);
   }, [heads?.pictures]);
+  useEffect(() => {
+    if (!pictures) return;
+    paintPictures(canvas.current, frame.current.querySelectorAll(".picture"), pictures, heads.picture_size, theme);
+  }, [pictures, theme, width]);
 
   const move = (event) => {
     const step = KEYS[event.key];
@@ -58,8 +56,9 @@ export function HeadGrid({ side, model, run, chosen, theme, onChoose }) {
           <${SaveButtons} disabled=${!heads} onSave=${(kind) => saveGrid(model, heads, pictures, theme, kind)} />
         </span>
       </div>
-      <div class="scroll">
-        <div class="grid" role="grid" aria-label=${`Heads of ${model.name}`} ref=${grid} onKeyDown=${move}
+      <div class="scroll"><div class="sheet" ref=${frame}>
+        <canvas ref=${canvas} width="8" height="8" aria-hidden="true"></canvas>
+        <div class="grid" role="grid" aria-label=${`Heads of ${model.name}`} aria-busy=${isBusy} ref=${grid} onKeyDown=${move}
           style=${`--heads:${model.heads};--thumb:${dense ? 44 : model.heads > 4 ? 92 : 124}px`}>
           ${range(model.layers).map((layer) => html`
             <div class="grid-row" role="row" key=${layer}>
@@ -70,7 +69,7 @@ export function HeadGrid({ side, model, run, chosen, theme, onChoose }) {
                   <button type="button" role="gridcell" key=${head} class=${`head ${isChosen ? "chosen" : ""}`}
                     aria-selected=${isChosen} tabindex=${isChosen ? 0 : -1} data-head=${place(layer, head)}
                     aria-label=${describe(layer, head)} title=${describe(layer, head)} onClick=${() => onChoose({ layer, head })}>
-                    <${Picture} picture=${pictures?.(layer, head)} side=${heads?.picture_size} theme=${theme} />
+                    <span class="picture"></span>
                     ${!dense && html`<span class="numbers" aria-hidden="true">
                       ${removed(layer, head) !== undefined && html`<span>${removed(layer, head) > 0.005 ? "−" : ""}${percent(removed(layer, head))}</span>`}
                       ${onAnswer(layer, head) !== undefined && html`<span class="on-answer">◎ ${percent(onAnswer(layer, head))}</span>`}
@@ -81,7 +80,7 @@ export function HeadGrid({ side, model, run, chosen, theme, onChoose }) {
               })}
             </div>`)}
         </div>
-      </div>
+      </div></div>
       <p class="quiet">
         Rows are layers, the first on top.
         ${model.subtracts && (dense ? " The bar is the share of A₁ that the subtraction removes." : " −n %: the share of A₁ that the subtraction removes.")}

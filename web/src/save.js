@@ -93,7 +93,7 @@ export function gridSvg(model, heads, pictures, theme) {
     for (let head = 1; head <= model.heads; head++) {
       const x = 44 + (head - 1) * (side + 8);
       const canvas = document.createElement("canvas");
-      paintPicture(canvas, pictures(layer, head), heads.picture_size, theme);
+      paintPicture(canvas, pictures((layer - 1) * model.heads + head - 1), heads.picture_size, theme);
       parts.push(picture(canvas, x, y, side));
       if (side > 60) {
         const removed = heads.removed?.[layer - 1][head - 1];

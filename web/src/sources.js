@@ -41,6 +41,9 @@ export class Latest {
   #busy = false;
   #waiting = null;
 
+  // The question that is asked now, as a promise.
+  answered = Promise.resolve();
+
   // `work` is an async function; it is not called where a later one comes first.
   ask(work) {
     if (this.#busy) {
@@ -48,7 +51,7 @@ export class Latest {
       return;
     }
     this.#busy = true;
-    work().finally(() => {
+    this.answered = work().finally(() => {
       this.#busy = false;
       const next = this.#waiting;
       this.#waiting = null;

@@ -60,9 +60,10 @@ def explore(
         console.print_line(f"{output} shows the maps without a server or a network.")
         return
 
+    from diff_transformer.brief_threads import in_brief_thread
     from diff_transformer.explorer.server import ExplorerServer
 
-    explorers = {name: build_explorer(*pair, text, device) for name, pair in pairs.items()}
+    explorers = in_brief_thread(lambda: {name: build_explorer(*pair, text, device) for name, pair in pairs.items()})
     server = ExplorerServer(explorers, host or LOOPBACK, port or 0)
     console.print_line(server.address)
     console.messages().print("Ctrl-C ends it.", markup=False)

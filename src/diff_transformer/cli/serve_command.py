@@ -60,18 +60,21 @@ def serve(
     if checkpoint is None:
         checkpoint = shipped_language_model()
     with bound_socket(host, port) as bound:
+        from diff_transformer.brief_threads import in_brief_thread
         from diff_transformer.cli.checkpoints import find_checkpoint, load_model, load_tokenizer
         from diff_transformer.serve.application import make_application
         from diff_transformer.serve.served_model import ServedModel
 
         folder = find_checkpoint(checkpoint)
-        served = ServedModel(
-            load_model(folder, device),
-            load_tokenizer(folder),
-            name or _name_of(folder),
-            aliases=(str(checkpoint), str(folder)),
-            continuous_batching=continuous_batching,
-            cache_tokens=cache_tokens,
+        served = in_brief_thread(
+            lambda: ServedModel(
+                load_model(folder, device),
+                load_tokenizer(folder),
+                name or _name_of(folder),
+                aliases=(str(checkpoint), str(folder)),
+                continuous_batching=continuous_batching,
+                cache_tokens=cache_tokens,
+            )
         )
         ready = f"Serving {served.name} at {url_of(host, bound)} (Ctrl-C stops it)."
         server = ModelServer(

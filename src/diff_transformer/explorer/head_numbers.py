@@ -65,19 +65,25 @@ class HeadNumbers:
 
 def head_numbers(trace: Trace, layers: int, heads: int, answer: Answer | None, size: int) -> HeadNumbers:
     """Measure all heads of a trace. ``size`` is the side of a picture in pixels at most."""
-    each = [_measured(trace, layer, head, size) for layer in range(layers) for head in range(heads)]
+    # Two heads of ordinary attention have as many maps as a differential one.
+    together = 2 if trace.lambdas is None else 1
+    each = [
+        _measured(trace, layer, slice(head, min(head + together, heads)), size)
+        for layer in range(layers)
+        for head in range(0, heads, together)
+    ]
     shape = (layers, heads)
-    pictures = pictures_of(torch.stack([extremes for _, extremes in each]))
+    pictures = pictures_of(torch.cat([extremes for _, extremes in each]))
     removed = [removed for removed, _ in each if removed is not None]
     return HeadNumbers(
-        removed=torch.stack(removed).view(shape) if removed else None,
+        removed=torch.cat(removed).view(shape) if removed else None,
         on_answer=None if answer is None else answer_shares(trace.maps, layers, answer),
         pictures=pictures.unflatten(0, shape),
     )
 
 
-def _measured(trace: Trace, layer: int, head: int, size: int) -> tuple[Tensor | None, Tensor]:
-    """What the subtraction removes, a scalar, and the pooled map (P, P) of one head.
+def _measured(trace: Trace, layer: int, heads: slice, size: int) -> tuple[Tensor | None, Tensor]:
+    """What the subtraction removes from some heads, (H,), and their pooled maps (H, P, P).
 
     Some rows at a time: what fits into the processor's cache takes half the time.
     """
@@ -86,12 +92,12 @@ def _measured(trace: Trace, layer: int, head: int, size: int) -> tuple[Tensor | 
     rows = pixel * max(1, _WEIGHTS_AT_ONCE // (pixel * length))
     removed, extremes = [], []
     for start in range(0, length, rows):
-        maps = trace.maps.of(layer, slice(head, head + 1), slice(start, min(length, start + rows)))
-        difference = maps.difference[0]
+        maps = trace.maps.of(layer, heads, slice(start, min(length, start + rows)))
+        difference = maps.difference
         extremes.append(pooled(difference, pixel).cpu())
         if maps.second is not None:
-            removed.append(removed_weight(maps.first[0], difference).cpu())
-    return torch.cat(removed).mean() if removed else None, torch.cat(extremes)
+            removed.append(removed_weight(maps.first, difference).cpu())
+    return torch.cat(removed, dim=1).mean(1) if removed else None, torch.cat(extremes, dim=1)
 
 
 def removed_weight(first: Tensor, difference: Tensor) -> Tensor:
@@ -115,14 +121,15 @@ def answer_shares(maps: Maps, layers: int, answer: Answer) -> Tensor:
 
 
 def pooled(rows: Tensor, pixel: int) -> Tensor:
-    """(R, N) → (⌈R / pixel⌉, ⌈N / pixel⌉): of each pixel × pixel weights the one of largest size, with its sign.
+    """(H, R, N) → (H, ⌈R / pixel⌉, ⌈N / pixel⌉): of each pixel × pixel weights the one of largest size, with its sign.
 
     A mean would hide the single bright token that a head looks at.
     """
-    high, wide = (-(-count // pixel) for count in rows.shape)
-    padded = torch.nn.functional.pad(rows, (0, wide * pixel - rows.shape[1], 0, high * pixel - rows.shape[0]))
-    blocks = padded.view(high, pixel, wide, pixel)
-    highest, lowest = blocks.amax(1).amax(-1), blocks.amin(1).amin(-1)
+    count, *size = rows.shape
+    high, wide = (-(-side // pixel) for side in size)
+    padded = torch.nn.functional.pad(rows, (0, wide * pixel - size[1], 0, high * pixel - size[0]))
+    blocks = padded.view(count, high, pixel, wide, pixel)
+    highest, lowest = blocks.amax(2).amax(-1), blocks.amin(2).amin(-1)
     return torch.where(highest >= -lowest, highest, lowest)
 
 

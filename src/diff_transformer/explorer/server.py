@@ -1,15 +1,16 @@
 """Serves the page and answers its questions on this machine alone, to who knows the token in the address."""
 
+import asyncio
 import json
 import secrets
 import socket
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -28,12 +29,15 @@ _HEADERS = {
 }
 
 
-def make_app(explorers: Mapping[str, Explorer], token: str, hosts: tuple[str, ...] | None = _LOOPBACK) -> Starlette:
+def make_app(
+    explorers: Mapping[str, Explorer], token: str, thread: Executor, hosts: tuple[str, ...] | None = _LOOPBACK
+) -> Starlette:
     """The server's application.
 
     Args:
         explorers: what answers, by the name in the address of its page. Each page links to the others.
         token: what the address begins with; any other address is answered as one that does not exist.
+        thread: the one thread that computes, for `diff_transformer.brief_threads` says why there is no other.
         hosts: names that the browser may call this server by; None for any. A page of somebody else, whose name is
             made to lead here, uses its own.
     """
@@ -60,7 +64,7 @@ def make_app(explorers: Mapping[str, Explorer], token: str, hosts: tuple[str, ..
             ask = explorer.questions.get(request.path_params["question"])
             if ask is None:
                 raise HTTPException(404)
-            return await _answered(ask, request)
+            return await _answered(ask, request, thread)
 
         path = _path("{token}", name)
         return [Route(path, show, methods=["GET"]), Route(f"{path}api/{{question}}", answer, methods=["POST"])]
@@ -81,13 +85,15 @@ def _path(token: str, name: str) -> str:
     return f"/{token}/{name}/" if name else f"/{token}/"
 
 
-async def _answered(ask: Callable[[Any], Any], request: Request) -> Response:
+async def _answered(ask: Callable[[Any], Any], request: Request, thread: Executor) -> Response:
     try:
-        found = await run_in_threadpool(ask, _parsed(await _body(request)))
+        found = await asyncio.get_running_loop().run_in_executor(thread, ask, _parsed(await _body(request)))
     except ValueError as error:
         return JSONResponse({"error": str(error)}, status_code=400)
     except ClientDisconnect:
         return Response(status_code=400)
+    except asyncio.CancelledError:  # the server ends while a model computes
+        return Response(status_code=503)
     except Exception:
         traceback.print_exc()
         message = "The explorer failed at this; the terminal that it was started from shows why."
@@ -162,9 +168,10 @@ class ExplorerServer:
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self.port}{_path(token, next(iter(explorers)))}"
         # Whoever listens to others has told them a name or an address of this machine that is not known here.
-        app = make_app(explorers, token, _LOOPBACK if host in _LOOPBACK else None)
+        self._thread = ThreadPoolExecutor(1, "explorer")
+        app = make_app(explorers, token, self._thread, _LOOPBACK if host in _LOOPBACK else None)
         self._server = uvicorn.Server(
-            uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+            uvicorn.Config(app, log_level="critical", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
         )
 
     def serve(self) -> None:
@@ -173,6 +180,7 @@ class ExplorerServer:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
     def stop(self) -> None:
         """End :meth:`serve`, which another thread is in."""

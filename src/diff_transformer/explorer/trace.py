@@ -113,14 +113,16 @@ class RecomputedMaps:
         q = q[:, :, :, first_row:last_row]
         k = k[:, chosen // (count // k.shape[1]), :, :last_row]
         if lam is None:
-            q = q[:, chosen]
+            # Two heads take the places of the two maps, so that no map is computed for nothing.
+            pairs = torch.arange(chosen.numel() + chosen.numel() % 2).clamp(max=chosen.numel() - 1).view(-1, 2)
+            q, k = q[:, chosen][:, pairs, 0], k[:, pairs, 0]
         else:
             signal, noise = q[:, chosen // ratio, chosen % ratio], q[:, chosen // ratio, -1]
             q = torch.stack((signal, noise), dim=2)  # (1, chosen, 2, rows, d)
             lam = lam.expand(1, -1, length) if lam.dim() else lam.expand(1, count, length)
             lam = lam[:, chosen, first_row:last_row]
         maps = diff_attention_maps(
-            q if lam is not None else q.expand(-1, -1, 2, -1, -1),
+            q,
             k,
             0.0 if lam is None else lam,
             is_causal=True,
@@ -128,7 +130,9 @@ class RecomputedMaps:
             window=attention.sliding_window,
         )
         first, second = (a[0] if last_row == length else pad(a[0], (0, length - last_row)) for a in maps[:2])
-        return HeadMaps(first, None, None) if lam is None else HeadMaps(first, second, lam[0])
+        if lam is None:
+            return HeadMaps(torch.stack((first, second), dim=1).flatten(0, 1)[: chosen.numel()], None, None)
+        return HeadMaps(first, second, lam[0])
 
     def _projected(self, layer: int) -> tuple[Tensor, Tensor]:
         """Queries and keys of a layer; those of the last one are kept, as one head after another is asked for."""

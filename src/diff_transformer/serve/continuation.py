@@ -1,15 +1,19 @@
 """The text that follows one prompt: whole or in parts, up to a stop string, with log-probabilities if asked for."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+from diff_transformer.brief_threads import in_brief_thread
 from diff_transformer.serve.api_requests import Sampling
 from diff_transformer.serve.served_model import ServedModel
 from diff_transformer.serve.stop_texts import UntilStop
 from diff_transformer.serve.token_texts import NewToken, TokenTexts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Continuation:
         async def part(text: str, tokens: Sequence[NewToken]) -> Part:
             if scored is None:
                 return Part(text, None)
-            return Part(text, await asyncio.to_thread(scored.logprobs, *_numbers_and_offsets(tokens)))
+            return Part(text, await _apart(scored.logprobs, *_numbers_and_offsets(tokens)))
 
         if scored is not None:
             scored.add(self._not_shown)
@@ -79,14 +83,14 @@ class Continuation:
         scorer, sampling = self._served.scorer, self._sampling
         if self._logprobs is not None and sampling.max_tokens == 1 and sampling.greedy and not self._stop:
             # One greedy token, for which programs that score texts ask, comes from the same pass.
-            return await asyncio.to_thread(self._with_next_token, self._logprobs)
+            return await _apart(self._with_next_token, self._logprobs)
         async with aclosing(self._generated()) as generated:
             pieces = [piece async for piece in generated]
         text = self._echo + "".join(text for text, _ in pieces)
         if self._logprobs is None:
             return Part(text, None)
         shown = _numbers_and_offsets([*self._echoed, *(token for _, tokens in pieces for token in tokens)])
-        return Part(text, await asyncio.to_thread(scorer.logprobs, self._not_shown, *shown, self._logprobs))
+        return Part(text, await _apart(scorer.logprobs, self._not_shown, *shown, self._logprobs))
 
     def _with_next_token(self, logprobs: int) -> Part:
         offsets = [*_numbers_and_offsets(self._echoed)[1], len(self._echo)]
@@ -122,6 +126,11 @@ class Continuation:
             yield until.rest(), waiting
         if self.new_tokens < (self._sampling.max_tokens or 0):
             self.reason = "stop"
+
+
+async def _apart(work: Callable[..., T], *arguments: Any) -> T:
+    """Compute beside the thread that generates, which is as fast as before once this is done."""
+    return await asyncio.to_thread(in_brief_thread, partial(work, *arguments))
 
 
 def _numbers_and_offsets(tokens: Sequence[NewToken]) -> tuple[list[int], list[int]]:
