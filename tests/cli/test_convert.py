@@ -85,7 +85,8 @@ def test_a_terminal_gets_a_bar() -> None:
         (("--to", "llama", "--as", "diff_v2"), "--as goes with --from"),
         (
             ("--from", "gpt2"),
-            "The layout must be one of 'microsoft', 'microsoft-v2', 'diffllama', 'llama', got 'gpt2'.",
+            "The layout must be one of 'microsoft', 'microsoft-v2', 'diffllama', 'llama', 'motif', 'motif-2', got "
+            "'gpt2'.",
         ),
         (("--from", "diffllama"), "model_type must be 'diffllama', got 'llama'."),
         (("--to", "diffllama"), "is not a model of this project: its model_type is 'llama'."),

@@ -63,7 +63,7 @@ def _widest_heads(choice: str, source: Path, text: list[Path] | None) -> list[li
     return widest_heads(head_entropies(model, sequences), share)
 
 
-LAYOUT = "microsoft|microsoft-v2|diffllama|llama"
+LAYOUT = "microsoft|microsoft-v2|diffllama|llama|motif|motif-2"
 
 
 def convert(

@@ -69,7 +69,7 @@ def convert_from(
     it was when it is called again.
 
     Args:
-        layout: "microsoft", "microsoft-v2", "diffllama" or "llama".
+        layout: "microsoft", "microsoft-v2", "diffllama", "llama", "motif" or "motif-2".
         source: the folder with config.json and safetensors.
         target: the folder to make.
         attention_type: what the model becomes, where its layout leaves a choice: a "llama" becomes a "softmax", or a
