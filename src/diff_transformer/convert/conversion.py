@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from diff_transformer._version import __version__
 from diff_transformer.convert.layout import Layout, Output, plan
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
+from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVERED
 from diff_transformer.convert.weight_files import CONFIG, INDEX, Weights, read_source_config
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
@@ -215,6 +216,8 @@ class _Job:
 
 
 def _layouts(name: str) -> dict[str, Layout]:
+    if name == PHI4FLASH:
+        raise ValueError(WHAT_IS_COVERED)
     if name not in LAYOUTS:
         raise ValueError(f"The layout must be one of {', '.join(map(repr, LAYOUTS))}, got {name!r}.")
     return LAYOUTS[name]
