@@ -357,6 +357,21 @@ def swiglu(x: ArrayLike, w_gate: ArrayLike, w_up: ArrayLike, w_down: ArrayLike) 
     return (gate / (1 + np.exp(-gate)) * (x @ w_up.T)) @ w_down.T
 
 
+def poly_norm(x: ArrayLike, weight: ArrayLike, bias: ArrayLike, eps: float = 1e-6) -> Array:
+    """w0·n(x³) + w1·n(x²) + w2·n(x) + b, n(z) = z / sqrt(mean(z²) + eps) over the last axis."""
+    x, weight, bias = (np.asarray(a, np.float64) for a in (x, weight, bias))
+    ones = np.ones(x.shape[-1])
+    return bias + sum(w * rms_norm(x**power, ones, eps) for w, power in zip(weight, (3, 2, 1), strict=True))
+
+
+def poly_norm_glu(
+    x: ArrayLike, w_gate: ArrayLike, w_up: ArrayLike, w_down: ArrayLike, weight: ArrayLike, bias: ArrayLike
+) -> Array:
+    """(PolyNorm(x W_G) ⊙ x W_1) W_2; Linear weights (out, in)."""
+    x, w_gate, w_up, w_down = (np.asarray(a, np.float64) for a in (x, w_gate, w_up, w_down))
+    return (poly_norm(x @ w_gate.T, weight, bias) * (x @ w_up.T)) @ w_down.T
+
+
 def decoder_layer(
     x: ArrayLike,
     attention_layer: Callable[[Array], Array],
@@ -366,7 +381,12 @@ def decoder_layer(
     attention_norm: ArrayLike,
     feed_forward_norm: ArrayLike,
     eps: float = 1e-5,
+    activation: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> Array:
-    """Y = MultiHead(RMSNorm(X)) + X, X' = SwiGLU(RMSNorm(Y)) + Y; `attention_layer` maps (B, N, D) to (B, N, D)."""
+    """Y = MultiHead(RMSNorm(X)) + X, X' = SwiGLU(RMSNorm(Y)) + Y; `attention_layer` maps (B, N, D) to (B, N, D).
+
+    With `activation`, the weight and bias of a PolyNorm, that is in the place of swish.
+    """
     y = attention_layer(rms_norm(x, attention_norm, eps)) + np.asarray(x, np.float64)
-    return swiglu(rms_norm(y, feed_forward_norm, eps), w_gate, w_up, w_down) + y
+    normed, weights = rms_norm(y, feed_forward_norm, eps), (w_gate, w_up, w_down)
+    return y + (swiglu(normed, *weights) if activation is None else poly_norm_glu(normed, *weights, *activation))

@@ -447,6 +447,7 @@ def test_json_that_is_too_deep_is_named(name: str, run: Run, text_run: Path, tmp
         ({"model_type": "diffllama"}, "diffllama"),
         ({"model_type": "microsoft_diff_v2"}, "microsoft-v2"),
         ({"num_heads": 4}, "microsoft|microsoft-v2"),
+        ({"model_type": "Motif"}, "motif|motif-2"),
     ],
 )
 def test_generate_names_the_command_that_converts(

@@ -59,6 +59,16 @@ def test_a_run_s_model_in_another_layout(run: Run, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(tmp_path / "new"), logits(tmp_path / "run/model"), rtol=1e-5, atol=1e-6)
 
 
+def test_motif_and_back(run: Run, tmp_path: Path) -> None:
+    settings = {"attention_type": "diff_grouped", "num_noise_heads": 1, "hidden_act": "poly_norm", **SIZES}
+    config = DiffTransformerConfig(lambda_init_offset=-1, **settings)
+    DiffTransformerForCausalLM(config).save_pretrained(tmp_path / "ours")
+    assert run("convert", tmp_path / "ours", tmp_path / "theirs", "--to", "motif-2").exit_code == 0
+    result = run("convert", tmp_path / "theirs", tmp_path / "back", "--from", "motif-2")
+    assert result.stdout.startswith(f"written: {tmp_path / 'back'} (diff_grouped, ")
+    assert torch.equal(logits(tmp_path / "back"), logits(tmp_path / "ours"))
+
+
 def test_a_log_gets_a_line_now_and_then(llama: Path, run: Run, tmp_path: Path) -> None:
     result = run("convert", llama, tmp_path / "new", "--from", "llama", "--max-shard-size", "200")
     files = len(list((tmp_path / "new").glob("*.safetensors")))
@@ -85,7 +95,14 @@ def test_a_terminal_gets_a_bar() -> None:
         (("--to", "llama", "--as", "diff_v2"), "--as goes with --from"),
         (
             ("--from", "gpt2"),
-            "The layout must be one of 'microsoft', 'microsoft-v2', 'diffllama', 'llama', got 'gpt2'.",
+            "The layout must be one of 'microsoft', 'microsoft-v2', 'diffllama', 'llama', 'motif', 'motif-2', got "
+            "'gpt2'.",
+        ),
+        (
+            ("--from", "phi4flash"),
+            "A Phi-4-mini-flash cannot become a model of this project, since half of its layers are state-space "
+            "layers; covered are its attention layers, one at a time, by "
+            "diff_transformer.convert.phi4flash_attention(SRC, layer).",
         ),
         (("--from", "diffllama"), "model_type must be 'diffllama', got 'llama'."),
         (("--to", "diffllama"), "is not a model of this project: its model_type is 'llama'."),

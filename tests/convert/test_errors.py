@@ -133,7 +133,6 @@ def test_settings_that_ours_cannot_have(
         ({"num_attention_heads": 8}, "unknown: num_attention_heads"),
         ({"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "are both given"),
         ({"attention_bias": True, "dropout": 0.1}, "unknown: attention_bias, dropout"),
-        ({"rms_norm_eps": 1e-6}, r"rms_norm_eps must be 1e-05: .*; got 1e-06"),
         ({"first_depth": 0.5}, "cannot be converted: .*lambda_init_offset"),
     ],
 )
@@ -162,7 +161,10 @@ def test_settings_that_the_authors_layout_needs(authors: Folder, refuses: Callab
         ("diff", "diffllama", {"lambda_init": 0.8}, r"cannot hold lambda_init 0\.8 \(it would become 'schedule'\)"),
         ("diff", "diffllama", {"lambda_init_offset": 1}, "cannot hold lambda_init_offset 1"),
         ("diff", "microsoft", {"lambda_init": 0.5}, r"cannot hold lambda_init 0\.5"),
-        ("diff", "microsoft", {"rms_norm_eps": 1e-6}, "rms_norm_eps must be 1e-05: .*; got 1e-06"),
+        ("diff", "microsoft", {"rms_norm_eps": 1e-6}, "norm_eps_in_attention 1e-06 .*would become 1e-05"),
+        ("diff", "diffllama", {"attention_norm_eps": 1e-6}, "norm_eps_in_attention 1e-06 .*would become 1e-05"),
+        ("diff", "diffllama", {"hidden_act": "poly_norm"}, "cannot hold hidden_act 'poly_norm'"),
+        ("softmax", "llama", {"hidden_act": "poly_norm"}, "cannot hold hidden_act 'poly_norm'"),
         ("diff", "microsoft", {"head_dim": 8}, "cannot hold head_dim 8 .*would become 4"),
         ("softmax", "llama", {"hidden_size": 20}, "hidden size .*20.* not a multiple"),
         ("diff", "diffllama", {"sliding_window": 5}, "'diffllama' cannot hold sliding_window 5"),
@@ -230,7 +232,7 @@ def test_damaged_files(theirs: Folder, refuses: Callable[..., None]) -> None:
 def test_options(theirs: Folder, tmp_path: Path, refuses: Callable[..., None]) -> None:
     source = theirs(LlamaForCausalLM)
     for convert in (convert_from, convert_to):
-        refuses("must be one of 'microsoft', .*'llama', got 'gpt2'", convert, "gpt2", source)
+        refuses("must be one of 'microsoft', .*'llama', .*, got 'gpt2'", convert, "gpt2", source)
     refuses("can become 'softmax' or 'diff_v2'.*, not 'diff'", convert_from, "llama", source, attention_type="diff")
     refuses("must be a number of bytes or like '5GB', got 'big'", convert_from, "llama", source, max_shard_size="big")
     with pytest.raises(FileExistsError, match="theirs' exists already; name a folder that does not"):

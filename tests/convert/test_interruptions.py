@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DiffLlamaForCausalLM
 
 from diff_transformer.convert import conversion, convert_from
-from diff_transformer.convert.conversion import Weights
+from diff_transformer.convert.weight_files import Weights
 from diff_transformer.model.remote_code import code_files
 from diff_transformer.storage import files as storage_files
 

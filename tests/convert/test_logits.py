@@ -97,6 +97,7 @@ FIRST = (
     {"num_heads": 4, "num_kv_heads": 1},
     {"num_heads": 4, "num_kv_heads": 4, "first_depth": 1},
     {"num_heads": 1, "num_kv_heads": 1, "first_depth": -1},
+    {"num_heads": 4, "num_kv_heads": 2, "rms_norm_eps": 0.1},  # of the other norms: the headwise one's is fixed
 )
 SECOND = (
     {"num_heads": 8, "num_kv_heads": 4, "head_dim": 4},
@@ -108,7 +109,7 @@ SECOND = (
 @pytest.mark.parametrize("settings", FIRST)
 @pytest.mark.parametrize("norm_weight", [True, False])
 def test_from_the_authors(
-    settings: dict[str, int], norm_weight: bool, authors: Folder, authors_logits: Logits, logits: Logits, check: Check
+    settings: dict[str, Any], norm_weight: bool, authors: Folder, authors_logits: Logits, logits: Logits, check: Check
 ) -> None:
     source = authors(norm_weight=norm_weight, **settings)
     convert_from("microsoft", source, source.parent / "new")

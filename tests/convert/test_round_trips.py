@@ -29,30 +29,44 @@ from diff_transformer.convert.layout import (
 BOTH_WAYS = (layout for choices in LAYOUTS.values() for layout in choices.values() if layout.write)
 LAYOUTS_BOTH_WAYS = [layout for layout in BOTH_WAYS if layout.attention_type != "dex"]
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+EPS = st.sampled_from([None, 1e-6])  # another than that of the other norms, or the same
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 
+# Layouts in which heads are as wide as the model divided by their number.
+WIDTH_FROM_HEADS = ("microsoft", "llama", "motif")
+
+
 @st.composite
-def configs(draw: st.DrawFn, kind: str, sizes_of_the_authors: bool) -> DiffTransformerConfig:
+def configs(draw: st.DrawFn, layout: Layout) -> DiffTransformerConfig:
+    kind = layout.attention_type
     even = 1 if kind == "diff_v2" else 2
     kv_heads = even * draw(st.integers(1, 2))
     heads = kv_heads * draw(st.integers(1, 3))
     width = 2 * draw(st.integers(1, 3))
-    ropes = st.sampled_from([{"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}, None])
+    ropes: list[Any] = [{"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}, None]
+    more: dict[str, Any] = {}
+    if layout.name.startswith("motif"):
+        ropes = [{"rope_type": "default", "rope_theta": 7.0}, None]
+        more = {"hidden_act": "poly_norm", "lambda_init_offset": -1, "attention_norm_eps": draw(EPS)}
+    if kind == "diff_grouped":
+        more["num_noise_heads"] = kv_heads // 2 * draw(st.integers(1, 2))
+        heads = more["num_noise_heads"] * draw(st.integers(2, 4))
     return DiffTransformerConfig(
         attention_type=kind,
         vocab_size=draw(st.integers(1, 5)),
-        hidden_size=heads * width if sizes_of_the_authors else heads * draw(st.integers(1, 4)),
+        hidden_size=heads * width if layout.name in WIDTH_FROM_HEADS else heads * draw(st.integers(1, 4)),
         intermediate_size=draw(st.integers(1, 5)),
         num_hidden_layers=draw(st.integers(1, 2)),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=width,
         tie_word_embeddings=draw(st.booleans()),
-        rope_parameters=draw(ropes),
+        rope_parameters=draw(st.sampled_from(ropes)),
         max_position_embeddings=draw(st.integers(1, 99)),
         eos_token_id=draw(st.sampled_from([None, 0, [0, 1]])),
         dtype=draw(st.sampled_from([None, "bfloat16"])),
+        **more,
     )
 
 
@@ -97,7 +111,7 @@ def same_bits(one: Path, other: Path) -> None:
 @settings(max_examples=12)
 @given(data=st.data())
 def test_no_bit_changes(layout: Layout, data: st.DataObject) -> None:
-    config = data.draw(configs(layout.attention_type, layout.name in ("microsoft", "llama")))
+    config = data.draw(configs(layout))
     dtypes = data.draw(st.lists(st.sampled_from(DTYPES), min_size=1, max_size=3))
     size = data.draw(st.sampled_from([64, 1000, "5GB"]))
     in_ours = data.draw(st.booleans())

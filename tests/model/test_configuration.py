@@ -42,7 +42,9 @@ FULL: dict[str, Any] = {
     "lambda_init": 0.5,
     "max_position_embeddings": 77,
     "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+    "hidden_act": "poly_norm",
     "rms_norm_eps": 1e-6,
+    "attention_norm_eps": 1e-5,
     "initializer_range": 0.01,
     "residual_initializer_range": 0.003,
     "tie_word_embeddings": True,
@@ -108,6 +110,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     },
     "negative eps": ({"rms_norm_eps": -1e-5}, r"rms_norm_eps must be a finite number, 0 or more, got -1e-05\.$"),
+    "negative eps in attention": (
+        {"attention_norm_eps": -1.0},
+        r"attention_norm_eps must be a finite number, 0 or more, got -1\.0\.$",
+    ),
+    "activation": ({"hidden_act": "gelu"}, r"hidden_act must be one of 'silu', 'poly_norm', got 'gelu'\.$"),
     "eps nan": ({"rms_norm_eps": float("nan")}, r"rms_norm_eps must be .*, got nan\.$"),
     "unknown rotary type": (
         {"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}},

@@ -1,6 +1,7 @@
 """The causal language model: against the float64 oracle and Llama, its sizes, its loss, its start."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def by_oracle(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | 
 
         def attend(x: Any, part: Any = part, projections: Any = projections, layer: int = i + 1) -> Any:
             heads, key_heads = config.num_attention_heads, config.num_key_value_heads
-            norm = {"norm_weight": part.get("self_attn.head_norm.weight"), "eps": config.rms_norm_eps}
+            norm = {"norm_weight": part.get("self_attn.head_norm.weight"), "eps": config.norm_eps_in_attention}
             if config.attention_type == "softmax":
                 return oracle.softmax_layer(x, *projections, heads=heads, key_heads=key_heads, **norm, **options)
             if config.attention_type == "diff_v2":
@@ -69,7 +70,8 @@ def by_oracle(model: DiffTransformerForCausalLM, tokens: Tensor, mask: Tensor | 
 
         mlp = [part[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down")]
         norms = [part["input_layernorm.weight"], part["post_attention_layernorm.weight"]]
-        hidden = oracle.decoder_layer(hidden, attend, *mlp, *norms, config.rms_norm_eps)
+        poly_norm = (part["mlp.act_fn.weight"], part["mlp.act_fn.bias"]) if config.hidden_act == "poly_norm" else None
+        hidden = oracle.decoder_layer(hidden, attend, *mlp, *norms, config.rms_norm_eps, poly_norm)
     normed = oracle.rms_norm(hidden, weights["model.norm.weight"], config.rms_norm_eps)
     return torch.from_numpy(normed @ head.T)
 
@@ -82,6 +84,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True, "num_hidden_layers": 1},
     "with the headwise norm": {"headwise_norm": True, "rms_norm_eps": 1e-2},
     "without the headwise norm": {"headwise_norm": False},
+    "another eps in attention": {"headwise_norm": True, "attention_norm_eps": 1e-2},
+    "PolyNorm": {"hidden_act": "poly_norm"},
 }
 
 
@@ -343,6 +347,28 @@ def test_start(std: float, kind: str, make: Any) -> None:
     loss = model(torch.arange(1, 65)[None], labels=torch.arange(1, 65)[None]).loss
     if std == 0.02:
         assert abs(loss.item() - math.log(300)) < 0.2
+
+
+def test_start_of_poly_norm(make: Any, tmp_path: Path) -> None:
+    """By transformers' path and by that of training; a checkpoint's values are kept."""
+    model = make(sharp=False, hidden_act="poly_norm")
+    with torch.no_grad():
+        model.model.layers[1].mlp.act_fn.bias.fill_(0.25)
+    model.save_pretrained(tmp_path)
+    loaded, report = DiffTransformerForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert loaded.model.layers[1].mlp.act_fn.bias.item() == 0.25
+    draw_weights(loaded, seed=3)
+    for layer in loaded.model.layers:
+        assert torch.equal(layer.mlp.act_fn.weight, torch.full_like(layer.mlp.act_fn.weight, 1 / 3))
+        assert not layer.mlp.act_fn.bias.any()
+
+
+def test_eps_of_the_norms_in_attention(make: Any) -> None:
+    layer = make(rms_norm_eps=1e-6, attention_norm_eps=1e-3, qk_norm=True).model.layers[0]
+    assert layer.input_layernorm.eps == layer.post_attention_layernorm.eps == 1e-6
+    assert layer.self_attn.head_norm.eps == layer.self_attn.q_norm.eps == layer.self_attn.k_norm.eps == 1e-3
 
 
 @pytest.mark.parametrize("std", [0.0, 0.01])

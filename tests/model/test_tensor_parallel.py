@@ -23,9 +23,11 @@ from tiny_model import KINDS, PAIRED
 IMPLEMENTATIONS = ("diff_attention", "sdpa")
 SIZES = {"vocab_size": 30}  # some releases of transformers split the head into equal parts only
 NORMED = "softmax with the headwise norm"
+POLY_NORM = "diff with PolyNorm"  # whose feed-forward network is whole on each rank
 SPREAD = {
     **{kind: {"kind": kind, **SIZES} for kind in KINDS},
     NORMED: {"kind": "softmax", "headwise_norm": True, **SIZES},
+    POLY_NORM: {"kind": "diff", "hidden_act": "poly_norm", **SIZES},
     "diff with options": {"kind": "diff", "attention_bias": True, "qk_norm": True, "output_gate": True, **SIZES},
 }
 TOKENS = torch.arange(1, 19).view(2, 9)
@@ -136,12 +138,17 @@ def test_each_rank_has_half_of_the_heads_and_the_same_of_the_rest(kind: str, spr
     split = {name for name, parameter in names.items() if first[name].shape != parameter.shape}
     projections = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     projections |= {"lambda_proj"} if kind == "diff_v2" else set()
+    projections -= {"gate_proj", "up_proj", "down_proj"} if kind == POLY_NORM else set()
     assert {name.split(".")[-2] for name in split} >= projections
     for name in split:
         if name.split(".")[-2] in projections:
             assert first[name].numel() == second[name].numel() == names[name].numel() // 2, name
     replicated = names.keys() - split
-    shared = {**{paired: {"lam", "head_norm"} for paired in PAIRED}, NORMED: {"head_norm"}}.get(kind, {"norm"})
+    shared = {
+        **{paired: {"lam", "head_norm"} for paired in PAIRED},
+        NORMED: {"head_norm"},
+        POLY_NORM: {"down_proj", "act_fn"},
+    }.get(kind, {"norm"})
     assert {name.split(".")[-2] for name in replicated} >= shared
     for name in replicated:
         assert torch.equal(first[name], second[name]), name

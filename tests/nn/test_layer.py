@@ -1,4 +1,4 @@
-"""SwiGLU and the decoder layer of Section 2.2."""
+"""SwiGLU, PolyNorm in its place, and the decoder layer of Section 2.2."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import oracle
-from diff_transformer.nn import DecoderLayer, SwiGLU
+from diff_transformer.nn import DecoderLayer, PolyNorm, PolyNormGLU, SwiGLU
 
 WIDTH, INNER = 24, 20
 
@@ -33,6 +33,71 @@ def test_swiglu(check: Any) -> None:
     check(mlp(x), oracle.swiglu(x.numpy(), gate, up, down))
     wrong = oracle.swiglu(x.numpy(), up, gate, down)
     assert abs(mlp(x).detach().numpy() - wrong).max() > 0.1
+
+
+def act_fn(mlp: PolyNormGLU) -> tuple[Any, Any]:
+    return mlp.act_fn.weight.detach().numpy(), mlp.act_fn.bias.detach().numpy()
+
+
+def test_poly_norm_in_the_place_of_silu(check: Any) -> None:
+    mlp, x = large(PolyNormGLU(WIDTH, INNER)), torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    assert [tuple(p.shape) for p in mlp.act_fn.parameters()] == [(3,), (1,)]
+    weight, bias = act_fn(mlp)
+    check(mlp(x), oracle.poly_norm_glu(x.numpy(), *mlp_weights(mlp), weight, bias))
+    for wrong in ((weight[::-1], bias), (weight, 0 * bias)):
+        assert abs(mlp(x).detach().numpy() - oracle.poly_norm_glu(x.numpy(), *mlp_weights(mlp), *wrong)).max() > 0.1
+
+
+def test_gradients_of_poly_norm() -> None:
+    norm, x = large(PolyNorm()), torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+
+    def of(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.func.functional_call(norm, {"weight": weight, "bias": bias}, x)
+
+    arguments = x, norm.weight, norm.bias
+    assert torch.autograd.gradcheck(of, arguments)
+    assert torch.autograd.gradgradcheck(of, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_poly_norm_in_half_precision(dtype: torch.dtype) -> None:
+    """x⁶ would be infinite in float16 already where x is 7."""
+    norm, x = PolyNorm().to(dtype), (20 * torch.randn(3, 64)).to(dtype)
+    out = norm(x)
+    assert out.dtype == dtype
+    weight = norm.weight.detach().double().numpy()
+    expected = torch.from_numpy(oracle.poly_norm(x.double().numpy(), weight, [0.0]))
+    torch.testing.assert_close(out.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+
+
+def test_start_of_poly_norm() -> None:
+    norm = PolyNorm()
+    torch.nn.init.zeros_(norm.weight)
+    torch.nn.init.ones_(norm.bias)
+    norm.reset_parameters()
+    assert torch.equal(norm.weight, torch.full((3,), 1 / 3))
+    assert torch.equal(norm.bias, torch.zeros(1))
+    zero = torch.zeros(2, 4, requires_grad=True)
+    norm(zero).sum().backward()
+    assert zero.grad.isfinite().all()
+
+
+def test_an_unknown_activation() -> None:
+    with pytest.raises(ValueError, match=r"hidden_act must be one of 'silu', 'poly_norm', got 'gelu'\."):
+        DecoderLayer(nn.Identity(), WIDTH, INNER, hidden_act="gelu")
+
+
+def test_decoder_layer_with_poly_norm(build: Any, by_oracle: Any, inputs: Any, check: Any) -> None:
+    attention, x = build("diff"), inputs()
+    layer = DecoderLayer(attention, WIDTH, INNER, hidden_act="poly_norm").double()
+    large(layer.mlp)
+
+    def attend(normed: Any) -> Any:
+        return by_oracle(attention, torch.from_numpy(normed), is_causal=True)
+
+    norms = [torch.ones(WIDTH).numpy()] * 2
+    expected = oracle.decoder_layer(x.numpy(), attend, *mlp_weights(layer.mlp), *norms, 1e-5, act_fn(layer.mlp))
+    check(layer(x, is_causal=True), expected)
 
 
 @pytest.mark.parametrize("eps", [1e-5, 0.1])

@@ -101,6 +101,17 @@ def test_other_sizes_are_named_without_data(
     assert str(trained[0]) in str(raised.value)
 
 
+@pytest.mark.parametrize(("name", "value"), [("hidden_act", "poly_norm"), ("attention_norm_eps", 1e-3)])
+def test_what_no_recipe_has_is_named(
+    trained: tuple[Path, DiffTransformerForCausalLM], name: str, value: object
+) -> None:
+    settings = json.loads((trained[0] / "config.json").read_text(encoding="utf-8"))
+    (trained[0] / "config.json").write_text(json.dumps(settings | {name: value}), encoding="utf-8")
+    named = "norm_eps_in_attention" if name == "attention_norm_eps" else name
+    with pytest.raises(ValueError, match=f"has {named} {value!r} and the recipe"):
+        check_init_from(recipe(init_from=str(trained[0])))
+
+
 def test_another_vocabulary(data: Data, trained: tuple[Path, DiffTransformerForCausalLM]) -> None:
     padded = recipe(init_from=str(trained[0]), vocab_size=1024)
     check_init_from(padded)  # the vocabulary is known with the data

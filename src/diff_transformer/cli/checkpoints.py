@@ -29,6 +29,7 @@ LAYOUT_OF_TYPE = {
     "diffllama": "diffllama",
     "microsoft_diff": "microsoft",
     "microsoft_diff_v2": "microsoft-v2",
+    "Motif": "motif|motif-2",
 }
 # JSON files that transformers reads beside config.json. They are checked first, as transformers' own errors name no
 # file. `load_tokenizer` checks tokenizer.json.

@@ -63,7 +63,7 @@ def _widest_heads(choice: str, source: Path, text: list[Path] | None) -> list[li
     return widest_heads(head_entropies(model, sequences), share)
 
 
-LAYOUT = "microsoft|microsoft-v2|diffllama|llama"
+LAYOUT = "microsoft|microsoft-v2|diffllama|llama|motif|motif-2"
 
 
 def convert(
@@ -110,6 +110,9 @@ def convert(
     All keys and shapes are checked before anything is written. Weights keep their dtype, and the tokenizer and the
     generation settings are copied. DST appears when it is complete; an interrupted command continues where it
     stopped when it is run again.
+
+    Layouts: microsoft and microsoft-v2 are those of the authors' two versions, diffllama and llama are transformers',
+    motif is Motif-2.6B's, and motif-2 Motif-2-12.7B's.
     """
     if (from_ is None) == (to is None):
         given = "neither" if to is None else "both"

@@ -5,6 +5,7 @@ from diff_transformer.convert.growth import grow_signal_heads
 from diff_transformer.convert.layout import Layout, Row
 from diff_transformer.convert.layout_tables import LAYOUTS
 from diff_transformer.convert.loaded_models import as_our_model
+from diff_transformer.convert.phi4flash_attention import Phi4FlashAttention, phi4flash_attention
 from diff_transformer.convert.shared_folder import export_folder, export_onnx
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "MAX_SHARD_SIZE",
     "Converted",
     "Layout",
+    "Phi4FlashAttention",
     "Progress",
     "Row",
     "as_our_model",
@@ -20,4 +22,5 @@ __all__ = [
     "export_folder",
     "export_onnx",
     "grow_signal_heads",
+    "phi4flash_attention",
 ]

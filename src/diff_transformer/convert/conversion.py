@@ -1,34 +1,27 @@
-"""Reads the weights of a folder, and converts it from or to the layout of another project."""
+"""Converts the folder of a model from or to the layout of another project."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import StateDictSplit, split_state_dict_into_shards_factory
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from diff_transformer._version import __version__
-from diff_transformer.convert.layout import Header, Layout, Output, plan, some
+from diff_transformer.convert.layout import Layout, Output, plan
 from diff_transformer.convert.layout_tables import LAYOUTS, read_config, write_settings
+from diff_transformer.convert.phi4flash_attention import PHI4FLASH, WHAT_IS_COVERED
+from diff_transformer.convert.weight_files import CONFIG, INDEX, Weights, read_source_config
 from diff_transformer.model import DiffTransformerConfig
 from diff_transformer.model.remote_code import code_files
-from diff_transformer.storage.files import ResumableDirectory, free_bytes, read_json, refuse_existing
+from diff_transformer.storage.files import ResumableDirectory, free_bytes, refuse_existing
 
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-# Names of dtypes in a safetensors header.
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 MAX_SHARD_SIZE = "5GB"
 # Files that go along unchanged.
 CARRIED = (
@@ -77,7 +70,7 @@ def convert_from(
     it was when it is called again.
 
     Args:
-        layout: "microsoft", "microsoft-v2", "diffllama" or "llama".
+        layout: "microsoft", "microsoft-v2", "diffllama", "llama", "motif" or "motif-2".
         source: the folder with config.json and safetensors.
         target: the folder to make.
         attention_type: what the model becomes, where its layout leaves a choice: a "llama" becomes a "softmax", or a
@@ -97,7 +90,7 @@ def convert_from(
     if chosen is None:
         allowed = " or ".join(map(repr, choices))
         raise ValueError(f"A checkpoint in the layout {layout!r} can become {allowed}, not {attention_type!r}.")
-    raw = _read_config(source)
+    raw = read_source_config(source)
     with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
         config = chosen.read(raw)
     if dex_heads is not None or dex_lambda_start is not None:
@@ -126,7 +119,7 @@ def convert_to(
     Args and errors: as :func:`convert_from`; a ValueError also says why that layout cannot hold the model.
     """
     choices = _layouts(layout)
-    raw = _read_config(source)
+    raw = read_source_config(source)
     with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
         config = read_config(raw, DiffTransformerConfig)
     chosen = choices.get(config.attention_type)
@@ -139,32 +132,6 @@ def convert_to(
     with _single_line_errors(f"{str(source / CONFIG)!r} cannot be converted: "):
         settings = write_settings(chosen, config)
     return _Job(chosen, source, target, config, settings, max_shard_size, backwards=True).run(progress)
-
-
-class Weights:
-    """Keys, shapes and dtypes of a folder's tensors, and the tensors one at a time.
-
-    Raises:
-        FileNotFoundError: there are no weights, or a file of the index is absent.
-        ValueError: a file is damaged or disagrees with the index, weights are pickled or not in floating point.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.files, listed = _files(folder)
-        self.headers: dict[str, Header] = {}
-        for file in self.files:
-            self.headers |= _headers(file)
-        if listed is not None and (wrong := sorted(self.headers.keys() ^ listed)):
-            raise ValueError(f"{str(folder / INDEX)!r} and the files it names disagree on {some(wrong)}.")
-
-    def read(self, key: str) -> Tensor:
-        """One tensor, on the CPU."""
-        file = self.headers[key].file
-        try:
-            with safe_open(file, framework="pt") as opened:
-                return opened.get_tensor(key)
-        except SafetensorError as error:
-            raise ValueError(f"{str(file)!r} cannot be read: {error}.") from None
 
 
 class _Job:
@@ -249,17 +216,11 @@ class _Job:
 
 
 def _layouts(name: str) -> dict[str, Layout]:
+    if name == PHI4FLASH:
+        raise ValueError(WHAT_IS_COVERED)
     if name not in LAYOUTS:
         raise ValueError(f"The layout must be one of {', '.join(map(repr, LAYOUTS))}, got {name!r}.")
     return LAYOUTS[name]
-
-
-def _read_config(source: Path) -> dict[str, Any]:
-    if not source.is_dir():
-        raise FileNotFoundError(f"{str(source)!r} is no folder; name the one that holds {CONFIG} and the weights.")
-    if not (source / CONFIG).is_file():
-        raise FileNotFoundError(f"{str(source)!r} holds no {CONFIG}.")
-    return read_json_object(source / CONFIG)
 
 
 @contextmanager
@@ -286,45 +247,3 @@ def _split(outputs: dict[str, Output], max_shard_size: int | str) -> StateDictSp
         )
     except ValueError:
         raise ValueError(f"A shard's size must be a number of bytes or like '5GB', got {max_shard_size!r}.") from None
-
-
-def read_json_object(file: Path) -> dict[str, Any]:
-    """A JSON file that holds an object. Raises FileNotFoundError, or ValueError where it holds anything else."""
-    content = read_json(file)
-    if not isinstance(content, dict):
-        raise ValueError(f"{str(file)!r} must hold a JSON object, got {type(content).__name__}.")
-    return content
-
-
-def _files(folder: Path) -> tuple[list[Path], set[str] | None]:
-    """The files, and the keys that an index says are in them."""
-    if (folder / INDEX).is_file():
-        file_of_key = read_json_object(folder / INDEX).get("weight_map")
-        if not isinstance(file_of_key, Mapping) or not all(isinstance(name, str) for name in file_of_key.values()):
-            raise ValueError(f"{str(folder / INDEX)!r} must say under weight_map which file holds each tensor.")
-        names = sorted(set(file_of_key.values()))
-        if outside := [name for name in names if Path(name).name != name]:
-            raise ValueError(f"{str(folder / INDEX)!r} must name files of its own folder, got {some(outside)}.")
-        if absent := [name for name in names if not (folder / name).is_file()]:
-            raise FileNotFoundError(f"{str(folder)!r} lacks {some(absent)}, which {INDEX} names.")
-        return [folder / name for name in names], set(file_of_key)
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS], None
-    if pickled := sorted(file.name for pattern in PICKLED for file in folder.glob(pattern)):
-        raise ValueError(
-            f"The weights in {str(folder)!r} are pickled ({some(pickled)}), and a pickle can run any code when it is "
-            "read: save them as safetensors first."
-        )
-    raise FileNotFoundError(f"{str(folder)!r} holds no weights: neither {WEIGHTS} nor {INDEX}.")
-
-
-def _headers(file: Path) -> dict[str, Header]:
-    try:
-        with safe_open(file, framework="pt") as opened:
-            slices = {key: opened.get_slice(key) for key in opened.keys()}  # noqa: SIM118  # not a mapping
-            entries = {key: (tuple(part.get_shape()), part.get_dtype()) for key, part in slices.items()}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{str(file)!r} is no complete safetensors file: {error}.") from None
-    if rejected := [f"{key} ({dtype})" for key, (_, dtype) in entries.items() if dtype not in DTYPES]:
-        raise ValueError(f"Only {', '.join(DTYPES)} weights are converted, but {str(file)!r} holds {some(rejected)}.")
-    return {key: Header(file, shape, DTYPES[dtype]) for key, (shape, dtype) in entries.items()}

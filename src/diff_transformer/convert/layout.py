@@ -138,7 +138,7 @@ def plan(
         optional.add(OUTPUT_HEAD)
     present = {mapping.row.target for mapping in mappings if mapping.input in headers}
     needed = [mapping for mapping in mappings if mapping.row.target in present or mapping.row.target not in optional]
-    _check({mapping.input: mapping.input_shape for mapping in needed if mapping.input}, headers)
+    check_headers({mapping.input: mapping.input_shape for mapping in needed if mapping.input}, headers)
     folded = defaultdict(list)
     for mapping in mappings:
         if mapping.output is None:
@@ -214,7 +214,8 @@ class ParameterMapping:
         return converted
 
 
-def _check(expected: Mapping[str, tuple[int, ...]], headers: Mapping[str, Header]) -> None:
+def check_headers(expected: Mapping[str, tuple[int, ...]], headers: Mapping[str, Header]) -> None:
+    """Refuse tensors with other keys or shapes than expected, with a ValueError that lists all of them."""
     problems = {
         "unknown": sorted(headers.keys() - expected.keys()),
         "missing": sorted(expected.keys() - headers.keys()),

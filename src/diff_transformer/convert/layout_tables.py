@@ -52,7 +52,7 @@ HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 
 # A setting of a Llama that ours can only have one way, and why.
 FIXED: dict[str, tuple[Any, str]] = {
-    "hidden_act": ("silu", "the feed-forward network here is SwiGLU"),
+    "hidden_act": ("silu", "its feed-forward network becomes SwiGLU"),
     "attention_bias": (False, "the projections here have no biases"),
     "mlp_bias": (False, "the feed-forward network here has no biases"),
     "attention_dropout": (0, "attention here has no dropout"),
@@ -65,7 +65,26 @@ AUTHORS_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "vo
 AUTHORS_OPTIONAL = ("num_kv_heads", "rope_theta", "model_type", "architectures", "torch_dtype", "transformers_version")
 # The setting that one layout of theirs alone has, and ours for it.
 FIRST_DEPTH, HEAD_DIM = ("first_depth", "lambda_init_offset"), ("head_dim", "head_dim")
-SUBLN_EPS = 1e-5  # fixed in the module of the authors
+SUBLN_EPS = 1e-5  # fixed in the module of the authors, and Motif's unless its config.json says otherwise
+
+# What config.json of a Motif must hold, and settings that may have one value alone.
+MOTIF_REQUIRED = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "num_attention_heads"),
+    *("num_key_value_heads", "rms_norm_eps", "hidden_act", "tie_word_embeddings"),
+)
+MOTIF_FIXED: dict[str, tuple[Any, str]] = {
+    "hidden_act": ("poly_norm", "other activations of a Motif are not covered"),
+    "k_ratio": (1, "other numbers of keys to a noise head are not covered"),
+    **dict.fromkeys(("use_bias", "attention_bias", "qkv_bias", "mlp_bias"), (False, "biases are not covered")),
+    "use_sliding_window": (False, "the windows of a Motif are not covered"),
+    "attention_dropout": (0, "the dropout of a Motif is not covered"),
+    "partial_rotary_factor": (1, "all channels of a head are turned here"),
+    "kv_lora_rank": (None, "the latent attention of Motif-3 is not covered"),
+    "num_experts": (0, "the experts of Motif-3 are not covered"),
+    "mhc_enabled": (False, "the residual streams of Motif-3 are not covered"),
+    "quantization_config": (None, "only weights in floating point are converted"),
+}
+MOTIF_OFFSET = -1  # its λ_init counts layers from 0 and subtracts 1, as the schedule does that counts from 1
 
 
 def read_config(raw: Mapping[str, Any], config_class: type[Config]) -> Config:
@@ -105,12 +124,9 @@ def read_authors(raw: Mapping[str, Any], attention_type: str, extra: tuple[str, 
     heads, width = raw["num_heads"], raw["hidden_size"]
     if described.pairs_heads and width % (2 * heads):
         raise ValueError(f"hidden_size must be a multiple of 2·num_heads, got {width} and {heads}.")
-    if described.headwise_norm and raw.get("rms_norm_eps", SUBLN_EPS) != SUBLN_EPS:
-        raise ValueError(
-            f"rms_norm_eps must be {SUBLN_EPS}: the authors' headwise norm has that eps, and ours has the eps of all "
-            f"norms; got {raw['rms_norm_eps']}."
-        )
     settings = {name: raw[name] for name in (*SHARED, "rope_theta") if name in raw}
+    if described.headwise_norm and raw.get("rms_norm_eps", SUBLN_EPS) != SUBLN_EPS:
+        settings["attention_norm_eps"] = SUBLN_EPS
     settings.setdefault("dtype", raw.get("torch_dtype"))
     if their_name in raw:
         settings[our_name] = raw[their_name]
@@ -133,6 +149,64 @@ def write_authors(config: DiffTransformerConfig, extra: tuple[str, str]) -> dict
     }
 
 
+def read_motif(raw: Mapping[str, Any], attention_type: str) -> DiffTransformerConfig:
+    """Settings of a Motif as ours, plain ("diff") or grouped. It counts heads as we do.
+
+    Settings that are not named here are not read: those that are known change nothing in a forward pass.
+    """
+    grouped = ATTENTION_TYPES[attention_type].grouped
+    if str(raw.get("model_type")).lower() != "motif":
+        raise ValueError(f"model_type must be 'Motif', got {raw.get('model_type')!r}.")
+    if not grouped and raw.get("num_noise_heads") is not None:
+        raise ValueError(f"num_noise_heads {raw['num_noise_heads']} is for the layout 'motif-2', which has groups.")
+    required = (*MOTIF_REQUIRED, *(("num_noise_heads", "head_dim") if grouped else ()))
+    if missing := [name for name in required if raw.get(name) is None]:
+        raise ValueError(f"missing: {', '.join(missing)}.")
+    for name, (value, reason) in MOTIF_FIXED.items():
+        if raw.get(name) not in (value, None):
+            raise ValueError(f"{name} must be {value!r}, because {reason}; got {raw[name]!r}.")
+    heads, width, head_dim = raw["num_attention_heads"], raw["hidden_size"], raw.get("head_dim")
+    if not grouped and head_dim is not None and head_dim * heads != width:
+        raise ValueError(
+            f"head_dim must be hidden_size / num_attention_heads without groups, got {head_dim}, {width} and {heads}."
+        )
+    rotary = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if rotary and rotary | {"rope_theta": None} != {"rope_type": "default", "rope_theta": None}:
+        raise ValueError(f"rope_scaling must be null, because that of a Motif is not covered; got {rotary!r}.")
+    if (theta := rotary.get("rope_theta", raw.get("rope_theta"))) is None:
+        raise ValueError("missing: rope_theta.")
+    eps = raw.get("attn_rms_norm_eps", SUBLN_EPS)
+    settings = {name: raw[name] for name in (*SHARED, *HEADS) if name in raw}
+    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    settings.setdefault("dtype", raw.get("torch_dtype"))
+    if grouped:
+        settings["num_noise_heads"] = raw["num_noise_heads"]
+    return DiffTransformerConfig(
+        attention_type=attention_type,
+        hidden_act="poly_norm",
+        lambda_init_offset=MOTIF_OFFSET,
+        attention_norm_eps=None if eps == raw["rms_norm_eps"] else eps,
+        **settings,
+    )
+
+
+def write_motif(config: DiffTransformerConfig) -> dict[str, Any]:
+    """Our settings as those of a Motif, plain or grouped."""
+    everything = json.loads(config.to_json_string(use_diff=False))
+    rotary = everything.pop("rope_parameters")
+    is_default = rotary["rope_type"] == "default"
+    return {
+        "architectures": ["MotifForCausalLM"],
+        "model_type": "Motif",
+        **{name: everything[name] for name in (*SHARED, *HEADS, "hidden_act") if name in everything},
+        "rope_theta": rotary["rope_theta"],
+        "rope_scaling": None if is_default else rotary,
+        "attn_rms_norm_eps": config.norm_eps_in_attention,
+        "use_bias": False,
+        **({"num_noise_heads": config.num_noise_heads, "k_ratio": 1} if config.described.grouped else {}),
+    }
+
+
 def write_settings(layout: Layout, config: DiffTransformerConfig) -> dict[str, Any]:
     """The config.json of another layout, which read again gives the same model.
 
@@ -143,7 +217,9 @@ def write_settings(layout: Layout, config: DiffTransformerConfig) -> dict[str, A
     settings = layout.write(config)
     read_again = layout.read(settings)
     names = [*SHARED, *HEADS, "sliding_window", "has_headwise_norm"]
-    names += ["is_causal", "attention_bias", "qk_norm", "output_gate"]
+    names += ["is_causal", "attention_bias", "qk_norm", "output_gate", "hidden_act", "has_token_lambda"]
+    if config.has_headwise_norm:
+        names.append("norm_eps_in_attention")
     if config.described.differential and "lambda_init" in config.described.settings:
         names += ["lambda_init", "lambda_init_offset"]
     changed = [
@@ -251,6 +327,19 @@ DIFFLLAMA = transformers_layout(
     fold=fold_norm,
 )
 
+# Motif's attention has its heads where ours are, the noise head behind its signal heads; two names differ.
+MOTIF, MOTIF_2 = (
+    Layout(
+        name=name,
+        attention_type=attention_type,
+        rows=(*LAMBDAS, Row(target=NORM, source=f"{ATTENTION}subln.weight")),
+        read=partial(read_motif, attention_type=attention_type),
+        write=write_motif,
+        ignored=("rotary_emb.inv_freq",),
+    )
+    for name, attention_type in (("motif", "diff"), ("motif-2", "diff_grouped"))
+)
+
 LLAMA = transformers_layout(LlamaConfig, "softmax")
 
 # DIFF V2 that computes what the Llama did: with both maps equal and λ = sigmoid(0) = ½, half of the attention's output
@@ -277,5 +366,5 @@ LLAMA_AS_DEX = transformers_layout(
 
 # Name → layouts, by the attention type that each becomes here. The first is the default.
 LAYOUTS: dict[str, dict[str, Layout]] = {}
-for _layout in (MICROSOFT, MICROSOFT_V2, DIFFLLAMA, LLAMA, LLAMA_AS_DIFF_V2, LLAMA_AS_DEX):
+for _layout in (MICROSOFT, MICROSOFT_V2, DIFFLLAMA, LLAMA, LLAMA_AS_DIFF_V2, LLAMA_AS_DEX, MOTIF, MOTIF_2):
     LAYOUTS.setdefault(_layout.name, {})[_layout.attention_type] = _layout

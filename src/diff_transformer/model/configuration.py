@@ -17,7 +17,7 @@ from diff_transformer.model.parallel_plan import tensor_parallel_plan
 from diff_transformer.model.remote_code import auto_map, code_files
 from diff_transformer.nn.attention import check_heads, default_key_heads
 from diff_transformer.nn.dex import check_chosen_heads
-from diff_transformer.nn.layers import constant_lambda
+from diff_transformer.nn.layers import constant_lambda, feed_forward_class
 from diff_transformer.ops import lambda_init_schedule
 from diff_transformer.variants import ATTENTION_OPTIONS, ATTENTION_TYPES, AttentionType, head_dim
 
@@ -172,7 +172,9 @@ class DiffTransformerConfig(PreTrainedConfig):
         hidden_size, intermediate_size, num_hidden_layers, vocab_size, max_position_embeddings: sizes; the largest that
             are allowed, generously, are in ``LARGEST``.
         rope_parameters: transformers' rotary settings, e.g. {"rope_type": "default", "rope_theta": 10000.0}.
-        rms_norm_eps: eps of every norm, the headwise one included.
+        hidden_act: the feed-forward network's activation, "silu" (SwiGLU) or "poly_norm" (Motif's models).
+        rms_norm_eps: eps of every norm, those inside attention included unless they have their own.
+        attention_norm_eps: eps of the headwise norm and of the norms of queries and keys; rms_norm_eps unless given.
         initializer_range: standard deviation of the weight matrices at the start.
         residual_initializer_range: the same of the matrices whose outputs are added to the residual stream, W_O and
             W_down; initializer_range unless given. A small one lets narrow models begin sooner (docs/training.md).
@@ -183,8 +185,8 @@ class DiffTransformerConfig(PreTrainedConfig):
             sees all others: :class:`DiffTransformerForMaskedLM`, no cache, no sliding window.
 
     Raises:
-        ValueError: sizes that do not fit each other, an unknown attention type, a λ_init that is no number, a headwise
-            norm of "dex", a sliding window of an encoder.
+        ValueError: sizes that do not fit each other, an unknown attention type or activation, a λ_init that is no
+            number, a headwise norm of "dex", a sliding window of an encoder.
     """
 
     model_type = "diff_transformer"
@@ -212,7 +214,9 @@ class DiffTransformerConfig(PreTrainedConfig):
     dex_lambda_start: float | int | None = None
     max_position_embeddings: int = 2048
     rope_parameters: dict | None = None
+    hidden_act: str = "silu"
     rms_norm_eps: float = 1e-5
+    attention_norm_eps: float | None = None
     initializer_range: float = 0.02
     residual_initializer_range: float | None = None
     tie_word_embeddings: bool = False
@@ -250,6 +254,11 @@ class DiffTransformerConfig(PreTrainedConfig):
         """Whether the layers have a λ for each token and head, a projection W_λ."""
         return self.described.has_token_lambda(self)
 
+    @property
+    def norm_eps_in_attention(self) -> float:
+        """eps of the norms inside attention, said so or not."""
+        return self.rms_norm_eps if self.attention_norm_eps is None else self.attention_norm_eps
+
     def lambda_init_of(self, layer: int) -> float | str:
         """λ_init of a layer, counted from 1, as a layer takes it: "schedule" or a number."""
         if isinstance(self.lambda_init, str) and self.lambda_init_offset:
@@ -266,6 +275,8 @@ class DiffTransformerConfig(PreTrainedConfig):
     def base_model_tp_plan(self) -> dict[str, str]:
         """transformers' plan of tensor parallelism, as the attention type needs it."""
         options = {"qk_norm": self.qk_norm, "output_gate": self.output_gate}
+        # PolyNorm's means are over all channels of the feed-forward network, of which a rank would have a part.
+        options["splits_feed_forward"] = self.hidden_act != "poly_norm"
         return tensor_parallel_plan(self.described.styles_of(self), self.has_headwise_norm, **options)
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> "DiffTransformerConfig":
@@ -307,8 +318,11 @@ class DiffTransformerConfig(PreTrainedConfig):
                 raise ValueError(f"{name} must be 1 or more, got {size}.")
             if size is not None and size > largest:
                 raise ValueError(f"{name} must be at most {largest:,}, got {size!r:.30}.")
-        if not 0 <= self.rms_norm_eps < math.inf:
-            raise ValueError(f"rms_norm_eps must be a finite number, 0 or more, got {self.rms_norm_eps}.")
+        for name in ("rms_norm_eps", "attention_norm_eps"):
+            eps = getattr(self, name)
+            if eps is not None and not 0 <= eps < math.inf:
+                raise ValueError(f"{name} must be a finite number, 0 or more, got {eps}.")
+        feed_forward_class(self.hidden_act)
         if self.attention_type not in ATTENTION_TYPES:
             raise ValueError(
                 f"attention_type must be one of {', '.join(map(repr, ATTENTION_TYPES))}, got {self.attention_type!r}."

@@ -199,7 +199,7 @@ def layer_settings(config: DiffTransformerConfig, layer: int) -> dict[str, Any]:
     """What a configuration says of a layer, counted from 1, beside the sizes: each type takes some of it."""
     return {
         "lambda_init": config.lambda_init_of(layer),
-        "norm_eps": config.rms_norm_eps,
+        "norm_eps": config.norm_eps_in_attention,
         "headwise_norm": config.has_headwise_norm,
         **{option: getattr(config, name) for name, option in ATTENTION_OPTIONS.items()},
         "heads": None if config.dex_heads is None else config.dex_heads[layer - 1],

@@ -40,6 +40,7 @@ from diff_transformer.nn import (
     HeadwiseNorm,
     KeepsFloat32,
     Lambda,
+    PolyNorm,
     RMSNorm,
     set_dex_progress,
 )
@@ -51,7 +52,8 @@ class DiffTransformerDecoderLayer(GradientCheckpointingLayer, DecoderLayer):
 
     def __init__(self, config: DiffTransformerConfig, layer: int) -> None:
         attention = interface_class(config.described.layer_class())(config, layer)
-        super().__init__(attention, config.hidden_size, config.intermediate_size, config.rms_norm_eps)
+        sizes = config.hidden_size, config.intermediate_size
+        super().__init__(attention, *sizes, config.rms_norm_eps, config.hidden_act)
 
     def attend(self, normed: Tensor, **kwargs: Any) -> Tensor:
         output, _ = self.self_attn(normed, **kwargs)
@@ -111,7 +113,7 @@ class DiffTransformerPreTrainedModel(PreTrainedModel):
                     draw_normal(parameter, std)
                     if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                         init.zeros_(parameter[module.padding_idx])
-        elif isinstance(module, HeadwiseNorm | AnnealedLambda | DexCorrection):
+        elif isinstance(module, HeadwiseNorm | AnnealedLambda | DexCorrection | PolyNorm):
             module.reset_parameters()  # with the functions of torch.nn.init, which transformers keeps from loaded ones
         else:
             super()._init_weights(module)

@@ -25,16 +25,27 @@ except ModuleNotFoundError:  # where earlier releases of transformers 5 have it
 
 
 def tensor_parallel_plan(
-    styles: Mapping[str, str], headwise_norm: bool, *, qk_norm: bool = False, output_gate: bool = False
+    styles: Mapping[str, str],
+    headwise_norm: bool,
+    *,
+    qk_norm: bool = False,
+    output_gate: bool = False,
+    splits_feed_forward: bool = True,
 ) -> dict[str, str]:
-    """The style of each module of the base model: those of the attention type, and Llama's for what both have."""
+    """The style of each module of the base model: those of the attention type, and Llama's for what both have.
+
+    Without ``splits_feed_forward`` each rank computes the whole feed-forward network.
+    """
     more = {"head_norm": SHARED_PARAMETERS} if headwise_norm else {}
     if qk_norm:
         more |= {"q_norm": SHARED_PARAMETERS, "k_norm": SHARED_PARAMETERS}
     if output_gate:
         more["gate_proj"] = "colwise"
     ours = {f"layers.*.self_attn.{name}": style for name, style in {**styles, **more}.items()}
-    return LlamaConfig.base_model_tp_plan | ours
+    llama = LlamaConfig.base_model_tp_plan
+    if not splits_feed_forward:
+        llama = {name: style for name, style in llama.items() if ".mlp." not in name}
+    return llama | ours
 
 
 def check_ranks(ranks: int, config: PreTrainedConfig) -> None:

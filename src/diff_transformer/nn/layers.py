@@ -1,4 +1,4 @@
-"""Makes what a layer has beside its attention: λ, norms, rotary tables and SwiGLU, and draws their parameters.
+"""Makes what a layer has beside its attention: λ, norms, rotary tables, feed-forward; draws their parameters.
 
 Section 2.2's decoder layer puts them together around any attention.
 """
@@ -207,6 +207,36 @@ class RotaryEmbedding(nn.Module):
         return f"{self.head_dim}, theta={self.theta}"
 
 
+class PolyNorm(nn.Module):
+    """w₀·n(x³) + w₁·n(x²) + w₂·n(x) + b with n(z) = z / √(mean(z²) + eps) over the last axis, (…, n) → (…, n).
+
+    An activation with four numbers to train (arXiv 2411.03884). It is computed in float32 at least, since the mean of
+    x⁶ overflows in half precision, and given back in the dtype of x.
+    """
+
+    def __init__(self, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3))
+        self.bias = nn.Parameter(torch.empty(1))
+        self.eps = eps
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the three weights to ⅓ and the bias to 0."""
+        nn.init.constant_(self.weight, 1 / 3)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        square = wide.square()
+        of_cube, of_square, of_itself = (rms_norm(power, eps=self.eps) for power in (square * wide, square, wide))
+        weight = self.weight
+        return (weight[0] * of_cube + weight[1] * of_square + weight[2] * of_itself + self.bias).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}"
+
+
 class SwiGLU(nn.Module):
     """W_down (silu(W_gate x) ⊙ W_up x), no biases, (…, D) → (…, D)."""
 
@@ -217,7 +247,33 @@ class SwiGLU(nn.Module):
         self.down_proj = residual_projection(intermediate_size, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.activated(self.gate_proj(x)) * self.up_proj(x))
+
+    def activated(self, gate: Tensor) -> Tensor:
+        """The activation of W_gate x, (…, intermediate_size)."""
+        return F.silu(gate)
+
+
+class PolyNormGLU(SwiGLU):
+    """W_down (PolyNorm(W_gate x) ⊙ W_up x): SwiGLU with another activation, as in Motif's models."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__(hidden_size, intermediate_size)
+        self.act_fn = PolyNorm()
+
+    def activated(self, gate: Tensor) -> Tensor:
+        return self.act_fn(gate)
+
+
+# By the name of the activation.
+FEED_FORWARDS: dict[str, type[SwiGLU]] = {"silu": SwiGLU, "poly_norm": PolyNormGLU}
+
+
+def feed_forward_class(hidden_act: str) -> type[SwiGLU]:
+    """The feed-forward network with an activation. Raises ValueError for an unknown one."""
+    if hidden_act not in FEED_FORWARDS:
+        raise ValueError(f"hidden_act must be one of {', '.join(map(repr, FEED_FORWARDS))}, got {hidden_act!r}.")
+    return FEED_FORWARDS[hidden_act]
 
 
 class DecoderLayer(nn.Module):
@@ -228,12 +284,23 @@ class DecoderLayer(nn.Module):
         hidden_size: D.
         intermediate_size: width of the feed-forward network.
         norm_eps: eps of both norms.
+        hidden_act: the feed-forward network's activation, "silu" or "poly_norm" (:class:`PolyNormGLU`).
+
+    Raises:
+        ValueError: another activation.
     """
 
-    def __init__(self, self_attn: nn.Module, hidden_size: int, intermediate_size: int, norm_eps: float = 1e-5) -> None:
+    def __init__(
+        self,
+        self_attn: nn.Module,
+        hidden_size: int,
+        intermediate_size: int,
+        norm_eps: float = 1e-5,
+        hidden_act: str = "silu",
+    ) -> None:
         super().__init__()
         self.self_attn = self_attn
-        self.mlp = SwiGLU(hidden_size, intermediate_size)
+        self.mlp = feed_forward_class(hidden_act)(hidden_size, intermediate_size)
         self.input_layernorm = RMSNorm(hidden_size, norm_eps)
         self.post_attention_layernorm = RMSNorm(hidden_size, norm_eps)
 

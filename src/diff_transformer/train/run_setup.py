@@ -21,7 +21,8 @@ from diff_transformer.train.recipe import ModelRecipe, Recipe, build_config
 _FREE_SETTINGS = {"init_from", "vocab_size", "max_position_embeddings", "rope_theta"}
 _FREE_SETTINGS |= {"initializer_range", "residual_initializer_range", "attention_dropout"}
 _SHARED_SETTINGS = [name for name in ModelRecipe.model_fields if name not in {*_FREE_SETTINGS, "headwise_norm"}]
-_SHARED_SETTINGS += ["has_headwise_norm", "lambda_init_offset", "sliding_window", "layer_types"]
+_SHARED_SETTINGS += ["has_headwise_norm", "norm_eps_in_attention", "lambda_init_offset", "hidden_act"]
+_SHARED_SETTINGS += ["sliding_window", "layer_types"]
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
