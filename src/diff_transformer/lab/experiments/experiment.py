@@ -319,6 +319,7 @@ EXPERIMENTS = {
     "appendix_g": "inside_experiments:APPENDIX_G",
     "recall": "recall_experiments:RECALL",
     "v2": "recall_experiments:V2",
+    "grouped": "grouped_heads:GROUPED_HEADS",
     "language": "language_over_training:LANGUAGE",
     "lr_sensitivity": "recall_experiments:LR_SENSITIVITY",
     "length_generalisation": "recall_experiments:LENGTH_GENERALISATION",
