@@ -73,7 +73,7 @@ def interpreted() -> bool:
 
 
 def triton_attention(request: Request, norm: Norm | None = None) -> Tensor:
-    """(A1 − λA2) V, (B, H, N, dv), and the norm of it where there is one, in one kernel."""
+    """(A1 − λA2) V, (B, H, N, dv), and the norm of it where there is one, in the same kernel."""
     differentiable = request.needs_gradient or (
         norm is not None and norm.weight.requires_grad and torch.is_grad_enabled()
     )
