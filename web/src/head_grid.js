@@ -5,7 +5,7 @@ import { fromBase64 } from "./decode.js";
 import { paintPicture } from "./draw.js";
 import { saveGrid } from "./save.js";
 import { SaveButtons } from "./save_buttons.js";
-import { percent, place } from "./words.js";
+import { nameInGroup, percent, place } from "./words.js";
 
 function Picture({ picture, side, theme }) {
   const canvas = useRef(null);
@@ -43,6 +43,7 @@ export function HeadGrid({ side, model, run, chosen, theme, onChoose }) {
   const describe = (layer, head) =>
     [
       `Head ${place(layer, head)}`,
+      nameInGroup(model, head),
       removed(layer, head) !== undefined && `the subtraction removes ${percent(removed(layer, head))} of A1`,
       onAnswer(layer, head) !== undefined && `${percent(onAnswer(layer, head))} on the answer`,
     ]
