@@ -250,12 +250,16 @@ def _measure_grouped(
     """
     device, shape, rows = settings.torch_device, settings.grouped(), list[BenchRow]()
     known = {BASELINE: candidates(device)[BASELINE], **_grouped_candidates(settings)}
-    drawn = draw(shape, device, RATIO)
-    check = AnswerCheck(drawn)
+    drawn, reason = try_run(device, draw, shape, device, RATIO)
+    check = None if drawn is None else AnswerCheck(drawn)
     for dtype, pass_ in parts:
         recorder.stage(f"{RATIO} signal heads to a noise map, {settings.label(pass_, dtype, shape)}")
-        problem = drawn.to(DTYPES[dtype])
         template = BenchRow(candidate=BASELINE, pass_=pass_, dtype=dtype, shape=vars(shape))
+        problem, reason = (None, reason) if drawn is None else try_run(device, drawn.to, DTYPES[dtype])
+        if problem is None or check is None:
+            rows.append(replace(template, reason=reason))
+            recorder.show(rows[-1])
+            continue
         checked = {
             name: check_candidate(candidate, replace(template, candidate=name), problem, check, device)
             for name, candidate in known.items()

@@ -89,7 +89,7 @@ def rows_kernel(
 
 @triton.jit
 def keys_kernel(
-    grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_k, grad_v, noise_grad_k, noise_grad_v,
+    grad_out, q, k, v, lam, mask, segment_bounds, log_sums, row_sums, grad_k, grad_v,
     heads, groups, n, s, scale, window,
     grad_batch, grad_head, grad_row, grad_k_batch, grad_k_head, grad_k_map, grad_k_row,
     grad_v_batch, grad_v_head, grad_v_row,
@@ -106,7 +106,6 @@ def keys_kernel(
     multiple of QUERIES. Tiles of scores are (keys, queries).
 
     With MAPS of 1 only the first map counts, without λ. RATIO heads are side by side on the axis of maps of q.
-    ``noise_grad_k`` and ``noise_grad_v``, where they are given, float32 and contiguous, are added to dK and dV.
     """
     batch, key_head = tl.cast(tl.program_id(2), tl.int64), tl.cast(tl.program_id(1), tl.int64)
     first = tl.program_id(0) * KEYS
@@ -183,20 +182,14 @@ def keys_kernel(
                 grad_k1 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k1, input_precision=PRECISION)
             else:
                 grad_k2 = tl.dot(grad_scores2.to(query2.dtype), query2, grad_k2, input_precision=PRECISION)
-    key_row = (batch * tl.num_programs(1) + key_head) * s
     if OF_KEYS:
         grad_k += batch * grad_k_batch + key_head * grad_k_head
-        grad_k1 *= scale
-        if noise_grad_k is not None:
-            grad_k1 += load_tile(noise_grad_k + key_row * D, first, s, D, KEYS, D, BLOCK_D, True)
-        store_tile(grad_k, first, s, grad_k_row, grad_k1, KEYS, D, BLOCK_D)
+        store_tile(grad_k, first, s, grad_k_row, grad_k1 * scale, KEYS, D, BLOCK_D)
         if MAPS == 2 and not SHARED:
             store_tile(grad_k + grad_k_map, first, s, grad_k_row, grad_k2 * scale, KEYS, D, BLOCK_D)
     if OF_VALUES:
         grad_v += batch * grad_v_batch + key_head * grad_v_head
         grad_values = widened(grad_values, v.dtype.element_ty)
-        if noise_grad_v is not None:
-            grad_values += load_tile(noise_grad_v + key_row * DV, first, s, DV, KEYS, DV, BLOCK_DV, True)
         store_tile(grad_v, first, s, grad_v_row, grad_values, KEYS, DV, BLOCK_DV)
 
 

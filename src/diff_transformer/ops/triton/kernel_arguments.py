@@ -36,8 +36,9 @@ class Blocks(NamedTuple):
 Table = dict[str, tuple[Blocks, Blocks]]  # for narrow heads, and for wide ones
 
 # "forward" runs without gradients and "save" with them; "keys" and "values" are the two launches of wide heads, narrow
-# ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers. "decode" and "chunk" are the
-# decoding kernel for up to 16 rows of queries, and for up to as many as its block has.
+# ones do both in "keys"; "…, masked" is for requests with a mask, which takes registers, and "…, one map, masked" for
+# those of groups where that would spill. "decode" and "chunk" are the decoding kernel for up to 16 rows of queries, and
+# for up to as many as its block has.
 _HOPPER: Table = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(128, 32, 8, 2, two_passes=True)),
     "forward, masked": (Blocks(64, 32, 8, 2), Blocks(128, 16, 8, 2, two_passes=True)),
@@ -74,6 +75,8 @@ _SMALL: Table = _AMPERE | {
     "keys": (Blocks(128, 16, 8, 2), Blocks(64, 16, 8, 2)),
     "queries": (Blocks(64, 32, 4, 2), Blocks(64, 16, 8, 2)),
     "queries, masked": (Blocks(64, 16, 8, 2), Blocks(32, 32, 8, 1)),
+    "keys, one map, masked": (Blocks(32, 32, 4, 2), Blocks(64, 16, 4, 2)),
+    "queries, one map, masked": (Blocks(64, 16, 8, 2), Blocks(64, 16, 8, 2)),
 }
 # Not on tensor cores, unless torch allows tf32: for checking, not for speed.
 _FLOAT32: Table = {
@@ -117,7 +120,8 @@ class Problem(NamedTuple):
             table = _SMALL
         is_wide = are_wide(r.q.shape[-1], r.v.shape[-1])
         if r.attn_mask is not None:
-            return table.get(f"{kernel}, masked", table[kernel])[is_wide]
+            of_one_map = (f"{kernel}, one map, masked",) if r.ratio > 1 else ()
+            return next(table[name] for name in (*of_one_map, f"{kernel}, masked", kernel) if name in table)[is_wide]
         measured = None if table is _FLOAT32 else measured_blocks(self.capability).get(measured_name(kernel, is_wide))
         return table[kernel][is_wide] if measured is None else measured
 

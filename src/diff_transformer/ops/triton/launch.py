@@ -68,7 +68,7 @@ def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch
     r = p.readable
     batch, noise_maps, _, n, _ = r.q.shape
     out, in_groups = empty_output(r.q, r.v), r.ratio > 1
-    blocks = p.blocks("save" if save and not in_groups else "forward")  # one map has one product with V to hold
+    blocks = p.blocks("save" if save or in_groups else "forward")
     saved = empty_saved(r.q, r.v, r.attn_mask, norm is not None) if save else None
     if saved is not None and norm is None:
         saved = saved._replace(plain=out)
@@ -90,9 +90,11 @@ def plan_forward(p: Problem, norm: Norm | None, save: bool) -> tuple[list[Launch
     log_sums, noise_log_sums = (None, None) if saved is None else by_kind(saved.log_sums, r.ratio)
     arguments |= {"a2_v": a2_v, "log_sums": log_sums}
     of_noise = {**arguments, **of_noise_maps(r), "out": a2_v, **strides(out=a2_v), "log_sums": noise_log_sums}
-    of_noise |= {"HAS_NORM": False, "SUBTRACTS": False}
+    # A signal head holds A2·V beside its own product with V, as a head of two maps does, and a noise map its own alone.
+    noise_blocks = p.blocks("forward")
+    of_noise |= {"HAS_NORM": False, "SUBTRACTS": False, **_by_queries(noise_blocks)}
     launches = [
-        _launch(forward_kernel, blocks, (rows, noise_maps, batch), of_noise),
+        _launch(forward_kernel, noise_blocks, (cdiv(n, noise_blocks.rows), noise_maps, batch), of_noise),
         _launch(forward_kernel, blocks, (rows, r.heads, batch), arguments),
     ]
     return launches, out, saved
@@ -152,7 +154,8 @@ def plan_backward(
     """The backward's launches, which go in this order, and where they write.
 
     That is the gradients of q, k, v and λ (B, H, N), and of the norm's weight in parts (…, dv) that are still to be
-    added, or None.
+    added, or None. Where signal heads share a noise map, those of v, and of k for both maps, are two such parts, too,
+    (2, …) in float32: adding them in a kernel takes registers that it does not have.
     """
     r, original = p.readable, p.original
     batch, noise_maps, _, n, d = r.q.shape
@@ -167,8 +170,8 @@ def plan_backward(
     grad_lam = r.q.new_empty(batch, heads, n, dtype=torch.float32)
     grad_weight = None if norm is None else r.q.new_empty(batch, heads, programs, dv, dtype=torch.float32)
     grad_plain = grad_out if norm is None else torch.empty_like(saved.plain)
-    of_noise: dict[str, Any] = dict.fromkeys(("grad_noise", "noise_sums", "noise_grad_k", "noise_grad_v"))
-    common = {**arguments_of(r, norm), **saved._asdict(), "row_sums": row_sums, "SHARED": key_maps == 1, **of_noise}
+    common = {**arguments_of(r, norm), **saved._asdict(), "row_sums": row_sums, "SHARED": key_maps == 1}
+    common |= {"grad_noise": None, "noise_sums": None}
     if in_groups:
         common["row_sums"], common["noise_sums"] = by_kind(row_sums, r.ratio)
         common["log_sums"], noise_log_sums = by_kind(saved.log_sums, r.ratio)
@@ -183,18 +186,18 @@ def plan_backward(
         **strides(grad=grad_out, out=saved.plain),
         "QUERIES": ROWS_BLOCKS.rows,
     }
-    common |= {"grad_out": grad_plain, **input_gradients, **strides(grad=grad_plain, **input_gradients)}
+    if in_groups:
+        of_both = [name for name, source in sources.items() if name == "grad_v" or (name == "grad_k" and key_maps == 1)]
+        input_gradients |= {name: r.q.new_empty(2, *sources[name].shape, dtype=torch.float32) for name in of_both}
+    written = {name: x[1] if x.dim() > sources[name].dim() else x for name, x in input_gradients.items()}
+    common |= {"grad_out": grad_plain, **written, **strides(grad=grad_plain, **written)}
     by_map = [common]
     if in_groups:
-        # The noise maps go first. What they give to dV, and to dK of keys that both maps share, is added after them.
-        grad_k, grad_noise = input_gradients["grad_k"], common["grad_noise"]
-        noise_grad_v = r.q.new_empty(batch, key_heads, s, dv, dtype=torch.float32)
-        noise_grad_k = r.q.new_empty(batch, key_heads, 1, s, d, dtype=torch.float32) if key_maps == 1 else None
-        written = {"grad_k": grad_k[:, :, 1:] if noise_grad_k is None else noise_grad_k, "grad_v": noise_grad_v}
+        grad_noise = common["grad_noise"]
+        written = {name: x[0] if x.dim() > sources[name].dim() else x[:, :, -1:] for name, x in input_gradients.items()}
         of_noise = {**common, **of_noise_maps(r), **written, **strides(grad=grad_noise, **written)}
         of_noise |= {"grad_out": grad_noise, "row_sums": common["noise_sums"], "log_sums": noise_log_sums}
-        of_noise |= {"grad_q": input_gradients["grad_q"][:, :, -1:]}
-        by_map = [of_noise, {**common, "noise_grad_k": noise_grad_k, "noise_grad_v": noise_grad_v}]
+        by_map = [of_noise, common]
 
     def by_keys(of_map: dict[str, Any], kernel: str, of_k: bool, of_v: bool) -> Launch:
         blocks = p.blocks(kernel)
